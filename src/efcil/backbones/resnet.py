@@ -1,0 +1,179 @@
+"""The ResNet family without its classifier, with torchvision's parameter names and initialisation.
+
+He et al., Deep Residual Learning for Image Recognition, CVPR 2016. Only the stem depends on the size of the images:
+
+========  ==========================================  =======================================
+stem      layers                                      for
+========  ==========================================  =======================================
+cifar     3x3, stride 1                               32 to 64 pixels (CIFAR-100, Tiny-ImageNet)
+small     3x3, stride 1, 3x3 max-pool of stride 2     ImageNet-100 in the released DPCR code
+imagenet  7x7, stride 2, 3x3 max-pool of stride 2     224 pixels (torchvision's)
+========  ==========================================  =======================================
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from efcil.errors import OptionError, nearest
+
+__all__ = ["NAMES", "STEMS", "ResNet", "build"]
+
+
+def _conv(inputs: int, outputs: int, size: int, stride: int = 1) -> nn.Conv2d:
+    return nn.Conv2d(inputs, outputs, size, stride, padding=size // 2, bias=False)
+
+
+class PadShortcut(nn.Module):
+    """Option A of the paper: every second pixel, new channels zero; no parameters."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.stride = stride
+        self.before = (outputs - inputs) // 2
+        self.after = outputs - inputs - self.before
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(n, inputs, h, w) to (n, outputs, h / stride, w / stride)."""
+        return F.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, self.before, self.after))
+
+
+def _shortcut(inputs: int, outputs: int, stride: int, pad: bool) -> nn.Module | None:
+    if stride == 1 and inputs == outputs:
+        return None
+    if pad:
+        return PadShortcut(inputs, outputs, stride)
+    return nn.Sequential(_conv(inputs, outputs, 1, stride), nn.BatchNorm2d(outputs))
+
+
+class BasicBlock(nn.Module):
+    """Two 3x3 convolutions and a shortcut."""
+
+    expansion = 1
+
+    def __init__(self, inputs: int, planes: int, stride: int, pad: bool) -> None:
+        super().__init__()
+        self.conv1 = _conv(inputs, planes, 3, stride)
+        self.bn1 = nn.BatchNorm2d(planes)
+        self.relu = nn.ReLU(inplace=True)
+        self.conv2 = _conv(planes, planes, 3)
+        self.bn2 = nn.BatchNorm2d(planes)
+        self.downsample = _shortcut(inputs, planes, stride, pad)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(n, inputs, h, w) to (n, planes, h / stride, w / stride)."""
+        y = self.relu(self.bn1(self.conv1(x)))
+        y = self.bn2(self.conv2(y))
+        y = y + (x if self.downsample is None else self.downsample(x))
+        return F.relu(y, inplace=True)
+
+
+class Bottleneck(nn.Module):
+    """1x1, 3x3 (with the stride, as torchvision has it), 1x1 and a shortcut."""
+
+    expansion = 4
+
+    def __init__(self, inputs: int, planes: int, stride: int, pad: bool) -> None:
+        super().__init__()
+        outputs = planes * self.expansion
+        self.conv1 = _conv(inputs, planes, 1)
+        self.bn1 = nn.BatchNorm2d(planes)
+        self.conv2 = _conv(planes, planes, 3, stride)
+        self.bn2 = nn.BatchNorm2d(planes)
+        self.conv3 = _conv(planes, outputs, 1)
+        self.bn3 = nn.BatchNorm2d(outputs)
+        self.relu = nn.ReLU(inplace=True)
+        self.downsample = _shortcut(inputs, outputs, stride, pad)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(n, inputs, h, w) to (n, 4 planes, h / stride, w / stride)."""
+        y = self.relu(self.bn1(self.conv1(x)))
+        y = self.relu(self.bn2(self.conv2(y)))
+        y = self.bn3(self.conv3(y))
+        y = y + (x if self.downsample is None else self.downsample(x))
+        return F.relu(y, inplace=True)
+
+
+@dataclass(frozen=True)
+class _Shape:
+    block: type[BasicBlock] | type[Bottleneck]
+    blocks: tuple[int, ...]  # of each stage; every stage after the first halves the size and doubles the channels
+    width: int = 64
+    pad: bool = False
+
+
+_SHAPES = {
+    "resnet10": _Shape(BasicBlock, (1, 1, 1, 1)),
+    "resnet18": _Shape(BasicBlock, (2, 2, 2, 2)),
+    "resnet32": _Shape(BasicBlock, (5, 5, 5), width=16, pad=True),  # the CIFAR-10 network of the paper, 6 * 5 + 2
+    "resnet34": _Shape(BasicBlock, (3, 4, 6, 3)),
+    "resnet50": _Shape(Bottleneck, (3, 4, 6, 3)),
+}
+NAMES: tuple[str, ...] = tuple(_SHAPES)
+STEMS: tuple[str, ...] = ("cifar", "imagenet", "small")
+
+
+class ResNet(nn.Module):
+    """A ResNet up to its global average pooling; ``dim`` is the number of features. Made by `build`."""
+
+    dim: int
+
+    def __init__(self, shape: _Shape, stem: str, width: int, channels: int) -> None:
+        super().__init__()
+        self.conv1 = _conv(channels, width, 7, 2) if stem == "imagenet" else _conv(channels, width, 3)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.relu = nn.ReLU(inplace=True)
+        self.maxpool: nn.Module = nn.Identity() if stem == "cifar" else nn.MaxPool2d(3, stride=2, padding=1)
+        stages: list[nn.Module] = []
+        inputs = width
+        for index, count in enumerate(shape.blocks):
+            planes = width * 2**index
+            blocks: list[nn.Module] = []
+            for position in range(count):
+                stride = 2 if index and not position else 1
+                blocks.append(shape.block(inputs, planes, stride, shape.pad))
+                inputs = planes * shape.block.expansion
+            stages.append(nn.Sequential(*blocks))
+        self.layer1, self.layer2, self.layer3 = stages[:3]
+        self.layer4 = stages[3] if len(stages) > 3 else nn.Identity()
+        self.dim = inputs
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Features (n, dim) of images (n, channels, height, width)."""
+        x = self.maxpool(self.relu(self.bn1(self.conv1(images))))
+        x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
+        features: Tensor = x.mean((2, 3))
+        return features
+
+
+def build(name: str, *, stem: str = "cifar", width: int | None = None, channels: int = 3, seed: int = 0) -> ResNet:
+    """A freshly initialised backbone, the same bits for the same seed.
+
+    `width` is the number of channels of the first stage (64, or 16 for resnet32). No generator of the process is
+    read or moved.
+
+    >>> backbone = build("resnet10", width=8, channels=1)
+    >>> backbone.dim, tuple(backbone(torch.zeros(2, 1, 8, 8)).shape)
+    (64, (2, 64))
+    """
+    if name not in _SHAPES:
+        raise OptionError(f"backbone: unknown name '{name}'; {nearest(name, _SHAPES)}")
+    if stem not in STEMS:
+        raise OptionError(f"stem: unknown name '{stem}'; {nearest(stem, STEMS)}")
+    shape = _SHAPES[name]
+    width = shape.width if width is None else width
+    for argument, value in (("width", width), ("channels", channels)):
+        if value < 1:
+            raise OptionError(f"{argument}: got {value}, want a positive number of channels")
+    # The layers' own initialisation draws from the process-wide generator: its state is put back afterwards.
+    with torch.device("cpu"), torch.random.fork_rng(devices=[]):
+        backbone = ResNet(shape, stem, width, channels)
+    generator = torch.Generator().manual_seed(seed)
+    for module in backbone.modules():
+        if isinstance(module, nn.Conv2d):
+            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu", generator=generator)
+    return backbone

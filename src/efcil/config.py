@@ -1,0 +1,143 @@
+"""Options: frozen typed models, presets that are data, and `key=value` settings on top of both.
+
+An option is known by a dotted key (`later.lr`, `ridge`). A preset file gives each key its value and its source. The
+settings of a run are the model's defaults, then the preset, then what the user set; every mistake in them is
+reported at once, each with the nearest known key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from functools import cache
+from importlib import resources
+from typing import Any, TypeVar
+
+import yaml
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from efcil.errors import OptionError, nearest
+
+Values = dict[str, Any]  # dotted key -> value
+
+
+class Options(BaseModel):
+    """Base of all options: frozen, and nothing unknown gets in."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+O_ = TypeVar("O_", bound=Options)
+
+
+def keys(model: type[Options], prefix: str = "") -> list[str]:
+    """Return the dotted keys of a model, nested ones included."""
+    found: list[str] = []
+    for name, field in model.model_fields.items():
+        kind = field.annotation
+        if isinstance(kind, type) and issubclass(kind, Options):
+            found += keys(kind, f"{prefix}{name}.")
+        else:
+            found.append(prefix + name)
+    return found
+
+
+def nested(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Turn dotted keys into nested dictionaries.
+
+    >>> nested({"later.lr": 0.05, "batch_size": 128})
+    {'later': {'lr': 0.05}, 'batch_size': 128}
+    """
+    tree: dict[str, Any] = {}
+    for key, value in values.items():
+        *path, last = key.split(".")
+        node = tree
+        for part in path:
+            node = node.setdefault(part, {})
+        node[last] = value
+    return tree
+
+
+def flat(options: Options) -> Values:
+    """Turn options into dotted keys and plain values."""
+
+    def walk(tree: Mapping[str, Any], prefix: str) -> Values:
+        found: Values = {}
+        for key, value in tree.items():
+            found.update(walk(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value})
+        return found
+
+    return walk(options.model_dump(mode="json"), "")
+
+
+def build(model: type[O_], values: Mapping[str, Any], what: str) -> O_:
+    """Make validated options of dotted values; an error names each option, the value got and what was wanted."""
+    try:
+        return model.model_validate(nested(values))
+    except ValidationError as error:
+        lines = []
+        for problem in error.errors():
+            key = ".".join(str(part) for part in problem["loc"])
+            if problem["type"] == "extra_forbidden":
+                lines.append(f"{key} is not an option: {nearest(key, keys(model))}")
+            else:
+                lines.append(f"{key}={problem['input']!r}: {problem['msg'].removeprefix('Value error, ').lower()}")
+        raise OptionError(f"{what}: " + "; ".join(lines)) from None
+
+
+def parse_settings(settings: Iterable[str]) -> Values:
+    """Read `key=value` texts; a value is YAML, so `1e-9`, `[60, 120]`, `null` and words all work.
+
+    >>> parse_settings(["ridge=2000", "first.milestones=[60, 120]", "shift_ridge=1e-9"])
+    {'ridge': 2000, 'first.milestones': [60, 120], 'shift_ridge': 1e-09}
+    """
+    values: Values = {}
+    for setting in settings:
+        key, sign, text = setting.partition("=")
+        if not sign or not key.strip():
+            raise OptionError(f"--set {setting}: must be key=value")
+        try:
+            value = yaml.safe_load(text) if text else ""
+        except yaml.YAMLError:
+            value = text
+        if isinstance(value, str):  # YAML 1.1 takes 1e-9 for a word
+            try:
+                value = float(value)
+            except ValueError:
+                pass
+        values[key.strip()] = value
+    return values
+
+
+Preset = dict[str, dict[str, dict[str, tuple[Any, str]]]]  # data set -> section -> key -> (value, source)
+
+
+@cache
+def presets() -> dict[str, Preset]:
+    """Return every preset: name -> data set -> section -> key -> (value, source)."""
+    found: dict[str, Preset] = {}
+    for file in sorted(resources.files("efcil.presets").iterdir(), key=lambda f: f.name):
+        if file.name.endswith(".yaml"):
+            tree = yaml.safe_load(file.read_text(encoding="utf-8"))
+            found[file.name.removesuffix(".yaml")] = {
+                dataset: {
+                    section: {key: (value, source) for key, (value, source) in entries.items()}
+                    for section, entries in sections.items()
+                }
+                for dataset, sections in tree.items()
+            }
+    return found
+
+
+def preset_names(dataset: str) -> list[str]:
+    """Return the presets that speak of a data set, the default one first."""
+    return sorted((name for name, preset in presets().items() if dataset in preset), key=lambda n: (n == "released_code", n))
+
+
+def preset_values(preset: str, dataset: str, section: str) -> Values:
+    """Return the values a preset gives to one section (`training`, or the name of a method) on a data set."""
+    known = preset_names(dataset)
+    if preset not in known:
+        raise OptionError(f"preset '{preset}' does not exist for {dataset}: {nearest(preset, known)}")
+    tree = presets()[preset]
+    entries = {**tree.get("any", {}).get(section, {}), **tree[dataset].get(section, {})}
+    return {key: value for key, (value, _) in entries.items()}

@@ -1,0 +1,61 @@
+"""The errors a person can do something about. Each is one line that names the thing, the value and the remedy."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class EfcilError(Exception):
+    """Base of every error that is told to the user in one line, without a traceback."""
+
+    exit_code = 2
+
+
+class OptionError(EfcilError):
+    """An unknown or impossible method, data set, preset, option or value."""
+
+
+class DataError(EfcilError):
+    """A data set that is missing, incomplete, damaged or unfit for what was asked."""
+
+
+class RunError(EfcilError):
+    """A run directory that cannot be used as asked."""
+
+
+class CheckpointError(EfcilError):
+    """A checkpoint that is damaged or belongs to another run."""
+
+
+class TrainingError(EfcilError):
+    """Training that cannot go on: a loss that is not finite, or memory that ran out."""
+
+    exit_code = 3
+
+
+class NumericalError(EfcilError):
+    """Base of what the analytic core cannot solve."""
+
+    exit_code = 3
+
+
+class NotFiniteError(NumericalError):
+    """A matrix holds NaN or infinity."""
+
+
+class NotPositiveDefiniteError(NumericalError):
+    """A matrix that must be positive definite is not, within the accuracy of its arithmetic."""
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Name the nearest known word, or list all of them.
+
+    >>> nearest("dprc", ["dpcr", "lwf"])
+    "did you mean 'dpcr'?"
+    >>> nearest("zzz", ["dpcr", "lwf"])
+    'known: dpcr, lwf'
+    """
+    known = sorted(known)
+    close = difflib.get_close_matches(name, known, n=1)
+    return f"did you mean '{close[0]}'?" if close else "known: " + ", ".join(known)

@@ -1,0 +1,99 @@
+"""Files that are there whole or not at all: every write goes to a sibling, is synced, then takes the name at once."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from efcil.errors import EfcilError
+
+StrPath = str | os.PathLike[str]
+
+
+@contextlib.contextmanager
+def replaced(path: StrPath) -> Iterator[Path]:
+    """Yield a temporary sibling to write; on success it replaces `path` at once, on any exception it is removed.
+
+    The sibling keeps the suffix, since several writers choose the format by it, and its name is unique, so that two
+    processes may write the same file: the last one wins, whole. A symbolic link at `path` stays a link.
+    """
+    path = Path(os.path.realpath(path))
+    # Not the whole stem: a long name plus the token may be longer than the file system allows.
+    temporary = path.with_name(f".{path.stem[:64]}.{os.getpid()}-{secrets.token_hex(6)}.tmp{path.suffix}")
+    try:
+        yield temporary
+        _sync(temporary)
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
+    sync_directory(path.parent)
+
+
+def sync_directory(directory: StrPath) -> None:
+    """Make renames in a directory survive a power cut, where the system can do that."""
+    # Windows cannot open a directory and some network file systems refuse to sync one: the rename stands all the same.
+    with contextlib.suppress(OSError):
+        _sync(directory)
+
+
+def _sync(path: StrPath) -> None:
+    # Windows syncs only what is open for writing; POSIX opens a directory only for reading.
+    descriptor = os.open(path, os.O_RDWR if os.name == "nt" else os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def atomic_write_bytes(path: StrPath, data: bytes | bytearray | memoryview) -> None:
+    """Write a file whole or not at all."""
+    with replaced(path) as temporary:
+        temporary.write_bytes(data)
+
+
+def atomic_write_text(path: StrPath, text: str) -> None:
+    """Write a UTF-8 file whole or not at all; line ends are kept as they are."""
+    atomic_write_bytes(path, text.encode("utf-8"))
+
+
+def write_json(path: StrPath, value: Any, *, indent: int | None = 2) -> None:
+    """Write a value as JSON, whole or not at all; arrays become lists, paths become strings.
+
+    NaN and infinity are refused with ValueError, since no other reader would take them.
+    """
+    try:
+        data = _json(value, indent, ascii_only=False).encode("utf-8")
+    except UnicodeEncodeError:  # a file name that is not valid Unicode: escaped, it survives the round trip
+        data = _json(value, indent, ascii_only=True).encode("ascii")
+    atomic_write_bytes(path, data + b"\n")
+
+
+def _json(value: Any, indent: int | None, *, ascii_only: bool) -> str:
+    return json.dumps(value, indent=indent, ensure_ascii=ascii_only, allow_nan=False, default=_plain)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if hasattr(value, "tolist"):  # arrays, tensors and their scalars
+        return value.tolist()
+    raise TypeError(f"{type(value).__name__} cannot be written as JSON")
+
+
+def read_json(path: StrPath, *, error: type[EfcilError] = EfcilError) -> Any:
+    """Read a JSON file; a file that is missing, unreadable or damaged raises `error` with its name."""
+    try:
+        return json.loads(Path(path).read_bytes())
+    except FileNotFoundError:
+        raise error(f"{path}: no such file") from None
+    except OSError as problem:
+        raise error(f"{path}: cannot be read: {problem.strerror or problem}") from problem
+    except (ValueError, RecursionError) as problem:  # not UTF-8, or not JSON
+        raise error(f"{path}: not valid JSON: {problem}") from problem

@@ -1,0 +1,180 @@
+"""Class order and increments: a data set becomes a sequence of tasks, each of them a value that can be indexed.
+
+Labels inside a task are positions in the class order (0 is the first class ever learned), which is also the column
+of that class in every score matrix. A task carries training data only, and gives them up when it is closed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from efcil.data.dataset import ImageSet
+from efcil.errors import DataError, OptionError
+
+Order = npt.NDArray[np.int64]
+
+
+def class_order(order: str | int, class_names: Sequence[str]) -> Order:
+    """Return the label of the first, second, ... class to be learned.
+
+    `order` is "identity", a seed (`np.random.seed(s); np.random.permutation(C)`, as the field has always done it),
+    or a file with one class name or label per line.
+
+    >>> class_order(1993, [str(i) for i in range(100)])[:5].tolist()
+    [68, 56, 78, 8, 23]
+    """
+    classes = len(class_names)
+    text = str(order)
+    if text == "identity":
+        return np.arange(classes)
+    if text.isdigit():
+        return np.random.RandomState(int(text)).permutation(classes).astype(np.int64)
+    path = Path(text)
+    if not path.is_file():
+        raise OptionError(f"class order '{text}' is neither 'identity', a seed, nor a file that exists")
+    position = {name: index for index, name in enumerate(class_names)}
+    labels: list[int] = []
+    for line in filter(None, (line.strip() for line in path.read_text(encoding="utf-8").splitlines())):
+        label = position.get(line, int(line) if line.isdigit() else -1)
+        if not 0 <= label < classes:
+            raise OptionError(f"class order {path}: '{line}' is not one of the {classes} classes")
+        labels.append(label)
+    if sorted(labels) != list(range(classes)):
+        raise OptionError(f"class order {path}: {len(set(labels))} different classes in {len(labels)} lines, need each of {classes} once")
+    return np.array(labels, dtype=np.int64)
+
+
+def task_sizes(
+    classes: int,
+    tasks: int | None = None,
+    init_cls: int | None = None,
+    increment: int | Sequence[int] | None = None,
+    allow_uneven: bool = False,
+) -> tuple[int, ...]:
+    """Return the number of classes in each task.
+
+    Either `tasks`, which must divide the classes unless `allow_uneven`, or `init_cls` (default: the increment) and
+    `increment`, an int or a list, where a smaller last task is normal.
+
+    >>> task_sizes(100, tasks=10) == (10,) * 10
+    True
+    >>> task_sizes(100, init_cls=50, increment=20)
+    (50, 20, 20, 10)
+    >>> task_sizes(10, tasks=3, allow_uneven=True)
+    (4, 3, 3)
+    """
+    if (tasks is None) == (init_cls is None and increment is None):
+        raise OptionError("say either --tasks, or --init-cls and --increment")
+    if tasks is not None:
+        if not 1 <= tasks <= classes:
+            raise OptionError(f"--tasks {tasks}: must be between 1 and the {classes} classes")
+        if classes % tasks and not allow_uneven:
+            divisors = [t for t in range(1, classes + 1) if classes % t == 0]
+            close = sorted(sorted(divisors, key=lambda t: abs(t - tasks))[:3])
+            raise OptionError(
+                f"--tasks {tasks} does not divide the {classes} classes: choose {', '.join(map(str, close))}, "
+                "or pass --allow-uneven, or use --init-cls and --increment"
+            )
+        return tuple(classes // tasks + (index < classes % tasks) for index in range(tasks))
+    if isinstance(increment, int) or increment is None:
+        step = classes if increment is None else increment
+        first = step if init_cls is None else init_cls
+        if first < 1 or step < 1:
+            raise OptionError(f"--init-cls {first} --increment {step}: both must be at least 1")
+        if first > classes:
+            raise OptionError(f"--init-cls {first}: there are only {classes} classes")
+        rest = classes - first
+        return (first,) + (step,) * (rest // step) + ((rest % step,) if rest % step else ())
+    sizes = ((init_cls,) if init_cls is not None else ()) + tuple(increment)
+    if min(sizes, default=0) < 1:
+        raise OptionError(f"--increment {','.join(map(str, increment))}: every task needs at least one class")
+    total = sum(sizes)
+    if total > classes:
+        raise OptionError(f"the increments {', '.join(map(str, sizes))} add up to {total}, but there are only {classes} classes")
+    return sizes + ((classes - total,) if total < classes else ())
+
+
+class Task:
+    """The training data of one task. After `close()` its images are out of reach."""
+
+    def __init__(self, index: int, first_class: int, classes: int, images: ImageSet):
+        self.index = index
+        self.first_class = first_class
+        self.seen = first_class + classes  # classes known once this task is learned
+        self._images: ImageSet | None = images
+        self._size = len(images)
+
+    def __len__(self) -> int:
+        return self._size
+
+    @property
+    def classes(self) -> range:
+        """Positions in the class order of the classes that are new in this task."""
+        return range(self.first_class, self.seen)
+
+    @property
+    def images(self) -> npt.NDArray[np.uint8]:
+        """Images (n, channels, height, width)."""
+        return self._open().images
+
+    @property
+    def labels(self) -> npt.NDArray[np.int64]:
+        """Positions in the class order, (n,)."""
+        return self._open().labels
+
+    def _open(self) -> ImageSet:
+        if self._images is None:
+            raise DataError(f"task {self.index + 1} is over: its images are gone")
+        return self._images
+
+    def close(self) -> None:
+        """Give the images up, as an exemplar-free learner must."""
+        self._images = None
+
+
+@dataclass(frozen=True)
+class TaskStream(Sequence[Task]):
+    """A data set's training part as tasks, in a class order."""
+
+    train: ImageSet
+    order: Order  # (classes,) label of the class at each position
+    sizes: tuple[int, ...]
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    @property
+    def ends(self) -> list[int]:
+        """Number of classes seen after each task."""
+        return np.cumsum(self.sizes).tolist()
+
+    def positions(self, labels: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Labels of the data set -> positions in the class order."""
+        return np.argsort(self.order)[labels]
+
+    def task_of_class(self) -> npt.NDArray[np.int64]:
+        """The task in which each position of the class order is learned."""
+        return np.repeat(np.arange(len(self.sizes)), self.sizes)
+
+    def _task(self, index: int, first_class: int) -> Task:
+        begin, end = self.ends[index] - self.sizes[index], self.ends[index]
+        labels = self.positions(self.train.labels)
+        rows = np.flatnonzero((labels >= first_class) & (labels < end))
+        return Task(index, begin, end - begin, ImageSet(self.train.images[rows], labels[rows]))
+
+    def __getitem__(self, index: int) -> Task:  # type: ignore[override]
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        return self._task(index, self.ends[index] - self.sizes[index])
+
+    def __iter__(self) -> Iterator[Task]:
+        return (self[index] for index in range(len(self)))
+
+    def upto(self, index: int) -> Task:
+        """Task `index` with the data of all tasks before it as well: only for the joint upper bound."""
+        return self._task(index, 0)

@@ -1,0 +1,1 @@
+"""The only place that calls backward(): machine, schedule, one step, one loop, checkpoints."""

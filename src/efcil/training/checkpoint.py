@@ -1,0 +1,151 @@
+"""Checkpoints: safetensors files that carry their own checksum, and the store that finds the newest sound one.
+
+A file is named after what it holds: `task-03.safetensors` is everything after the third task; with
+`task-04-epoch-0050.safetensors` the fourth task goes on after its fiftieth epoch (weights, momentum and teacher; the
+statistics are those of task 3's file). Two of each kind are kept, so that a damaged one can be passed over.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from efcil.errors import CheckpointError
+from efcil.files import replaced
+
+Tensors = dict[str, Tensor]
+
+
+def _digest(tensors: Mapping[str, Tensor], meta: str) -> str:
+    digest = hashlib.sha256(meta.encode())
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data if tensor.numel() else b"")
+    return digest.hexdigest()
+
+
+def save_tensors(path: Path, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
+    """Write tensors and JSON `meta` as one safetensors file, whole or not at all, with a checksum of all of it."""
+    # safetensors refuses channels_last and shared storage; NumPy, which hashes, needs the CPU
+    plain = {name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()}
+    text = json.dumps(meta, sort_keys=True)
+    with replaced(path) as temporary:
+        save_file(plain, temporary, metadata={"meta": text, "sha256": _digest(plain, text)})
+
+
+def load_tensors(path: Path) -> tuple[Tensors, dict[str, Any]]:
+    """Read what `save_tensors` wrote; CheckpointError if it was cut short or any bit of it changed."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+        text = metadata["meta"]
+        sound = metadata["sha256"] == _digest(tensors, text)
+        meta = json.loads(text)
+    except (SafetensorError, KeyError, ValueError, OSError, RuntimeError, OverflowError, MemoryError) as error:
+        raise CheckpointError(f"{path} cannot be read: {error or type(error).__name__}") from None
+    if not sound:
+        raise CheckpointError(f"{path} is damaged: its checksum does not match its contents")
+    return tensors, meta
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Where a run stands: `task` tasks are learned; with `epoch`, that many epochs of the next one as well."""
+
+    task: int
+    epoch: int | None
+    tensors: Tensors  # of the last finished task: representation and statistics
+    meta: dict[str, Any]
+    partial: Tensors  # of the task in the middle of which the run stands, if any
+
+
+class CheckpointStore:
+    """The checkpoints of one run."""
+
+    KEEP = 2  # of each kind
+    _NAME = re.compile(r"task-(\d+)(?:-epoch-(\d+))?\.safetensors")
+
+    def __init__(self, directory: Path, note: Callable[[str], None] = lambda text: None):
+        self.directory = directory
+        self.note = note
+
+    def _files(self) -> list[tuple[int, int | None, Path]]:
+        """(task, epoch, path), newest first."""
+        found = []
+        for path in self.directory.glob("task-*.safetensors"):
+            match = self._NAME.fullmatch(path.name)
+            if match:
+                found.append((int(match[1]), int(match[2]) if match[2] else None, path))
+        return sorted(found, key=lambda f: (f[0], float("inf") if f[1] is None else f[1]), reverse=True)
+
+    def save_task(self, task: int, tensors: Tensors, meta: Mapping[str, Any]) -> None:
+        """Keep everything after `task` learned tasks."""
+        self.directory.mkdir(parents=True, exist_ok=True)
+        save_tensors(self.directory / f"task-{task:02d}.safetensors", tensors, meta)
+        self._prune()
+
+    def save_epoch(self, task: int, epoch: int, tensors: Tensors, meta: Mapping[str, Any]) -> None:
+        """Keep the middle of a task: `epoch` epochs of the `task`-th task are done."""
+        self.directory.mkdir(parents=True, exist_ok=True)
+        save_tensors(self.directory / f"task-{task:02d}-epoch-{epoch:04d}.safetensors", tensors, meta)
+        self._prune()
+
+    def _prune(self) -> None:
+        files = self._files()
+        whole = [f for f in files if f[1] is None]
+        parts = [f for f in files if f[1] is not None]
+        over = {f[0] for f in whole}  # tasks that are finished need no middle
+        for task, _, path in whole[self.KEEP :]:
+            path.unlink()
+            over.add(task)
+        for task, _, path in [f for f in parts if f[0] in over] + [f for f in parts if f[0] not in over][self.KEEP :]:
+            path.unlink(missing_ok=True)
+
+    def newest(self) -> Checkpoint | None:
+        """Return the newest sound state, passing over what is damaged; None where nothing was saved.
+
+        Raises CheckpointError when checkpoints exist but none of them is sound.
+        """
+        files = self._files()
+        wholes: dict[int, tuple[Tensors, dict[str, Any]] | None] = {}
+
+        def whole(task: int) -> tuple[Tensors, dict[str, Any]] | None:
+            if task == 0:
+                return {}, {}
+            if task not in wholes:
+                wholes[task] = self._try(self.directory / f"task-{task:02d}.safetensors")
+            return wholes[task]
+
+        for task, epoch, path in files:
+            if epoch is None:
+                loaded = whole(task)
+                if loaded is not None:
+                    return Checkpoint(task, None, *loaded, {})
+            else:
+                base, part = whole(task - 1), self._try(path)
+                if base is not None and part is not None:
+                    return Checkpoint(task - 1, epoch, base[0], {**base[1], **part[1]}, part[0])
+        if files:
+            raise CheckpointError(
+                f"none of the {len(files)} checkpoints in {self.directory} is sound: start again in another --out"
+            )
+        return None
+
+    def _try(self, path: Path) -> tuple[Tensors, dict[str, Any]] | None:
+        try:
+            return load_tensors(path)
+        except CheckpointError as error:
+            self.note(f"{error}; the one before it is used")
+            return None

@@ -1,0 +1,213 @@
+"""The one training loop. Every method trains through `train`; what differs is the loss it hands in.
+
+Randomness of an epoch is a function of (seed, task, epoch), so a run that goes on from a checkpoint sees the same
+batches as one that was never stopped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from efcil.data.augment import Transform
+from efcil.errors import TrainingError
+from efcil.training.machine import Machine, generator, memory_guard
+from efcil.training.schedule import Schedule
+
+LastBatch = Literal["wrap", "keep", "drop"]
+Loss = Callable[[Tensor, Tensor], Tensor]  # normalised images (n, c, h, w), labels (n,) -> scalar
+CHUNK_BYTES = 256 * 2**20  # pixels that are augmented at once: whole epochs of small images, a part of large ones
+
+
+class Pixels:
+    """uint8 images on the device and how they become the network's input."""
+
+    def __init__(self, images: Tensor, mean: tuple[float, ...], std: tuple[float, ...], machine: Machine):
+        self.images = images  # (n, channels, height, width) uint8
+        shape = (1, len(mean), 1, 1)
+        self.scale = (1 / (255 * torch.tensor(std, dtype=torch.float64))).float().view(shape).to(machine.device)
+        self.offset = (
+            (torch.tensor(mean, dtype=torch.float64) / torch.tensor(std, dtype=torch.float64)).float().view(shape)
+        ).to(machine.device)
+        self.format = torch.channels_last if machine.device.type == "cuda" else torch.contiguous_format
+
+    def normalise(self, batch: Tensor) -> Tensor:
+        """Pixels 0 .. 255 -> (pixel / 255 - mean) / std."""
+        return (batch.float() * self.scale - self.offset).contiguous(memory_format=self.format)
+
+
+@dataclass(frozen=True)
+class EpochReport:
+    """What an epoch tells: for progress, logs and checkpoints."""
+
+    task: int
+    epoch: int  # 0 is the first
+    epochs: int
+    loss: float
+    lr: float
+
+
+def batches(count: int, size: int, last: LastBatch) -> Iterator[slice]:
+    """Slices of a permuted epoch; `wrap` expects that the permutation was extended by `wrapped`.
+
+    >>> [(b.start, b.stop) for b in batches(10, 4, "keep")], [(b.start, b.stop) for b in batches(10, 4, "drop")]
+    ([(0, 4), (4, 8), (8, 10)], [(0, 4), (4, 8)])
+    """
+    size = min(size, count)
+    stop = count // size * size if last == "drop" else count
+    for start in range(0, stop, size):
+        yield slice(start, min(start + size, stop))
+
+
+def shuffled(count: int, size: int, last: LastBatch, source: torch.Generator) -> Tensor:
+    """Return a random order of `count` rows; `wrap` repeats its head until every batch is full."""
+    order = torch.randperm(count, generator=source, device=source.device)
+    missing = -count % min(size, count)
+    return torch.cat([order, order[:missing]]) if last == "wrap" and missing else order
+
+
+def epoch_batches(
+    images: Tensor, labels: Tensor, transform: Transform | None, size: int, last: LastBatch, source: torch.Generator
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield the augmented batches of one epoch. Draws come first, for the whole epoch: chunks do not change them."""
+    order = shuffled(len(labels), size, last, source)
+    drawn = transform.draw(len(order), source) if transform is not None else {}
+    cuts = list(batches(len(order), min(size, len(labels)), last))
+    row = images[0].numel()
+    per_chunk = max(1, CHUNK_BYTES // (row * cuts[0].stop))  # batches in a chunk
+    for first in range(0, len(cuts), per_chunk):
+        group = cuts[first : first + per_chunk]
+        begin, end = group[0].start, group[-1].stop
+        pixels = images[order[begin:end]]
+        if transform is not None:
+            pixels = transform.apply(pixels, {name: value[begin:end] for name, value in drawn.items()})
+        targets = labels[order[begin:end]]
+        for cut in group:
+            yield pixels[cut.start - begin : cut.stop - begin], targets[cut.start - begin : cut.stop - begin]
+
+
+class Optimiser:
+    """SGD with momentum whose learning rate is a tensor, so that a captured step follows the schedule."""
+
+    def __init__(self, module: nn.Module, schedule: Schedule, momentum: float, machine: Machine):
+        self.named = {name: p for name, p in module.named_parameters() if p.requires_grad}
+        self.rate = torch.tensor(schedule.lr, device=machine.device)
+        self.sgd = torch.optim.SGD(
+            list(self.named.values()),
+            lr=self.rate,
+            momentum=momentum,
+            weight_decay=schedule.weight_decay,
+            fused=machine.device.type == "cuda",
+        )
+        for parameter in self.named.values():
+            self.sgd.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+
+    def momenta(self) -> dict[str, Tensor]:
+        """Momentum of each parameter, by name."""
+        return {name: self.sgd.state[p]["momentum_buffer"] for name, p in self.named.items()}
+
+    def load_momenta(self, momenta: dict[str, Tensor]) -> None:
+        """Take up momenta again, in place."""
+        for name, own in self.momenta().items():
+            own.copy_(momenta[name])
+
+
+class Step:
+    """One step of training on one batch; adds the loss to `total`."""
+
+    def __init__(self, loss: Loss, optimiser: Optimiser, pixels: Pixels, machine: Machine):
+        self.loss, self.optimiser, self.pixels, self.machine = loss, optimiser, pixels, machine
+        self.total = torch.zeros((), device=machine.device, dtype=torch.float64)
+
+    def __call__(self, batch: Tensor, labels: Tensor) -> None:
+        """Forward, backward, update."""
+        self.optimiser.sgd.zero_grad(set_to_none=True)
+        with self.machine.autocast():
+            loss = self.loss(self.pixels.normalise(batch), labels)
+        loss.backward()  # type: ignore[no-untyped-call]
+        self.optimiser.sgd.step()
+        self.total += loss.detach()
+
+
+class CapturedStep:
+    """The same step recorded once as a CUDA graph and replayed; an odd-sized batch takes the plain way."""
+
+    WARM_UP = 3  # steps before capture: lazy initialisation and compilation happen there
+
+    def __init__(self, step: Step, module: nn.Module, batch: Tensor, labels: Tensor, pool: tuple[int, int] | None):
+        self.step, self.total = step, step.total
+        self.batch, self.labels = batch.clone(), labels.clone()
+        kept = [t for t in (*module.state_dict().values(), *step.optimiser.momenta().values())]
+        saved = [t.clone() for t in kept]
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(self.WARM_UP):
+                step(self.batch, self.labels)
+        torch.cuda.current_stream().wait_stream(stream)
+        step.optimiser.sgd.zero_grad(set_to_none=True)
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph, pool=pool):
+            step(self.batch, self.labels)
+        for tensor, value in zip(kept, saved, strict=True):  # the warm-up must leave no trace
+            tensor.copy_(value)
+        self.total.zero_()
+
+    def __call__(self, batch: Tensor, labels: Tensor) -> None:
+        """Replay the recorded step on a new batch."""
+        if batch.shape != self.batch.shape:
+            self.step(batch, labels)
+            return
+        self.batch.copy_(batch)
+        self.labels.copy_(labels)
+        self.graph.replay()
+
+
+def train(
+    module: nn.Module,
+    loss: Loss,
+    pixels: Pixels,
+    labels: Tensor,
+    *,
+    schedule: Schedule,
+    transform: Transform | None,
+    batch_size: int,
+    momentum: float,
+    last_batch: LastBatch,
+    machine: Machine,
+    seed: int,
+    task: int,
+    start: int = 0,
+    momenta: dict[str, Tensor] | None = None,
+    after_epoch: Callable[[EpochReport, Optimiser], None] = lambda report, optimiser: None,
+) -> None:
+    """Train `module` in place from epoch `start` on; `after_epoch` sees every finished epoch whose loss is finite."""
+    optimiser = Optimiser(module, schedule, momentum, machine)
+    if momenta is not None:
+        optimiser.load_momenta(momenta)
+    plain = Step(loss, optimiser, pixels, machine)
+    step: Step | CapturedStep = plain
+    module.train()
+    with memory_guard(f"training task {task + 1}"):
+        for epoch in range(start, schedule.epochs):
+            optimiser.rate.fill_(schedule.rate(epoch))
+            source = generator(machine.device, seed, task, epoch)
+            steps = 0
+            for batch, targets in epoch_batches(pixels.images, labels, transform, batch_size, last_batch, source):
+                if machine.capture and step is plain:
+                    step = CapturedStep(plain, module, batch, targets, None)
+                step(batch, targets)
+                steps += 1
+            mean = plain.total.item() / steps
+            plain.total.zero_()
+            rate = schedule.rate(epoch)
+            if not mean < float("inf"):
+                raise TrainingError(
+                    f"the loss is {mean} in task {task + 1}, epoch {epoch + 1} (learning rate {rate:g}): the last good "
+                    "checkpoint is kept; lower the rate (--set first.lr=... or later.lr=...) in a new --out"
+                )
+            after_epoch(EpochReport(task, epoch, schedule.epochs, mean, rate), optimiser)

@@ -1,0 +1,109 @@
+"""What the machine offers, and which of it a run uses: device, precision, compilation, captured steps."""
+
+from __future__ import annotations
+
+import contextlib
+import platform
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from efcil.errors import OptionError, TrainingError
+
+M = TypeVar("M", bound=nn.Module)
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Where and how a run computes. The loop is the same on all of them."""
+
+    device: torch.device
+    precision: str = "fp32"  # fp32 | bf16 (parameters and statistics stay fp32 and fp64)
+    compile: bool = False
+    capture: bool = False  # the whole training step as one CUDA graph
+
+    @classmethod
+    def choose(
+        cls, device: str = "auto", precision: str = "auto", compile: bool | None = None, capture: bool | None = None
+    ) -> Machine:
+        """Take the fastest that works here, except where the user said otherwise."""
+        if device == "auto":
+            device = "cuda" if torch.cuda.is_available() else "cpu"
+        try:
+            place = torch.device(device)
+            torch.empty(1, device=place)
+        except (RuntimeError, AssertionError, NotImplementedError):
+            have = ["cpu"] + [f"cuda:{i}" for i in range(torch.cuda.device_count())]
+            raise OptionError(f"--device {device} is not usable here; there is {', '.join(have)}") from None
+        on_gpu = place.type == "cuda"
+        if precision == "auto":
+            precision = "bf16" if on_gpu and torch.cuda.is_bf16_supported() else "fp32"
+        if precision not in ("fp32", "bf16"):
+            raise OptionError(f"--precision {precision}: must be fp32 or bf16")
+        if capture and not on_gpu:
+            raise OptionError(f"--capture needs a CUDA device, not {place}")
+        return cls(place, precision, on_gpu if compile is None else compile, on_gpu if capture is None else capture)
+
+    @property
+    def name(self) -> str:
+        """The device in words, for summaries."""
+        if self.device.type == "cuda":
+            return f"{torch.cuda.get_device_name(self.device)}, {self.precision}"
+        return f"{platform.machine()} CPU, {torch.get_num_threads()} threads, {self.precision}"
+
+    def autocast(self) -> torch.autocast:
+        """Arithmetic of forward passes. The cache of cast weights is off, since a captured step must not keep one."""
+        return torch.autocast(
+            self.device.type, torch.bfloat16, enabled=self.precision == "bf16", cache_enabled=not self.capture
+        )
+
+    def place(self, module: M) -> M:
+        """Move a module to the device, in the memory format that is fast there."""
+        if self.device.type == "cuda":
+            return module.to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
+        return module.to(self.device)
+
+    def compiled(self, module: nn.Module) -> Callable[..., Tensor]:
+        """Return a fast way to call the module; the module itself stays as it is."""
+        return torch.compile(module.forward, dynamic=False) if self.compile else module
+
+    def tensor(self, array: npt.NDArray[Any]) -> Tensor:
+        """Copy an array (memory-mapped or not) to the device."""
+        return torch.from_numpy(np.array(array)).to(self.device)
+
+    def synchronise(self) -> None:
+        """Wait until the device is done."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+
+def generator(device: torch.device, *where: int) -> torch.Generator:
+    """Return randomness that is a function of (seed, task, epoch, ...): a resumed run needs no generator state."""
+    state = np.random.SeedSequence([int(w) for w in where]).generate_state(1, np.uint64)[0]
+    return torch.Generator(device).manual_seed(int(state) & (2**63 - 1))
+
+
+@contextlib.contextmanager
+def memory_guard(what: str) -> Iterator[None]:
+    """Tell the user what to lower when memory runs out."""
+    try:
+        yield
+    except (torch.OutOfMemoryError, MemoryError) as error:
+        raise _out_of_memory(what, error) from None
+    except RuntimeError as error:
+        if "can't allocate memory" in str(error) or "not enough memory" in str(error):
+            raise _out_of_memory(what, error) from None
+        raise
+
+
+def _out_of_memory(what: str, error: BaseException) -> TrainingError:
+    detail = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
+    return TrainingError(
+        f"out of memory while {what} ({detail}): lower --set batch_size=..., --set width=... or the image size "
+        "(--set data.size=...), or use --precision bf16; then go on with --resume"
+    )

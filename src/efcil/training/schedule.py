@@ -1,0 +1,32 @@
+"""How long and how fast a task is learned."""
+
+from __future__ import annotations
+
+from pydantic import Field, model_validator
+
+from efcil.config import Options
+
+
+class Schedule(Options):
+    """Epochs and a learning rate that drops by `drop` after each milestone.
+
+    >>> schedule = Schedule(epochs=100, lr=0.05, milestones=(45, 90))
+    >>> [round(schedule.rate(epoch), 6) for epoch in (0, 44, 45, 89, 90)]
+    [0.05, 0.05, 0.005, 0.005, 0.0005]
+    """
+
+    epochs: int = Field(ge=1)
+    lr: float = Field(gt=0)
+    milestones: tuple[int, ...] = ()
+    drop: float = Field(default=0.1, gt=0, le=1)
+    weight_decay: float = Field(default=0.0, ge=0)
+
+    @model_validator(mode="after")
+    def _milestones_rise(self) -> Schedule:
+        if list(self.milestones) != sorted(set(self.milestones)) or any(m < 1 for m in self.milestones):
+            raise ValueError(f"milestones must rise from 1, got {list(self.milestones)}")
+        return self
+
+    def rate(self, epoch: int) -> float:
+        """Learning rate in an epoch (0 is the first)."""
+        return self.lr * self.drop ** sum(epoch >= m for m in self.milestones)

@@ -1,0 +1,190 @@
+"""Backbones: torchvision's parameters, the paper's shapes, and nothing drawn from the process's generator."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from efcil.backbones import NAMES, STEMS, build
+from efcil.errors import OptionError
+
+
+def parameters(model: torch.nn.Module) -> int:
+    return sum(p.numel() for p in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("name", "with_classifier", "classifier", "dim"),
+    [
+        ("resnet18", 11_689_512, 513_000, 512),
+        ("resnet34", 21_797_672, 513_000, 512),
+        ("resnet50", 25_557_032, 2_049_000, 2048),
+    ],
+)
+def test_parameter_counts_are_torchvisions(name, with_classifier, classifier, dim):
+    model = build(name, stem="imagenet")
+    assert model.dim == dim
+    assert parameters(model) == with_classifier - classifier
+    # The other stems differ by the first convolution only: 7x7 against 3x3, three channels to 64.
+    assert parameters(build(name)) == with_classifier - classifier - 3 * 64 * (49 - 9)
+
+
+def test_resnet32_is_the_papers_with_parameter_free_shortcuts():
+    model = build("resnet32")
+    assert parameters(model) == 464_154 - 650
+    assert model.dim == 64
+    assert not [key for key in model.state_dict() if "downsample" in key]
+    convolutions = [m for m in model.modules() if isinstance(m, torch.nn.Conv2d)]
+    assert len(convolutions) == 31  # and the classifier makes 32
+
+
+def test_resnet18_has_torchvisions_keys_in_its_order():
+    bn = ["weight", "bias", "running_mean", "running_var", "num_batches_tracked"]
+    expected = ["conv1.weight"] + [f"bn1.{k}" for k in bn]
+    for stage in range(1, 5):
+        for block in range(2):
+            at = f"layer{stage}.{block}"
+            for i in (1, 2):
+                expected += [f"{at}.conv{i}.weight"] + [f"{at}.bn{i}.{k}" for k in bn]
+            if stage > 1 and block == 0:
+                expected += [f"{at}.downsample.0.weight"] + [f"{at}.downsample.1.{k}" for k in bn]
+    state = build("resnet18", stem="imagenet").state_dict()
+    assert list(state) == expected
+    assert tuple(state["conv1.weight"].shape) == (64, 3, 7, 7)
+    assert tuple(state["layer2.0.downsample.0.weight"].shape) == (128, 64, 1, 1)
+    assert tuple(state["layer4.1.conv2.weight"].shape) == (512, 512, 3, 3)
+
+
+def test_resnet50_keeps_the_stride_in_the_3x3():
+    model = build("resnet50", width=4)
+    assert model.get_submodule("layer2.0.conv1").stride == (1, 1)
+    assert model.get_submodule("layer2.0.conv2").stride == (2, 2)
+    shapes = {key: tuple(value.shape) for key, value in model.state_dict().items()}
+    assert shapes["layer1.0.downsample.0.weight"] == (16, 4, 1, 1)
+    assert shapes["layer4.2.conv3.weight"] == (128, 32, 1, 1)
+
+
+def test_initialisation_is_kaiming_fan_out():
+    model = build("resnet18", stem="imagenet")
+    for module in model.modules():
+        if isinstance(module, torch.nn.Conv2d):
+            outputs, _, height, width = module.weight.shape
+            wanted = math.sqrt(2 / (outputs * height * width))
+            got = module.weight.std().item()
+            assert abs(got / wanted - 1) < 6 / math.sqrt(2 * module.weight.numel())
+        elif isinstance(module, torch.nn.BatchNorm2d):
+            assert bool((module.weight == 1).all())
+            assert bool((module.bias == 0).all())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_seed_alone_decides_the_weights(name):
+    torch.manual_seed(1)
+    before = torch.get_rng_state()
+    first = build(name, width=4, seed=7).state_dict()
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.manual_seed(2)
+    second = build(name, width=4, seed=7).state_dict()
+    assert all(torch.equal(first[key], second[key]) for key in first)
+    other = build(name, width=4, seed=8).state_dict()
+    weights = [key for key, value in first.items() if value.ndim == 4]
+    assert weights
+    assert not any(torch.equal(first[key], other[key]) for key in weights)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("stem", STEMS)
+def test_features_have_the_right_shape_and_every_parameter_a_gradient(name, stem):
+    model = build(name, stem=stem, width=4, channels=1)
+    images = torch.randn(3, 1, 33, 40, generator=torch.Generator().manual_seed(0))
+    features = model(images)
+    assert features.shape == (3, model.dim)
+    assert bool((features >= 0).all())  # averages of rectified values
+    features.square().sum().backward()
+    assert all(p.grad is not None and bool(p.grad.isfinite().all()) for p in model.parameters())
+    assert all(float(p.grad.abs().sum()) > 0 for n, p in model.named_parameters() if n.endswith("conv1.weight"))
+
+
+@pytest.mark.parametrize(("stem", "size"), [("cifar", 32), ("small", 16), ("imagenet", 8)])
+def test_the_stem_sets_the_size_of_the_maps(stem, size):
+    sizes = []
+    model = build("resnet18", stem=stem, width=4)
+    model.get_submodule("layer1").register_forward_hook(lambda *a: sizes.append(tuple(a[2].shape)))
+    model.get_submodule("layer4").register_forward_hook(lambda *a: sizes.append(tuple(a[2].shape)))
+    model(torch.zeros(1, 3, 32, 32).expand(2, -1, -1, -1))
+    assert sizes == [(2, 4, size, size), (2, 32, size // 8, size // 8)]
+
+
+def test_pad_shortcut_takes_every_second_pixel_between_zero_channels():
+    block = build("resnet32", width=2).get_submodule("layer2.0.downsample")
+    x = torch.arange(2 * 4 * 4, dtype=torch.float32).reshape(1, 2, 4, 4)
+    y = block(x)
+    assert y.shape == (1, 4, 2, 2)
+    assert torch.equal(y[:, 1:3], x[:, :, ::2, ::2])
+    assert float(y[:, 0].abs().sum() + y[:, 3].abs().sum()) == 0
+
+
+def test_a_block_adds_its_input():
+    """With both normalisations silenced a block is the rectified identity; the input itself is left as it was."""
+    block = build("resnet18", width=4).get_submodule("layer1.1")
+    torch.nn.init.zeros_(block.bn2.weight)
+    x = torch.randn(2, 4, 5, 5, generator=torch.Generator().manual_seed(0))
+    kept = x.clone()
+    assert torch.equal(block(x), x.relu())
+    assert torch.equal(x, kept)
+
+
+def test_train_and_eval_are_batch_norms():
+    model = build("resnet10", width=4)
+    images = torch.randn(8, 3, 8, 8, generator=torch.Generator().manual_seed(0)) + 1
+    model.eval()
+    still = model(images)
+    torch.testing.assert_close(model(images[:1]), still[:1])  # an image's features do not depend on its batch
+    assert model.bn1.num_batches_tracked == 0
+    model.train()
+    assert not torch.allclose(model(images[:4]), model(images)[:4])
+    assert model.bn1.num_batches_tracked == 2
+
+
+def test_channels_last_gives_the_same_features():
+    model = build("resnet32", width=8).eval()
+    images = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        expected = model(images)
+        model = model.to(memory_format=torch.channels_last)
+        got = model(images.to(memory_format=torch.channels_last))
+    torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_bf16_autocast_is_close():
+    model = build("resnet18", width=8).eval()
+    images = torch.randn(4, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        expected = model(images)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            got = model(images)
+    assert got.dtype == torch.bfloat16
+    assert float((got.float() - expected).norm() / expected.norm()) < 0.05
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_graph_does_not_depend_on_the_data(name):
+    """One graph without a break, traced in training mode; the code generator is left out, it takes a minute."""
+    model = build(name, stem="small", width=4).train()
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    images = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+    for batch in (images, images.flip(0) * 3):
+        torch.testing.assert_close(compiled(batch), model(batch))
+
+
+def test_unknown_names_and_sizes_are_told():
+    with pytest.raises(OptionError, match="unknown name 'resnet81'; did you mean 'resnet18'"):
+        build("resnet81")
+    with pytest.raises(OptionError, match="stem: unknown name 'imagnet'; did you mean 'imagenet'"):
+        build("resnet18", stem="imagnet")
+    with pytest.raises(OptionError, match="width: got 0"):
+        build("resnet18", width=0)
+    with pytest.raises(OptionError, match="channels: got -1"):
+        build("resnet18", channels=-1)

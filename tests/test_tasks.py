@@ -1,0 +1,136 @@
+"""Class orders, increments and the stream of tasks."""
+
+import numpy as np
+import pytest
+
+from efcil.data.dataset import DataSet, ImageSet
+from efcil.errors import DataError, OptionError
+from efcil.tasks import TaskStream, class_order, task_sizes
+
+NAMES = [f"class{i}" for i in range(6)]
+
+
+def image_set(counts):
+    """One image per entry; its pixels hold its label, so that a mix-up shows."""
+    labels = np.repeat(np.arange(len(counts)), counts)
+    rng = np.random.default_rng(0)
+    labels = rng.permutation(labels)
+    images = np.broadcast_to(labels[:, None, None, None], (len(labels), 1, 2, 2)).astype(np.uint8)
+    return ImageSet(np.ascontiguousarray(images), labels.astype(np.int64))
+
+
+def test_order_is_numpys_seeded_permutation():
+    state = np.random.RandomState(1992)
+    assert class_order(1992, [str(i) for i in range(200)]).tolist() == state.permutation(200).tolist()
+    assert class_order("1993", [str(i) for i in range(100)])[:5].tolist() == [68, 56, 78, 8, 23]
+    assert class_order("identity", NAMES).tolist() == list(range(6))
+
+
+def test_order_from_file_of_names_or_labels(tmp_path):
+    path = tmp_path / "order.txt"
+    path.write_text("class5\n4\n\nclass3\nclass2\n1\n0\n")
+    assert class_order(str(path), NAMES).tolist() == [5, 4, 3, 2, 1, 0]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("class9\n", "'class9' is not one of the 6 classes"), ("0\n0\n1\n2\n3\n4\n", "5 different classes in 6 lines")],
+)
+def test_bad_order_file(tmp_path, text, message):
+    path = tmp_path / "order.txt"
+    path.write_text(text)
+    with pytest.raises(OptionError, match=message):
+        class_order(str(path), NAMES)
+
+
+def test_unknown_order():
+    with pytest.raises(OptionError, match="'nowhere' is neither 'identity', a seed, nor a file"):
+        class_order("nowhere", NAMES)
+
+
+@pytest.mark.parametrize(
+    ("options", "sizes"),
+    [
+        ({"tasks": 5}, (20,) * 5),
+        ({"tasks": 3, "allow_uneven": True}, (34, 33, 33)),
+        ({"init_cls": 50, "increment": 10}, (50, 10, 10, 10, 10, 10)),
+        ({"init_cls": 10, "increment": 40}, (10, 40, 40, 10)),
+        ({"increment": 30}, (30, 30, 30, 10)),
+        ({"init_cls": 40, "increment": [30, 20]}, (40, 30, 20, 10)),
+        ({"increment": [99, 1]}, (99, 1)),
+        ({"init_cls": 100}, (100,)),
+    ],
+)
+def test_sizes(options, sizes):
+    assert task_sizes(100, **options) == sizes
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"tasks": 7}, "--tasks 7 does not divide the 100 classes: choose 4, 5, 10, or pass --allow-uneven"),
+        ({"tasks": 0}, "--tasks 0: must be between 1 and the 100"),
+        ({"tasks": 101}, "--tasks 101"),
+        ({}, "either --tasks, or --init-cls"),
+        ({"tasks": 5, "increment": 5}, "either --tasks, or --init-cls"),
+        ({"init_cls": 101, "increment": 1}, "--init-cls 101: there are only 100"),
+        ({"init_cls": 0, "increment": 5}, "at least 1"),
+        ({"increment": [50, 0]}, "at least one class"),
+        ({"increment": [50, 51]}, "add up to 101"),
+    ],
+)
+def test_impossible_sizes(options, message):
+    with pytest.raises(OptionError, match=message):
+        task_sizes(100, **options)
+
+
+def test_stream_remaps_labels_and_keeps_uneven_counts():
+    train = image_set([3, 1, 4, 1, 5, 9])
+    order = np.array([4, 2, 0, 5, 1, 3])
+    stream = TaskStream(train, order, (2, 3, 1))
+    assert len(stream) == 3
+    assert stream.ends == [2, 5, 6]
+    seen = []
+    for task in stream:
+        assert np.array_equal(task.images[:, 0, 0, 0], order[task.labels]), "an image went to another class"
+        assert sorted(set(task.labels.tolist())) == list(task.classes)
+        seen.append(len(task))
+    assert seen == [5 + 4, 3 + 9 + 1, 1]
+    assert stream.task_of_class().tolist() == [0, 0, 1, 1, 1, 2]
+    assert stream.upto(1).seen == 5
+    assert len(stream.upto(1)) == 22
+    assert list(stream.upto(1).classes) == [2, 3, 4]
+    with pytest.raises(IndexError):
+        stream[3]
+
+
+def test_closed_task_gives_nothing():
+    task = TaskStream(image_set([2, 2]), np.array([0, 1]), (1, 1))[0]
+    task.close()
+    assert len(task) == 2
+    for name in ("images", "labels"):
+        with pytest.raises(DataError, match="task 1 is over: its images are gone"):
+            getattr(task, name)
+
+
+def test_task_has_no_test_data():
+    data = DataSet("tiny", ("a", "b"), image_set([2, 2]), image_set([1, 1]), (0.5,), (0.5,))
+    task = TaskStream(data.train, np.array([0, 1]), (1, 1))[0]
+    reachable = [value for value in vars(task).values() if isinstance(value, ImageSet)]
+    assert len(reachable) == 1
+    assert not np.shares_memory(reachable[0].images, data.test.images)
+    assert not hasattr(TaskStream, "test")
+
+
+def test_data_set_refuses_empty_class_and_wrong_shapes():
+    full, hollow = image_set([2, 2]), image_set([2])
+    with pytest.raises(DataError, match="no test images for class b; add images or remove the class"):
+        DataSet("tiny", ("a", "b"), full, hollow, (0.5,), (0.5,))
+    with pytest.raises(DataError, match="no training images for class b"):
+        DataSet("tiny", ("a", "b"), hollow, full, (0.5,), (0.5,))
+    with pytest.raises(DataError, match="a training label is 1, but there are 1 classes"):
+        DataSet("tiny", ("a",), full, hollow, (0.5,), (0.5,))
+    with pytest.raises(DataError, match="4 images but 3 labels"):
+        ImageSet(full.images, full.labels[:3])
+    with pytest.raises(DataError, match="must be uint8"):
+        ImageSet(full.images.astype(np.float32), full.labels)
