@@ -169,7 +169,7 @@ def test_bf16_autocast_is_close():
     assert float((got.float() - expected).norm() / expected.norm()) < 0.05
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ["resnet10", "resnet32", "resnet50"])  # one of each block and shortcut
 def test_the_graph_does_not_depend_on_the_data(name):
     """One graph without a break, traced in training mode; the code generator is left out, it takes a minute."""
     model = build(name, stem="small", width=4).train()

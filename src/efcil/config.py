@@ -7,6 +7,7 @@ reported at once, each with the nearest known key.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Mapping
 from functools import cache
 from importlib import resources
@@ -100,10 +101,8 @@ def parse_settings(settings: Iterable[str]) -> Values:
         except yaml.YAMLError:
             value = text
         if isinstance(value, str):  # YAML 1.1 takes 1e-9 for a word
-            try:
+            with contextlib.suppress(ValueError):
                 value = float(value)
-            except ValueError:
-                pass
         values[key.strip()] = value
     return values
 
@@ -130,7 +129,9 @@ def presets() -> dict[str, Preset]:
 
 def preset_names(dataset: str) -> list[str]:
     """Return the presets that speak of a data set, the default one first."""
-    return sorted((name for name, preset in presets().items() if dataset in preset), key=lambda n: (n == "released_code", n))
+    return sorted(
+        (name for name, preset in presets().items() if dataset in preset), key=lambda n: (n == "released_code", n)
+    )
 
 
 def preset_values(preset: str, dataset: str, section: str) -> Values:

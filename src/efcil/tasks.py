@@ -45,7 +45,8 @@ def class_order(order: str | int, class_names: Sequence[str]) -> Order:
             raise OptionError(f"class order {path}: '{line}' is not one of the {classes} classes")
         labels.append(label)
     if sorted(labels) != list(range(classes)):
-        raise OptionError(f"class order {path}: {len(set(labels))} different classes in {len(labels)} lines, need each of {classes} once")
+        found = f"{len(set(labels))} different classes in {len(labels)} lines"
+        raise OptionError(f"class order {path}: {found}, need each of {classes} once")
     return np.array(labels, dtype=np.int64)
 
 
@@ -95,7 +96,9 @@ def task_sizes(
         raise OptionError(f"--increment {','.join(map(str, increment))}: every task needs at least one class")
     total = sum(sizes)
     if total > classes:
-        raise OptionError(f"the increments {', '.join(map(str, sizes))} add up to {total}, but there are only {classes} classes")
+        raise OptionError(
+            f"the increments {', '.join(map(str, sizes))} add up to {total}, but there are only {classes} classes"
+        )
     return sizes + ((classes - total,) if total < classes else ())
 
 

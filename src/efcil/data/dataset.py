@@ -20,7 +20,9 @@ class ImageSet:
 
     def __post_init__(self) -> None:
         if self.images.ndim != 4 or self.images.dtype != np.uint8:
-            raise DataError(f"images must be uint8 (n, channels, height, width), got {self.images.dtype} {self.images.shape}")
+            raise DataError(
+                f"images must be uint8 (n, channels, height, width), got {self.images.dtype} {self.images.shape}"
+            )
         if self.labels.shape != self.images.shape[:1]:
             raise DataError(f"{len(self.images)} images but {len(self.labels)} labels")
 
@@ -44,10 +46,14 @@ class DataSet:
         for part, name in ((self.train, "training"), (self.test, "test")):
             counts = np.bincount(part.labels, minlength=len(self.class_names))
             if len(counts) > len(self.class_names):
-                raise DataError(f"{self.name}: a {name} label is {len(counts) - 1}, but there are {len(self.class_names)} classes")
+                raise DataError(
+                    f"{self.name}: a {name} label is {len(counts) - 1}, but there are {len(self.class_names)} classes"
+                )
             if (counts == 0).any():
                 empty = [self.class_names[i] for i in np.flatnonzero(counts == 0)[:5]]
-                raise DataError(f"{self.name}: no {name} images for class {', '.join(empty)}; add images or remove the class")
+                raise DataError(
+                    f"{self.name}: no {name} images for class {', '.join(empty)}; add images or remove the class"
+                )
 
     @property
     def channels(self) -> int:

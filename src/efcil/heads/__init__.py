@@ -1,1 +1,1 @@
-
+"""How statistics become scores: one short file each."""

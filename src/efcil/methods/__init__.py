@@ -1,1 +1,45 @@
+"""The methods: one short file per paper, and here one line each."""
 
+from __future__ import annotations
+
+from efcil.errors import OptionError, nearest
+from efcil.methods.base import Method, Readout
+from efcil.methods.class_means import DPNCM, LwFNCM
+from efcil.methods.dpcr import DPCR, DPCROptions
+from efcil.methods.own_head import OwnHead
+from efcil.shift.dual_projection import DualProjectionOptions
+
+__all__ = ["METHODS", "Method", "Readout", "find"]
+
+_LWF = "Li and Hoiem, TPAMI 2018"
+_DPCR = "He et al., ICML 2025"
+
+
+def _ablation(name: str, words: str, **fixed: object) -> Method:
+    shift = "dual projection" if fixed["shift"] else "none"
+    return Method(name, words, _DPCR + ", Table 4", "lwf", shift, "ridge", DPCR, DPCROptions, "dpcr", dict(fixed))
+
+
+METHODS = {
+    method.name: method
+    for method in (
+        Method("dpcr", "DPCR", _DPCR, "lwf", "dual projection", "ridge + CN", DPCR, DPCROptions),
+        Method("dp-ncm", "DP-NCM", _DPCR + ", Table 6", "lwf", "dual projection", "ncm", DPNCM, DualProjectionOptions),
+        Method("lwf-ncm", "LwF-NCM", _LWF, "lwf", "none", "ncm", LwFNCM),
+        Method("lwf", "LwF (own head)", _LWF, "lwf", "-", "own", OwnHead),
+        _ablation("rrcr", "RRCR", shift=False, normalise=False),
+        _ablation("rrcr+tssp", "RRCR + TSSP", shift=True, rank_rule="none", normalise=False),
+        _ablation("rrcr+tssp+cn", "RRCR + TSSP + CN", shift=True, rank_rule="none", normalise=True),
+        _ablation("rrcr+tssp+cip", "RRCR + TSSP + CIP", shift=True, normalise=False),
+        _ablation("rrcr+tssp+cip+cn", "RRCR + TSSP + CIP + CN", shift=True, normalise=True),
+        Method("finetune", "Finetuning (lower bound)", "-", "finetune", "-", "own", OwnHead),
+        Method("joint", "Joint training (upper bound)", "-", "joint", "-", "own", OwnHead),
+    )
+}
+
+
+def find(name: str) -> Method:
+    """Return the method of a name, or say which one is nearest."""
+    if name not in METHODS:
+        raise OptionError(f"unknown method '{name}': {nearest(name, METHODS)}")
+    return METHODS[name]

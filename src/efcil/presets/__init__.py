@@ -1,1 +1,1 @@
-
+"""Presets: data files, each value with its source."""

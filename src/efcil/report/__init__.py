@@ -1,1 +1,18 @@
+"""Reports of finished and unfinished runs: tables, curves, accuracy matrices and one page that holds them all."""
 
+from efcil.report.figures import curve_figure, matrix_figure
+from efcil.report.html import html_page
+from efcil.report.load import load_summaries
+from efcil.report.tables import csv_table, latex_table, markdown_table
+from efcil.report.write import write_report
+
+__all__ = [
+    "csv_table",
+    "curve_figure",
+    "html_page",
+    "latex_table",
+    "load_summaries",
+    "markdown_table",
+    "matrix_figure",
+    "write_report",
+]

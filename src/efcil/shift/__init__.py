@@ -1,1 +1,1 @@
-
+"""How old statistics follow the backbone: one short file each."""

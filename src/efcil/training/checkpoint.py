@@ -110,8 +110,10 @@ class CheckpointStore:
         for task, _, path in whole[self.KEEP :]:
             path.unlink()
             over.add(task)
-        for task, _, path in [f for f in parts if f[0] in over] + [f for f in parts if f[0] not in over][self.KEEP :]:
-            path.unlink(missing_ok=True)
+        done = [f for f in parts if f[0] in over]
+        going = [f for f in parts if f[0] not in over]
+        for _, _, path in done + going[self.KEEP :]:
+            path.unlink()
 
     def newest(self) -> Checkpoint | None:
         """Return the newest sound state, passing over what is damaged; None where nothing was saved.

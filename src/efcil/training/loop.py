@@ -6,21 +6,21 @@ batches as one that was never stopped.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from efcil.data.augment import Transform
+from efcil.data.augment import CHUNK_BYTES, Transform
 from efcil.errors import TrainingError
-from efcil.training.machine import Machine, generator, memory_guard
+from efcil.training.machine import Machine, Purpose, generator, memory_guard
 from efcil.training.schedule import Schedule
 
 LastBatch = Literal["wrap", "keep", "drop"]
 Loss = Callable[[Tensor, Tensor], Tensor]  # normalised images (n, c, h, w), labels (n,) -> scalar
-CHUNK_BYTES = 256 * 2**20  # pixels that are augmented at once: whole epochs of small images, a part of large ones
 
 
 class Pixels:
@@ -34,6 +34,12 @@ class Pixels:
             (torch.tensor(mean, dtype=torch.float64) / torch.tensor(std, dtype=torch.float64)).float().view(shape)
         ).to(machine.device)
         self.format = torch.channels_last if machine.device.type == "cuda" else torch.contiguous_format
+
+    def showing(self, images: Tensor) -> Pixels:
+        """Return other images with the same normalisation."""
+        other = copy.copy(self)
+        other.images = images
+        return other
 
     def normalise(self, batch: Tensor) -> Tensor:
         """Pixels 0 .. 255 -> (pixel / 255 - mean) / std."""
@@ -78,7 +84,7 @@ def epoch_batches(
     drawn = transform.draw(len(order), source) if transform is not None else {}
     cuts = list(batches(len(order), min(size, len(labels)), last))
     row = images[0].numel()
-    per_chunk = max(1, CHUNK_BYTES // (row * cuts[0].stop))  # batches in a chunk
+    per_chunk = max(1, CHUNK_BYTES[images.device.type] // (row * cuts[0].stop))  # batches in a chunk
     for first in range(0, len(cuts), per_chunk):
         group = cuts[first : first + per_chunk]
         begin, end = group[0].start, group[-1].stop
@@ -128,7 +134,7 @@ class Step:
         self.optimiser.sgd.zero_grad(set_to_none=True)
         with self.machine.autocast():
             loss = self.loss(self.pixels.normalise(batch), labels)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         self.optimiser.sgd.step()
         self.total += loss.detach()
 
@@ -138,10 +144,10 @@ class CapturedStep:
 
     WARM_UP = 3  # steps before capture: lazy initialisation and compilation happen there
 
-    def __init__(self, step: Step, module: nn.Module, batch: Tensor, labels: Tensor, pool: tuple[int, int] | None):
+    def __init__(self, step: Step, module: nn.Module, batch: Tensor, labels: Tensor, pool: Any):
         self.step, self.total = step, step.total
         self.batch, self.labels = batch.clone(), labels.clone()
-        kept = [t for t in (*module.state_dict().values(), *step.optimiser.momenta().values())]
+        kept = [*module.state_dict().values(), *step.optimiser.momenta().values()]
         saved = [t.clone() for t in kept]
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
@@ -195,7 +201,7 @@ def train(
     with memory_guard(f"training task {task + 1}"):
         for epoch in range(start, schedule.epochs):
             optimiser.rate.fill_(schedule.rate(epoch))
-            source = generator(machine.device, seed, task, epoch)
+            source = generator(machine.device, Purpose.EPOCH, seed, task, epoch)
             steps = 0
             for batch, targets in epoch_batches(pixels.images, labels, transform, batch_size, last_batch, source):
                 if machine.capture and step is plain:

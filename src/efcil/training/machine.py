@@ -6,6 +6,7 @@ import contextlib
 import platform
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import Any, TypeVar
 
 import numpy as np
@@ -65,7 +66,7 @@ class Machine:
     def place(self, module: M) -> M:
         """Move a module to the device, in the memory format that is fast there."""
         if self.device.type == "cuda":
-            return module.to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
+            return module.to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
         return module.to(self.device)
 
     def compiled(self, module: nn.Module) -> Callable[..., Tensor]:
@@ -82,9 +83,17 @@ class Machine:
             torch.cuda.synchronize(self.device)
 
 
-def generator(device: torch.device, *where: int) -> torch.Generator:
+class Purpose(IntEnum):
+    """What randomness is for: streams of different purposes never meet."""
+
+    EPOCH = 1  # (seed, task, epoch): order of the images, augmentation
+    WEIGHTS = 2  # (seed, task): new weights
+    VIEW = 3  # (seed, task): the augmented view for statistics
+
+
+def generator(device: torch.device | str, purpose: Purpose, *where: int) -> torch.Generator:
     """Return randomness that is a function of (seed, task, epoch, ...): a resumed run needs no generator state."""
-    state = np.random.SeedSequence([int(w) for w in where]).generate_state(1, np.uint64)[0]
+    state = np.random.SeedSequence([int(purpose), *(int(w) for w in where)]).generate_state(1, np.uint64)[0]
     return torch.Generator(device).manual_seed(int(state) & (2**63 - 1))
 
 

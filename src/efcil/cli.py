@@ -1,0 +1,330 @@
+"""The command `efcil`. Heavy imports happen inside the commands, so that help is instant."""
+
+from __future__ import annotations
+
+import inspect
+import shlex
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from efcil import __version__
+from efcil.errors import EfcilError, OptionError
+
+app = typer.Typer(
+    name="efcil",
+    help="Exemplar-free class-incremental learning: learn new classes while the old images are gone.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=True,
+)
+data_app = typer.Typer(help="Data sets: list, fetch, verify.", no_args_is_help=True)
+app.add_typer(data_app, name="data")
+
+DataDir = Annotated[Path | None, typer.Option("--data", help="Directory the data set lies in.")]
+Tasks = Annotated[int | None, typer.Option(help="Number of equal tasks.")]
+InitCls = Annotated[int | None, typer.Option("--init-cls", help="Classes in the first task.")]
+Increment = Annotated[str | None, typer.Option(help="Classes in each later task: a number, or a list such as 10,5,5.")]
+Uneven = Annotated[bool, typer.Option("--allow-uneven", help="Let --tasks make tasks that differ by one class.")]
+Order = Annotated[str, typer.Option(help="Class order: identity, a seed such as 1993, or a file.")]
+Seed = Annotated[int, typer.Option(help="Seed of weights, batches and augmentation.")]
+Preset = Annotated[str | None, typer.Option(help="Named settings; the first one of the data set by default.")]
+Settings = Annotated[list[str], typer.Option("--set", help="Any option as key=value; may be repeated.")]
+Out = Annotated[Path | None, typer.Option(help="Directory of the run; made from its names by default.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Go on where the run in --out stands.")]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1 ...")]
+Precision = Annotated[str, typer.Option(help="auto, fp32 or bf16.")]
+Compile = Annotated[bool | None, typer.Option(help="torch.compile the backbones; on by default on a GPU.")]
+Capture = Annotated[bool | None, typer.Option(help="Record the training step as a CUDA graph; on by default on a GPU.")]
+Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads; results are bit-equal for equal counts.")]
+Every = Annotated[float, typer.Option("--checkpoint-seconds", min=0, help="Seconds between checkpoints inside a task.")]
+QuietFlag = Annotated[bool, typer.Option("--quiet", help="Say nothing but errors and notes.")]
+JsonFlag = Annotated[bool, typer.Option("--json", help="One JSON object a line.")]
+SkipBad = Annotated[bool, typer.Option("--skip-bad", help="folder: leave out files that are no readable images.")]
+ConfigFile = Annotated[
+    Path | None, typer.Option("--config", help="YAML file with any of these options, or a run's config.yaml.")
+]
+
+
+def _version(value: bool) -> None:
+    if value:
+        print(f"efcil {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True)] = False) -> None:
+    pass
+
+
+def _increment(text: str | None) -> int | list[int] | None:
+    if text is None:
+        return None
+    try:
+        values = [int(part) for part in text.strip("[] ").split(",")]
+    except ValueError:
+        raise OptionError(f"--increment {text}: must be a number, or numbers with commas between them") from None
+    return values[0] if len(values) == 1 else values
+
+
+def _execute(methods: list[str], dataset: str, o: dict[str, Any], compare: bool = False) -> None:
+    from efcil.experiment import Request, resolve
+    from efcil.progress import reporter
+    from efcil.runs import Run
+    from efcil.training.machine import Machine
+
+    settings = list(o["settings"])
+    if o["skip_bad"]:
+        settings.append("data.skip_bad=true")
+    request = Request(
+        methods=tuple(methods),
+        dataset=dataset,
+        tasks=o["tasks"],
+        init_cls=o["init_cls"],
+        increment=_increment(o["increment"]),
+        allow_uneven=o["allow_uneven"],
+        order=o["order"],
+        seed=o["seed"],
+        preset=o["preset"],
+        settings=tuple(settings),
+    )
+    plan = resolve(request)
+    if o["threads"]:
+        import torch
+
+        torch.set_num_threads(o["threads"])
+    machine = Machine.choose(o["device"], o["precision"], o["compile"], o["capture"])
+    split = "-".join(f"{key}{value}" for key, value in plan.tasks.items()).replace(" ", "")
+    name = "compare" if compare else methods[0].replace(":", "-")
+    out = o["out"] or Path("runs") / f"{name}-{dataset}-{split}-order{Path(o['order']).stem}-seed{o['seed']}"
+    voice = reporter(o["quiet"], o["json"])
+    try:
+        Run(
+            plan,
+            o["data"],
+            out,
+            machine,
+            voice,
+            command=shlex.join(["efcil", *sys.argv[1:]]),  # as typed, for config.yaml and summary.json
+            checkpoint_seconds=o["every"],
+            compare=compare,
+        ).execute(o["resume"])
+    except KeyboardInterrupt:
+        voice.note(f"interrupted; go on with --resume --out {out}")
+        raise
+    finally:
+        voice.close()
+
+
+def _parameters(command: Callable[..., None]) -> Iterable[inspect.Parameter]:
+    return inspect.signature(command).parameters.values()
+
+
+def _shared(
+    data: DataDir = None,
+    tasks: Tasks = None,
+    init_cls: InitCls = None,
+    increment: Increment = None,
+    allow_uneven: Uneven = False,
+    seed: Seed = 0,
+    preset: Preset = None,
+    settings: Settings = [],  # noqa: B006 (typer copies it)
+    config: ConfigFile = None,
+    out: Out = None,
+    resume: Resume = False,
+    device: Device = "auto",
+    precision: Precision = "auto",
+    compile: Compile = None,
+    capture: Capture = None,
+    threads: Threads = None,
+    every: Every = 60.0,
+    skip_bad: SkipBad = False,
+    quiet: QuietFlag = False,
+    json: JsonFlag = False,
+) -> None:
+    """Hold the options that `run` and `compare` share."""
+
+
+def _with_shared_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command whose last parameter is **options the parameters of `_shared`."""
+    own = list(inspect.signature(command, eval_str=True).parameters.values())[:-1]
+    shared = inspect.signature(_shared, eval_str=True).parameters.values()
+    command.__signature__ = inspect.Signature([*own, *shared])  # type: ignore[attr-defined]
+    command.__annotations__ = {p.name: p.annotation for p in (*own, *shared)}
+    return command
+
+
+@app.command()
+@_with_shared_options
+def run(
+    method: Annotated[str, typer.Argument(help="Method, see `efcil methods`.")] = "",
+    dataset: Annotated[str, typer.Argument(help="Data set, see `efcil data list`.")] = "",
+    order: Order = "identity",
+    **options: Any,
+) -> None:
+    """Run one method through all tasks of a data set."""
+    options |= {"method": method, "dataset": dataset, "order": order}
+    if options["config"] is not None:
+        from efcil.configfile import merged
+
+        options = merged(options["config"], options, {p.name: p.default for p in _parameters(run)})
+    if not options["method"] or not options["dataset"]:
+        raise OptionError("say what to run: efcil run METHOD DATASET, for example efcil run dpcr digits")
+    _execute([options["method"]], options["dataset"], options)
+
+
+@app.command()
+@_with_shared_options
+def compare(
+    methods: Annotated[str, typer.Argument(help="Methods with commas between them; a variant is name:key=value.")] = "",
+    dataset: Annotated[str, typer.Argument(help="Data set, see `efcil data list`.")] = "",
+    orders: Annotated[str, typer.Option(help="Class orders with commas between them.")] = "identity",
+    **options: Any,
+) -> None:
+    """Train one backbone trajectory for each class order and read every method from it."""
+    options |= {"methods": methods, "dataset": dataset, "orders": orders}
+    if options["config"] is not None:
+        from efcil.configfile import merged
+
+        options = merged(options["config"], options, {p.name: p.default for p in _parameters(compare)})
+    names = [m.strip() for m in options["methods"].split(",") if m.strip()]
+    if not names or not options["dataset"]:
+        raise OptionError("say what to compare: efcil compare METHOD,METHOD DATASET, for example dpcr,lwf-ncm digits")
+    chosen = [o.strip() for o in options["orders"].split(",") if o.strip()]
+    split = "" if options["tasks"] is None else f"-tasks{options['tasks']}"
+    out = options["out"] or Path("runs") / f"compare-{options['dataset']}{split}-seed{options['seed']}"
+    for order in chosen:
+        place = out / f"order-{Path(order).stem}" if len(chosen) > 1 else out
+        _execute(names, options["dataset"], {**options, "order": order, "out": place}, compare=True)
+    if len(chosen) > 1:
+        from efcil.report import load_summaries, markdown_table, write_report
+
+        summaries = load_summaries([out / f"order-{Path(o).stem}" for o in chosen])
+        write_report(summaries, out)
+        if not (options["quiet"] or options["json"]):
+            print(markdown_table(summaries))
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option(help="Directory to write to; an earlier demo there is replaced.")] = Path("demo"),
+    quiet: QuietFlag = False,
+    json: JsonFlag = False,
+) -> None:
+    """Learn ten digits in five tasks: DPCR against its baselines, with a page of curves. About a minute."""
+    import shutil
+
+    config = out / "trajectory" / "config.yaml"
+    if config.exists() and "command: efcil demo" in config.read_text(encoding="utf-8"):
+        shutil.rmtree(out)
+    options = {p.name: p.default for p in inspect.signature(_shared).parameters.values()}
+    options |= {"out": out, "order": "identity", "tasks": 5, "device": "cpu", "quiet": quiet, "json": json}
+    _execute(["dpcr", "dp-ncm", "lwf-ncm", "lwf"], "digits", options, compare=True)
+    if not (quiet or json):
+        print(f"open {out / 'report.html'} in a browser to see the curves")
+
+
+@app.command()
+def report(
+    directories: Annotated[list[Path], typer.Argument(help="Run directories; those below them count too.")],
+    out: Annotated[Path, typer.Option(help="Directory to write to.")] = Path("report"),
+) -> None:
+    """Make the table, curves, accuracy matrices and one self-contained page of runs, finished or not."""
+    from efcil.report import load_summaries, markdown_table, write_report
+
+    summaries = load_summaries(directories)
+    written = write_report(summaries, out)
+    print(markdown_table(summaries))
+    print("written: " + ", ".join(str(path) for path in written.values()))
+
+
+@app.command()
+def methods() -> None:
+    """List the methods: what each is made of and what it keeps."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from efcil.methods import METHODS
+
+    table = Table(box=None, pad_edge=False)
+    for name in ("method", "representation", "shift", "head", "paper"):
+        table.add_column(name)
+    for m in METHODS.values():
+        table.add_row(m.name, m.representation, m.shift, m.head, m.paper)
+    Console().print(table)
+
+
+@app.command()
+def doctor() -> None:
+    """Say what this machine can do and what is missing."""
+    from efcil.doctor import examine
+
+    for line in examine():
+        print(line)
+
+
+@data_app.command("list")
+def data_list() -> None:
+    """List the data sets: what each is, its licence and where to get it."""
+    from efcil.data import SOURCES
+
+    for source in SOURCES.values():
+        print(f"{source.name:10} {source.about}\n{'':10} licence: {source.licence}; get it: {source.origin}")
+
+
+@data_app.command("fetch")
+def data_fetch(
+    name: Annotated[str, typer.Argument(help="Data set.")],
+    data: Annotated[Path, typer.Option("--data", help="Directory to put it into.")] = Path("data"),
+    quiet: QuietFlag = False,
+) -> None:
+    """Download a data set from its official address; an interrupted download goes on where it stopped."""
+    from efcil import data as sources
+
+    source = sources.find(name)
+    if not source.fetchable:
+        raise OptionError(f"{name} is not downloaded: get it by {source.origin}")
+    from efcil.data.fetch import fetch
+    from efcil.progress import reporter
+
+    voice = reporter(quiet)
+    try:
+        remote = sources.remote(name)
+        place = fetch(remote, data, progress=lambda done, total: voice.counting(f"downloading {name}", done, total))
+    finally:
+        voice.close()
+    print(f"{name} is in {place}; use it with --data {data}")
+
+
+@data_app.command("verify")
+def data_verify(
+    name: Annotated[str, typer.Argument(help="Data set.")],
+    data: Annotated[Path, typer.Argument(help="Directory it lies in.")],
+    skip_bad: SkipBad = False,
+) -> None:
+    """Read a data set, count it and say whether it is what it should be."""
+    from efcil import data as sources
+    from efcil.config import build
+
+    source = sources.find(name)
+    options = build(source.options, {"skip_bad": True} if skip_bad else {}, name)
+    found = sources.load(name, data, options)
+    print(
+        f"{name}: {len(found.class_names)} classes, {len(found.train):,} training and {len(found.test):,} test images"
+    )
+    for note in found.notes:
+        print(f"note: {note}")
+
+
+def main() -> None:
+    """Run the command; an error is one line on standard error and a non-zero exit."""
+    try:
+        app()
+    except EfcilError as error:
+        print(f"efcil: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        sys.exit(130)

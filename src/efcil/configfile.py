@@ -1,0 +1,74 @@
+"""Options from a file: a YAML file of the command's own options, or the config.yaml of an earlier run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from efcil.errors import OptionError, nearest
+
+
+def merged(path: Path, typed: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the typed options with the file's below them: what was typed wins over the file.
+
+    The file's keys are the option names (`tasks`, `order`, `preset`, ...) and `set`, a mapping of settings.
+    """
+    try:
+        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise OptionError(f"--config {path}: {error.strerror}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise OptionError(f"--config {path} is not YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(tree, dict):
+        raise OptionError(f"--config {path}: must be a mapping of options, such as 'method: dpcr'")
+    if isinstance(tree.get("run"), dict):
+        tree = _from_run(tree["run"])
+    settings = tree.pop("set", {})
+    if not isinstance(settings, dict):
+        raise OptionError(f"--config {path}: set must be a mapping, such as 'set: {{ridge: 200}}'")
+    known = {name.replace("_", "-"): name for name in defaults if name not in ("config", "settings")}
+    result = dict(typed)
+    for key, value in tree.items():
+        name = known.get(str(key).replace("_", "-"))
+        if name is None:
+            raise OptionError(f"--config {path}: {key} is not an option: {nearest(str(key), known)}")
+        if typed.get(name) == defaults[name]:  # not typed
+            result[name] = _typed(name, value, defaults[name])
+    given = [
+        f"{key}={yaml.safe_dump(value, default_flow_style=True).split(chr(10))[0]}" for key, value in settings.items()
+    ]
+    result["settings"] = given + list(typed["settings"])  # later ones win
+    return result
+
+
+def _typed(name: str, value: Any, default: Any) -> Any:
+    if name in ("data", "out"):
+        return Path(str(value))
+    if name in ("order", "orders", "increment", "methods"):
+        return ",".join(map(str, value)) if isinstance(value, list) else str(value)
+    wanted = int if name in ("tasks", "init_cls", "seed", "threads") else type(default)
+    if default is not None and not isinstance(value, wanted):
+        raise OptionError(f"{name}={value!r} in the file: must be {wanted.__name__}")
+    return value
+
+
+def _from_run(run: Mapping[str, Any]) -> dict[str, Any]:
+    """Turn what a run wrote about itself back into options; its presets are resolved, so all values are set."""
+    methods = run["methods"]
+    if len(methods) != 1:
+        raise OptionError("this config.yaml is of a compare run: name the methods and options by hand")
+    ((_, own),) = methods.items()
+    options = {k: v for k, v in own.items() if k != "method"}
+    settings = {**run["training"], **options, **{f"data.{k}": v for k, v in run["data"].items()}}
+    return {
+        "method": own["method"],
+        "dataset": run["dataset"],
+        "preset": run["preset"],
+        "order": run["order"],
+        "seed": run["seed"],
+        "set": {k: v for k, v in settings.items() if v is not None},
+        **run["split"],
+    }

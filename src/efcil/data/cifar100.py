@@ -1,0 +1,290 @@
+"""CIFAR-100 from its official files, the python edition or the binary one.
+
+The python edition is three pickles, and a pickle can name any function to be called on reading. Here the few names that
+arrays need lead to stand-ins, which only note shape, type and bytes; any other name is refused before it is called.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import pickle
+import shlex
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+import numpy.typing as npt
+
+from efcil.data.dataset import DataSet, ImageSet
+from efcil.data.fetch import Remote
+from efcil.errors import DataError
+
+MEAN = (0.5071, 0.4867, 0.4408)
+STD = (0.2675, 0.2565, 0.2761)
+REMOTE = Remote(
+    url="https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz",
+    name="cifar-100-python.tar.gz",
+    checksum="md5:eb9058c3a382ffc7106e4002c42a8d85",
+    size=169_001_437,
+    unpack="cifar-100-python",
+    files={
+        "train": "md5:16019d7e3df5f24257cddd939b257f8d",
+        "test": "md5:f0ef6b0ae62326f3e7ffdfab6717acfc",
+        "meta": "md5:7973b15100ade9c7d40fb424638fde48",
+    },
+)
+
+_PIXELS = 3 * 32 * 32
+_OFFICIAL_COUNTS = {"train": 50_000, "test": 10_000}
+_PYTHON, _BINARY = ("train", "test", "meta"), ("train.bin", "test.bin", "fine_label_names.txt")
+
+
+def load(directory: str | os.PathLike[str]) -> DataSet:
+    """Load CIFAR-100 with its hundred fine labels from `directory`, or from the edition's own folder inside it.
+
+    A copy that can be read but is not the official one, byte for byte or in its number of images, is accepted; the
+    `notes` of the result say so. (No checksums of the binary edition's files were published.)
+    """
+    directory = Path(directory)
+    folder, names = _find(directory)
+    read = _read_binary if names is _BINARY else _read_python
+    train, test, class_names, notes = read(folder)
+    for part, images in (("train", train), ("test", test)):
+        if len(images) != _OFFICIAL_COUNTS[part]:
+            notes.append(f"{folder}: {len(images):,} {part} images, the official set has {_OFFICIAL_COUNTS[part]:,}")
+    return DataSet("cifar100", class_names, train, test, MEAN, STD, tuple(notes))
+
+
+# --------------------------------------------------------------------------------------------------------------- files
+
+
+def _find(directory: Path) -> tuple[Path, tuple[str, ...]]:
+    """Find the folder that holds a whole edition."""
+    if not directory.is_dir():
+        what = "is no folder" if directory.exists() else "does not exist"
+        raise DataError(f"cifar100: {directory} {what}; {_fetch_command(directory)}")
+    lacking: dict[Path, str] = {}
+    for names, own in ((_PYTHON, "cifar-100-python"), (_BINARY, "cifar-100-binary")):
+        for folder in (directory / own, directory):
+            missing = [name for name in names if not (folder / name).is_file()]
+            if not missing:
+                return folder, names
+            if folder.name == own and folder.is_dir():
+                lacking[folder] = ", ".join(missing)
+    home = _home(directory)
+    part, archive = home / f"{REMOTE.name}.part", home / REMOTE.name
+    if part.is_file():
+        have = f"{part.stat().st_size:,} of {REMOTE.size:,} bytes"
+        raise DataError(f"cifar100: the download {part} is incomplete ({have}); {_fetch_command(home)} to resume it")
+    for folder, missing_names in lacking.items():
+        _damaged(folder, f"{folder} lacks {missing_names}")
+    if archive.is_file():
+        raise DataError(f"cifar100: {archive} is not unpacked; {_fetch_command(home)} to check and unpack it")
+    raise DataError(f"cifar100: no cifar-100-python or cifar-100-binary in {directory}; {_fetch_command(home)}")
+
+
+def _home(folder: Path) -> Path:
+    """Tell the folder to fetch into: the one that holds the edition's own."""
+    return folder.parent if folder.name.startswith("cifar-100-") else folder
+
+
+def _fetch_command(folder: Path) -> str:
+    return f"run `efcil data fetch cifar100 --data {shlex.quote(str(_home(folder)))}`"
+
+
+def _damaged(folder: Path, what: str) -> NoReturn:
+    # a whole cifar-100-python inside another folder is found before loose files there: only its own must go
+    first = f"remove {folder} and " if _home(folder) != folder else ""
+    raise DataError(f"cifar100: {what}; {first}{_fetch_command(folder)}")
+
+
+def _unreadable(path: Path, error: OSError) -> DataError:
+    return DataError(f"cifar100: {path} cannot be read ({error.strerror}); make it readable")
+
+
+# ------------------------------------------------------------------------------------------------------ binary edition
+
+
+def _read_binary(folder: Path) -> tuple[ImageSet, ImageSet, tuple[str, ...], list[str]]:
+    """Read records of one byte of coarse label, one of fine label and 3072 of pixels."""
+    text = _bytes(folder / "fine_label_names.txt").tobytes().decode("utf-8", "replace")
+    class_names = tuple(line.strip() for line in text.splitlines() if line.strip())
+    parts = []
+    for name in ("train", "test"):
+        path = folder / f"{name}.bin"
+        raw = _bytes(path)
+        if not len(raw) or len(raw) % (_PIXELS + 2):
+            _damaged(folder, f"{path} has {len(raw):,} bytes, not whole records of {_PIXELS + 2}: it is truncated")
+        records = raw.reshape(-1, _PIXELS + 2)
+        labels = records[:, 1].astype(np.int64)
+        _check_labels(path, labels, class_names)
+        parts.append(ImageSet(np.ascontiguousarray(records[:, 2:]).reshape(-1, 3, 32, 32), labels))
+    return parts[0], parts[1], class_names, []
+
+
+def _bytes(path: Path) -> npt.NDArray[np.uint8]:
+    try:
+        return np.fromfile(path, np.uint8)
+    except OSError as error:
+        raise _unreadable(path, error) from None
+
+
+# ------------------------------------------------------------------------------------------------------ python edition
+
+
+def _read_python(folder: Path) -> tuple[ImageSet, ImageSet, tuple[str, ...], list[str]]:
+    meta = _unpickle(folder / "meta")
+    class_names = tuple(_text(name) for name in _entry(folder / "meta", meta, "fine_label_names", list))
+    parts = []
+    for name in ("train", "test"):
+        path = folder / name
+        content = _unpickle(path)
+        data = _entry(path, content, "data", _Array).value
+        labels = _labels(path, _entry(path, content, "fine_labels", (list, _Array)))
+        if data is None or data.dtype != np.uint8 or data.ndim != 2 or data.shape[1] != _PIXELS:
+            got = "nothing" if data is None else f"{data.dtype} {data.shape}"
+            _damaged(folder, f"{path} holds {got} as data, not uint8 (images, {_PIXELS})")
+        if len(data) != len(labels):
+            _damaged(folder, f"{path} holds {len(data):,} images but {len(labels):,} labels")
+        _check_labels(path, labels, class_names)
+        parts.append(ImageSet(np.array(data, order="C").reshape(-1, 3, 32, 32), labels))  # a copy that can be written
+    others = [name for name, official in REMOTE.files.items() if f"md5:{_md5(folder / name)}" != official]
+    notes = [f"{folder}: {', '.join(others)} differ from the official files (md5), but can be read"] if others else []
+    return parts[0], parts[1], class_names, notes
+
+
+def _unpickle(path: Path) -> dict[str, Any]:
+    try:
+        with path.open("rb") as file:
+            # official files are of Python 2: with "bytes" its strings, pixels among them, are not decoded
+            content = _ArraysOnly(file, encoding="bytes").load()
+    except OSError as error:
+        raise _unreadable(path, error) from None
+    except _ForbiddenError as error:
+        _damaged(path.parent, f"{path} is no CIFAR file: it asks for {error}, which was refused and not run")
+    except Exception as error:  # a broken pickle raises nearly anything
+        _damaged(path.parent, f"{path} is truncated or damaged ({type(error).__name__}, {path.stat().st_size:,} bytes)")
+    if not isinstance(content, dict):
+        _damaged(path.parent, f"{path} holds no table of arrays")
+    return {_text(key): value for key, value in content.items()}
+
+
+def _md5(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+
+
+def _entry(path: Path, content: dict[str, Any], key: str, kind: Any) -> Any:
+    if not isinstance(content.get(key), kind):
+        _damaged(path.parent, f"{path} has no usable '{key}'")
+    return content[key]
+
+
+def _labels(path: Path, labels: Any) -> npt.NDArray[np.int64]:
+    values = labels.value if isinstance(labels, _Array) else labels
+    values = (
+        [item.value if isinstance(item, _Array) else item for item in values] if isinstance(values, list) else values
+    )
+    try:
+        array = np.array(values)
+    except ValueError:
+        array = np.array(None)
+    if array.ndim != 1 or array.dtype.kind not in "iu":
+        _damaged(path.parent, f"{path}: the fine labels are not whole numbers")
+    return array.astype(np.int64)
+
+
+def _check_labels(path: Path, labels: npt.NDArray[np.int64], class_names: tuple[str, ...]) -> None:
+    if len(labels) and (labels.min() < 0 or labels.max() >= len(class_names)):
+        wrong = labels.min() if labels.min() < 0 else labels.max()
+        _damaged(path.parent, f"{path} has the label {wrong}, but there are {len(class_names)} class names")
+
+
+def _text(name: Any) -> str:
+    return name.decode("utf-8", "replace") if isinstance(name, bytes) else str(name)
+
+
+class _ForbiddenError(Exception):
+    """The pickle names something that is not part of an array."""
+
+
+class _Type:
+    """Stands for numpy.dtype: the code of a whole-number type, and its byte order."""
+
+    __slots__ = ("code",)
+
+    def __init__(self, code: Any, *_: Any) -> None:
+        self.code = _text(code)
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        order = _text(state[1])
+        self.code = (order if order in "<>" else "") + self.code
+
+    def resolve(self) -> np.dtype[Any]:
+        """Return the real type."""
+        dtype = np.dtype(self.code)
+        if dtype.kind not in "iu":
+            raise ValueError(f"unexpected array type {dtype}")
+        return dtype
+
+
+class _Array:
+    """Stands for numpy.ndarray (and for a numpy scalar, with no dimensions)."""
+
+    __slots__ = ("value",)
+
+    def __init__(self) -> None:
+        self.value: npt.NDArray[Any] | None = None
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        _version, shape, dtype, fortran, raw = state
+        self.fill(raw, dtype, shape, "F" if fortran else "C")
+
+    def fill(self, raw: Any, dtype: Any, shape: Any, order: Any) -> None:
+        """View the bytes as an array."""
+        if not isinstance(dtype, _Type) or not isinstance(raw, (bytes, bytearray)):
+            raise ValueError("not an array of whole numbers")
+        self.value = np.frombuffer(raw, dtype.resolve()).reshape(shape, order="F" if order == "F" else "C")
+
+
+class _ArraysOnly(pickle.Unpickler):
+    """Reads plain values and numpy arrays. Whatever else a pickle names is refused, and nothing real is ever called."""
+
+    def find_class(self, module: str, name: str, /) -> Any:
+        """Give the stand-in for a name."""
+        package = module.replace("numpy._core", "numpy.core", 1)  # its name since NumPy 2
+        # bound methods, since a pickle could set attributes of plain functions
+        stand_ins: dict[tuple[str, str], Any] = {
+            ("numpy", "ndarray"): _Array,
+            ("numpy", "dtype"): _Type,
+            ("numpy.core.multiarray", "_reconstruct"): self._reconstruct,
+            ("numpy.core.multiarray", "scalar"): self._scalar,
+            ("numpy.core.numeric", "_frombuffer"): self._from_buffer,
+            ("_codecs", "encode"): self._encode,
+        }
+        try:
+            return stand_ins[package, name]
+        except KeyError:
+            raise _ForbiddenError(f"{module}.{name}") from None
+
+    def _reconstruct(self, kind: Any, *_: Any) -> _Array:
+        if kind is not _Array:
+            raise ValueError("not an array")
+        return _Array()
+
+    def _scalar(self, dtype: Any, raw: Any) -> _Array:
+        array = _Array()
+        array.fill(raw, dtype, (), "C")
+        return array
+
+    def _from_buffer(self, raw: Any, dtype: Any, shape: Any, order: Any = "C", *_: Any) -> _Array:
+        array = _Array()
+        array.fill(raw, dtype, shape, order)
+        return array
+
+    def _encode(self, text: str, encoding: str = "latin1") -> bytes:
+        """Bytes in a pickle that Python 3 wrote in protocol 2."""
+        if _text(encoding) not in ("latin1", "latin-1"):
+            raise ValueError(f"unexpected encoding {encoding}")
+        return text.encode("latin1")

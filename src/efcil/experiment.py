@@ -1,0 +1,170 @@
+"""From what the user typed to what is run: every choice resolved and checked before anything is computed."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from efcil import __version__
+from efcil import data as sources
+from efcil.config import Options, Values, build, flat, keys, parse_settings, preset_names, preset_values
+from efcil.errors import OptionError, nearest
+from efcil.methods import Method, find
+from efcil.representations import REPRESENTATIONS
+from efcil.tasks import task_sizes
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the user asked for, unresolved."""
+
+    methods: tuple[str, ...]
+    dataset: str
+    tasks: int | None = None
+    init_cls: int | None = None
+    increment: int | list[int] | None = None
+    allow_uneven: bool = False
+    order: str = "identity"
+    seed: int = 0
+    preset: str | None = None
+    settings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A request with every option resolved. Equal plans on equal data give equal metrics."""
+
+    methods: dict[str, tuple[Method, Options]]  # label -> method and its options
+    dataset: str
+    data: Options
+    preset: str
+    tasks: dict[str, Any]  # how the classes are split
+    order: str
+    seed: int
+    representation: str
+    training: Any
+
+    def identity(self) -> dict[str, Any]:
+        """Return all that determines the metrics, as plain values."""
+        return {
+            "methods": {label: {"method": m.name, **flat(options)} for label, (m, options) in self.methods.items()},
+            "dataset": self.dataset,
+            "data": flat(self.data),
+            "preset": self.preset,
+            "split": self.tasks,
+            "order": self.order,
+            "seed": self.seed,
+            "representation": self.representation,
+            "training": flat(self.training),
+        }
+
+    def sizes(self, classes: int) -> tuple[int, ...]:
+        """Return the classes in each task."""
+        return task_sizes(classes, **self.tasks)
+
+
+def _parse_label(label: str) -> tuple[Method, Values]:
+    """Read `dpcr` or `dpcr:rank_rule=numerical:ridge=100`: a method with settings of its own."""
+    name, *settings = label.split(":")
+    return find(name), parse_settings(settings)
+
+
+def resolve(request: Request) -> Plan:
+    """Resolve and check a request; every mistake in its settings is told at once."""
+    if len(set(request.methods)) != len(request.methods):
+        raise OptionError(f"a method is named twice in {','.join(request.methods)}")
+    source = sources.find(request.dataset)
+    parsed = {label: _parse_label(label) for label in request.methods}
+    kinds = {method.representation for method, _ in parsed.values()}
+    if len(kinds) > 1:
+        groups = "; ".join(
+            f"{k}: {', '.join(n for n, (m, _) in parsed.items() if m.representation == k)}" for k in kinds
+        )
+        raise OptionError(f"methods on different backbones cannot share a trajectory ({groups}): compare them apart")
+    (representation,) = kinds
+    known_presets = preset_names(request.dataset)
+    preset = request.preset or known_presets[0]
+    if preset not in known_presets:
+        raise OptionError(f"preset '{preset}' does not exist for {request.dataset}: {nearest(preset, known_presets)}")
+
+    settings = parse_settings(request.settings)
+    training_type = REPRESENTATIONS[representation].options_type
+    training_keys, data_keys = set(keys(training_type)), {f"data.{k}" for k in keys(source.options)}
+    method_keys = {label: set(keys(method.options)) for label, (method, _) in parsed.items()}
+    known = training_keys | data_keys | set().union(*method_keys.values())
+    problems = [f"{key} is not an option here: {nearest(key, known)}" for key in settings if key not in known]
+    for label, (method, own) in parsed.items():
+        for key in {**own, **{k: v for k, v in settings.items() if k in method_keys[label]}}:
+            if key in method.fixed:
+                problems.append(f"{method.name} fixes {key}={method.fixed[key]}: take dpcr to choose it")
+            elif key not in method_keys[label]:
+                problems.append(f"{label}: {key} is not an option of {method.name}: {nearest(key, method_keys[label])}")
+    if problems:
+        raise OptionError("; ".join(dict.fromkeys(problems)))
+
+    def chosen(allowed: set[str], prefix: str = "") -> Values:
+        return {k.removeprefix(prefix): v for k, v in settings.items() if k in allowed}
+
+    errors: list[str] = []
+
+    def made(model: type[Options], values: Mapping[str, Any], what: str) -> Any:
+        try:
+            return build(model, values, what)
+        except OptionError as error:
+            errors.append(str(error))
+            return None
+
+    preset_training = preset_values(preset, request.dataset, "training")
+    training = made(
+        training_type,
+        {k: v for k, v in preset_training.items() if k in training_keys} | chosen(training_keys),
+        representation,
+    )
+    data = made(
+        source.options,
+        preset_values(preset, request.dataset, "data") | chosen(data_keys, "data."),
+        request.dataset,
+    )
+    methods = {}
+    for label, (method, own) in parsed.items():
+        values = preset_values(preset, request.dataset, method.section)
+        values |= chosen(method_keys[label]) | own | method.fixed
+        methods[label] = (method, made(method.options, values, label))
+    if errors:
+        raise OptionError("; ".join(errors))
+    split = {"tasks": request.tasks, "init_cls": request.init_cls, "increment": request.increment}
+    split = {k: v for k, v in split.items() if v is not None} or {"tasks": 5}
+    if request.allow_uneven:
+        split["allow_uneven"] = True
+    return Plan(
+        methods, request.dataset, data, preset, split, str(request.order), request.seed, representation, training
+    )
+
+
+def commit() -> str:
+    """Return the commit of the code: EFCIL_COMMIT, else git's, else the package's version."""
+    given = os.environ.get("EFCIL_COMMIT")
+    if given:
+        return given
+    here = Path(__file__).resolve().parent
+    try:
+        git = ["git", "-C", str(here)]
+        head = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True, timeout=10)
+        dirty = subprocess.run([*git, "status", "--porcelain"], capture_output=True, text=True, check=True, timeout=10)
+    except (OSError, subprocess.SubprocessError):
+        return f"v{__version__}"
+    return head.stdout.strip()[:12] + ("+changes" if dirty.stdout.strip() else "")
+
+
+def versions(packages: Sequence[str] = ("numpy", "pillow", "safetensors")) -> dict[str, str]:
+    """Return the versions a result depends on."""
+    found = {"efcil": __version__, "python": platform.python_version(), "torch": str(torch.__version__)}
+    return found | {name: metadata.version(name) for name in packages}

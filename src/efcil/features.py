@@ -1,0 +1,95 @@
+"""Features of images under a backbone, and what a method may see of a task once the backbone has learned it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import Any, Literal, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from efcil.data.augment import CentreCrop, Transform
+from efcil.representations import Representation
+from efcil.stats import ClassStats
+from efcil.training.loop import Pixels
+from efcil.training.machine import Machine, Purpose, generator, memory_guard
+
+R = TypeVar("R")
+View = Literal["clean", "augmented"]
+BATCH_PIXELS = 2**24  # per forward pass: 1,024 images of 32 x 32 x 3 would be 2**21.6, one hundred of 224 x 224 x 3
+
+
+@torch.no_grad()
+def extract(backbone: nn.Module, pixels: Pixels, machine: Machine, crop: int | None = None) -> Tensor:
+    """Return the features (n, dim) of all images, float32, with the backbone at rest; `crop` cuts out the centre."""
+    backbone.eval()
+    images = pixels.images
+    size = max(1, min(1024, BATCH_PIXELS // images[0].numel())) if len(images) else 1
+    centre = CentreCrop(crop) if crop is not None and crop != images.shape[-1] else None
+    found = []
+    with memory_guard("extracting features"), machine.autocast():
+        for begin in range(0, len(images), size):
+            batch = images[begin : begin + size]
+            if centre is not None:
+                batch = centre.apply(batch, {})
+            found.append(backbone(pixels.normalise(batch)).float())
+    return torch.cat(found)
+
+
+class TaskFeatures:
+    """A learned task as statistics, shift estimators and heads see it. Features are computed once, when asked for."""
+
+    def __init__(
+        self, index: int, representation: Representation, pixels: Pixels, labels: Tensor, transform: Transform | None
+    ):
+        self.index = index
+        self.labels = labels  # (n,), positions in the class order
+        self.representation = representation
+        self._pixels: dict[View, Pixels] = {"clean": pixels}
+        self._transform = transform
+        self._found: dict[Hashable, Any] = {}
+
+    @property
+    def first(self) -> bool:
+        """Whether there is no task before this one."""
+        return self.index == 0
+
+    def new(self, view: View = "clean") -> Tensor:
+        """Features (n, dim) of the task's images under the backbone that has just learned them."""
+        return self._features("new", view)
+
+    def old(self, view: View = "clean") -> Tensor:
+        """Features (n, dim) of the same images under the backbone before this task."""
+        return self._features("old", view)
+
+    def _features(self, when: str, view: View) -> Tensor:
+        r = self.representation
+        backbone = r.backbone if when == "new" else r.old_backbone
+        crop = r.options.crop if view == "clean" else None  # augmentation has cropped already
+        return self.once((when, view), lambda: extract(backbone, self._view(view), r.machine, crop))
+
+    def stats(self, view: View = "clean") -> ClassStats:
+        """Statistics of the task's classes under the new backbone (Eq. 15)."""
+        return self.once(("stats", view), lambda: ClassStats.from_features(self.new(view), self.labels))
+
+    def joined(self, old: ClassStats | None, view: View = "clean") -> ClassStats:
+        """Statistics of the old classes and of this task's."""
+        new = self.stats(view)
+        return new if old is None else self.once(("joined", id(old), view), lambda: old.joined(new))
+
+    def once(self, key: Hashable, compute: Callable[[], R]) -> R:
+        """Compute something about this task once, however many methods ask for it."""
+        if key not in self._found:
+            self._found[key] = compute()
+        found: R = self._found[key]
+        return found
+
+    def _view(self, view: View) -> Pixels:
+        if view not in self._pixels:
+            clean, r = self._pixels["clean"], self.representation
+            images = clean.images
+            if self._transform is not None:  # one draw: old and new features are of the same augmented images
+                source = generator(r.machine.device, Purpose.VIEW, r.seed, self.index)
+                images = self._transform.apply(images, self._transform.draw(len(images), source))
+            self._pixels[view] = clean.showing(images)
+        return self._pixels[view]

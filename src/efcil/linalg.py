@@ -1,0 +1,582 @@
+"""The paper's equations as pure functions of tensors: what DPCR computes, apart from what it stores.
+
+One equation, one place, in the paper's order:
+
+=====================  =============================================  ======================================
+equation               function                                       gives
+=====================  =============================================  ======================================
+(3) to (5)             `task_shift`, `task_shift_from_gram`           P, with new = old @ P
+(6), (10)              `row_space`, `row_projector`, `row_rank`       U_r U_r' of a class, under a rank rule
+(7), (9)               `class_shift`                                  P U_r U_r'
+(16)                   `congruence`                                   P' G P
+(11) to (15), (18)-(21)  `ridge_weight`                               W from count, mean, gram
+(22)                   `normalise_columns`                            W with columns of length one
+=====================  =============================================  ======================================
+
+Everything is computed in float64 whatever comes in, batched over classes, by Cholesky or eigendecomposition, never
+by an inverse. Tolerances are the named constants below. A matrix that cannot be solved raises `NotFiniteError` or
+`NotPositiveDefiniteError`, which name the matrix, the reason and the remedy.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal, Protocol, get_args
+
+import torch
+from torch import Tensor
+
+from efcil.errors import NotFiniteError, NotPositiveDefiniteError, OptionError, nearest
+
+DTYPE = torch.float64
+EPS = torch.finfo(DTYPE).eps
+
+SHIFT_RIDGE = 1e-9
+"""epsilon of Eq. (5)."""
+
+CERTAINTY = 4.0
+"""How many times the wanted floor a Cholesky test must clear before eigenvalues need not be computed. The factorisation
+itself errs by less than one dim * eps * max, so a matrix that clears four of them clears one."""
+
+STRONG_RIDGE = 1e-6
+"""Ridge relative to the norm of X'X from which on a Cholesky solve is accurate (to 1e-10) even if X'X is singular."""
+
+THIN_DIRECTIONS = 32
+"""Null spaces of up to so many directions (500 images in 512 dimensions have 12) are found without eigenvalues."""
+
+INVERSE_ITERATIONS = 3
+"""Steps of inverse iteration for them; what has not converged by then is decomposed."""
+
+ROWS_AT_ONCE = 1 << 16
+"""Rows of features turned into float64 at a time."""
+
+SYMMETRIC_STRIPS = 4
+"""Strips in which only the upper part of a symmetric product is computed: s strips cost (s + 1) / 2s of the product."""
+
+RankRule = Literal["positive", "numerical", "tolerance", "energy", "none"]
+Target = Literal["zero", "identity"]
+
+
+class Statistics(Protocol):
+    """What `ridge_weight` asks of class statistics; `efcil.stats.ClassStats` has it."""
+
+    @property
+    def count(self) -> Tensor:
+        """Images of each class, (classes,)."""
+
+    @property
+    def mean(self) -> Tensor:
+        """Mean feature of each class, (classes, dim)."""
+
+    def gram_sum(self) -> Tensor:
+        """Sum of the uncentred Grams of all classes, (dim, dim)."""
+
+
+# --- checks -----------------------------------------------------------------------------------------------------------
+
+
+def check_finite(matrix: Tensor, name: str) -> Tensor:
+    """Give `matrix` back, or say that it holds NaN or infinity.
+
+    >>> check_finite(torch.tensor([1.0, float("nan")]), "features")
+    Traceback (most recent call last):
+    efcil.errors.NotFiniteError: features holds 1 NaN and 0 infinite of 2 values; ...
+    """
+    if not bool(torch.isfinite(matrix).all()):
+        nan, infinite = int(torch.isnan(matrix).sum()), int(torch.isinf(matrix).sum())
+        raise NotFiniteError(
+            f"{name} holds {nan} NaN and {infinite} infinite of {matrix.numel()} values; the backbone diverged or an "
+            f"input was not finite: lower the learning rate, use bf16 or float32 rather than fp16, check the images"
+        )
+    return matrix
+
+
+def _check_square(matrix: Tensor, name: str) -> None:
+    if matrix.ndim < 2 or matrix.shape[-1] != matrix.shape[-2]:
+        raise OptionError(f"{name} has shape {tuple(matrix.shape)}; wanted (..., dim, dim)")
+
+
+def _check_ridge(ridge: float) -> None:
+    if not (math.isfinite(ridge) and ridge >= 0):
+        raise OptionError(f"ridge is {ridge}; wanted a finite number, zero or more")
+
+
+def cholesky(matrix: Tensor, name: str = "the matrix", remedy: str = "add a ridge") -> Tensor:
+    """Factor A = L L' into lower triangular L, (..., dim, dim) -> (..., dim, dim), in float64.
+
+    NaN and infinity raise `NotFiniteError`. An eigenvalue that is rounding only (up to CERTAINTY * dim * eps of the
+    norm, after scaling the diagonal to one, so that units of channels do not matter) raises `NotPositiveDefiniteError`
+    with the `remedy`: the factorisation of such a matrix may go through and mean nothing.
+
+    >>> cholesky(torch.tensor([[4.0, 2.0], [2.0, 2.0]]))
+    tensor([[2., 0.],
+            [1., 1.]], dtype=torch.float64)
+    >>> cholesky(torch.ones(2, 2), "the sum of Grams", "use ridge > 0")
+    Traceback (most recent call last):
+    efcil.errors.NotPositiveDefiniteError: the sum of Grams (2 x 2) is not positive definite: ...; use ridge > 0
+    """
+    _check_square(matrix, name)
+    matrix = check_finite(matrix.to(DTYPE), name)
+    factor: Tensor
+    factor, info = torch.linalg.cholesky_ex(matrix)
+    scale = matrix.diagonal(dim1=-2, dim2=-1).abs().clamp_min(torch.finfo(DTYPE).tiny).rsqrt()
+    scaled = matrix * scale[..., :, None] * scale[..., None, :]
+    bad = (info != 0) | ~_clears(scaled, matrix.shape[-1] * EPS * torch.linalg.matrix_norm(scaled))
+    if bool(bad.any()):
+        where = "" if matrix.ndim == 2 else f" number {int(bad.reshape(-1).nonzero()[0, 0])}"
+        raise NotPositiveDefiniteError(
+            f"{name}{where} ({matrix.shape[-1]} x {matrix.shape[-1]}) is not positive definite: "
+            f"its smallest eigenvalue is negative, zero or lost in rounding; {remedy}"
+        )
+    return factor
+
+
+def _clears(gram: Tensor, floor: Tensor) -> Tensor:
+    """Whether every eigenvalue of a Gram surely exceeds `floor` (...,): Cholesky of G - CERTAINTY floor I exists.
+
+    One third of dim^3 operations, against about ten dim^3 for eigenvalues with vectors.
+    """
+    shifted = gram.clone()
+    shifted.diagonal(dim1=-2, dim2=-1).sub_(CERTAINTY * floor[..., None])
+    info: Tensor = torch.linalg.cholesky_ex(shifted)[1]
+    return (info == 0) & (floor > 0)
+
+
+# --- task-wise semantic shift projection, Eq. (3) to (5) --------------------------------------------------------------
+
+
+def feature_products(old: Tensor, new: Tensor) -> tuple[Tensor, Tensor]:
+    """Products of Eq. (5): X'X (dim, dim) and X'Y (dim, dim_new) of features X (n, dim), Y (n, dim_new) of one batch.
+
+    They add over batches, so features never have to be held together.
+
+    >>> gram, cross = feature_products(torch.eye(2), torch.tensor([[0.0, 3.0], [3.0, 0.0]]))
+    >>> gram.tolist(), cross.tolist()
+    ([[1.0, 0.0], [0.0, 1.0]], [[0.0, 3.0], [3.0, 0.0]])
+    """
+    if old.ndim != 2 or new.ndim != 2 or len(old) != len(new):
+        raise OptionError(
+            f"old and new features have shapes {tuple(old.shape)} and {tuple(new.shape)}; "
+            f"wanted (n, dim) and (n, dim_new) of the same n images"
+        )
+    gram = old.new_zeros(old.shape[1], old.shape[1], dtype=DTYPE)
+    cross = old.new_zeros(old.shape[1], new.shape[1], dtype=DTYPE)
+    for start in range(0, len(old), ROWS_AT_ONCE):
+        x = old[start : start + ROWS_AT_ONCE].to(DTYPE)
+        y = new[start : start + ROWS_AT_ONCE].to(DTYPE)
+        gram.addmm_(x.T, x)
+        cross.addmm_(x.T, y)
+    return symmetrised(gram), cross
+
+
+def relative_ridge(gram: Tensor, factor: float) -> float:
+    """Turn a share into a ridge: factor * trace(X'X) / dim, so that it follows the scale and number of features.
+
+    >>> relative_ridge(torch.diag(torch.tensor([1.0, 3.0])), 0.1)
+    0.2
+    """
+    _check_square(gram, "gram")
+    return factor * float(gram.diagonal().sum(dtype=DTYPE)) / gram.shape[-1]
+
+
+def task_shift(old: Tensor, new: Tensor, ridge: float = SHIFT_RIDGE, towards: Target = "zero") -> Tensor:
+    """Estimate how features moved: P = (X'X + ridge I)^-1 X'Y, Eq. (3) to (5), so that new is about old @ P.
+
+    `old` X (n, dim) and `new` Y (n, dim_new) are features of the same images before and after the task; P is
+    (dim, dim_new). See `task_shift_from_gram` for few images, dead channels and `towards`.
+
+    >>> old = torch.tensor([[1.0, 0.0], [0.0, 2.0], [1.0, 1.0]])
+    >>> task_shift(old, old @ torch.tensor([[0.0, 1.0], [1.0, 0.0]])).round(decimals=6)
+    tensor([[0., 1.],
+            [1., 0.]], dtype=torch.float64)
+    """
+    if len(old) == 0:
+        raise OptionError("task_shift got no images: old and new have 0 rows; give it the images of the new task")
+    gram, cross = feature_products(old, new)
+    return task_shift_from_gram(gram, cross, ridge, towards)
+
+
+def task_shift_from_gram(gram: Tensor, cross: Tensor, ridge: float = SHIFT_RIDGE, towards: Target = "zero") -> Tensor:
+    """Solve Eq. (5) from the products `gram` X'X (dim, dim) and `cross` X'Y (dim, dim_new) of `feature_products`.
+
+    - ``towards="zero"``: P = (X'X + r I)^-1 X'Y, the paper's.
+    - ``towards="identity"``: P = (X'X + r I)^-1 (X'Y + r I): what the images do not show stays where it was. With few
+      images (n < 4 dim) this is much closer to the truth; take r from `relative_ridge`.
+
+    X'X of real features has a condition number of 1e4 to 1e5, which float64 solves to about 1e-11 (and float32 hardly
+    at all: there 1e-9 added to the diagonal is lost). Rule for singular products (fewer images than dimensions, dead
+    channels): while every eigenvalue of X'X exceeds dim * eps * max, or r is at least STRONG_RIDGE of its norm, one
+    Cholesky solve; otherwise directions of X'X at or below dim * eps * max, which are rounding that 1e-9 would blow up,
+    are given the formula's own value for zero: 0 towards zero, which makes P the minimum-norm solution X^+ Y for
+    r -> 0 as the paper intends, and unchanged towards the identity.
+
+    >>> task_shift_from_gram(torch.diag(torch.tensor([4.0, 0.0])), torch.diag(torch.tensor([2.0, 0.0])))
+    tensor([[0.5000, 0.0000],
+            [0.0000, 0.0000]], dtype=torch.float64)
+    >>> task_shift_from_gram(torch.diag(torch.tensor([4.0, 0.0])), torch.zeros(2, 2), ridge=4.0, towards="identity")
+    tensor([[0.5000, 0.0000],
+            [0.0000, 1.0000]], dtype=torch.float64)
+    """
+    _check_ridge(ridge)
+    _check_square(gram, "gram")
+    if towards not in get_args(Target):
+        raise OptionError(f"towards is '{towards}': {nearest(towards, get_args(Target))}")
+    dim = gram.shape[-1]
+    if cross.shape[0] != dim or (towards == "identity" and cross.shape[1] != dim):
+        wanted = f"({dim}, {dim})" if towards == "identity" else f"({dim}, dim_new)"
+        raise OptionError(f"cross has shape {tuple(cross.shape)}; wanted {wanted} beside a gram of {tuple(gram.shape)}")
+    gram = check_finite(gram.to(DTYPE), "X'X of the old features")
+    cross = check_finite(cross.to(DTYPE), "X'Y of the old and new features")
+    ridged = gram.clone()
+    ridged.diagonal().add_(ridge)
+    if towards == "identity":
+        cross = cross.clone()
+        cross.diagonal().add_(ridge)
+    norm = torch.linalg.matrix_norm(gram)
+    if ridge >= STRONG_RIDGE * float(norm) > 0 or bool(_clears(gram, dim * EPS * norm)):
+        return torch.cholesky_solve(cross, torch.linalg.cholesky_ex(ridged)[0])
+    values, vectors = torch.linalg.eigh(gram)
+    shown = values > dim * EPS * values[-1]
+    seen, unseen = vectors[:, shown], vectors[:, ~shown]
+    shift: Tensor = seen @ ((seen.T @ cross) / (values[shown] + ridge)[:, None])
+    return shift + unseen @ unseen.T if towards == "identity" else shift
+
+
+# --- category information projection, Eq. (6), (7), (9), (10) ---------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class RowSpace:
+    """Row spaces of k classes, as their projectors U_r U_r' (k, dim, dim) kept in the cheaper of two forms.
+
+    `keep` (k, dim) of ones and zeros: the projector is diagonal. Otherwise `basis` (k, dim, m), orthonormal columns
+    (padded with zero columns where classes differ in rank): the projector is B B', or I - B B' where `complement`.
+
+    >>> space = RowSpace(keep=torch.tensor([[1.0, 0.0]]))
+    >>> space.projector().tolist(), space.after(torch.ones(1, 2)).tolist()
+    ([[[1.0, 0.0], [0.0, 0.0]]], [[[1.0, 0.0]]])
+    """
+
+    keep: Tensor | None = None
+    basis: Tensor | None = None
+    complement: bool = False
+
+    def projector(self) -> Tensor:
+        """U_r U_r' as a matrix, (k, dim, dim), exactly symmetric."""
+        if self.basis is None:
+            assert self.keep is not None
+            return torch.diag_embed(self.keep)
+        inner = symmetrised(self.basis @ self.basis.mT)
+        return torch.eye(inner.shape[-1], dtype=inner.dtype, device=inner.device) - inner if self.complement else inner
+
+    def after(self, rows: Tensor) -> Tensor:
+        """Rows @ U_r U_r', Eq. (7): (m, dim) or (k, m, dim) -> (k, m, dim)."""
+        if self.basis is None:
+            assert self.keep is not None
+            return rows * self.keep[:, None, :]
+        inner = (rows @ self.basis) @ self.basis.mT
+        return rows - inner if self.complement else inner
+
+    def around(self, gram: Tensor) -> Tensor:
+        """U_r U_r' @ gram @ U_r U_r', (k, dim, dim): since P_c = P U_r U_r', the outer half of Eq. (16)."""
+        if self.basis is not None and self.complement:
+            # (I - BB') G (I - BB') = G - BC' - CB' with C = GB - B (B'GB) / 2: one thin product
+            image = gram @ self.basis
+            half = image - self.basis @ (self.basis.mT @ image).mul_(0.5)
+            left, right = torch.cat([self.basis, half], -1), torch.cat([half, self.basis], -1)
+            return symmetrised(torch.baddbmm(gram, left, right.mT, alpha=-1.0))
+        return symmetrised(self.after(self.after(gram).mT))
+
+
+def _check_rule(rule: str, tolerance: float | None) -> None:
+    if rule not in get_args(RankRule):
+        raise OptionError(f"unknown rank rule '{rule}': {nearest(rule, get_args(RankRule))}")
+    if rule in ("tolerance", "energy"):
+        if tolerance is None or not 0 < tolerance <= 1:
+            raise OptionError(f"rank rule '{rule}' got tolerance={tolerance}; wanted a share above 0 and at most 1")
+    elif tolerance is not None:
+        raise OptionError(f"rank rule '{rule}' takes no tolerance, got {tolerance}; use rule 'tolerance' or 'energy'")
+
+
+def _kept(values: Tensor, rule: str, tolerance: float | None) -> Tensor:
+    """Which of the ascending eigenvalues (k, dim) the rule keeps."""
+    values = values.clamp_min(0.0)
+    if rule == "energy":
+        assert tolerance is not None
+        ahead = values.flip(-1).cumsum(-1).roll(1, -1)
+        ahead[..., 0] = 0.0  # the sum before each eigenvalue, from the largest down
+        total = values.sum(-1, keepdim=True)
+        # Directions of nothing but rounding are no energy, so a share of 1 means the numerical rank.
+        real = values > values.shape[-1] * EPS * values[..., -1:]
+        return (ahead < tolerance * total).flip(-1) & real
+    share = values.shape[-1] * EPS if rule == "numerical" else tolerance
+    assert share is not None
+    return values > share * values[..., -1:]
+
+
+def _thin_null_space(gram: Tensor, share: float) -> tuple[Tensor, Tensor]:
+    """Directions of eigenvalues up to share * largest, where they are few and clearly apart from the rest.
+
+    Gives an orthonormal basis (m, dim, thin), zero columns where a class has fewer, of the m classes of (k, dim, dim)
+    for which it is proven, and which those are, (k,) bool. About three Cholesky factors of work rather than an
+    eigendecomposition: inverse iteration on a block finds the directions, and this proves them: their Ritz values lie
+    below the cut-off and their residuals are rounding; with them lifted, Cholesky shows that all else lies above it.
+    """
+    dim = gram.shape[-1]
+    width = min(THIN_DIRECTIONS, dim // 4)
+    norm = torch.linalg.matrix_norm(gram)
+    trace = gram.diagonal(dim1=-2, dim2=-1).sum(-1)
+    floor = share * norm  # the largest eigenvalue lies between norm^2 / trace and norm
+    ridged = gram.clone()
+    ridged.diagonal(dim1=-2, dim2=-1).add_(floor[:, None])
+    factor, info = torch.linalg.cholesky_ex(ridged)
+    sound = (info == 0) & (floor > 0)
+    factor = torch.where(sound[:, None, None], factor, torch.eye(dim, dtype=DTYPE, device=gram.device))
+    start = torch.randn(dim, width, dtype=DTYPE, generator=torch.Generator().manual_seed(0)).to(gram.device)
+    block = start.expand(len(gram), dim, width)
+    for _ in range(INVERSE_ITERATIONS):
+        block = torch.linalg.qr(torch.cholesky_solve(block, factor))[0]
+    image = gram @ block
+    values, turn = torch.linalg.eigh(symmetrised(block.mT @ image).nan_to_num(0.0, 0.0, 0.0))
+    cut = values * CERTAINTY <= (share * norm.square() / trace)[:, None]
+    basis = (block @ turn) * cut[:, None, :]
+    residual = torch.linalg.matrix_norm(image @ turn * cut[:, None, :] - basis * values[:, None, :])
+    found = sound & cut.any(-1) & (residual <= dim * EPS * norm)
+    lifted = torch.baddbmm(gram, basis, basis.mT * norm[:, None, None])
+    found &= _clears(lifted, floor)
+    return basis[found][..., : int(cut[found].sum(-1).max()) if bool(found.any()) else 0], found
+
+
+def row_space(gram: Tensor, rule: RankRule = "numerical", tolerance: float | None = None) -> RowSpace | None:
+    """Find the row spaces of Grams (k, dim, dim), Eq. (6) and (10); None where no direction of any class is cut.
+
+    Which eigenvalues of a Gram count as non-zero is the `rule`:
+
+    - ``positive``: every singular value above zero, as released: only a channel that is exactly dead (zero on the
+      diagonal) has an exact zero, so those are cut and nothing else, without decomposing. The released float32 SVD
+      agrees whenever no channel is dead, as in every class measured; for a dead channel LAPACK returns rounding noise
+      rather than zero, and what it then keeps is an accident that is not imitated;
+    - ``numerical``: eigenvalue > dim * eps * largest, eps of float64: the paper's text taken literally;
+    - ``tolerance``: eigenvalue > tolerance * largest;
+    - ``energy``: the fewest leading eigenvalues whose sum reaches the share `tolerance` of the trace;
+    - ``none``: the identity.
+
+    Under ``numerical`` and ``tolerance`` a Cholesky test finds the classes that surely lose nothing, and inverse
+    iteration, proven afterwards, those that lose few directions; only the others are decomposed.
+
+    >>> row_space(torch.eye(3)[None], "numerical") is None
+    True
+    """
+    _check_rule(rule, tolerance)
+    _check_square(gram, "gram")
+    if rule == "none" or gram.numel() == 0:
+        return None
+    dim = gram.shape[-1]
+    if rule == "positive":
+        alive = check_finite(gram.diagonal(dim1=-2, dim2=-1), "the diagonal of gram") > 0
+        return None if bool(alive.all()) else RowSpace(keep=alive.to(DTYPE))
+    gram = check_finite(gram.to(DTYPE), "gram")
+    if rule == "energy":
+        which, most = torch.arange(len(gram), device=gram.device), 0
+    else:
+        share = max(tolerance or 0.0, dim * EPS)
+        unsure = ~_clears(gram, share * torch.linalg.matrix_norm(gram))
+        which = unsure.nonzero()[:, 0]
+        if len(which) == 0:
+            return None
+        thin, found = _thin_null_space(gram[which], share)
+        thin_of, which = which[found], which[~found]
+        most = thin.shape[-1]
+    if len(which) == 0:
+        values = vectors = kept = gram.new_zeros(0)
+    else:
+        values, vectors = torch.linalg.eigh(gram[which])
+        kept = _kept(values, rule, tolerance)
+        if len(which) == len(gram):
+            if bool(kept.all()):
+                return None
+            if int((~kept).sum(-1).max()) > dim // 2:  # the kept side is the thinner one
+                return RowSpace(basis=(vectors * kept[:, None, :])[..., dim - int(kept.sum(-1).max()) :])
+        most = max(most, int((~kept).sum(-1).max()))
+    # The cut side; classes that lose nothing have none, that is zero columns.
+    basis = gram.new_zeros(len(gram), dim, most)
+    if rule != "energy":
+        basis[thin_of, :, : thin.shape[-1]] = thin
+    if len(which):
+        basis[which] = (vectors * (~kept)[:, None, :])[..., :most]
+    return RowSpace(basis=basis, complement=True) if most else None
+
+
+def _batched(gram: Tensor) -> Tensor:
+    _check_square(gram, "gram")
+    return gram.reshape(-1, *gram.shape[-2:])
+
+
+def row_projector(gram: Tensor, rule: RankRule = "numerical", tolerance: float | None = None) -> Tensor:
+    """U_r U_r' of Eq. (6) and (10): the symmetric projector onto the row space of a Gram, (..., dim, dim).
+
+    The rank rules are those of `row_space`.
+
+    >>> row_projector(torch.diag(torch.tensor([3.0, 0.0, 1.0])))
+    tensor([[1., 0., 0.],
+            [0., 0., 0.],
+            [0., 0., 1.]], dtype=torch.float64)
+    """
+    space = row_space(_batched(gram), rule, tolerance)
+    if space is None:
+        return torch.eye(gram.shape[-1], dtype=DTYPE, device=gram.device).expand(gram.shape).clone()
+    return space.projector().reshape(gram.shape)
+
+
+def row_rank(gram: Tensor, rule: RankRule = "numerical", tolerance: float | None = None) -> Tensor:
+    """r of Eq. (6): how many directions the rank rule keeps, (..., dim, dim) -> (...) of int64.
+
+    >>> gram = torch.diag(torch.tensor([96.0, 3.0, 1.0, 0.0]))
+    >>> [int(row_rank(gram, *rule)) for rule in (("numerical",), ("tolerance", 0.02), ("energy", 0.9), ("none",))]
+    [3, 2, 1, 4]
+    """
+    space = row_space(_batched(gram), rule, tolerance)
+    shape = gram.shape[:-2]
+    if space is None:
+        return torch.full(shape, gram.shape[-1], dtype=torch.int64, device=gram.device)
+    if space.basis is None:
+        assert space.keep is not None
+        return space.keep.sum(-1).to(torch.int64).reshape(shape)
+    columns = space.basis.square().sum(-2).round().sum(-1).to(torch.int64)
+    return (gram.shape[-1] - columns if space.complement else columns).reshape(shape)
+
+
+def class_shift(
+    task_shift: Tensor, gram: Tensor, rule: RankRule = "numerical", tolerance: float | None = None
+) -> Tensor:
+    """P_c = P U_r U_r', Eq. (7) and (9), for Grams (classes, dim, dim) at the old backbone.
+
+    Gives the shared `task_shift` (dim, dim) itself when the rule cuts no direction of any class, else
+    (classes, dim, dim). The projector stands on the output side, so P must be square.
+
+    >>> shift = torch.tensor([[1.0, 2.0], [3.0, 4.0]], dtype=torch.float64)
+    >>> class_shift(shift, torch.eye(2).expand(5, 2, 2)) is shift
+    True
+    >>> class_shift(shift, torch.diag(torch.tensor([1.0, 0.0]))[None])
+    tensor([[[1., 0.],
+             [3., 0.]]], dtype=torch.float64)
+    """
+    if gram.ndim != 3 or task_shift.shape != gram.shape[1:]:
+        raise OptionError(
+            f"task_shift has shape {tuple(task_shift.shape)} and gram {tuple(gram.shape)}; "
+            f"wanted (dim, dim) and (classes, dim, dim)"
+        )
+    space = row_space(gram, rule, tolerance)
+    return task_shift if space is None else space.after(task_shift.to(DTYPE))
+
+
+# --- rectified statistics, Eq. (16) -----------------------------------------------------------------------------------
+
+
+def symmetrised(matrix: Tensor) -> Tensor:
+    """(A + A') / 2, (..., dim, dim): removes what rounding did to a symmetric product.
+
+    >>> symmetrised(torch.tensor([[1.0, 2.0], [4.0, 1.0]])).tolist()
+    [[1.0, 3.0], [3.0, 1.0]]
+    """
+    return (matrix + matrix.mT).mul_(0.5)
+
+
+def congruence(gram: Tensor, shift: Tensor, out: Tensor | None = None) -> Tensor:
+    """P' G P of Eq. (16), exactly symmetric: `gram` (k, dim, dim), `shift` (dim, dim_new) or (k, dim, dim_new).
+
+    On the CPU class after class, so that the three matrices at work stay in the cache, and only the upper part of the
+    second product, in strips: 3.25 dim^3 operations a class rather than 4. On a GPU as two batched products.
+
+    >>> congruence(torch.eye(2)[None].double(), torch.tensor([[1.0, 1.0], [0.0, 1.0]]).double()).tolist()
+    [[[1.0, 1.0], [1.0, 2.0]]]
+    """
+    classes, dim, width = len(gram), gram.shape[-1], shift.shape[-1]
+    if out is None:
+        out = gram.new_empty(classes, width, width)
+    if gram.is_cuda:
+        half = (gram.reshape(-1, dim) @ shift).view(-1, dim, width) if shift.ndim == 2 else gram @ shift
+        return out.copy_(symmetrised(shift.mT @ half))
+    half = gram.new_empty(dim, width)
+    step = max(1, -(-width // SYMMETRIC_STRIPS))
+    for index in range(classes):
+        right = shift if shift.ndim == 2 else shift[index]
+        torch.mm(gram[index], right, out=half)
+        product = out[index]
+        for start in range(0, width, step):
+            stop = start + step
+            torch.mm(right[:, start:stop].T, half[:, start:], out=product[start:stop, start:])
+        above = product.triu(1)
+        product.triu_().add_(above.T)
+    return out
+
+
+def pack_symmetric(matrix: Tensor) -> Tensor:
+    """Keep the upper triangle of symmetric matrices, row by row: (..., dim, dim) -> (..., dim (dim + 1) / 2).
+
+    >>> pack_symmetric(torch.tensor([[1.0, 2.0], [2.0, 3.0]])).tolist()
+    [1.0, 2.0, 3.0]
+    """
+    _check_square(matrix, "matrix")
+    row, column = torch.triu_indices(matrix.shape[-1], matrix.shape[-1], device=matrix.device)
+    return matrix[..., row, column]
+
+
+def unpack_symmetric(packed: Tensor) -> Tensor:
+    """Undo `pack_symmetric`, bit for bit: (..., dim (dim + 1) / 2) -> (..., dim, dim).
+
+    >>> unpack_symmetric(torch.tensor([1.0, 2.0, 3.0])).tolist()
+    [[1.0, 2.0], [2.0, 3.0]]
+    """
+    dim = (math.isqrt(8 * packed.shape[-1] + 1) - 1) // 2
+    if dim * (dim + 1) // 2 != packed.shape[-1]:
+        raise OptionError(f"packed has {packed.shape[-1]} numbers per matrix; wanted dim (dim + 1) / 2 of them")
+    row, column = torch.triu_indices(dim, dim, device=packed.device)
+    matrix = packed.new_empty(*packed.shape[:-1], dim, dim)
+    matrix[..., row, column] = packed
+    matrix[..., column, row] = packed
+    return matrix
+
+
+# --- ridge regression-based classifier reconstruction, Eq. (11) to (15), (18) to (22) ---------------------------------
+
+
+def ridge_weight(stats: Statistics, ridge: float) -> Tensor:
+    """Reconstruct the classifier: W = (sum_c G_c + ridge I)^-1 [N_c mu_c'], Eq. (13), (14) and (18) to (21).
+
+    From `stats` of k classes, W is (dim, k) with the columns in the order of `stats.classes`; scores are x @ W. It is
+    the joint ridge solution of Eq. (11) and (12) on all images. gamma, which Eq. (19) leaves out, is here.
+
+    >>> from efcil.stats import ClassStats
+    >>> stats = ClassStats.from_features(torch.tensor([[1.0, 0.0], [0.0, 3.0]]), torch.tensor([0, 1]))
+    >>> ridge_weight(stats, ridge=1.0)
+    tensor([[0.5000, 0.0000],
+            [0.0000, 0.3000]], dtype=torch.float64)
+    """
+    _check_ridge(ridge)
+    total = stats.gram_sum().to(DTYPE).clone()
+    total.diagonal().add_(ridge)
+    factor = cholesky(
+        total, f"the sum of Grams + {ridge:g} I", "raise ridge (gamma; the paper uses 200 and 2000), or add images"
+    )
+    cross = stats.mean.to(DTYPE).T * stats.count
+    return torch.cholesky_solve(check_finite(cross, "N_c mu_c'"), factor)
+
+
+def normalise_columns(weight: Tensor) -> Tensor:
+    """Category-wise normalisation, Eq. (22): w_j / ||w_j||_2 for each column of (dim, classes).
+
+    Every column by its own l2 norm (the l1 norm and the index in the paper's first term are misprints); a zero column
+    stays zero.
+
+    >>> normalise_columns(torch.tensor([[3.0, 0.0], [4.0, 0.0]]))
+    tensor([[0.6000, 0.0000],
+            [0.8000, 0.0000]])
+    """
+    check_finite(weight, "weight")
+    # Divided by the largest entry first, so that no square over- or underflows.
+    largest = weight.abs().amax(0, keepdim=True) if len(weight) else weight.sum(0, keepdim=True)
+    scaled = weight / torch.where(largest > 0, largest, torch.ones_like(largest))
+    norm = torch.linalg.vector_norm(scaled, dim=0, keepdim=True)
+    return scaled / torch.where(norm > 0, norm, torch.ones_like(norm))

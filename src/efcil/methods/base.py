@@ -1,0 +1,56 @@
+"""What a method is: a representation, and a readout that turns what the backbone sees into scores."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from efcil.config import Options, Values
+from efcil.features import TaskFeatures
+
+
+class Readout(Protocol):
+    """Everything of a method but its backbone: what it keeps of a task, and how it scores features."""
+
+    def learn(self, task: TaskFeatures) -> None:
+        """Take up a task that the backbone has just learned."""
+
+    def scores(self, features: Tensor) -> Tensor:
+        """Score features (n, dim) for every class seen, (n, classes)."""
+
+    def state(self) -> dict[str, Tensor]:
+        """Return all that must survive the task."""
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """Take up what `state` returned."""
+
+
+class ReadoutFactory(Protocol):
+    """A readout's class, called with its options."""
+
+    def __call__(self, options: Any) -> Readout:
+        """Make a readout that has learned nothing yet."""
+
+
+@dataclass(frozen=True)
+class Method:
+    """A registered method: its parts in words, for tables, and in code."""
+
+    name: str
+    title: str
+    paper: str  # citation
+    representation: str
+    shift: str
+    head: str
+    readout: ReadoutFactory
+    options: type[Options] = Options
+    preset_section: str = ""  # the method whose preset values apply, where it is not the method itself
+    fixed: Values = field(default_factory=dict)  # what makes an ablation an ablation
+
+    @property
+    def section(self) -> str:
+        """Name of its section in the presets."""
+        return self.preset_section or self.name

@@ -1,0 +1,64 @@
+"""DPCR: dual-projection shift estimation and classifier reconstruction.
+
+He et al., "Semantic Shift Estimation via Dual-Projection and Classifier Reconstruction for Exemplar-Free
+Class-Incremental Learning", ICML 2025.
+
+Idea: the backbone keeps learning (LwF). How the old classes moved is estimated with a linear map from the old to the
+new features of the current task (TSSP), projected onto each class's row space (CIP). The classifier is then solved
+anew by ridge regression from all classes' moved statistics (RRCR), and each class's column is normalised (CN).
+
+What survives a task: per class its count, mean and Gram matrix, dim (dim + 1) / 2 + dim + 1 numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from pydantic import Field
+from torch import Tensor
+
+from efcil.features import TaskFeatures, View
+from efcil.linalg import normalise_columns, ridge_weight
+from efcil.shift.dual_projection import DualProjectionOptions, dual_projection
+from efcil.stats import ClassStats
+
+
+class DPCROptions(DualProjectionOptions):
+    """Options of DPCR: the shift's, and the reconstruction's."""
+
+    ridge: float = Field(default=200.0, ge=0)  # gamma of Eq. 11
+    normalise: bool = True  # CN, Eq. 22
+    ridge_images: View = "clean"  # of the new classes, in the reconstruction; what is stored is always clean
+
+
+class DPCR:
+    """The closed-form part of DPCR, Algorithm 1 from "Shift Estimation" on."""
+
+    def __init__(self, options: DPCROptions):
+        self.options = options
+        self.stats: ClassStats | None = None
+        self.weight: Tensor | None = None  # (dim, classes)
+
+    def learn(self, task: TaskFeatures) -> None:
+        """Move the old classes, add the new ones, solve."""
+        o = self.options
+        old = dual_projection(self.stats, task, o)  # Eq. 3-7, 16, 17
+        self.stats = task.joined(old)  # Eq. 15
+        weight = ridge_weight(task.joined(old, o.ridge_images), o.ridge)  # Eq. 18-21
+        self.weight = normalise_columns(weight) if o.normalise else weight  # Eq. 22
+
+    def scores(self, features: Tensor) -> Tensor:
+        """Return features @ weight."""
+        assert self.weight is not None
+        return features.to(self.weight) @ self.weight
+
+    def state(self) -> dict[str, Tensor]:
+        """Return the classes' statistics and the classifier."""
+        assert self.stats is not None
+        assert self.weight is not None
+        return {**self.stats.state(), "weight": self.weight}
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """Take them up."""
+        self.weight = state["weight"]
+        self.stats = ClassStats.from_state({k: v for k, v in state.items() if k != "weight"})

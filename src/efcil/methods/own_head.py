@@ -1,0 +1,43 @@
+"""The backbone's own auxiliary head as classifier: LwF, finetuning and joint training as they were published.
+
+Idea: nothing is added; the head that was trained with the backbone answers.
+What survives a task: the head, one row of `dim` numbers per class, and its scale.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from efcil.config import Options
+from efcil.features import TaskFeatures
+from efcil.heads.cosine import CosineHead
+
+
+class OwnHead:
+    """A copy of the auxiliary head after the task."""
+
+    def __init__(self, options: Options):
+        self.head: CosineHead | None = None
+
+    def learn(self, task: TaskFeatures) -> None:
+        """Copy the head."""
+        self.head = copy.deepcopy(task.representation.head)
+
+    @torch.no_grad()
+    def scores(self, features: Tensor) -> Tensor:
+        """Return the head's logits."""
+        assert self.head is not None
+        return self.head(features)
+
+    def state(self) -> dict[str, Tensor]:
+        """Return the head's tensors."""
+        return dict(self.head.state_dict()) if self.head is not None else {}
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """Take up a head."""
+        self.head = CosineHead(state["weight"].shape[1], len(state["weight"])).to(state["weight"])
+        self.head.load_state_dict(dict(state))

@@ -1,0 +1,111 @@
+"""Run a stream of tasks through one representation and any number of readouts: train once, compare all."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+import numpy as np
+from torch import Tensor
+
+from efcil.data.dataset import DataSet
+from efcil.features import TaskFeatures, extract
+from efcil.methods.base import Readout
+from efcil.metrics import AccuracyMatrix, count_correct
+from efcil.representations import Representation
+from efcil.tasks import TaskStream
+from efcil.training.loop import EpochReport, Optimiser, Pixels, train
+from efcil.training.machine import Machine
+
+
+class Observer(Protocol):
+    """Who is told how a run goes: progress, logs, checkpoints."""
+
+    def after_epoch(self, report: EpochReport, optimiser: Optimiser) -> None:
+        """An epoch is done and its loss is finite."""
+
+    def before_readouts(self, task: int) -> None:
+        """Training of a task is done; statistics move and heads are solved now."""
+
+    def after_task(self, task: int) -> None:
+        """A task is learned and measured."""
+
+
+class Evaluator:
+    """The only one that holds test data: measures every readout on all classes seen so far."""
+
+    def __init__(self, data: DataSet, stream: TaskStream, machine: Machine):
+        positions = stream.positions(data.test.labels)
+        rows = np.argsort(positions, kind="stable")  # in class order, so that the classes seen are a prefix
+        self.pixels = Pixels(machine.tensor(data.test.images[rows]), data.mean, data.std, machine)
+        self.labels = machine.tensor(positions[rows])
+        self.ends = np.cumsum(np.bincount(positions, minlength=len(data.class_names)))[np.array(stream.ends) - 1]
+        self.task_of_class = stream.task_of_class()
+        self.machine = machine
+
+    def totals(self) -> list[int]:
+        """Test images of each task."""
+        return np.diff(self.ends, prepend=0).tolist()
+
+    def measure(
+        self, task: int, representation: Representation, readouts: Mapping[str, Readout]
+    ) -> dict[str, tuple[list[int], list[int]]]:
+        """Return (top-1, top-5) hits on each task's test images, for each readout. Features are computed once."""
+        end = int(self.ends[task])
+        seen, labels = self.pixels.showing(self.pixels.images[:end]), self.labels[:end]
+        features = extract(representation.backbone, seen, self.machine, representation.options.crop)
+        hits = {}
+        for name, readout in readouts.items():
+            correct, correct5, _ = count_correct(readout.scores(features), labels, self.task_of_class)
+            hits[name] = (correct[: task + 1].tolist(), correct5[: task + 1].tolist())
+        return hits
+
+
+def learn_stream(
+    stream: TaskStream,
+    data: DataSet,
+    evaluator: Evaluator,
+    representation: Representation,
+    readouts: Mapping[str, Readout],
+    matrices: Mapping[str, AccuracyMatrix],
+    observer: Observer,
+    *,
+    first_task: int = 0,
+    first_epoch: int = 0,
+    momenta: dict[str, Tensor] | None = None,
+) -> None:
+    """Learn the tasks from `first_task` on; with `first_epoch` and `momenta` from the middle of that task."""
+    machine, options = representation.machine, representation.options
+    transform = representation.transform(data.size)
+    for index in range(first_task, len(stream)):
+        task = stream.upto(index) if representation.all_data else stream[index]
+        if not first_epoch:
+            representation.begin(task)
+        labels = machine.tensor(task.labels)
+        pixels = Pixels(machine.tensor(task.images), data.mean, data.std, machine)
+        train(
+            representation,
+            representation.loss,
+            pixels,
+            labels,
+            schedule=representation.schedule(index),
+            transform=transform,
+            batch_size=options.batch_size,
+            momentum=options.momentum,
+            last_batch=options.last_batch,
+            machine=machine,
+            seed=representation.seed,
+            task=index,
+            start=first_epoch,
+            momenta=momenta,
+            after_epoch=observer.after_epoch,
+        )
+        first_epoch, momenta = 0, None
+        observer.before_readouts(index)
+        learned = TaskFeatures(index, representation, pixels, labels, transform)
+        for readout in readouts.values():
+            readout.learn(learned)
+        for name, (correct, correct5) in evaluator.measure(index, representation, readouts).items():
+            matrices[name].record(index, correct, correct5)
+        task.close()
+        observer.after_task(index)

@@ -1,0 +1,137 @@
+"""Figures for papers and slides, drawn by matplotlib without pyplot; nothing of it is imported before it is used."""
+
+from __future__ import annotations
+
+import io
+import warnings
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from efcil.report.groups import COLUMNS, Benchmark, benchmarks_of
+from efcil.report.load import Run, Summary, runs_of
+from efcil.report.styles import short, styles_for
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["curve_figure", "figure_bytes", "matrix_figure"]
+
+INK, FAINT = "#222222", "#dddddd"
+
+
+def curve_figure(summaries: Iterable[Summary]) -> Figure:
+    """A_t against the classes seen: a panel for each benchmark, a line for each method, a band for the spread."""
+    from matplotlib.figure import Figure
+
+    benchmarks = benchmarks_of(runs_of(summaries))
+    styles = styles_for(group for benchmark in benchmarks for group in benchmark.groups)
+    figure = Figure(figsize=(9.0, 4.6 * len(benchmarks)), dpi=150, layout="constrained")
+    panels = figure.subplots(len(benchmarks), 1, squeeze=False)[:, 0]
+    for axes, benchmark in zip(panels, benchmarks, strict=True):
+        _curves(axes, benchmark, styles)
+    return figure
+
+
+def _curves(axes: Any, benchmark: Benchmark, styles: dict[str, Any]) -> None:
+    ticks = benchmark.classes_seen or tuple(range(1, benchmark.tasks + 1))
+    lines, names = [], []
+    for group in benchmark.groups:
+        style, curve = styles[group.label], group.curve
+        if not curve:
+            continue
+        x = ticks[: len(curve)]
+        y = [point.mean for point in curve]
+        (line,) = axes.plot(x, y, color=style.colour, marker=style.marker, markersize=4.5, linewidth=1.8, clip_on=False)
+        if style.dash:
+            line.set_dashes(style.dash)
+        if len(group.runs) > 1:
+            spread = [point.spread or 0.0 for point in curve]
+            low, high = ([a + sign * b for a, b in zip(y, spread, strict=True)] for sign in (-1, 1))
+            axes.fill_between(x, low, high, color=style.colour, alpha=0.13, linewidth=0)
+        final = group.value(COLUMNS[0])
+        lines.append(line)
+        names.append(_plot_text(short(group.label)) + (f"  {final.text()}" if final else "") + _how_far(group.partial))
+    _dress(axes, f"Accuracy after each task: {_plot_text(short(benchmark.title, 60))}")
+    step = -(-len(ticks) // 10)
+    axes.set_xticks(ticks[::-step])
+    axes.set_xlabel("classes seen" if benchmark.classes_seen else "task")
+    axes.set_ylabel("accuracy over all classes seen, %")
+    axes.set_ylim(bottom=max(0.0, axes.get_ylim()[0]), top=min(100.0, axes.get_ylim()[1]))
+    axes.grid(axis="y", color=FAINT, linewidth=0.8)
+    if lines:
+        legend = axes.legend(
+            lines, names, title="final accuracy $A_f$", loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False
+        )
+        legend.get_title().set_fontsize(9)
+
+
+def matrix_figure(summary: Summary) -> Figure:
+    """R: accuracy on each task (across) after each task (down), numbers in the cells up to 30 tasks."""
+    from matplotlib.figure import Figure
+
+    run = Run.of(summary)
+    size = max(run.tasks, 1)
+    cell = 0.5 if size <= 12 else 0.38
+    side = max(2.6, cell * size)
+    figure = Figure(figsize=(side + 1.9, side + 1.2), dpi=150, layout="constrained")
+    axes = figure.subplots()
+    rows = [[_cell(run, t, i) for i in range(size)] for t in range(size)]
+    image = axes.imshow(rows, cmap="Blues", vmin=0, vmax=100)
+    if size <= 30:
+        for t, row in enumerate(rows):
+            for i, value in enumerate(row):
+                if value == value:
+                    text = f"{value:.1f}" if size <= 12 else f"{value:.0f}"
+                    colour = "black" if value < 60 else "white"
+                    axes.text(i, t, text, ha="center", va="center", fontsize=9 if size <= 12 else 8, color=colour)
+    _dress(axes, None)
+    axes.tick_params(length=0, labelsize=9 if size <= 12 else 8)
+    step = -(-size // 30)
+    axes.set_xticks(range(0, size, step), [str(i + 1) for i in range(0, size, step)])
+    axes.set_yticks(range(0, size, step), [str(i + 1) for i in range(0, size, step)])
+    axes.spines[:].set_visible(False)
+    axes.set_xlabel("accuracy on task")
+    axes.set_ylabel("after task")
+    state = f", partial: {run.tasks_done} of {run.tasks} tasks" if run.partial else ""
+    width = int(13 * (side + 1.9) / 1.15)  # characters that fit above the matrix
+    lines = [short(run.method, width), short(f"{run.dataset}, order {run.order or '?'}{state}", width)]
+    axes.set_title(_plot_text("\n".join(lines)), loc="left", fontsize=10, color=INK)
+    bar = figure.colorbar(image, ax=axes, fraction=0.046, pad=0.03, label="accuracy, %")
+    bar.outline.set_visible(False)
+    return figure
+
+
+def figure_bytes(figure: Figure, kind: str) -> bytes:
+    """The figure as a file of a kind (``png``, ``svg``, ``pdf``); the same figure gives the same bytes."""
+    import matplotlib
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    FigureCanvasAgg(figure)
+    buffer = io.BytesIO()
+    with matplotlib.rc_context({"svg.hashsalt": "efcil"}), warnings.catch_warnings():
+        # A name in a script that matplotlib's own font lacks shows boxes; that is no reason to stop.
+        warnings.filterwarnings("ignore", message="Glyph .* missing")
+        dates = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
+        figure.savefig(buffer, format=kind, metadata=dates.get(kind), bbox_inches="tight", pad_inches=0.12)
+    return buffer.getvalue()
+
+
+def _cell(run: Run, t: int, i: int) -> float:
+    value = run.matrix[t][i] if t < len(run.matrix) and i < len(run.matrix[t]) and i <= t else None
+    return float("nan") if value is None else value
+
+
+def _dress(axes: Any, title: str | None) -> None:
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_color("#888888")
+    axes.tick_params(colors=INK, labelsize=9)
+    if title:
+        axes.set_title(title, loc="left", fontsize=11, color=INK)
+
+
+def _plot_text(text: str) -> str:
+    return text.replace("$", r"\$")  # else matplotlib reads a formula
+
+
+def _how_far(partial: bool) -> str:
+    return " (partial)" if partial else ""

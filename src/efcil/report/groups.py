@@ -1,0 +1,217 @@
+"""Which runs belong together: benchmarks (data set and split), in them methods, in them the runs to average."""
+
+from __future__ import annotations
+
+import os
+import statistics
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from itertools import accumulate
+
+from efcil.report.load import Run
+
+__all__ = ["COLUMNS", "NONE", "Benchmark", "Group", "Value", "benchmarks_of"]
+
+
+NONE = "\N{EN DASH}"  # a number that is not there
+
+
+@dataclass(frozen=True)
+class Value:
+    """A mean with the sample standard deviation over runs; no spread where there is one run."""
+
+    mean: float
+    spread: float | None = None
+
+    @classmethod
+    def over(cls, values: Iterable[float | None]) -> Value | None:
+        """Mean and spread of the values; None if one is missing, since a mean of the others would mislead.
+
+        >>> Value.over([1.0, 3.0])
+        Value(mean=2.0, spread=1.4142135623730951)
+        """
+        numbers: list[float] = []
+        for value in values:
+            if value is None:
+                return None
+            numbers.append(value)
+        if not numbers:
+            return None
+        return cls(statistics.fmean(numbers), statistics.stdev(numbers) if len(numbers) > 1 else None)
+
+    def text(self, plus_minus: str = " ± ") -> str:
+        """Two decimals, as printed in every table."""
+        mean = f"{self.mean:.2f}"
+        return mean if self.spread is None else f"{mean}{plus_minus}{self.spread:.2f}"
+
+
+@dataclass(frozen=True)
+class Column:
+    """A number of a table: what it is called, how to get it and which end is the better one."""
+
+    key: str
+    title: str
+    get: Callable[[Run], float | None]
+    better: int  # 1 higher, -1 lower, 0 neither
+    help: str
+
+
+COLUMNS = (
+    Column("A_f", "A_f", lambda run: run.A_f, 1, "accuracy over all classes after the last task"),
+    Column("A_avg", "A_avg", lambda run: run.A_avg, 1, "mean over tasks of the accuracy over the classes seen"),
+    Column("A5_f", "Top-5", lambda run: run.A5_f, 1, "top-5 accuracy after the last task"),
+    Column("old", "Old", lambda run: run.old, 0, "accuracy on the classes of earlier tasks"),
+    Column("new", "New", lambda run: run.new, 0, "accuracy on the classes of the last task"),
+    Column("forgetting", "Forgetting", lambda run: run.forgetting, -1, "mean drop from the best accuracy of a task"),
+    Column("bwt", "BWT", lambda run: run.bwt, 0, "backward transfer: accuracy now minus when learnt"),
+)
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs of one method that differ in class order or seed only, and are equally far."""
+
+    label: str
+    method: str
+    runs: tuple[Run, ...]
+
+    @property
+    def partial(self) -> bool:
+        """Whether tasks are missing."""
+        return self.runs[0].partial
+
+    @property
+    def status(self) -> str:
+        """``complete``, or how far it is."""
+        run = self.runs[0]
+        return f"partial, {run.tasks_done} of {run.tasks} tasks" if self.partial else "complete"
+
+    @property
+    def orders(self) -> str:
+        """The class orders, each once."""
+        return ", ".join(dict.fromkeys(run.order or "?" for run in self.runs))
+
+    @property
+    def seconds(self) -> Value | None:
+        """Time of a run."""
+        return Value.over(run.seconds for run in self.runs)
+
+    @property
+    def curve(self) -> list[Value]:
+        """A_t with its spread."""
+        points = (Value.over(column) for column in zip(*(run.A_t for run in self.runs), strict=False))
+        return [point for point in points if point is not None]
+
+    @property
+    def matrix(self) -> list[list[float | None]]:
+        """R, the mean over the runs where all have a value."""
+        rows = zip(*(run.matrix for run in self.runs), strict=False)
+        cells = ((Value.over(cell) for cell in zip(*row, strict=False)) for row in rows)
+        return [[None if cell is None else cell.mean for cell in row] for row in cells]
+
+    def value(self, column: Column) -> Value | None:
+        """The group's number in a column."""
+        return Value.over(column.get(run) for run in self.runs)
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """Runs that can be compared: same data set, same split into tasks."""
+
+    dataset: str
+    tasks: int
+    task_sizes: tuple[int, ...]
+    groups: tuple[Group, ...]  # best final accuracy first, unfinished ones last
+
+    @property
+    def title(self) -> str:
+        """Data set and number of tasks; uneven splits are spelt out."""
+        sizes = self.task_sizes
+        split = f" ({_split(sizes)})" if len(set(sizes)) > 1 else ""
+        return f"{self.dataset}, T = {self.tasks}{split}"
+
+    @property
+    def classes_seen(self) -> tuple[int, ...]:
+        """Number of classes after each task; empty where the runs do not say."""
+        return tuple(accumulate(self.task_sizes))
+
+    def best(self, column: Column) -> str | None:
+        """The printed best mean of a column among the finished groups; None with nothing to compare."""
+        values = [value for group in self.groups if not group.partial and (value := group.value(column)) is not None]
+        if not column.better or len(values) < 2:
+            return None
+        choose = max if column.better > 0 else min
+        return f"{choose(value.mean for value in values):.2f}"
+
+    def is_best(self, group: Group, column: Column) -> bool:
+        """Whether a group prints the best value; equal prints share it."""
+        value = group.value(column)
+        return value is not None and not group.partial and f"{value.mean:.2f}" == self.best(column)
+
+    @property
+    def notes(self) -> list[str]:
+        """What a reader must know before comparing the rows."""
+        notes = []
+        if any(len(group.runs) > 1 for group in self.groups):
+            notes.append("± is the sample standard deviation over the runs of a row.")
+        if any(group.partial for group in self.groups):
+            notes.append("Partial runs show the tasks done so far and are left out when the best is chosen.")
+        if len({tuple(sorted(run.order for run in group.runs)) for group in self.groups}) > 1:
+            notes.append("The rows do not share the same class orders; compare them with care.")
+        return notes
+
+
+def benchmarks_of(runs: Iterable[Run]) -> list[Benchmark]:
+    """Sort runs into benchmarks and groups; the order of the benchmarks is that of the runs."""
+    sorted_in: dict[tuple[str, int, tuple[int, ...]], list[Run]] = {}
+    presets: dict[str, set[str]] = {}  # over all benchmarks, so that a method has one label in all of them
+    for run in runs:
+        presets.setdefault(run.method, set()).add(run.preset)
+        sorted_in.setdefault((run.dataset, run.tasks, run.task_sizes), []).append(run)
+    result = []
+    for (dataset, tasks, sizes), members in sorted_in.items():
+        result.append(Benchmark(dataset, tasks, sizes, tuple(sorted(_groups(members, presets), key=_rank))))
+    return result
+
+
+def _rank(group: Group) -> tuple[bool, float, str]:
+    final = group.value(COLUMNS[0])
+    return group.partial, -final.mean if final else 0.0, group.label
+
+
+def _groups(runs: list[Run], presets: dict[str, set[str]]) -> list[Group]:
+    together: dict[tuple[str, str, int], list[Run]] = {}
+    for run in runs:
+        together.setdefault((run.method, run.preset, run.tasks_done), []).append(run)
+    groups = []
+    for (method, preset, _), members in together.items():
+        label = f"{method} ({preset or 'no preset'})" if len(presets[method]) > 1 else method
+        if len({(run.order, run.seed) for run in members}) == len(members):
+            groups.append(Group(label, method, tuple(members)))
+        else:  # the same order and seed twice: another configuration or a repeat; never averaged
+            names = _apart([run.run_dir for run in members])
+            groups += [Group(f"{label} [{name}]", method, (run,)) for name, run in zip(names, members, strict=True)]
+    return groups
+
+
+def _apart(directories: list[str]) -> list[str]:
+    """Short distinct names of directories: the part below what they share, or numbers."""
+    if all(directories) and len(set(directories)) == len(directories):
+        shared = os.path.commonpath([os.path.abspath(directory) for directory in directories])
+        return [" ".join(os.path.relpath(directory, shared).split()) for directory in directories]
+    return [str(number) for number in range(1, len(directories) + 1)]
+
+
+def _split(sizes: tuple[int, ...]) -> str:
+    """Task sizes in short.
+
+    >>> _split((50, 5, 5, 5)), _split((3, 1, 2))
+    ('50 + 3 x 5', '3 + 1 + 2')
+    """
+    parts: list[list[int]] = []
+    for size in sizes:
+        if parts and parts[-1][1] == size:
+            parts[-1][0] += 1
+        else:
+            parts.append([1, size])
+    return " + ".join(str(size) if count == 1 else f"{count} x {size}" for count, size in parts)

@@ -1,0 +1,262 @@
+"""One page that holds a whole report: no script, nothing loaded from anywhere, light and dark."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from html import escape
+from importlib import resources
+
+import efcil
+from efcil.report.groups import COLUMNS, NONE, Benchmark, Group, benchmarks_of
+from efcil.report.load import Run, Summary, runs_of
+from efcil.report.styles import COLOURS, DARK_COLOURS, Style, short, styles_for
+from efcil.report.svg import balance_svg, curves_svg, scale_svg, swatch_svg
+
+__all__ = ["html_page"]
+
+# Even if a name slipped through the escaping, the browser would neither run nor load anything.
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+_SHARED = {column.key: column for column in COLUMNS}
+
+
+def html_page(summaries: Iterable[Summary]) -> str:
+    """The report as one self-contained HTML page."""
+    runs = runs_of(summaries)
+    benchmarks = benchmarks_of(runs)
+    styles = styles_for(group for benchmark in benchmarks for group in benchmark.groups)
+    methods = list(dict.fromkeys(run.method for run in runs))
+    datasets = list(dict.fromkeys(run.dataset for run in runs))
+    what = short(methods[0], 60) if len(methods) == 1 else f"{len(methods)} methods"
+    title = f"{what} on {', '.join(short(dataset, 40) for dataset in datasets[:3])}"
+    title += f" and {len(datasets) - 3} more" if len(datasets) > 3 else ""
+    body = "".join(_section(benchmark, styles) for benchmark in benchmarks)
+    count = f"{len(runs)} run{'s' if len(runs) > 1 else ''}"
+    unfinished = sum(run.partial for run in runs)
+    if unfinished:
+        count += ", partial" if unfinished == len(runs) else f", {unfinished} of them partial"
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        '<meta name="color-scheme" content="light dark">\n'
+        f"<title>{escape(title)}</title>\n<style>{_style_sheet()}</style></head>\n<body><main>\n"
+        f'<header><p class="eyebrow">Class-incremental learning report</p><h1>{escape(title)}</h1>'
+        f'<p class="lead">{count}. Accuracies in percent, on the test images of all classes seen.</p></header>\n'
+        f"{body}"
+        f"<footer>Made by efcil {escape(efcil.__version__)}.</footer>\n</main></body></html>\n"
+    )
+
+
+def _style_sheet() -> str:
+    light, dark = (
+        "".join(f"--c{slot}:{colour};" for slot, colour in enumerate(colours)) for colours in (COLOURS, DARK_COLOURS)
+    )
+    sheet = resources.files("efcil.report").joinpath("page.css").read_text(encoding="utf-8")
+    return f"{sheet}:root{{{light}}}@media(prefers-color-scheme:dark){{:root{{{dark}}}}}"
+
+
+def _section(benchmark: Benchmark, styles: dict[str, Style]) -> str:
+    facts = [f"{benchmark.tasks} tasks"]
+    if benchmark.classes_seen:
+        facts.insert(0, f"{benchmark.classes_seen[-1]} classes")
+    orders = list(dict.fromkeys(run.order or "?" for group in benchmark.groups for run in group.runs))
+    facts.append(f"class order{'s' if len(orders) > 1 else ''}: {', '.join(orders)}")
+    chips = "".join(f"<li>{escape(fact)}</li>" for fact in facts)
+    return (
+        f'<section><h2>{escape(benchmark.title)}</h2><ul class="chips">{chips}</ul>\n'
+        f"{_tiles(benchmark)}{_table(benchmark, styles)}{_curves(benchmark, styles)}"
+        f"{_balance(benchmark, styles)}{_matrices(benchmark)}{_details(benchmark)}</section>\n"
+    )
+
+
+def _tiles(benchmark: Benchmark) -> str:
+    """The winner of each measure, or the only group's numbers."""
+    tiles = []
+    for key, title in (("A_f", "Final accuracy"), ("A_avg", "Average accuracy"), ("forgetting", "Forgetting")):
+        column = _SHARED[key]
+        chosen = [group for group in benchmark.groups if benchmark.is_best(group, column)] or list(benchmark.groups[:1])
+        value = chosen[0].value(column)
+        if value is None:
+            continue
+        lead = "" if benchmark.best(column) is None else "lowest: " if column.better < 0 else "best: "
+        if chosen[0].partial:
+            title = f"{title} so far"
+        who = lead + ", ".join(short(group.label, 34) for group in chosen[:3])
+        if chosen[0].partial:
+            who += f", {chosen[0].status}"
+        spread = "" if value.spread is None else f"<small> ± {value.spread:.2f}</small>"
+        tiles.append(
+            f'<div class="tile"><span>{title}</span><strong>{value.mean:.2f}{spread}</strong>'
+            f"<em>{escape(who)}</em></div>"
+        )
+    return f'<div class="tiles">{"".join(tiles)}</div>\n' if tiles else ""
+
+
+def _table(benchmark: Benchmark, styles: dict[str, Style]) -> str:
+    head = "".join(f'<th class="n" title="{escape(column.help)}">{_title(column.title)}</th>' for column in COLUMNS)
+    shared = len({group.orders for group in benchmark.groups}) == 1  # then the chips above say it once
+    rows = []
+    for group in benchmark.groups:
+        cells = []
+        for column in COLUMNS:
+            value = group.value(column)
+            text = NONE if value is None else f"{value.mean:.2f}"
+            if benchmark.is_best(group, column):
+                text = f"<strong>{text}</strong>"
+            if value is not None and value.spread is not None:
+                text += f'<span class="spread"> ± {value.spread:.2f}</span>'
+            cells.append(f'<td class="n">{text}</td>')
+        seconds = group.seconds
+        state = f'<span class="badge">{escape(group.status)}</span>' if group.partial else ""
+        if not shared:
+            state += f'<span class="under">order {escape(group.orders)}</span>'
+        rows.append(
+            f'<tr><th scope="row"><div>{swatch_svg(styles[group.label])}'
+            f'<span class="name">{escape(group.label)}{state}</span></div></th>{"".join(cells)}'
+            f'<td class="n">{_duration(seconds.mean) if seconds else NONE}</td></tr>'
+        )
+    notes = " ".join(benchmark.notes)
+    caption = f'<p class="note">{escape(notes)}</p>' if notes else ""
+    return (
+        f'<div class="card scroll"><table class="results"><thead><tr><th>Method</th>{head}'
+        f'<th class="n">Time</th></tr></thead><tbody>{"".join(rows)}</tbody></table>{caption}</div>\n'
+    )
+
+
+def _title(title: str) -> str:
+    letter, _, index = title.partition("_")
+    return f"<i>{letter}</i><sub>{index}</sub>" if index else escape(title)
+
+
+def _curves(benchmark: Benchmark, styles: dict[str, Style]) -> str:
+    chart = curves_svg(benchmark, styles)
+    if not chart:
+        return ""
+    items = []
+    for group in benchmark.groups:
+        final = group.value(_SHARED["A_f"])
+        if final is not None and group.curve:
+            state = ' <span class="badge">partial</span>' if group.partial else ""
+            items.append(
+                f'<li title="{escape(group.label)}">{swatch_svg(styles[group.label])}'
+                f"<span>{escape(short(group.label, 34))}{state}</span><b>{final.mean:.2f}</b></li>"
+            )
+    band = " The band is the spread over runs." if any(len(group.runs) > 1 for group in benchmark.groups) else ""
+    return (
+        "<h3>Accuracy after each task</h3>"
+        f'<figure class="card curves"><div>{chart}</div><ul class="legend">{"".join(items)}</ul></figure>'
+        f'<p class="note">Over all classes seen so far; the number is <i>A<sub>f</sub></i>.{band}</p>\n'
+    )
+
+
+def _balance(benchmark: Benchmark, styles: dict[str, Style]) -> str:
+    rows = []
+    for group in benchmark.groups:
+        old, new = group.value(_SHARED["old"]), group.value(_SHARED["new"])
+        if old is None or new is None:
+            continue
+        picture = balance_svg(old.mean, new.mean, styles[group.label], group.label)
+        rows.append(
+            f'<li><span class="name" title="{escape(group.label)}">{escape(short(group.label, 34))}</span>{picture}'
+            f'<span class="pair">{old.mean:.1f} <i>/</i> {new.mean:.1f}</span></li>'
+        )
+    if not rows:
+        return ""
+    scale = f'<li class="scale"><span></span>{scale_svg()}<span></span></li>'
+    return (
+        "<h3>Old and new classes</h3>"
+        f'<ul class="card balance-list">{"".join(rows)}{scale}</ul>'
+        '<p class="note">After the last task done: the dot is the accuracy on the classes of earlier tasks, the ring '
+        "that on the newest ones. The nearer they are, the better the balance.</p>\n"
+    )
+
+
+def _matrices(benchmark: Benchmark) -> str:
+    cards = [_matrix(group, benchmark.tasks) for group in benchmark.groups if group.matrix]
+    if not cards:
+        return ""
+    size = "few" if benchmark.tasks <= 10 else "many"
+    return (
+        "<h3>Accuracy matrices</h3>"
+        f'<div class="matrices {size}">{"".join(cards)}</div>'
+        '<p class="note">Row: after which task. Column: the task whose test images are classified.</p>\n'
+    )
+
+
+def _matrix(group: Group, tasks: int) -> str:
+    matrix = group.matrix
+    head = "".join(f"<th>{i + 1}</th>" for i in range(tasks))
+    rows = []
+    for t, row in enumerate(matrix):
+        cells = []
+        for i in range(tasks):
+            value = row[i] if i < len(row) and i <= t else None
+            if value is None:
+                cells.append("<td></td>")
+                continue
+            side = "hi" if value >= 60 else "lo"
+            text = f"{value:.1f}" if tasks <= 10 else f"{value:.0f}"
+            hint = f"task {i + 1} after task {t + 1}: {value:.2f} %"
+            cells.append(f'<td class="{side}" style="--v:{min(max(value, 0), 100):.1f}%" title="{hint}">{text}</td>')
+        rows.append(f"<tr><th>{t + 1}</th>{''.join(cells)}</tr>")
+    count = len(group.runs)
+    about = f"mean of {count} runs" if count > 1 else f"order {group.runs[0].order or '?'}"
+    about += f", {group.status}" if group.partial else ""
+    return (
+        f'<figure class="card scroll"><figcaption><b title="{escape(group.label)}">{escape(short(group.label, 44))}</b>'
+        f' <span class="muted">{escape(about)}</span></figcaption>'
+        f'<table class="matrix"><thead><tr><th></th>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table></figure>'
+    )
+
+
+def _details(benchmark: Benchmark) -> str:
+    folded = [_run(group, run) for group in benchmark.groups for run in group.runs]
+    return f"<h3>Runs and configuration</h3>{''.join(folded)}\n"
+
+
+def _run(group: Group, run: Run) -> str:
+    state = f"partial, {run.tasks_done} of {run.tasks} tasks" if run.partial else "complete"
+    facts = {
+        "Status": state,
+        "Preset": run.preset,
+        "Data set": run.dataset,
+        "Class order": run.order,
+        "Seed": run.seed,
+        "Task sizes": ", ".join(map(str, run.task_sizes)),
+        "Time": "" if run.seconds is None else f"{_duration(run.seconds)} ({run.seconds:.1f} s)",
+        "Device": run.device,
+        "Commit": run.commit,
+        "A_t": ", ".join(f"{value:.2f}" for value in run.A_t),
+        "Top-5 A_t": ", ".join(f"{value:.2f}" for value in run.A5_t),
+        "Classes": ", ".join(run.class_names),
+    }
+    items = "".join(
+        f"<dt>{_title(key) if key == 'A_t' else escape(key)}</dt><dd>{escape(value)}</dd>"
+        for key, value in facts.items()
+        if value
+    )
+    if run.command:
+        items += f"<dt>Command</dt><dd><code>{escape(run.command)}</code></dd>"
+    config = f"<pre>{escape(run.config_text)}</pre>" if run.config_text else ""
+    final = "" if run.A_f is None else f"{run.A_f:.2f}"
+    about = ", ".join(
+        part for part in (f"order {run.order}" if run.order else "", state if run.partial else "") if part
+    )
+    return (
+        f'<details class="card"><summary><b>{escape(group.label)}</b> <span class="muted">{escape(about)}</span>'
+        f'<span class="end">{final}</span></summary><dl>{items}</dl>{config}</details>'
+    )
+
+
+def _duration(seconds: float) -> str:
+    """Seconds for people.
+
+    >>> _duration(3.21), _duration(170), _duration(7384)
+    ('3.2 s', '2 min 50 s', '2 h 03 min')
+    """
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest:02d} s"
+    return f"{minutes // 60} h {minutes % 60:02d} min"

@@ -1,0 +1,70 @@
+"""Line styles: colour-blind-safe, on white and on black, and a method keeps its own whatever else is drawn."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from efcil.report.groups import Group
+
+__all__ = ["COLOURS", "DARK_COLOURS", "Style", "short", "styles_for"]
+
+# After Okabe and Ito, Color Universal Design; yellow and black are replaced, since each vanishes on one background.
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#c2549b", "#b98600", "#56b4e9", "#5e3c99", "#767676")
+DARK_COLOURS = ("#5aaef0", "#ff8a47", "#2fcf9f", "#ee9ccb", "#f2b632", "#a5dcff", "#b9a3f0", "#b8b8b8")
+DASHES: tuple[tuple[float, ...], ...] = ((), (5, 2), (1.5, 1.5), (6, 2, 1.5, 2))
+MARKERS = "osD^vPX*"
+
+# The order fixes the slots: methods often drawn together lie fewer than eight apart.
+_KNOWN = (
+    *("dpcr", "ldc", "adc", "sdc", "dp-ncm", "acil", "ds-al", "lwf-ncm"),
+    *("icarl", "podnet", "foster", "pass", "fecam", "rrcr", "joint", "lwf"),
+)
+
+
+@dataclass(frozen=True)
+class Style:
+    """How a line is drawn; `slot` numbers the colour."""
+
+    slot: int
+    dash: tuple[float, ...]
+    marker: str
+
+    @property
+    def colour(self) -> str:
+        """The colour on a white background."""
+        return COLOURS[self.slot]
+
+
+def styles_for(groups: Iterable[Group]) -> dict[str, Style]:
+    """A style for each label, all different while there are fewer than 32.
+
+    A method's own slot comes from its name; only a second line of the method, or a name that is not known and
+    collides, moves on to another dash.
+    """
+    wanted = {group.label: group.method for group in groups}
+    first = sorted(wanted, key=lambda label: (wanted[label] not in _KNOWN, label != wanted[label], label))
+    taken: set[int] = set()
+    result = {}
+    for label in first:
+        method = wanted[label]
+        start = _KNOWN.index(method) if method in _KNOWN else zlib.crc32(method.encode()) % 16
+        # First the other dashes of the same colour, then the next colour.
+        tries = ((start + 8 * dash) % 32 // 8 * 8 + (start + colour) % 8 for colour in range(8) for dash in range(4))
+        slot = next((slot for slot in tries if slot not in taken), start)
+        taken.add(slot)
+        result[label] = Style(slot % 8, DASHES[slot // 8], MARKERS[(slot + slot // 8) % 8])
+    return result
+
+
+def short(text: str, limit: int = 30) -> str:
+    """Cut a long name in the middle: its ends tell it apart.
+
+    >>> short("abcdefghij", 7)
+    'abc…hij'
+    """
+    if len(text) <= limit:
+        return text
+    head = limit // 2
+    return f"{text[:head]}…{text[len(text) - (limit - head - 1) :]}"

@@ -1,0 +1,144 @@
+"""The page's own drawings: inline SVG whose colours are the page's variables, so that they follow its theme."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from html import escape
+
+from efcil.report.groups import Benchmark
+from efcil.report.styles import Style
+
+__all__ = ["balance_svg", "curves_svg", "scale_svg", "swatch_svg"]
+
+WIDTH, HEIGHT = 760, 400
+LEFT, RIGHT, TOP, BOTTOM = 52, 16, 14, 50
+
+
+def curves_svg(benchmark: Benchmark, styles: dict[str, Style]) -> str:
+    """A_t of every group against the classes seen; each point tells its numbers when the pointer rests on it."""
+    drawn = [(group, group.curve) for group in benchmark.groups if group.curve]
+    if not drawn:
+        return ""
+    ticks = benchmark.classes_seen or tuple(range(1, benchmark.tasks + 1))
+    ends = [point.mean + sign * (point.spread or 0.0) for _, curve in drawn for point in curve for sign in (-1, 1)]
+    low = max(0.0, 10 * math.floor(min(ends) / 10))
+    high = min(100.0, max(10 * math.ceil(max(ends) / 10), low + 10))
+    first, last = ticks[0], ticks[-1]
+
+    def x(value: float) -> float:
+        part = (value - first) / (last - first) if last > first else 0.5
+        return LEFT + 10 + part * (WIDTH - LEFT - RIGHT - 20)
+
+    def y(value: float) -> float:
+        return TOP + (high - min(max(value, low), high)) / (high - low) * (HEIGHT - TOP - BOTTOM)
+
+    parts = [
+        f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
+        f'aria-label="Accuracy after each task, {escape(benchmark.title)}">'
+    ]
+    step = 10 if high - low > 20 else 5 if high - low > 10 else 2
+    for value in range(int(low), int(high) + 1, step):
+        parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y(value):.1f}" y2="{y(value):.1f}"/>')
+        parts.append(f'<text class="tick" x="{LEFT - 8}" y="{y(value) + 4:.1f}" text-anchor="end">{value}</text>')
+    every = -(-len(ticks) // 10)
+    parts += [
+        f'<text class="tick" x="{x(tick):.1f}" y="{HEIGHT - BOTTOM + 20}" text-anchor="middle">{tick}</text>'
+        for tick in ticks[::-every]
+    ]
+    unit = "classes seen" if benchmark.classes_seen else "task"
+    middle = (LEFT + WIDTH - RIGHT) / 2
+    parts.append(f'<text class="axis" x="{middle}" y="{HEIGHT - 8}" text-anchor="middle">{unit}</text>')
+    centre = (TOP + HEIGHT - BOTTOM) / 2
+    parts.append(
+        f'<text class="axis" x="14" y="{centre}" text-anchor="middle" transform="rotate(-90 14 {centre})">'
+        "accuracy, %</text>"
+    )
+    for group, curve in reversed(drawn):  # the best is drawn last, on top
+        parts.append(_line([(x(t), y(p.mean)) for t, p in zip(ticks, curve, strict=False)], styles[group.label]))
+        if len(group.runs) > 1:
+            upper = [(x(t), y(p.mean + (p.spread or 0))) for t, p in zip(ticks, curve, strict=False)]
+            lower = [(x(t), y(p.mean - (p.spread or 0))) for t, p in zip(ticks, curve, strict=False)]
+            colour = styles[group.label].slot
+            parts.append(
+                f'<polygon class="band" style="fill:var(--c{colour})" points="{_points(upper + lower[::-1])}"/>'
+            )
+        for index, (tick, point) in enumerate(zip(ticks, curve, strict=False)):
+            seen = f", {tick} classes" if benchmark.classes_seen else ""
+            hint = escape(f"{group.label}: {point.text()} % after task {index + 1}{seen}")
+            style = styles[group.label]
+            parts.append(_marker(style, x(tick), y(point.mean), 4.0, hint))
+    parts.append("</svg>")
+    return "".join(parts)
+
+
+def _line(points: Sequence[tuple[float, float]], style: Style) -> str:
+    dash = f' stroke-dasharray="{" ".join(f"{2 * part:g}" for part in style.dash)}"' if style.dash else ""
+    return f'<polyline class="line" style="stroke:var(--c{style.slot})"{dash} points="{_points(points)}"/>'
+
+
+def _points(points: Sequence[tuple[float, float]]) -> str:
+    return " ".join(f"{a:.1f},{b:.1f}" for a, b in points)
+
+
+_UNIT: dict[str, list[tuple[float, float]]] = {  # corners of the markers that are not round
+    "s": [(-1, -1), (1, -1), (1, 1), (-1, 1)],
+    "D": [(0, -1.4), (1.4, 0), (0, 1.4), (-1.4, 0)],
+    "^": [(0, -1.3), (1.25, 1), (-1.25, 1)],
+    "v": [(0, 1.3), (1.25, -1), (-1.25, -1)],
+    "P": [
+        *((-0.45, -1.3), (0.45, -1.3), (0.45, -0.45), (1.3, -0.45), (1.3, 0.45), (0.45, 0.45)),
+        *((0.45, 1.3), (-0.45, 1.3), (-0.45, 0.45), (-1.3, 0.45), (-1.3, -0.45), (-0.45, -0.45)),
+    ],
+}
+_UNIT["X"] = [((a - b) * 0.707, (a + b) * 0.707) for a, b in _UNIT["P"]]
+_UNIT["*"] = [
+    (
+        (1.6 if i % 2 == 0 else 0.7) * math.sin(math.pi * i / 5),
+        -(1.6 if i % 2 == 0 else 0.7) * math.cos(math.pi * i / 5),
+    )
+    for i in range(10)
+]
+
+
+def _marker(style: Style, x: float, y: float, size: float, hint: str = "") -> str:
+    title = f"<title>{hint}</title>" if hint else ""
+    fill = f'class="dot" style="fill:var(--c{style.slot})"'
+    corners = _UNIT.get(style.marker)
+    if corners is None:
+        return f'<circle {fill} cx="{x:.1f}" cy="{y:.1f}" r="{size}">{title}</circle>'
+    points = _points([(x + a * size * 0.9, y + b * size * 0.9) for a, b in corners])
+    return f'<polygon {fill} points="{points}">{title}</polygon>'
+
+
+def swatch_svg(style: Style) -> str:
+    """A short piece of a group's line, for legends and table rows."""
+    line = _line([(1, 7), (33, 7)], style)
+    return f'<svg class="swatch" viewBox="0 0 34 14" aria-hidden="true">{line}{_marker(style, 17, 7, 3.8)}</svg>'
+
+
+SCALE = 560  # width of the balance rows
+_MARKS = (0, 25, 50, 75, 100)
+
+
+def _at(value: float) -> float:
+    return 14 + min(max(value, 0.0), 100.0) / 100 * (SCALE - 28)
+
+
+def balance_svg(old: float, new: float, style: Style, label: str) -> str:
+    """Old and new accuracy on one scale from 0 to 100: filled dot old, ring new."""
+    hint = escape(f"{label}: old {old:.2f} %, new {new:.2f} %")
+    colour = f"var(--c{style.slot})"
+    marks = "".join(f'<line class="grid" x1="{_at(m):.1f}" x2="{_at(m):.1f}" y1="0" y2="26"/>' for m in _MARKS)
+    return (
+        f'<svg class="balance" viewBox="0 0 {SCALE} 26" role="img" aria-label="{hint}"><title>{hint}</title>{marks}'
+        f'<line class="link" style="stroke:{colour}" x1="{_at(old):.1f}" x2="{_at(new):.1f}" y1="13" y2="13"/>'
+        f'<circle style="fill:{colour}" cx="{_at(old):.1f}" cy="13" r="6"/>'
+        f'<circle class="ring" style="stroke:{colour}" cx="{_at(new):.1f}" cy="13" r="5"/></svg>'
+    )
+
+
+def scale_svg() -> str:
+    """The scale below the rows of `balance_svg`."""
+    marks = "".join(f'<text class="tick" x="{_at(m):.1f}" y="15" text-anchor="middle">{m}</text>' for m in _MARKS)
+    return f'<svg class="balance" viewBox="0 0 {SCALE} 20" aria-hidden="true">{marks}</svg>'

@@ -1,0 +1,137 @@
+"""Tables as text: Markdown and LaTeX with one row a method, CSV with one row a run and every digit."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Iterable
+
+from efcil.report.groups import COLUMNS, NONE, Benchmark, Group, benchmarks_of
+from efcil.report.load import Run, Summary, runs_of
+
+__all__ = ["csv_table", "latex_table", "markdown_table"]
+
+_MARKDOWN = re.compile(r"([\\`*_{}\[\]|~$])")
+_LATEX = {
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "…": r"\ldots{}",
+    **{sign: f"\\{sign}" for sign in "&%$#_{}"},
+}
+
+
+def markdown_table(summaries: Iterable[Summary]) -> str:
+    """One table for each benchmark, best value of a column in bold."""
+    return "\n".join(_markdown(benchmark) for benchmark in benchmarks_of(runs_of(summaries)))
+
+
+def _markdown(benchmark: Benchmark) -> str:
+    head = ["Method", *(column.title.replace("_", r"\_") for column in COLUMNS), "Orders", "Seconds", "Status"]
+    align = ["---", *["---:"] * len(COLUMNS), "---", "---:", "---"]
+    lines = [f"### {_md(benchmark.title)}", "", _row(head), _row(align)]
+    for group in benchmark.groups:
+        cells = [_md(group.label)]
+        for column in COLUMNS:
+            value = group.value(column)
+            text = NONE if value is None else value.text()
+            cells.append(f"**{text}**" if benchmark.is_best(group, column) else text)
+        seconds = group.seconds
+        cells += [_md(group.orders), NONE if seconds is None else f"{seconds.mean:.0f}", group.status]
+        lines.append(_row(cells))
+    lines.append("")
+    lines += [f"{note}  " for note in benchmark.notes]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _row(cells: Iterable[str]) -> str:
+    return "| " + " | ".join(cells) + " |"
+
+
+def _md(text: str) -> str:
+    escaped = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return _MARKDOWN.sub(r"\\\1", escaped)
+
+
+def latex_table(summaries: Iterable[Summary]) -> str:
+    """A booktabs table: a row for each method, A_f and A_avg of each benchmark side by side."""
+    benchmarks = benchmarks_of(runs_of(summaries))
+    labels = list(dict.fromkeys(group.label for benchmark in benchmarks for group in benchmark.groups))
+    lines = [
+        r"% needs \usepackage{booktabs}",
+        r"\begin{tabular}{l" + "rr" * len(benchmarks) + "}",
+        r"\toprule",
+        " & ".join(["", *(rf"\multicolumn{{2}}{{c}}{{{_tex_title(b)}}}" for b in benchmarks)]).lstrip() + r" \\",
+        " ".join(rf"\cmidrule(lr){{{2 * i + 2}-{2 * i + 3}}}" for i in range(len(benchmarks))),
+        " & ".join(["Method", *[r"$A_f$ & $A_{avg}$"] * len(benchmarks)]) + r" \\",
+        r"\midrule",
+    ]
+    footnote = False
+    for label in labels:
+        cells = [_tex(label)]
+        for benchmark in benchmarks:
+            # A finished and an unfinished group may share a label; groups are sorted, the finished one is first.
+            group = next((group for group in benchmark.groups if group.label == label), None)
+            footnote |= group is not None and group.partial
+            cells += [_tex_value(benchmark, group, column) for column in (0, 1)]
+        lines.append(" & ".join(cells) + r" \\")
+    lines += [r"\bottomrule", r"\end{tabular}"]
+    if footnote:
+        lines.append(r"% $^{*}$: unfinished, after the tasks done so far")
+    notes = dict.fromkeys(note for benchmark in benchmarks for note in benchmark.notes)
+    return "\n".join([*lines, *(f"% {note}" for note in notes)]) + "\n"
+
+
+def _tex_title(benchmark: Benchmark) -> str:
+    title = _tex(benchmark.title)
+    return title.replace(f"T = {benchmark.tasks}", f"$T = {benchmark.tasks}$")
+
+
+def _tex_value(benchmark: Benchmark, group: Group | None, index: int) -> str:
+    value = None if group is None else group.value(COLUMNS[index])
+    if group is None or value is None:
+        return "--"
+    mean = f"{value.mean:.2f}"
+    if benchmark.is_best(group, COLUMNS[index]):
+        mean = rf"\textbf{{{mean}}}"
+    if group.partial:
+        mean += "$^{*}$"
+    return mean if value.spread is None else rf"{mean} {{\scriptsize$\pm${value.spread:.2f}}}"
+
+
+def _tex(text: str) -> str:
+    return "".join(_LATEX.get(letter, letter) for letter in text)
+
+
+def csv_table(summaries: Iterable[Summary]) -> str:
+    """One row for each run with all digits; the columns A_1 to A_T hold the accuracy after each task."""
+    runs = runs_of(summaries)
+    tasks = max(len(run.A_t) for run in runs)
+    fields = ["method", "preset", "dataset", "tasks", "tasks_done", "task_sizes", "order", "seed"]
+    numbers = ["A_f", "A_avg", "A5_f", "old", "new", "forgetting", "bwt", "seconds"]
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    after = [f"A_{t + 1}" for t in range(tasks)]
+    writer.writerow([*fields, "status", *numbers, "device", "commit", "command", *after])
+    for run in runs:
+        writer.writerow(
+            [
+                *(_plain(run, field) for field in fields),
+                "partial" if run.partial else "complete",
+                *(_plain(run, field) for field in numbers),
+                *(run.device, run.commit, run.command),
+                *run.A_t,
+                *[""] * (tasks - len(run.A_t)),
+            ]
+        )
+    return text.getvalue()
+
+
+def _plain(run: Run, field: str) -> object:
+    value = getattr(run, field)
+    if isinstance(value, tuple):
+        return " ".join(map(str, value))
+    return "" if value is None else value

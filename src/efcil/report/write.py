@@ -1,0 +1,70 @@
+"""All forms of a report in one directory."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+
+from efcil.errors import RunError
+from efcil.files import atomic_write_bytes, atomic_write_text
+from efcil.report.figures import curve_figure, figure_bytes, matrix_figure
+from efcil.report.html import html_page
+from efcil.report.load import Run, Summary, runs_of
+from efcil.report.tables import csv_table, latex_table, markdown_table
+
+__all__ = ["write_report"]
+
+
+def write_report(summaries: Iterable[Summary], out_dir: str | os.PathLike[str]) -> dict[str, Path]:
+    """Write report.md, .tex, .csv, .html, curves.png, .svg and a matrix picture for each run; paths by file name."""
+    summaries = list(summaries)
+    runs = runs_of(summaries)
+    out = Path(out_dir)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunError(f"{out}: cannot be made a directory ({error.strerror}); choose another place") from error
+    files: dict[str, str | bytes] = {
+        "report.html": html_page(summaries),
+        "report.md": markdown_table(summaries),
+        "report.tex": latex_table(summaries),
+        "report.csv": csv_table(summaries),
+    }
+    curves = curve_figure(summaries)
+    for kind in ("png", "svg"):
+        files[f"curves.{kind}"] = figure_bytes(curves, kind)
+    for name, run, summary in zip(_names(runs), runs, summaries, strict=True):
+        if run.matrix:
+            files[name] = figure_bytes(matrix_figure(summary), "png")
+    for name, data in files.items():
+        if isinstance(data, bytes):
+            atomic_write_bytes(out / name, data)
+        else:
+            atomic_write_text(out / name, data)
+    return {name: out / name for name in files}
+
+
+def _names(runs: list[Run]) -> list[str]:
+    """``matrix-<method>.png``, with what tells the runs of a method apart where there are several."""
+    methods = Counter(_slug(run.method).lower() for run in runs)
+    names: list[str] = []
+    for run in runs:
+        name = _slug(run.method)
+        if methods[name.lower()] > 1:
+            order = f"order-{run.order}" if run.order else ""
+            seed = f"seed-{run.seed}" if run.seed else ""
+            parts = (name, run.preset, run.dataset, f"T{run.tasks}", order, seed)
+            name = "-".join(_slug(part) for part in parts if part)
+        unique, number = f"matrix-{name}.png", 1
+        while unique.lower() in {other.lower() for other in names}:
+            number += 1
+            unique = f"matrix-{name}-{number}.png"
+        names.append(unique)
+    return names
+
+
+def _slug(text: str) -> str:
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-.")[:60] or "run"

@@ -1,0 +1,10 @@
+"""How a backbone learns a task: one short file each."""
+
+from __future__ import annotations
+
+from efcil.representations.base import Representation
+from efcil.representations.finetune import Finetune
+from efcil.representations.joint import Joint
+from efcil.representations.lwf import LwF
+
+REPRESENTATIONS: dict[str, type[Representation]] = {"finetune": Finetune, "lwf": LwF, "joint": Joint}

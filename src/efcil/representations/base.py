@@ -1,0 +1,131 @@
+"""What all representations share: a classifier that learns tasks, its frozen predecessor, and their options."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from efcil import backbones
+from efcil.config import Options
+from efcil.data import augment
+from efcil.heads.cosine import CosineHead
+from efcil.tasks import Task
+from efcil.training.loop import LastBatch
+from efcil.training.machine import Machine, Purpose, generator
+from efcil.training.schedule import Schedule
+
+
+class TrainingOptions(Options):
+    """How a backbone learns a task; the same for every representation."""
+
+    backbone: str = "resnet18"
+    stem: str = "cifar"
+    width: int | None = Field(default=None, ge=1)  # channels of the first stage; None: the backbone's own
+    augment: str = "none"
+    crop: int | None = Field(default=None, ge=1)  # side of the network's input; None: the stored size
+    batch_size: int = Field(default=128, ge=2)
+    momentum: float = Field(default=0.9, ge=0, lt=1)
+    last_batch: LastBatch = "wrap"  # a batch that is not full: filled from the epoch's head, kept, or dropped
+    first: Schedule = Schedule(epochs=200, lr=0.1, milestones=(60, 120, 160), weight_decay=5e-4)
+    later: Schedule = Schedule(epochs=100, lr=0.05, milestones=(45, 90), weight_decay=2e-4)
+
+
+class Classifier(nn.Module):
+    """A backbone and its auxiliary head."""
+
+    def __init__(self, backbone: nn.Module, head: CosineHead):
+        super().__init__()
+        self.backbone, self.head = backbone, head
+
+
+class Representation(nn.Module, ABC):
+    """A student that learns task after task, and a teacher: the student as it was when the task began."""
+
+    options_type: type[TrainingOptions] = TrainingOptions
+    all_data = False  # trains on the data of all tasks so far: only the joint upper bound
+
+    def __init__(self, options: Any, channels: int, machine: Machine, seed: int):
+        super().__init__()
+        self.options, self.channels, self.machine, self.seed = options, channels, machine, seed
+        self.student = self._new_classifier(seed)
+        self.teacher = self._new_classifier(seed)
+        self.teacher.requires_grad_(False)
+        self.old = 0  # classes learned before this task
+        # Compiled once for all tasks: weights are copied into the same modules, the growing head stays outside.
+        self.student_features = machine.compiled(self.student.backbone)
+        self.teacher_features = machine.compiled(self.teacher.backbone)
+
+    def _new_classifier(self, seed: int) -> Classifier:
+        o = self.options
+        backbone = backbones.build(o.backbone, stem=o.stem, width=o.width, channels=self.channels, seed=seed)
+        return self.machine.place(Classifier(backbone, CosineHead(backbone.dim)))
+
+    @property
+    def backbone(self) -> nn.Module:
+        """The backbone as it is now."""
+        return self.student.backbone
+
+    @property
+    def old_backbone(self) -> nn.Module:
+        """The backbone as it was before this task."""
+        return self.teacher.backbone
+
+    @property
+    def head(self) -> CosineHead:
+        """The auxiliary head."""
+        return self.student.head
+
+    def schedule(self, task: int) -> Schedule:
+        """Epochs and rates of a task (0 is the first)."""
+        schedule: Schedule = self.options.later if task else self.options.first
+        return schedule
+
+    def transform(self, stored: int) -> augment.Transform | None:
+        """Augmentation while training, for images stored at a size."""
+        return augment.named(self.options.augment, self.options.crop or stored)
+
+    def begin(self, task: Task) -> None:
+        """Freeze a copy of the student as teacher, and give the head a row for each new class."""
+        self.old = task.first_class
+        self._copy_to_teacher()
+        self.head.grow(len(task.classes), generator("cpu", Purpose.WEIGHTS, self.seed, task.index))
+
+    def _copy_to_teacher(self) -> None:
+        self.teacher.head.resize(self.old)
+        self.teacher.requires_grad_(False)
+        self.teacher.load_state_dict(self.student.state_dict())
+
+    @abstractmethod
+    def loss(self, images: Tensor, labels: Tensor) -> Tensor:
+        """Return the loss of a batch: normalised images (n, c, h, w), positions in the class order (n,)."""
+
+    def train(self, mode: bool = True) -> Representation:
+        """Switch the student; the teacher always rests."""
+        self.student.train(mode)
+        self.teacher.eval()
+        return self
+
+    def state(self, teacher: bool) -> dict[str, Tensor]:
+        """Return the student's tensors, and in the middle of a task the teacher's as well."""
+        kept = {f"student.{k}": v for k, v in self.student.state_dict().items()}
+        return kept | ({f"teacher.{k}": v for k, v in self.teacher.state_dict().items()} if teacher else {})
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """Take up what `state` returned."""
+        for name, classifier in (("student.", self.student), ("teacher.", self.teacher)):
+            own = {k.removeprefix(name): v for k, v in state.items() if k.startswith(name)}
+            if own:
+                classifier.head.resize(len(own["head.weight"]))
+                classifier.load_state_dict(own)
+        self.teacher.requires_grad_(False)
+        self.old = len(self.teacher.head.weight)
+
+
+def new_class_loss(logits: Tensor, labels: Tensor, old: int) -> Tensor:
+    """Cross-entropy over the logits of the task's new classes only (first term of Eq. 1)."""
+    return torch.nn.functional.cross_entropy(logits[:, old:].float(), labels - old)

@@ -1,0 +1,46 @@
+"""Learning without forgetting: cross-entropy on the new classes, distillation of the old ones.
+
+Li and Hoiem, "Learning without Forgetting", TPAMI 2018; as DPCR's representation: He et al., ICML 2025, Eq. 1-2.
+"""
+
+from __future__ import annotations
+
+import torch
+from pydantic import Field
+from torch import Tensor
+from torch.nn.functional import log_softmax, softmax
+
+from efcil.representations.base import Representation, TrainingOptions, new_class_loss
+
+
+class LwFOptions(TrainingOptions):
+    """Training options and the distillation's."""
+
+    distill_weight: float = Field(default=10.0, ge=0)  # alpha of Eq. 1
+    temperature: float = Field(default=2.0, gt=0)
+
+
+def distillation(logits: Tensor, target: Tensor, temperature: float) -> Tensor:
+    """Cross-entropy between softened predictions (Eq. 2), mean over the batch, without the T^2 factor (as released).
+
+    Both (n, old classes).
+    """
+    return -(softmax(target.float() / temperature, 1) * log_softmax(logits.float() / temperature, 1)).sum(1).mean()
+
+
+class LwF(Representation):
+    """The teacher's logits over the old classes are what must not be forgotten."""
+
+    options_type = LwFOptions
+
+    def loss(self, images: Tensor, labels: Tensor) -> Tensor:
+        """Return the loss of Eq. 1 on a batch."""
+        logits = self.head(self.student_features(images))
+        loss = new_class_loss(logits, labels, self.old)
+        if self.old:
+            with torch.no_grad():
+                target = self.teacher.head(self.teacher_features(images))
+            loss = loss + self.options.distill_weight * distillation(
+                logits[:, : self.old], target, self.options.temperature
+            )
+        return loss

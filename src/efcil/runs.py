@@ -1,0 +1,297 @@
+"""Runs: a directory that holds everything, survives a kill at any moment, and can be taken up again.
+
+`run` has one method in one directory. `compare` trains in OUT/trajectory and writes OUT/<method>/summary.json.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from torch import Tensor
+
+from efcil import data as sources
+from efcil.data.dataset import DataSet
+from efcil.errors import RunError
+from efcil.experiment import Plan, commit, versions
+from efcil.files import atomic_write_text, write_json
+from efcil.methods.base import Readout
+from efcil.metrics import AccuracyMatrix
+from efcil.progress import Quiet
+from efcil.protocol import Evaluator, learn_stream
+from efcil.report import write_report
+from efcil.representations import REPRESENTATIONS
+from efcil.tasks import TaskStream, class_order
+from efcil.training.checkpoint import CheckpointStore
+from efcil.training.loop import EpochReport, Optimiser
+from efcil.training.machine import Machine
+
+Summary = dict[str, Any]
+
+
+@contextmanager
+def locked(directory: Path) -> Iterator[None]:
+    """Hold the run directory: a second process is refused, and a dead one lets go by itself."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(directory / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+    except OSError as error:
+        raise RunError(f"--out {directory} cannot be written: {error.strerror}") from None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise RunError(f"{directory} is in use by another process; wait for it or choose another --out") from None
+    try:
+        yield
+    finally:
+        os.close(descriptor)
+
+
+class Log:
+    """metrics.jsonl: a line an epoch and a line a task; after a kill cut back to where the run goes on."""
+
+    def __init__(self, path: Path):
+        self.path = path
+
+    def cut(self, task: int, epoch: int) -> None:
+        """Keep `task` whole tasks and `epoch` epochs of the next."""
+        kept = []
+        lines = self.path.read_text(encoding="utf-8").splitlines() if self.path.exists() else []
+        for line in lines:
+            try:
+                event = json.loads(line)
+            except ValueError:
+                break  # a line that was being written when the process died
+            where = (event["task"], event.get("epoch", 0))
+            if where[0] <= task or (where[0] == task + 1 and 0 < where[1] <= epoch):
+                kept.append(line + "\n")
+        atomic_write_text(self.path, "".join(kept))
+
+    def add(self, **event: Any) -> None:
+        """Append an event."""
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(event) + "\n")
+
+
+class Run:
+    """One trajectory and the methods read from it."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        directory: Path | None,
+        out: Path,
+        machine: Machine,
+        reporter: Quiet,
+        *,
+        command: str,
+        checkpoint_seconds: float = 60.0,
+        compare: bool = False,
+    ):
+        self.plan, self.data_directory, self.out, self.machine, self.reporter = plan, directory, out, machine, reporter
+        self.command, self.checkpoint_seconds, self.compare = command, checkpoint_seconds, compare
+        self.home = out / "trajectory" if compare else out
+        self.store = CheckpointStore(self.home / "checkpoints", reporter.note)
+        self.log = Log(self.home / "metrics.jsonl")
+        self.matrices: dict[str, AccuracyMatrix] = {}
+        self.seconds = 0.0
+
+    # -- what others see ---------------------------------------------------------------------------------------------
+
+    def execute(self, resume: bool) -> list[Summary]:
+        """Run to the end, from the start or from where it stood; return the summaries."""
+        config = self.home / "config.yaml"
+        if config.exists() and not resume:
+            raise RunError(
+                f"{self.out} already holds {self._what_is_there()}: pass --resume to go on, or choose another --out"
+            )
+        with locked(self.out):
+            data = sources.load(
+                self.plan.dataset,
+                self.data_directory,
+                self.plan.data,
+                lambda done, total: self.reporter.counting("decoding images", done, total),
+            )
+            for text in data.notes:
+                self.reporter.note(text)
+            self._claim(config, data)
+            return self._learn(data)
+
+    def _what_is_there(self) -> str:
+        found = sorted(self.out.glob("summary.json")) or sorted(self.out.glob("*/summary.json"))
+        try:
+            names = [json.loads(path.read_text(encoding="utf-8")) for path in found]
+            parts = [f"{s['method']} on {s['dataset']} ({s['tasks_done']} of {s['tasks']} tasks)" for s in names]
+            return "a run of " + ", ".join(parts) if parts else "a run"
+        except (OSError, ValueError, KeyError):
+            return "a run"
+
+    def _claim(self, config: Path, data: DataSet) -> None:
+        """Write config.yaml, or check that the one that is there describes the same run."""
+        identity = json.loads(json.dumps({**self.plan.identity(), "fingerprint": data.fingerprint()}))
+        if config.exists():
+            try:
+                there = yaml.safe_load(config.read_text(encoding="utf-8"))["run"]
+            except (OSError, yaml.YAMLError, KeyError, TypeError):
+                raise RunError(f"{config} cannot be read; choose another --out") from None
+            differing = _differences(there, identity)
+            if differing:
+                raise RunError(
+                    f"{self.out} holds another run: {'; '.join(differing[:4])}. Choose another --out or the same options"
+                )
+            return
+        self.home.mkdir(parents=True, exist_ok=True)
+        text = yaml.safe_dump(
+            {
+                "run": identity,
+                "machine": {
+                    "device": self.machine.name,
+                    "precision": self.machine.precision,
+                    "compile": self.machine.compile,
+                    "capture": self.machine.capture,
+                    "threads": torch.get_num_threads(),
+                },
+                "versions": versions(),
+                "commit": commit(),
+                "command": self.command,
+            },
+            sort_keys=False,
+            allow_unicode=True,
+        )
+        atomic_write_text(config, text)
+
+    # -- the run itself ----------------------------------------------------------------------------------------------
+
+    def _learn(self, data: DataSet) -> list[Summary]:
+        began = time.perf_counter()
+        plan, machine = self.plan, self.machine
+        stream = TaskStream(data.train, class_order(plan.order, data.class_names), plan.sizes(len(data.class_names)))
+        evaluator = Evaluator(data, stream, machine)
+        representation = REPRESENTATIONS[plan.representation](plan.training, data.channels, machine, plan.seed)
+        readouts: dict[str, Readout] = {label: m.readout(options) for label, (m, options) in plan.methods.items()}
+        self.matrices = {label: AccuracyMatrix(evaluator.totals()) for label in readouts}
+        self.stream, self.representation, self.readouts = stream, representation, readouts
+
+        point = self.store.newest()
+        task, epoch, momenta, earlier = 0, 0, None, 0.0
+        if point is not None:
+            task, epoch, earlier = point.task, point.epoch or 0, point.meta["seconds"]
+            self._restore(point.tensors, point.meta)
+            if point.epoch is not None:
+                representation.load_state(_on(machine, point.partial))
+                momenta = {
+                    k.removeprefix("momentum."): v for k, v in point.partial.items() if k.startswith("momentum.")
+                }
+        self.log.cut(task, epoch)
+        self._clock = lambda: earlier + time.perf_counter() - began
+        self._saved = time.monotonic()
+        epochs = [representation.schedule(t).epochs for t in range(len(stream))]
+        problem = f"{data.name}: {len(data.class_names)} classes in {len(stream)} tasks"
+        title = f"{', '.join(readouts)} on {problem}, {machine.name}"
+        if point is not None:
+            self.reporter.note(f"going on after task {task}" + (f", epoch {epoch} of task {task + 1}" if epoch else ""))
+        self.reporter.started(title, epochs, sum(epochs[:task]) + epoch)
+        learn_stream(
+            stream,
+            data,
+            evaluator,
+            representation,
+            readouts,
+            self.matrices,
+            self,
+            first_task=task,
+            first_epoch=epoch,
+            momenta=momenta,
+        )
+        self.seconds = self._clock()
+        summaries = self._write_summaries()
+        write_report(summaries, self.out)
+        self.reporter.finished(summaries, str(self.out))
+        return summaries
+
+    def _restore(self, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
+        if not tensors:
+            return
+        self.representation.load_state(_on(self.machine, _below(tensors, "representation.")))
+        for label, readout in self.readouts.items():
+            readout.load_state(_on(self.machine, _below(tensors, f"readout.{label}.")))
+            self.matrices[label] = AccuracyMatrix.from_json(meta["matrices"][label])
+
+    def after_epoch(self, report: EpochReport, optimiser: Optimiser) -> None:
+        """Log the epoch; keep it when the last checkpoint is old enough."""
+        self.log.add(task=report.task + 1, epoch=report.epoch + 1, loss=report.loss, lr=report.lr)
+        self.reporter.epoch(report)
+        now = time.monotonic()
+        if now - self._saved >= self.checkpoint_seconds and report.epoch + 1 < report.epochs:
+            tensors = self.representation.state(teacher=True)
+            tensors |= {f"momentum.{name}": value for name, value in optimiser.momenta().items()}
+            self.store.save_epoch(report.task + 1, report.epoch + 1, tensors, {"seconds": self._clock()})
+            self._saved = time.monotonic()
+
+    def before_readouts(self, task: int) -> None:
+        """Tell that training is over."""
+        self.reporter.solving(task)
+
+    def after_task(self, task: int) -> None:
+        """Log and keep everything."""
+        accuracies = {label: matrix.A_t[-1] for label, matrix in self.matrices.items()}
+        self.log.add(task=task + 1, A_t=accuracies)
+        tensors = {f"representation.{k}": v for k, v in self.representation.state(teacher=False).items()}
+        for label, readout in self.readouts.items():
+            tensors |= {f"readout.{label}.{k}": v for k, v in readout.state().items()}
+        matrices = {label: matrix.to_json() for label, matrix in self.matrices.items()}
+        self.seconds = self._clock()
+        self.store.save_task(task + 1, tensors, {"seconds": self.seconds, "matrices": matrices})
+        self._saved = time.monotonic()
+        self._write_summaries()
+        self.reporter.task(task, len(self.stream), accuracies)
+
+    def _write_summaries(self) -> list[Summary]:
+        common = {
+            "preset": self.plan.preset,
+            "dataset": self.plan.dataset,
+            "tasks": len(self.stream),
+            "task_sizes": list(self.stream.sizes),
+            "order": self.plan.order,
+            "seed": self.plan.seed,
+            "seconds": round(self.seconds, 3),
+            "device": self.machine.name,
+            "commit": commit(),
+            "command": self.command,
+        }
+        summaries = []
+        for label, (method, options) in self.plan.methods.items():
+            own = {"method": label, "title": method.title, **common, "options": options.model_dump(mode="json")}
+            own["training"] = self.plan.training.model_dump(mode="json")
+            summary = own | self.matrices[label].summary()
+            summaries.append(summary)
+            place = self.out / label if self.compare else self.out
+            place.mkdir(exist_ok=True)
+            write_json(place / "summary.json", summary)
+        return summaries
+
+
+def _below(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
+
+
+def _on(machine: Machine, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.to(machine.device) for name, tensor in tensors.items()}
+
+
+def _differences(there: Any, here: Any, prefix: str = "") -> list[str]:
+    if isinstance(there, dict) and isinstance(here, dict):
+        found: list[str] = []
+        for key in sorted({*there, *here}):
+            found += _differences(there.get(key, "nothing"), here.get(key, "nothing"), f"{prefix}{key}.")
+        return found
+    return [] if there == here else [f"{prefix.rstrip('.')} is {there} there and {here} here"]

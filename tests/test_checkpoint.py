@@ -1,0 +1,141 @@
+"""Checkpoints: whole or refused, and the newest sound one is found."""
+
+import random
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from efcil.errors import CheckpointError
+from efcil.training.checkpoint import CheckpointStore, load_tensors, save_tensors
+
+TENSORS = {
+    "weight": torch.randn(7, 5, generator=torch.Generator().manual_seed(0)),
+    "conv": torch.randn(4, 3, 3, 3).contiguous(memory_format=torch.channels_last),
+    "stats": torch.randn(3, 4, dtype=torch.float64),
+    "steps": torch.tensor(12),
+    "empty": torch.empty(0, 6),
+    "half": torch.randn(5).bfloat16(),
+}
+META = {"seconds": 1.5, "matrices": {"dpcr": {"total": [3]}}}
+
+
+def test_round_trip(tmp_path):
+    path = tmp_path / "x.safetensors"
+    save_tensors(path, TENSORS, META)
+    tensors, meta = load_tensors(path)
+    assert meta == META
+    assert set(tensors) == set(TENSORS)
+    for name, tensor in tensors.items():
+        assert torch.equal(tensor, TENSORS[name]), name
+        assert tensor.dtype == TENSORS[name].dtype
+    assert set(load_file(path)) == set(TENSORS), "any safetensors reader can open it"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_shared_tensors_are_written_apart(tmp_path):
+    shared = torch.randn(4)
+    save_tensors(tmp_path / "x.safetensors", {"a": shared, "b": shared[:2]}, {})
+    assert torch.equal(load_tensors(tmp_path / "x.safetensors")[0]["b"], shared[:2])
+
+
+def test_cut_short_at_any_length(tmp_path):
+    path = tmp_path / "x.safetensors"
+    save_tensors(path, TENSORS, META)
+    whole = path.read_bytes()
+    for length in (0, 1, 7, 8, 9, 50, len(whole) // 2, len(whole) - 1):
+        path.write_bytes(whole[:length])
+        with pytest.raises(CheckpointError, match=r"x\.safetensors"):
+            load_tensors(path)
+
+
+def test_a_flipped_bit_anywhere(tmp_path):
+    path = tmp_path / "x.safetensors"
+    save_tensors(path, TENSORS, META)
+    whole = path.read_bytes()
+    rng = random.Random(0)
+    places = {0, 3, 7, 8, 20, len(whole) - 1} | {rng.randrange(len(whole)) for _ in range(150)}
+    accepted = []
+    for place in places:
+        broken = bytearray(whole)
+        broken[place] ^= 1 << rng.randrange(8)
+        path.write_bytes(broken)
+        try:
+            tensors, meta = load_tensors(path)
+        except CheckpointError:
+            continue
+        # blanks that pad the header may change without changing what is read; nothing else may
+        if meta != META or any(not torch.equal(tensors[k], v) for k, v in TENSORS.items()):
+            accepted.append(place)
+    assert not accepted
+
+
+def test_missing_file(tmp_path):
+    with pytest.raises(CheckpointError, match=r"gone\.safetensors cannot be read"):
+        load_tensors(tmp_path / "gone.safetensors")
+
+
+def filled(tmp_path, notes):
+    store = CheckpointStore(tmp_path / "checkpoints", notes.append)
+    for task in (1, 2, 3):
+        store.save_epoch(task, 5, {"w": torch.tensor([task, 5])}, {"seconds": task})
+        store.save_epoch(task, 10, {"w": torch.tensor([task, 10])}, {"seconds": task})
+        store.save_task(task, {"w": torch.tensor([task])}, {"seconds": task})
+    for epoch in (5, 10, 15):
+        store.save_epoch(4, epoch, {"w": torch.tensor([4, epoch])}, {"seconds": epoch})
+    return store
+
+
+def test_newest_is_found_and_old_ones_go(tmp_path):
+    store = filled(tmp_path, [])
+    names = sorted(p.name for p in store.directory.iterdir())
+    assert names == [
+        "task-02.safetensors",
+        "task-03.safetensors",
+        "task-04-epoch-0010.safetensors",
+        "task-04-epoch-0015.safetensors",
+    ]
+    point = store.newest()
+    assert (point.task, point.epoch, point.meta["seconds"]) == (3, 15, 15)
+    assert point.tensors["w"].tolist() == [3]
+    assert point.partial["w"].tolist() == [4, 15]
+
+
+def break_file(path):
+    data = bytearray(path.read_bytes())
+    data[-3] ^= 4
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("broken", "task", "epoch"),
+    [
+        (["task-04-epoch-0015"], 3, 10),
+        (["task-04-epoch-0015", "task-04-epoch-0010"], 3, None),
+        (["task-03"], 2, None),
+    ],
+)
+def test_damaged_ones_are_passed_over(tmp_path, broken, task, epoch):
+    notes = []
+    store = filled(tmp_path, notes)
+    for name in broken:
+        break_file(store.directory / f"{name}.safetensors")
+    point = store.newest()
+    assert (point.task, point.epoch) == (task, epoch)
+    assert any("checksum does not match" in note and "the one before it is used" in note for note in notes)
+
+
+def test_none_sound(tmp_path):
+    store = filled(tmp_path, [])
+    for path in store.directory.iterdir():
+        break_file(path)
+    with pytest.raises(CheckpointError, match="none of the 4 checkpoints in .* is sound"):
+        store.newest()
+
+
+def test_nothing_saved_yet(tmp_path):
+    assert CheckpointStore(tmp_path / "checkpoints").newest() is None
+    store = CheckpointStore(tmp_path / "checkpoints")
+    store.save_epoch(1, 3, {"w": torch.ones(1)}, {"seconds": 2})
+    point = store.newest()
+    assert (point.task, point.epoch, point.tensors) == (0, 3, {})

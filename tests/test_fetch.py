@@ -1,0 +1,481 @@
+"""Downloads against a server on this machine: whole, broken, resumed, changed, wrong and malicious."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import io
+import os
+import tarfile
+import threading
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import numpy as np
+import pytest
+
+from efcil.data import fetch as module
+from efcil.data.fetch import Remote, fetch
+from efcil.errors import DataError
+
+PAYLOAD = np.random.default_rng(0).bytes(1_000_000)
+
+
+@dataclass
+class Site:
+    """What the server has, how it behaves, and what was asked of it."""
+
+    content: bytes = PAYLOAD
+    headers: dict[str, str] = field(default_factory=lambda: {"ETag": '"one"'})
+    ranges: bool = True
+    status: int = 200
+    cut: int | None = None  # close the connection after so many bytes of an answer
+    stall: bool = False  # ... and keep it open without a word instead
+    lie: int = 0  # added to the first byte of an answer's Content-Range
+    length: bool = True  # tell Content-Length
+    asked: list[dict[str, str]] = field(default_factory=list)
+    served: int = 0
+    url: str = ""
+    over: threading.Event = field(default_factory=threading.Event)
+
+
+@pytest.fixture
+def site(monkeypatch):
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.setenv(name, "127.0.0.1")
+    site = Site()
+
+    class Handler(BaseHTTPRequestHandler):
+        def log_message(self, *_):
+            pass
+
+        def do_GET(self):
+            site.asked.append(dict(self.headers))
+            if site.status != 200:
+                self.send_error(site.status)
+                return
+            start, wanted = 0, self.headers.get("Range")
+            if wanted and site.ranges and self.headers.get("If-Range") in (None, *site.headers.values()):
+                start = int(wanted.removeprefix("bytes=").removesuffix("-"))
+                if start >= len(site.content):
+                    self.send_error(416)
+                    return
+            body = site.content[start:]
+            self.send_response(206 if start else 200)
+            if start:
+                last, total = len(site.content) - 1, len(site.content)
+                self.send_header("Content-Range", f"bytes {start + site.lie}-{last}/{total}")
+            if site.length:
+                self.send_header("Content-Length", str(len(body)))
+            for name, value in site.headers.items():
+                self.send_header(name, value)
+            self.end_headers()
+            body = body if site.cut is None else body[: site.cut]
+            with contextlib.suppress(ConnectionError):
+                self.wfile.write(body)
+                self.wfile.flush()
+            site.served += len(body)
+            if site.stall:
+                site.over.wait(10)
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    site.url = f"http://127.0.0.1:{server.server_port}/file.bin"
+    yield site
+    site.over.set()
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def remote(site: Site, content: bytes | None = None, algorithm: str = "sha256", **more) -> Remote:
+    content = site.content if content is None else content
+    more.setdefault("size", len(content))
+    return Remote(site.url, more.pop("name", "file.bin"), f"{algorithm}:{digest(content, algorithm)}", **more)
+
+
+def digest(content: bytes, algorithm: str = "sha256") -> str:
+    return hashlib.new(algorithm, content).hexdigest()
+
+
+def names(directory) -> list[str]:
+    return sorted(path.name for path in directory.iterdir())
+
+
+def break_after(site: Site, count: int, source: Remote, directory) -> None:
+    site.cut = count
+    with pytest.raises(DataError, match=r"kept in .*file\.bin\.part, and the same command resumes"):
+        fetch(source, directory)
+    site.cut = None
+    assert names(directory) == ["file.bin.part", "file.bin.part.json"]
+    assert (directory / "file.bin.part").read_bytes() == site.content[:count]
+    site.served = 0
+
+
+@pytest.mark.parametrize("algorithm", ["md5", "sha256"])
+@pytest.mark.parametrize("known_size", [True, False])
+def test_a_plain_download(site, tmp_path, algorithm, known_size):
+    seen = []
+    source = remote(site, algorithm=algorithm, **({} if known_size else {"size": None}))
+    path = fetch(source, tmp_path / "new" / "folder", progress=lambda done, total: seen.append((done, total)))
+    assert path == tmp_path / "new" / "folder" / "file.bin"
+    assert path.read_bytes() == PAYLOAD
+    assert names(path.parent) == ["file.bin"]
+    assert seen[0] == (0, len(PAYLOAD))
+    assert seen[-1] == (len(PAYLOAD), len(PAYLOAD))
+    assert seen == sorted(seen)
+
+
+def test_what_is_complete_is_not_downloaded_again(site, tmp_path):
+    fetch(remote(site), tmp_path)
+    fetch(remote(site), tmp_path)
+    assert len(site.asked) == 1
+
+
+@pytest.mark.parametrize("headers", [{"ETag": '"one"'}, {"Last-Modified": "Mon, 01 Jan 2024 00:00:00 GMT"}, {}])
+def test_a_broken_connection_is_resumed_with_the_rest_only(site, tmp_path, headers):
+    site.headers = headers
+    break_after(site, 300_000, remote(site), tmp_path)
+    seen = []
+    path = fetch(remote(site), tmp_path, progress=lambda done, total: seen.append((done, total)))
+    assert path.read_bytes() == PAYLOAD
+    assert site.served == 700_000
+    assert site.asked[1]["Range"] == "bytes=300000-"
+    assert site.asked[1].get("If-Range") == next(iter(headers.values()), None)
+    assert seen[0] == (300_000, 1_000_000)
+    assert names(tmp_path) == ["file.bin"]
+
+
+def test_a_weak_etag_is_not_used_to_resume(site, tmp_path):
+    site.headers = {"ETag": 'W/"one"', "Last-Modified": "Mon, 01 Jan 2024 00:00:00 GMT"}
+    break_after(site, 1000, remote(site), tmp_path)
+    fetch(remote(site), tmp_path)
+    assert site.asked[1]["If-Range"] == "Mon, 01 Jan 2024 00:00:00 GMT"
+
+
+def test_several_breaks(site, tmp_path):
+    site.cut = 400_000
+    for _ in range(2):
+        with pytest.raises(DataError, match="of 1,000,000 bytes"):
+            fetch(remote(site), tmp_path)
+    assert fetch(remote(site), tmp_path).read_bytes() == PAYLOAD
+    assert site.served == len(PAYLOAD)
+
+
+def test_a_server_without_ranges_starts_again(site, tmp_path):
+    break_after(site, 300_000, remote(site), tmp_path)
+    site.ranges = False
+    assert fetch(remote(site), tmp_path).read_bytes() == PAYLOAD
+    assert site.served == 1_000_000
+
+
+def test_a_changed_file_starts_again(site, tmp_path):
+    break_after(site, 300_000, remote(site), tmp_path)
+    site.content, site.headers = PAYLOAD[::-1], {"ETag": '"two"'}
+    assert fetch(remote(site), tmp_path).read_bytes() == PAYLOAD[::-1]
+    assert site.served == 1_000_000
+    assert len(site.asked) == 2
+
+
+def test_a_server_that_does_not_know_if_range_but_tells_a_new_etag(site, tmp_path):
+    break_after(site, 300_000, remote(site), tmp_path)
+    site.content, site.headers = PAYLOAD[::-1], {"ETag": '"two"', "X-Old": '"one"'}  # the handler takes either
+    assert fetch(remote(site), tmp_path).read_bytes() == PAYLOAD[::-1]
+    assert [("Range" in asked) for asked in site.asked] == [False, True, False]
+
+
+def test_another_part_than_asked_for_starts_again(site, tmp_path):
+    break_after(site, 300_000, remote(site), tmp_path)
+    site.lie = 5
+    assert fetch(remote(site), tmp_path).read_bytes() == PAYLOAD
+    assert [("Range" in asked) for asked in site.asked] == [False, True, False]
+
+
+def test_a_part_of_another_address_starts_again(site, tmp_path):
+    break_after(site, 300_000, remote(site), tmp_path)
+    site.url += "?mirror"
+    assert fetch(remote(site), tmp_path).read_bytes() == PAYLOAD
+    assert "Range" not in site.asked[1]
+
+
+def test_range_not_satisfiable_starts_again(site, tmp_path):
+    (tmp_path / "file.bin.part").write_bytes(PAYLOAD + b"more")
+    assert fetch(remote(site, size=None), tmp_path).read_bytes() == PAYLOAD
+    assert [("Range" in asked) for asked in site.asked] == [True, False]
+
+
+def test_a_part_longer_than_the_file_starts_again(site, tmp_path):
+    (tmp_path / "file.bin.part").write_bytes(PAYLOAD + b"more")
+    assert fetch(remote(site), tmp_path).read_bytes() == PAYLOAD
+    assert "Range" not in site.asked[0]
+
+
+def test_stopped_between_the_last_byte_and_the_rename(site, tmp_path):
+    (tmp_path / "file.bin.part").write_bytes(PAYLOAD)
+    assert fetch(remote(site), tmp_path).read_bytes() == PAYLOAD
+    assert site.asked == []
+
+
+def test_a_damaged_label_is_ignored(site, tmp_path):
+    break_after(site, 300_000, remote(site), tmp_path)
+    (tmp_path / "file.bin.part.json").write_text("[not json")
+    assert fetch(remote(site), tmp_path).read_bytes() == PAYLOAD
+    assert site.served == 700_000
+
+
+def test_a_wrong_checksum_is_told_and_the_next_try_is_clean(site, tmp_path):
+    site.content = b"x" * len(PAYLOAD)
+    source = remote(site, PAYLOAD)
+    with pytest.raises(DataError) as caught:
+        fetch(source, tmp_path)
+    message = str(caught.value)
+    assert f"expected sha256:{digest(PAYLOAD)}, got sha256:{digest(site.content)}" in message
+    assert "\n" not in message
+    assert names(tmp_path) == ["file.bin.bad"]
+    site.content = PAYLOAD
+    assert fetch(source, tmp_path).read_bytes() == PAYLOAD
+    assert "Range" not in site.asked[1]
+
+
+def test_a_damaged_part_is_found_by_the_checksum(site, tmp_path):
+    (tmp_path / "file.bin.part").write_bytes(b"x" * 1000)
+    with pytest.raises(DataError, match="wrong checksum"):
+        fetch(remote(site), tmp_path)
+    assert fetch(remote(site), tmp_path).read_bytes() == PAYLOAD
+
+
+def test_a_foreign_file_under_the_final_name_is_left_alone(site, tmp_path):
+    (tmp_path / "file.bin").write_bytes(b"mine")
+    with pytest.raises(DataError, match="is not the file that was to be fetched"):
+        fetch(remote(site), tmp_path)
+    assert (tmp_path / "file.bin").read_bytes() == b"mine"
+    assert site.asked == []
+
+
+def test_a_file_of_another_size_is_refused_before_it_is_downloaded(site, tmp_path):
+    with pytest.raises(DataError, match="server has 1,000,000 bytes, expected 999,999"):
+        fetch(remote(site, size=999_999), tmp_path)
+    assert names(tmp_path) == []
+
+
+def test_a_server_that_sends_without_end(site, tmp_path):
+    site.length = False
+    with pytest.raises(DataError, match="sent more than the 500,000 bytes"):
+        fetch(remote(site, size=500_000), tmp_path)
+    assert "file.bin" not in names(tmp_path)
+
+
+@pytest.mark.parametrize("status", [404, 403, 500, 503])
+def test_http_errors_are_one_line(site, tmp_path, status):
+    site.status = status
+    with pytest.raises(DataError, match=f"{site.url}: the server answered HTTP {status} .*again later$") as caught:
+        fetch(remote(site), tmp_path)
+    assert "\n" not in str(caught.value)
+    assert names(tmp_path) == []
+
+
+def test_an_http_error_keeps_the_part(site, tmp_path):
+    break_after(site, 300_000, remote(site), tmp_path)
+    site.status = 503
+    with pytest.raises(DataError, match=r"HTTP 503 .* the same command resumes"):
+        fetch(remote(site), tmp_path)
+    site.status = 200
+    assert fetch(remote(site), tmp_path).read_bytes() == PAYLOAD
+    assert site.served == 700_000
+
+
+def test_no_server(site, tmp_path):
+    source = Remote("http://127.0.0.1:1/x", "x", "md5:" + "0" * 32)
+    with pytest.raises(DataError, match=r"no connection \(ConnectionRefusedError.*again later"):
+        fetch(source, tmp_path)
+
+
+def test_a_silent_server_keeps_what_came(site, tmp_path):
+    site.cut, site.stall = 1000, True
+    with pytest.raises(DataError, match="server is silent; what has come is kept"):
+        fetch(remote(site), tmp_path, timeout=0.2)
+    assert (tmp_path / "file.bin.part").read_bytes() == PAYLOAD[:1000]
+    site.over.set()
+    site.cut, site.stall = None, False
+    assert fetch(remote(site), tmp_path).read_bytes() == PAYLOAD
+
+
+def test_a_full_disk_is_one_line(site, tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(module.os, "fsync", full)
+    with pytest.raises(DataError, match="the disk is full; make room"):
+        fetch(remote(site), tmp_path)
+    monkeypatch.undo()
+    assert "file.bin" not in names(tmp_path)
+
+
+def test_an_interruption_by_the_user_is_resumed(site, tmp_path):
+    def interrupt(done, total):
+        if done > 200_000:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fetch(remote(site), tmp_path, progress=interrupt)
+    have = (tmp_path / "file.bin.part").stat().st_size
+    assert have > 200_000
+    site.served = 0
+    assert fetch(remote(site), tmp_path).read_bytes() == PAYLOAD
+    assert site.served == len(PAYLOAD) - have
+
+
+def test_two_processes_do_not_fetch_into_one_folder(site, tmp_path):
+    fcntl = pytest.importorskip("fcntl")
+    handle = os.open(tmp_path, os.O_RDONLY)
+    fcntl.flock(handle, fcntl.LOCK_EX)
+    with pytest.raises(DataError, match="another process"):
+        fetch(remote(site), tmp_path)
+    os.close(handle)
+    assert fetch(remote(site), tmp_path).read_bytes() == PAYLOAD
+
+
+def test_a_folder_that_cannot_be_made(site, tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(DataError, match=str(tmp_path / "file")):
+        fetch(remote(site), tmp_path / "file" / "below")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"url": "file:///etc/passwd"},
+        {"name": "../x"},
+        {"unpack": ".."},
+        {"checksum": "md5:123"},
+        {"checksum": "sha1:" + "0" * 40},
+        {"files": {"a": "md5:xyz"}},
+    ],
+)
+def test_an_impossible_remote_is_refused(wrong):
+    good = {"url": "https://example.org/x", "name": "x", "checksum": "md5:" + "0" * 32}
+    Remote(**good)
+    with pytest.raises(DataError):
+        Remote(**{**good, **wrong})
+
+
+# -------------------------------------------------------------------------------------------------------------- unpack
+
+
+def archive(members: dict[str, bytes], link: tuple[str, str] | None = None) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
+        for name, content in members.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            tar.addfile(info, io.BytesIO(content))
+        if link is not None:
+            info = tarfile.TarInfo(link[0])
+            info.type, info.linkname = tarfile.SYMTYPE, link[1]
+            tar.addfile(info)
+    return buffer.getvalue()
+
+
+MEMBERS = {"set/train": b"train" * 1000, "set/deep/test": b"test"}
+FILES = {"train": "md5:" + digest(MEMBERS["set/train"], "md5"), "deep/test": "sha256:" + digest(b"test")}
+
+
+def packed(site: Site, content: bytes | None = None, **more) -> Remote:
+    site.content = archive(MEMBERS) if content is None else content
+    return remote(site, name="set.tar.gz", unpack="set", files=more.pop("files", FILES), **more)
+
+
+def test_an_archive_is_unpacked(site, tmp_path):
+    source = packed(site)
+    path = fetch(source, tmp_path)
+    assert path == tmp_path / "set"
+    assert (path / "train").read_bytes() == MEMBERS["set/train"]
+    assert (path / "deep" / "test").read_bytes() == b"test"
+    assert names(tmp_path) == ["set", "set.tar.gz"]
+    (tmp_path / "set.tar.gz").unlink()  # no longer needed
+    assert fetch(source, tmp_path) == path
+    assert len(site.asked) == 1
+
+
+def test_interrupted_between_download_and_unpacking(site, tmp_path, monkeypatch):
+    source = packed(site)
+
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "_unpack", killed)
+        with pytest.raises(KeyboardInterrupt):
+            fetch(source, tmp_path)
+    assert names(tmp_path) == ["set.tar.gz"]
+    assert (fetch(source, tmp_path) / "train").read_bytes() == MEMBERS["set/train"]
+    assert len(site.asked) == 1
+
+
+def test_killed_while_unpacking_leaves_nothing_that_looks_complete(site, tmp_path, monkeypatch):
+    source = packed(site)
+
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module.os, "rename", killed)
+        patch.setattr(module.shutil, "rmtree", lambda *_, **__: None)  # as after a kill: nothing is tidied up
+        with pytest.raises(KeyboardInterrupt):
+            fetch(source, tmp_path)
+    assert names(tmp_path) == [".set.unpacking", "set.tar.gz"]
+    assert (fetch(source, tmp_path) / "train").read_bytes() == MEMBERS["set/train"]
+    assert names(tmp_path) == ["set", "set.tar.gz"]
+    assert len(site.asked) == 1
+
+
+@pytest.mark.parametrize(
+    ("members", "link"),
+    [
+        ({**MEMBERS, "../escaped": b"x"}, None),
+        ({**MEMBERS, "set/../../escaped": b"x"}, None),
+        (MEMBERS, ("set/link", "../../escaped")),
+        (MEMBERS, ("set/link", "/etc")),
+    ],
+)
+def test_a_member_that_leaves_the_folder_is_refused(site, tmp_path, members, link):
+    source = packed(site, archive(members, link))
+    inner = tmp_path / "inner"
+    with pytest.raises(DataError, match="cannot be unpacked safely"):
+        fetch(source, inner)
+    assert names(tmp_path) == ["inner"]
+    assert names(inner) == ["set.tar.gz"]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"no archive at all", "cannot be unpacked"),
+        (archive(MEMBERS)[:-200], "cannot be unpacked"),
+        (archive({"other/train": b"x"}), "holds no folder set"),
+        (archive({"set/train": b"x", "set/deep/test": b"test"}), "its file train has md5"),
+        (archive({"set/train": MEMBERS["set/train"]}), "its file deep/test is missing"),
+    ],
+)
+def test_an_archive_that_is_not_what_it_should_be(site, tmp_path, content, message):
+    with pytest.raises(DataError, match=f"{message}.*nothing was unpacked"):
+        fetch(packed(site, content), tmp_path)
+    assert names(tmp_path) == ["set.tar.gz"]
+
+
+@pytest.mark.parametrize("kind", ["damaged", "lacking", "file"])
+def test_a_folder_of_other_content_is_told_and_left_alone(site, tmp_path, kind):
+    source, target = packed(site), tmp_path / "set"
+    if kind == "file":
+        target.touch()
+    else:
+        target.mkdir()
+    if kind == "damaged":
+        (target / "train").write_bytes(b"mine")
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(DataError, match=r"set is there, but .* move it away and run the same command again"):
+        fetch(source, tmp_path)
+    assert sorted(tmp_path.rglob("*")) == before
+    assert site.asked == []

@@ -1,0 +1,155 @@
+"""Writes are whole or not at all, whoever else writes and whatever fails."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from efcil.errors import CheckpointError, EfcilError
+from efcil.files import atomic_write_bytes, atomic_write_text, read_json, replaced, write_json
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_replaced_shows_the_new_content_only_at_the_end(tmp_path: Path) -> None:
+    path = tmp_path / "a.npy"
+    path.write_bytes(b"old")
+    with replaced(path) as temporary:
+        assert temporary.parent == tmp_path
+        assert temporary.suffix == ".npy"  # np.save would append one otherwise
+        temporary.write_bytes(b"new")
+        assert path.read_bytes() == b"old"
+    assert path.read_bytes() == b"new"
+    assert names(tmp_path) == ["a.npy"]
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+def test_replaced_leaves_the_old_file_when_the_writer_fails(tmp_path: Path, error: type[BaseException]) -> None:
+    path = tmp_path / "a.bin"
+    path.write_bytes(b"old")
+
+    def write() -> None:
+        with replaced(path) as temporary:
+            temporary.write_bytes(b"half")
+            raise error
+
+    with pytest.raises(error):
+        write()
+    assert path.read_bytes() == b"old"
+    assert names(tmp_path) == ["a.bin"]
+
+
+def test_replaced_reports_a_writer_that_wrote_nothing(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError), replaced(tmp_path / "a.bin"):
+        pass
+    assert names(tmp_path) == []
+
+
+def test_replaced_syncs_file_and_directory_around_the_rename(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    events: list[str] = []
+    sync, replace = os.fsync, os.replace
+
+    def seen_sync(descriptor: int) -> None:
+        events.append("directory" if os.path.isdir(f"/proc/self/fd/{descriptor}") else "file")
+        sync(descriptor)
+
+    def seen_replace(source: str, target: str) -> None:
+        events.append("rename")
+        replace(source, target)
+
+    monkeypatch.setattr(os, "fsync", seen_sync)
+    monkeypatch.setattr(os, "replace", seen_replace)
+    atomic_write_bytes(tmp_path / "a", b"x")
+    assert [event for event in events if event == "rename"] == ["rename"]
+    if os.path.isdir("/proc/self/fd"):
+        assert events == ["file", "rename", "directory"]
+
+
+def test_a_link_stays_a_link(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "real" / "a").write_bytes(b"old")
+    (tmp_path / "link").symlink_to(tmp_path / "real" / "a")
+    atomic_write_bytes(tmp_path / "link", b"new")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "real" / "a").read_bytes() == b"new"
+
+
+def test_new_files_get_the_usual_permissions(tmp_path: Path) -> None:
+    (tmp_path / "plain").write_bytes(b"")
+    atomic_write_bytes(tmp_path / "atomic", b"")
+    assert (tmp_path / "atomic").stat().st_mode == (tmp_path / "plain").stat().st_mode
+
+
+def test_a_name_of_the_greatest_length_can_be_written(tmp_path: Path) -> None:
+    path = tmp_path / ("n" * 250 + ".json")
+    atomic_write_text(path, "x")
+    assert path.read_text() == "x"
+
+
+def test_many_writers_never_show_a_mixture(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    contents = [bytes([65 + i]) * 20_000 for i in range(6)]
+    atomic_write_bytes(path, contents[0])
+
+    def write(data: bytes) -> None:
+        for _ in range(5):
+            atomic_write_bytes(path, data)
+
+    threads = [threading.Thread(target=write, args=(data,)) for data in contents]
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads):
+        assert path.read_bytes() in contents
+    assert names(tmp_path) == ["a"]
+
+
+def test_text_keeps_its_line_ends(tmp_path: Path) -> None:
+    atomic_write_text(tmp_path / "a", "één\r\ntwee\n")
+    assert (tmp_path / "a").read_bytes() == "één\r\ntwee\n".encode()
+
+
+def test_json_round_trip(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    value = {"mean": np.float32(0.5), "rows": np.arange(3), "path": Path("x") / "y", "name": "naïve"}
+    write_json(path, value)
+    assert read_json(path) == {"mean": 0.5, "rows": [0, 1, 2], "path": str(Path("x") / "y"), "name": "naïve"}
+    assert "naïve" in path.read_text(encoding="utf-8")
+
+
+def test_json_keeps_file_names_that_are_not_unicode(tmp_path: Path) -> None:
+    name = os.fsdecode(b"caf\xe9.jpg")
+    write_json(tmp_path / "a.json", [name])
+    assert read_json(tmp_path / "a.json") == [name]
+
+
+@pytest.mark.parametrize(
+    ("value", "error"), [({"a": float("nan")}, ValueError), ({"a": {1, 2}}, TypeError), ([object()], TypeError)]
+)
+def test_json_that_nobody_could_read_is_not_written(tmp_path: Path, value: object, error: type[Exception]) -> None:
+    path = tmp_path / "a.json"
+    write_json(path, 1)
+    with pytest.raises(error):
+        write_json(path, value)
+    assert json.loads(path.read_text()) == 1
+    assert names(tmp_path) == ["a.json"]
+
+
+def test_read_json_names_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    with pytest.raises(EfcilError, match=r"a\.json: no such file"):
+        read_json(path)
+    path.write_bytes(b'{"a": ')
+    with pytest.raises(CheckpointError, match=r"a\.json: not valid JSON"):
+        read_json(path, error=CheckpointError)
+    path.write_bytes(b"\xff\xfe\xfd")
+    with pytest.raises(EfcilError, match=r"a\.json: not valid JSON"):
+        read_json(path)
+    with pytest.raises(EfcilError, match="cannot be read"):
+        read_json(tmp_path)

@@ -1,0 +1,302 @@
+"""The contract of every method on one small problem, and DPCR against a literal Algorithm 1."""
+
+import numpy as np
+import pytest
+import reference
+import torch
+from problems import TINY, blobs
+
+from efcil.config import build, keys
+from efcil.data.dataset import ImageSet
+from efcil.errors import DataError, OptionError
+from efcil.experiment import Request, resolve
+from efcil.features import TaskFeatures
+from efcil.methods import METHODS, find
+from efcil.metrics import AccuracyMatrix
+from efcil.protocol import Evaluator, learn_stream
+from efcil.representations import REPRESENTATIONS
+from efcil.tasks import Task, TaskStream
+
+SIZES = (2, 3, 1)
+
+
+class Watch:
+    """Keeps what a run shows, and runs `at_end` after each task."""
+
+    def __init__(self, at_end=lambda task: None):
+        self.losses, self.at_end = [], at_end
+
+    def after_epoch(self, report, optimiser):
+        self.losses.append(report.loss)
+
+    def before_readouts(self, task):
+        pass
+
+    def after_task(self, task):
+        self.at_end(task)
+
+
+def experiment(names, machine, data, at_end=lambda task: None, seed=0):
+    representation_name = METHODS[names[0]].representation
+    kind = REPRESENTATIONS[representation_name]
+    representation = kind(kind.options_type(**TINY), data.channels, machine, seed)
+    stream = TaskStream(data.train, np.arange(len(data.class_names)), SIZES)
+    evaluator = Evaluator(data, stream, machine)
+    readouts = {name: METHODS[name].readout(build(METHODS[name].options, METHODS[name].fixed, name)) for name in names}
+    matrices = {name: AccuracyMatrix(evaluator.totals()) for name in names}
+    watch = Watch(at_end)
+    learn_stream(stream, data, evaluator, representation, readouts, matrices, watch)
+    return representation, readouts, matrices, watch
+
+
+def test_the_suite_sees_every_method():
+    assert sorted(METHODS) == sorted(
+        "dpcr dp-ncm lwf-ncm lwf rrcr rrcr+tssp rrcr+tssp+cn rrcr+tssp+cip rrcr+tssp+cip+cn finetune joint".split()
+    )
+
+
+@pytest.fixture(scope="module")
+def results(machine, data):
+    """Every method once, those of one representation on one trajectory."""
+    found = {}
+    for kind in REPRESENTATIONS:
+        names = [m.name for m in METHODS.values() if m.representation == kind]
+        representation, readouts, matrices, _ = experiment(names, machine, data)
+        found |= {name: (representation, readouts[name], matrices[name]) for name in names}
+    return found
+
+
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_scores_are_finite_and_of_the_right_shape(results, name):
+    representation, readout, matrix = results[name]
+    features = torch.rand(7, representation.backbone.dim)
+    scores = readout.scores(features)
+    assert scores.shape == (7, sum(SIZES))
+    assert torch.isfinite(scores).all()
+    assert matrix.tasks_done == 3
+
+
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_state_round_trip(results, name):
+    representation, readout, _ = results[name]
+    again = METHODS[name].readout(build(METHODS[name].options, METHODS[name].fixed, name))
+    again.load_state({k: v.clone() for k, v in readout.state().items()})
+    features = torch.rand(5, representation.backbone.dim)
+    assert torch.equal(again.scores(features), readout.scores(features))
+    assert all(torch.equal(v, again.state()[k]) for k, v in readout.state().items())
+
+
+@pytest.mark.parametrize("kind", sorted(REPRESENTATIONS))
+def test_same_seed_is_bitwise_equal(machine, data, results, kind):
+    names = [m.name for m in METHODS.values() if m.representation == kind]
+    _, readouts, matrices, _ = experiment(names, machine, data)
+    for name in names:
+        assert matrices[name] == results[name][2]
+        for key, value in readouts[name].state().items():
+            assert torch.equal(value, results[name][1].state()[key]), (name, key)
+
+
+@pytest.mark.parametrize("kind", ["lwf", "finetune"])
+def test_old_images_are_out_of_reach(machine, kind, monkeypatch):
+    """After each task its pixels are poisoned and its Task refuses: nothing that is learned later may change."""
+    names = [m.name for m in METHODS.values() if m.representation == kind]
+    honest = blobs(seed=3)
+    expected = experiment(names, machine, honest)[2]
+    poisoned = blobs(seed=3)
+    ends = np.cumsum(SIZES)
+    tasks = []
+    original = Task.__init__
+    monkeypatch.setattr(Task, "__init__", lambda self, *a, **k: (tasks.append(self), original(self, *a, **k))[1])
+
+    def poison(task):
+        old = poisoned.train.labels < ends[task]
+        poisoned.train.images[old] = np.random.default_rng(task).integers(0, 256, poisoned.train.images[old].shape)
+        assert len(tasks) == task + 1
+        for gone in tasks:
+            with pytest.raises(DataError, match="its images are gone"):
+                _ = gone.images
+
+    assert experiment(names, machine, poisoned, poison)[2] == expected
+
+
+def test_joint_is_not_exemplar_free(machine):
+    """The same poison does change the upper bound: the test above can fail."""
+    honest, poisoned = blobs(seed=3), blobs(seed=3)
+
+    def poison(task):
+        poisoned.train.images[poisoned.train.labels < SIZES[0]] = 0
+
+    expected = experiment(["joint"], machine, honest)[3].losses
+    assert experiment(["joint"], machine, poisoned, poison)[3].losses != expected
+
+
+@pytest.mark.parametrize(
+    ("name", "numbers"),
+    [
+        ("dpcr", lambda d: d * (d + 1) // 2 + d + 2 + d),  # statistics, count, class, and the classifier's column
+        ("dp-ncm", lambda d: d * (d + 1) // 2 + d + 2),
+        ("lwf-ncm", lambda d: d),
+    ],
+)
+def test_memory_per_class_is_what_the_file_says(results, name, numbers):
+    representation, readout, _ = results[name]
+    kept = sum(v.numel() for v in readout.state().values())
+    assert kept == sum(SIZES) * numbers(representation.backbone.dim)
+
+
+# --- DPCR is Algorithm 1 ----------------------------------------------------------------------------------------------
+
+
+class FakeTask(TaskFeatures):
+    """A task whose features are given."""
+
+    def __init__(self, index, labels, old, new):
+        self.index, self.labels, self._given, self._found = index, labels, {"old": old, "new": new}, {}
+
+    def _features(self, when, view):
+        return self._given[when]
+
+
+def literal_dpcr(tasks, ridge, shift_ridge, normalise=True):
+    """Algorithm 1 with the literal equations of tests/reference.py, class by class."""
+    grams, means, counts = {}, {}, {}
+    for index, (labels, old, new) in enumerate(tasks):
+        if index:
+            shift = reference.task_shift(old.double(), new.double(), shift_ridge)
+            for c in grams:
+                grams[c] = shift.T @ grams[c] @ shift
+                means[c] = means[c] @ shift
+        for c in labels.unique().tolist():
+            rows = new.double()[labels == c]
+            grams[c], means[c], counts[c] = rows.T @ rows, rows.mean(0), len(rows)
+    order = sorted(grams)
+    total = sum(grams[c] for c in order)
+    cross = torch.stack([counts[c] * means[c] for c in order], 1)
+    weight = torch.linalg.inv(total + ridge * torch.eye(len(total), dtype=torch.float64)) @ cross
+    return weight / weight.norm(dim=0) if normalise else weight
+
+
+def feature_tasks(seed=0, dim=12):
+    source = torch.Generator().manual_seed(seed)
+    tasks = []
+    for first in (0, 3, 6):
+        labels = torch.randint(first, first + 3, (90,), generator=source)
+        centres = torch.rand(9, dim, generator=source) * 2
+        old = (centres[labels] + torch.rand(90, dim, generator=source)).float()
+        turn = torch.eye(dim) + 0.2 * torch.randn(dim, dim, generator=source)
+        tasks.append((labels, old, (old @ turn + 0.05 * torch.randn(90, dim, generator=source)).float()))
+    return tasks
+
+
+@pytest.mark.parametrize("normalise", [True, False])
+def test_dpcr_is_algorithm_1(normalise):
+    method = METHODS["dpcr"]
+    options = method.options(ridge=3.0, shift_ridge=1e-6, rank_rule="positive", normalise=normalise)
+    readout = method.readout(options)
+    tasks = feature_tasks()
+    for index, (labels, old, new) in enumerate(tasks):
+        readout.learn(FakeTask(index, labels, old, new))
+    want = literal_dpcr(tasks, 3.0, 1e-6, normalise)
+    assert torch.allclose(readout.weight, want, rtol=1e-8, atol=1e-10)
+
+
+def test_lwf_ncm_keeps_means_and_dp_ncm_moves_them():
+    tasks = feature_tasks()
+    still, moving = METHODS["lwf-ncm"].readout(None), METHODS["dp-ncm"].readout(METHODS["dp-ncm"].options())
+    for index, task in enumerate(tasks):
+        still.learn(FakeTask(index, *task))
+        moving.learn(FakeTask(index, *task))
+    labels, _, new = tasks[0]
+    first = torch.stack([new.double()[labels == c].mean(0) for c in range(3)])
+    assert torch.allclose(still.means[:3], first)
+    want = first
+    for _, old, new in tasks[1:]:
+        want = want @ reference.task_shift(old.double(), new.double(), 1e-9)
+    assert torch.allclose(moving.stats.mean[:3], want, rtol=1e-6)
+    probe = torch.rand(4, 12)
+    scores = moving.scores(probe)
+    cosine = torch.nn.functional.cosine_similarity(probe.double()[:, None], moving.stats.mean[None], dim=2)
+    assert torch.allclose(scores, cosine)
+
+
+def learned(name, tasks, **options):
+    method = METHODS[name]
+    readout = method.readout(build(method.options, {**options, **method.fixed}, name))
+    for index, task in enumerate(tasks):
+        readout.learn(FakeTask(index, *task))
+    return readout
+
+
+def test_ablations_differ_where_they_should():
+    tasks = feature_tasks()
+    weights = {name: learned(name, tasks).weight for name in METHODS if name == "dpcr" or name.startswith("rrcr")}
+    same = [("dpcr", "rrcr+tssp+cip+cn"), ("dpcr", "rrcr+tssp+cn"), ("rrcr+tssp", "rrcr+tssp+cip")]  # rule `positive`
+    for a, b in same:
+        assert torch.equal(weights[a], weights[b]), (a, b)
+    for a, b in [("rrcr", "rrcr+tssp"), ("rrcr+tssp", "rrcr+tssp+cn")]:
+        assert not torch.allclose(weights[a], weights[b]), (a, b)
+
+
+def test_rank_rules_really_cut():
+    tasks = feature_tasks(dim=40)
+    rules = [("positive", None), ("numerical", None), ("tolerance", 1e-2), ("energy", 0.999), ("none", None)]
+    weights = {r: learned("dpcr", tasks, rank_rule=r, rank_tolerance=tolerance).weight for r, tolerance in rules}
+    assert torch.equal(weights["positive"], weights["none"])
+    for a, b in [("none", "numerical"), ("numerical", "tolerance"), ("tolerance", "energy")]:
+        assert not torch.allclose(weights[a], weights[b], rtol=1e-3), (a, b)
+
+
+def test_released_code_uses_augmented_images_for_shift_and_new_classes(machine, data):
+    method = METHODS["dpcr"]
+    clean = method.readout(method.options())
+    released = method.readout(method.options(shift_images="augmented", ridge_images="augmented"))
+    kind = REPRESENTATIONS["lwf"]
+    representation = kind(kind.options_type(**TINY), 3, machine, 0)
+    stream = TaskStream(data.train, np.arange(6), (3, 3))
+    evaluator = Evaluator(data, stream, machine)
+    matrices = {n: AccuracyMatrix(evaluator.totals()) for n in ("clean", "released")}
+    learn_stream(stream, data, evaluator, representation, {"clean": clean, "released": released}, matrices, Watch())
+    new = slice(3, 6)
+    assert torch.equal(clean.stats.gram[new], released.stats.gram[new]), "what is stored is always clean"
+    assert not torch.allclose(clean.stats.gram[:3], released.stats.gram[:3])
+    assert not torch.allclose(clean.weight, released.weight)
+
+
+# --- names and options ------------------------------------------------------------------------------------------------
+
+
+def test_unknown_method_names_the_nearest():
+    with pytest.raises(OptionError, match="unknown method 'dcpr': did you mean 'dpcr'?"):
+        find("dcpr")
+
+
+def test_methods_of_different_backbones_cannot_share_a_trajectory():
+    with pytest.raises(OptionError, match="cannot share a trajectory"):
+        resolve(Request(("dpcr", "joint"), "digits", tasks=5))
+
+
+def test_an_ablation_fixes_its_options():
+    with pytest.raises(OptionError, match=r"rrcr fixes normalise=False: take dpcr to choose it"):
+        resolve(Request(("rrcr",), "digits", tasks=5, settings=("normalise=true",)))
+
+
+def test_a_variant_has_settings_of_its_own():
+    plan = resolve(Request(("dpcr", "dpcr:rank_rule=tolerance:rank_tolerance=1e-5"), "digits", tasks=5))
+    assert plan.methods["dpcr"][1].rank_rule == "positive"
+    variant = plan.methods["dpcr:rank_rule=tolerance:rank_tolerance=1e-5"][1]
+    assert (variant.rank_rule, variant.rank_tolerance) == ("tolerance", 1e-5)
+    with pytest.raises(OptionError, match="rank_rule=tolerance needs rank_tolerance"):
+        resolve(Request(("dpcr:rank_rule=tolerance",), "digits", tasks=5))
+
+
+def test_image_set_of_closed_task_is_freed(data):
+    task = TaskStream(data.train, np.arange(6), (6,))[0]
+    task.close()
+    assert not any(isinstance(v, ImageSet) for v in vars(task).values())
+
+
+def test_every_method_has_its_words():
+    for method in METHODS.values():
+        assert method.title
+        assert method.representation in REPRESENTATIONS
+        assert set(method.fixed) <= set(keys(method.options))

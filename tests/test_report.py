@@ -1,0 +1,441 @@
+"""Reports: what they print is what the summaries say."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+import struct
+import subprocess
+import sys
+from html.parser import HTMLParser
+from statistics import fmean, stdev
+from xml.etree import ElementTree
+
+import pytest
+
+from efcil.errors import RunError
+from efcil.metrics import AccuracyMatrix
+from efcil.report import (
+    csv_table,
+    curve_figure,
+    html_page,
+    latex_table,
+    load_summaries,
+    markdown_table,
+    matrix_figure,
+    write_report,
+)
+from efcil.report.figures import figure_bytes
+from efcil.report.groups import COLUMNS, benchmarks_of
+from efcil.report.load import runs_of
+from efcil.report.styles import styles_for
+
+EVIL = '<script>alert("x")</script> & $a_b$ | c%'
+
+
+def summary(method="dpcr", level=0.8, *, sizes=(2, 1, 3), done=None, dataset="digits", order="1993", **more):
+    """A run with 100 test images a class that loses ten points on each old task with every new one."""
+    total = [100 * size for size in sizes]
+    matrix = AccuracyMatrix(total)
+    for t in range(len(sizes) if done is None else done):
+        hits = [max(0, sizes[i] * (round(100 * level) - 10 * (t - i))) for i in range(t + 1)]
+        matrix.record(t, hits, [min(total[i], hits[i] + 10) for i in range(t + 1)])
+    return {
+        **{"method": method, "preset": "paper", "dataset": dataset, "tasks": len(sizes), "order": order, "seed": 0},
+        **matrix.summary(),
+        **{"seconds": 12.5, "device": "cpu", "commit": "abc1234", "command": f"efcil run {method} {dataset}"},
+        **{"task_sizes": list(sizes), "something_new": {"ignored": True}},
+        **more,
+    }
+
+
+def rows_of(markdown):
+    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in markdown.splitlines() if "|" in line]
+
+
+class Page(HTMLParser):
+    """Tags, attributes and text of a page, and whether its tags are closed in order."""
+
+    VOID = frozenset({"meta", "br", "img", "link", "input"})
+
+    def __init__(self, text):
+        super().__init__()
+        self.tags, self.attributes, self.text, self.open = [], [], [], []
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.attributes += attrs
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.tags.append(tag)
+        self.attributes += attrs
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.text.append(data)
+
+
+# --- reading ---------------------------------------------------------------------------------------------------
+
+
+def test_runs_and_comparisons_are_collected_once(tmp_path):
+    for name in ("compare/dpcr", "compare/ldc", "single"):
+        directory = tmp_path / name
+        directory.mkdir(parents=True)
+        (directory / "summary.json").write_text(json.dumps(summary(directory.name)))
+    (tmp_path / "compare/dpcr/config.yaml").write_text("ridge: 200\n")
+    (tmp_path / "compare/trajectory").mkdir()
+    loaded = load_summaries([tmp_path / "single", tmp_path / "compare", tmp_path / "compare/ldc/summary.json"])
+    assert [one["method"] for one in loaded] == ["single", "dpcr", "ldc"]
+    assert loaded[1]["config_text"] == "ridge: 200\n"
+    assert "config_text" not in loaded[2]
+    assert loaded[1]["A_t"] == summary("dpcr")["A_t"]
+    assert load_summaries(str(tmp_path / "single"))[0]["method"] == "single"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("{", "cannot be read"),
+        (b"\xff\xfe\xfa", "cannot be read"),
+        ("[1]", "want a JSON object, got list"),
+        ('{"method": "dpcr", "dataset": "digits"}', "no 'A_t'"),
+        ('{"dataset": "digits", "A_t": []}', "no 'method'"),
+        ('{"method": "dpcr", "dataset": "digits", "A_t": ["x"]}', "'A_t' .* must be a list of numbers"),
+        ('{"method": "dpcr", "dataset": "digits", "A_t": [NaN]}', "'A_t' .* must be a list of numbers"),
+        ('{"method": "dpcr", "dataset": "digits", "A_t": [1], "matrix": [1]}', "'matrix' .* list of lists"),
+    ],
+)
+def test_broken_summaries_are_told_in_one_line(tmp_path, content, message):
+    file = tmp_path / "run" / "summary.json"
+    file.parent.mkdir()
+    file.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(RunError, match=message) as caught:
+        load_summaries([tmp_path])
+    assert "run" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_missing_and_empty_places_are_told(tmp_path):
+    with pytest.raises(RunError, match="no such run"):
+        load_summaries([tmp_path / "nowhere"])
+    with pytest.raises(RunError, match=r"no summary\.json in it"):
+        load_summaries([tmp_path])
+    with pytest.raises(RunError, match="no run given"):
+        load_summaries([])
+    for make in (markdown_table, latex_table, csv_table, curve_figure, html_page):
+        with pytest.raises(RunError, match="no run given"):
+            make([])
+
+
+# --- grouping --------------------------------------------------------------------------------------------------
+
+
+def test_same_order_and_seed_is_never_averaged():
+    twice = [summary(level=0.8, run_dir="/r/gamma-200"), summary(level=0.6, run_dir="/r/gamma-2000")]
+    (benchmark,) = benchmarks_of(runs_of(twice))
+    assert [group.label for group in benchmark.groups] == ["dpcr [gamma-200]", "dpcr [gamma-2000]"]
+    seeds = [summary(level=0.8), summary(level=0.6, seed=1)]
+    (benchmark,) = benchmarks_of(runs_of(seeds))
+    assert len(benchmark.groups) == 1
+
+
+def test_splits_presets_and_progress_keep_runs_apart():
+    runs = runs_of(
+        [
+            summary(sizes=(2, 2, 2)),
+            summary(sizes=(3, 3)),
+            summary(sizes=(3, 3), preset="tuned", level=0.9),
+            summary(sizes=(3, 3), order="1992", done=1),
+        ]
+    )
+    first, second = benchmarks_of(runs)
+    assert first.groups[0].label == "dpcr (paper)"  # the same label as beside the other preset
+    assert (first.title, second.title) == ("digits, T = 3", "digits, T = 2")
+    labels = [(group.label, group.status) for group in second.groups]
+    assert labels == [
+        ("dpcr (tuned)", "complete"),
+        ("dpcr (paper)", "complete"),
+        ("dpcr (paper)", "partial, 1 of 2 tasks"),
+    ]
+    (uneven,) = benchmarks_of(runs_of([summary(sizes=(50, 5, 5, 5))]))
+    assert uneven.title == "digits, T = 4 (50 + 3 x 5)"
+    assert uneven.classes_seen == (50, 55, 60, 65)
+
+
+def test_a_method_keeps_its_colour_whatever_else_is_drawn():
+    names = ["dpcr", "ldc", "adc", "sdc", "dp-ncm", "acil", "ds-al", "lwf-ncm", "lwf", "fecam", "mine", "yours"]
+    (benchmark,) = benchmarks_of(runs_of(summary(name) for name in names))
+    together = styles_for(benchmark.groups)
+    assert len({(style.slot, style.dash) for style in together.values()}) == len(names)
+    for group in benchmark.groups:
+        if group.method not in ("mine", "yours"):
+            assert styles_for([group])[group.label] == together[group.label]
+
+
+# --- tables ----------------------------------------------------------------------------------------------------
+
+
+def test_markdown_holds_the_numbers_and_the_best_is_bold():
+    good, bad = summary("dpcr", 0.9), summary("ldc", 0.7)
+    rows = rows_of(markdown_table([bad, good]))
+    assert rows[0][:4] == ["Method", r"A\_f", r"A\_avg", "Top-5"]
+    assert [row[0] for row in rows[2:]] == ["dpcr", "ldc"]  # best first
+    assert rows[2][1:3] == [f"**{good['A_f']:.2f}**", f"**{good['A_avg']:.2f}**"]
+    assert rows[3][1:3] == [f"{bad['A_f']:.2f}", f"{bad['A_avg']:.2f}"]
+    assert rows[2][4:6] == [f"{good['old'][-1]:.2f}", f"{good['new'][-1]:.2f}"]
+    # Both forget 20 points of the first task and 10 of the second: an equal print shares the bold.
+    assert rows[2][6] == rows[3][6] == "**15.00**"
+    assert rows[2][8:] == ["1993", "12", "complete"]  # 12.5 rounds to even
+
+
+def test_lower_forgetting_is_the_better_one():
+    rows = rows_of(markdown_table([summary("a", forgetting=[None, 9.0, 3.0]), summary("b", forgetting=4.0)]))
+    assert {row[0]: row[6] for row in rows[2:]} == {"a": "**3.00**", "b": "4.00"}
+
+
+def test_a_single_row_is_not_its_own_best():
+    assert "**" not in markdown_table([summary()])
+
+
+def test_several_orders_give_mean_and_spread():
+    runs = [summary(level=level, order=order) for level, order in ((0.9, "identity"), (0.8, "1992"), (0.73, "1993"))]
+    finals = [run["A_f"] for run in runs]
+    expected = f"{fmean(finals):.2f} ± {stdev(finals):.2f}"
+    (row,) = rows_of(markdown_table(runs))[2:]
+    assert row[1] == expected
+    assert row[8] == "identity, 1992, 1993"
+    assert "sample standard deviation" in markdown_table(runs)
+    assert rf"{fmean(finals):.2f} {{\scriptsize$\pm${stdev(finals):.2f}}}" in latex_table(runs)
+    text = re.sub(r"<[^>]*>", "", html_page(runs))
+    assert expected in text
+    assert "mean of 3 runs" in text
+    assert f"{fmean(run['matrix'][2][0] for run in runs):.1f}" in text
+
+
+def test_different_orders_are_pointed_out():
+    runs = [summary("dpcr"), summary("ldc", order="1992")]
+    assert "do not share the same class orders" in markdown_table(runs)
+    assert "do not share the same class orders" in html_page(runs)
+    assert "do not share" not in markdown_table([summary("dpcr"), summary("ldc")])
+
+
+def test_partial_runs_say_so_and_win_nothing():
+    runs = [summary("dpcr", 0.6), summary("ldc", 0.5), summary("adc", 0.95, done=1), summary("sdc", done=0)]
+    rows = {row[0]: row for row in rows_of(markdown_table(runs))[2:]}
+    assert rows["adc"][1] == "95.00"
+    assert rows["adc"][-1] == "partial, 1 of 3 tasks"
+    assert rows["dpcr"][1].startswith("**")
+    assert rows["sdc"][1:8] == ["\N{EN DASH}"] * 7
+    assert "95.00$^{*}$" in latex_table(runs)
+    page = html_page(runs)
+    assert "4 runs, 2 of them partial" in page
+    assert "<strong>95.00" not in page
+    assert page.count("partial, 1 of 3 tasks") >= 3  # the table, the matrix, the details
+
+
+def test_latex_is_booktabs_with_benchmarks_side_by_side():
+    runs = [summary("dp_cr%", 0.9), summary("ldc", 0.7), summary("ldc", 0.6, sizes=(3, 3), dataset="a&b")]
+    text = latex_table(runs)
+    assert r"\begin{tabular}{lrrrr}" in text
+    assert r"\multicolumn{2}{c}{digits, $T = 3$ (2 + 1 + 3)} & \multicolumn{2}{c}{a\&b, $T = 2$}" in text
+    assert r"\cmidrule(lr){2-3} \cmidrule(lr){4-5}" in text
+    assert rf"dp\_cr\% & \textbf{{{runs[0]['A_f']:.2f}}} & \textbf{{{runs[0]['A_avg']:.2f}}} & -- & -- \\" in text
+    both = f"{runs[1]['A_f']:.2f} & {runs[1]['A_avg']:.2f} & {runs[2]['A_f']:.2f} & {runs[2]['A_avg']:.2f}"
+    assert rf"ldc & {both} \\" in text
+    body = text.split(r"\toprule")[1].split(r"\bottomrule")[0]
+    rows = [line for line in body.splitlines() if line.endswith(r"\\")]
+    assert {len(re.findall(r"(?<!\\)&", row)) + row.count(r"\multicolumn{2}") for row in rows} == {4}
+
+
+def test_csv_has_a_row_a_run_and_every_digit():
+    runs = [summary("dpcr", 0.77), summary(EVIL, 0.7, done=2), summary("adc", order=[2, 0, 1])]
+    rows = list(csv.DictReader(io.StringIO(csv_table(runs))))
+    assert [row["method"] for row in rows] == ["dpcr", EVIL, "adc"]
+    for run, row in zip(runs, rows, strict=True):
+        assert [float(row[f"A_{t + 1}"]) for t in range(len(run["A_t"]))] == run["A_t"]
+        for key in ("A_f", "A_avg", "seconds"):
+            assert float(row[key]) == run[key]
+        assert float(row["bwt"]) == run["bwt"][-1]
+        assert row["task_sizes"] == "2 1 3"
+    assert (rows[1]["status"], rows[1]["tasks_done"], rows[1]["A_3"]) == ("partial", "2", "")
+    assert rows[2]["order"] == "custom"
+
+
+# --- figures ---------------------------------------------------------------------------------------------------
+
+
+def png_size(data):
+    assert data[:8] == b"\x89PNG\r\n\x1a\n"
+    return struct.unpack(">II", data[16:24])
+
+
+def test_curves_are_the_means_against_the_classes_seen():
+    runs = [summary("dpcr", 0.9), summary("dpcr", 0.7, order="1992"), summary("ldc", 0.5, done=2)]
+    (axes,) = curve_figure(runs).axes
+    means = [fmean(pair) for pair in zip(runs[0]["A_t"], runs[1]["A_t"], strict=True)]
+    lines = [line.get_xydata().tolist() for line in axes.get_lines()]
+    assert lines[0] == [[2, means[0]], [3, means[1]], [6, means[2]]]
+    assert lines[1] == [[2, runs[2]["A_t"][0]], [3, runs[2]["A_t"][1]]]
+    assert len(axes.collections) == 1  # the band of the two orders
+    labels = [text.get_text() for text in axes.get_legend().get_texts()]
+    assert labels[0].startswith(f"dpcr  {means[2]:.2f} ± ")
+    assert labels[1].endswith("(partial)")
+    assert axes.get_xlabel() == "classes seen"
+
+
+def test_each_benchmark_has_its_panel_and_tasks_are_counted_without_sizes():
+    runs = [summary(), summary(dataset="other", task_sizes=None)]
+    first, second = curve_figure(runs).axes
+    assert "digits" in first.get_title(loc="left")
+    assert second.get_xlabel() == "task"
+    assert second.get_lines()[0].get_xdata().tolist() == [1, 2, 3]
+
+
+@pytest.mark.parametrize(("tasks", "done", "texts"), [(3, 3, 6), (20, 13, 91), (40, 40, 0)])
+def test_matrix_shows_numbers_up_to_thirty_tasks(tasks, done, texts):
+    run = summary(level=0.99, sizes=(1,) * tasks, done=done)
+    run["matrix"] = [[50.0 + i if i <= t else None for i in range(tasks)] for t in range(done)]
+    figure = matrix_figure(run)
+    axes = figure.axes[0]
+    assert len(axes.texts) == texts
+    if texts:
+        assert axes.texts[-1].get_text() == (f"{49.0 + done:.1f}" if tasks <= 12 else f"{49 + done}")
+        assert min(text.get_fontsize() for text in axes.texts) >= 8
+    data = axes.images[0].get_array()
+    assert data.shape == (tasks, tasks)
+    assert data[done - 1, 0] == 50.0
+    assert data.mask[0, 1]
+    assert ("partial" in axes.get_title(loc="left")) is (done < tasks)
+
+
+def test_figures_draw_whatever_a_name_holds():
+    runs = [summary(name) for name in (EVIL, "_hidden", "$", "$$", r"\frac{", "方法", "x" * 300, "a\nb\tc")]
+    figure = curve_figure(runs)
+    assert len(figure.axes[0].get_legend().get_texts()) == len(runs)
+    width, height = png_size(figure_bytes(figure, "png"))
+    assert 1000 < width < 2000  # the longest name does not blow up the picture
+    assert 500 < height < 1200
+    png_size(figure_bytes(matrix_figure(runs[0]), "png"))
+
+
+def test_the_same_summaries_give_the_same_bytes():
+    runs = [summary("dpcr"), summary("ldc", 0.6)]
+    first, second = (figure_bytes(curve_figure(runs), "svg") for _ in range(2))
+    assert first == second
+    assert figure_bytes(curve_figure(runs), "png") == figure_bytes(curve_figure(runs), "png")
+
+
+def test_nothing_of_matplotlib_is_imported_before_it_is_needed():
+    code = "import sys, efcil.report; print('matplotlib' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+
+
+# --- the page --------------------------------------------------------------------------------------------------
+
+
+def test_page_holds_the_numbers_the_best_in_bold_and_the_details():
+    good, bad = summary("dpcr", 0.9, config_text="ridge: 200 # <b>"), summary("ldc", 0.7, class_names=["a<b", "c"])
+    text = html_page([good, bad])
+    page = Page(text)
+    body = "".join(page.text)
+    assert f'<td class="n"><strong>{good["A_f"]:.2f}</strong>' in text
+    assert f'<td class="n">{bad["A_f"]:.2f}</td>' in text
+    for run in (good, bad):
+        assert run["command"] in body
+        assert ", ".join(f"{value:.2f}" for value in run["A_t"]) in body
+        for row in run["matrix"]:
+            assert all(f">{value:.1f}</td>" in text for value in row if value is not None)
+        assert f"{run['old'][-1]:.1f} " in body
+    assert page.tags.count("details") == 2
+    assert page.tags.count("polyline") == 2 + 4  # the two curves; a swatch in table and legend for each
+    assert "ridge: 200 # <b>" in body
+    assert "a<b, c" in body
+    assert "prefers-color-scheme:dark" in text
+
+
+def test_page_loads_and_runs_nothing():
+    text = html_page([summary(), summary("ldc", done=1), summary(sizes=(1,) * 20)])
+    page = Page(text)
+    assert "://" not in text
+    assert "url(" not in text
+    assert "@import" not in text
+    assert not {"script", "link", "iframe", "img", "object"} & set(page.tags)
+    assert not [name for name, _ in page.attributes if name in ("src", "href") or name.startswith("on")]
+    assert ("content", "default-src 'none'; style-src 'unsafe-inline'; img-src data:") in page.attributes
+
+
+@pytest.mark.parametrize("key", ["method", "preset", "dataset", "order", "device", "commit", "command", "config_text"])
+def test_every_text_is_escaped(key):
+    runs = [summary("ldc"), summary(**{"preset": "other", key: EVIL}), summary(order="2", run_dir=f"/r/{EVIL}")]
+    text = html_page(runs)
+    page = Page(text)
+    assert "script" not in page.tags
+    assert "<script" not in text
+    assert EVIL in "".join(page.text)
+    assert "<script" not in markdown_table(runs)
+
+
+def test_names_stay_inside_their_markdown_cell():
+    (row,) = rows_of(markdown_table([summary(EVIL)]))[2:]
+    assert row[0] == r'&lt;script&gt;alert("x")&lt;/script&gt; &amp; \$a\_b\$ \| c%'
+    assert len(row) == len(COLUMNS) + 4
+
+
+def test_inline_drawings_are_well_formed():
+    runs = [summary(name, 0.3 + 0.05 * i) for i, name in enumerate(["dpcr", "ldc", "adc", "sdc", "m<1>", "acil", "x"])]
+    drawings = re.findall(r"<svg.*?</svg>", html_page([*runs, summary(order="1992")]), flags=re.DOTALL)
+    assert len(drawings) > 3 * len(runs)
+    for drawing in drawings:
+        ElementTree.fromstring(drawing)
+    numbers = re.findall(r'(?:cx|cy|x1|x2|y1|y2)="([^"]*)"', " ".join(drawings))
+    assert all(0 <= float(number) <= 760 for number in numbers)
+
+
+# --- everything at once ----------------------------------------------------------------------------------------
+
+
+def test_write_report_writes_every_form(tmp_path):
+    runs = [
+        summary("dpcr"),
+        summary("dpcr", 0.7, order="../1992"),
+        summary("dpcr", 0.7, order="../1992"),
+        summary("..", 0.6, done=2),
+        summary("new", done=0),
+    ]
+    written = write_report(runs, tmp_path / "deep" / "out")
+    assert set(written) == {
+        *("report.html", "report.md", "report.tex", "report.csv", "curves.png", "curves.svg"),
+        "matrix-dpcr-paper-digits-T3-order-1993-seed-0.png",
+        "matrix-dpcr-paper-digits-T3-order-..-1992-seed-0.png",
+        "matrix-dpcr-paper-digits-T3-order-..-1992-seed-0-2.png",
+        "matrix-run.png",
+    }
+    assert sorted(path.name for path in (tmp_path / "deep/out").iterdir()) == sorted(written)
+    assert written["report.html"].read_text(encoding="utf-8") == html_page(runs)
+    assert written["report.md"].read_text(encoding="utf-8") == markdown_table(runs)
+    assert written["report.tex"].read_text(encoding="utf-8") == latex_table(runs)
+    assert written["report.csv"].read_text(encoding="utf-8") == csv_table(runs)
+    root = ElementTree.fromstring(written["curves.svg"].read_bytes())
+    assert root.tag == "{http://www.w3.org/2000/svg}svg"
+    width, height = png_size(written["curves.png"].read_bytes())
+    assert width > 1000
+    assert height > 500
+    side, _ = png_size(written["matrix-run.png"].read_bytes())
+    assert 300 < side < 1000
+
+
+def test_a_place_that_cannot_be_written_is_told(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunError, match="cannot be made a directory"):
+        write_report([summary()], tmp_path / "file")

@@ -1,0 +1,305 @@
+"""Class statistics: they add, they move as the features would, they are kept exactly and dropped for good."""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+import pickle
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.linear_model import Ridge
+from torch import Tensor
+
+from efcil import stats as stats_module
+from efcil.errors import NotFiniteError, OptionError
+from efcil.linalg import class_shift, normalise_columns, ridge_weight, task_shift
+from efcil.stats import ClassStats
+
+
+def _load(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+reference = _load(Path(__file__).with_name("reference.py"))
+
+
+def draw(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def gap(ours: Tensor, theirs: Tensor) -> float:
+    """Largest difference, relative to the largest entry."""
+    return float((ours - theirs).abs().max() / theirs.abs().max())
+
+
+def same(one: ClassStats, two: ClassStats, bound: float = 1e-12) -> None:
+    assert torch.equal(one.classes, two.classes)
+    assert torch.equal(one.count, two.count)
+    assert gap(one.mean, two.mean) < bound
+    assert gap(one.gram, two.gram) < bound
+
+
+# classes 2, 3, 5, 9, unsorted, of 1, 2, 30 and 7 images
+LABELS = torch.tensor([5] * 10 + [9] * 7 + [2] + [5] * 20 + [3] * 2)
+
+
+@pytest.fixture
+def features() -> Tensor:
+    return draw(len(LABELS), 6).abs()
+
+
+def test_statistics_equal_the_literal_prototypes(features: Tensor) -> None:
+    stats = ClassStats.from_features(features, LABELS)
+    assert stats.classes.tolist() == [2, 3, 5, 9]
+    assert stats.count.tolist() == [1, 2, 30, 7]
+    assert (len(stats), stats.dim) == (4, 6)
+    for index, c in enumerate(stats.classes.tolist()):
+        mean, gram = reference.prototype(features[c == LABELS])
+        assert gap(stats.mean[index], mean) < 1e-13
+        assert gap(stats.gram[index], gram) < 1e-13
+    assert torch.equal(stats.gram, stats.gram.mT)
+    assert gap(stats.gram_sum(), features.T @ features) < 1e-13
+    one_hot = (LABELS[:, None] == stats.classes).double()
+    assert gap(stats.cross, features.T @ one_hot) < 1e-13
+
+
+def test_covariance_is_the_centred_one(features: Tensor) -> None:
+    stats = ClassStats.from_features(features, LABELS)
+    x = features[LABELS == 9].numpy()
+    assert gap(stats.covariance()[3], torch.from_numpy(np.cov(x.T, bias=True))) < 1e-12
+    assert gap(stats.covariance(unbiased=True)[3], torch.from_numpy(np.cov(x.T))) < 1e-12
+    assert stats.covariance(unbiased=True)[0].abs().max() < 1e-14  # one image: zero, not a division by zero
+
+
+def test_float32_and_integer_labels_are_summed_in_float64() -> None:
+    x = (1e4 + torch.rand(5000, 3, generator=torch.Generator().manual_seed(0))).float()
+    stats = ClassStats.from_features(x, torch.zeros(5000, dtype=torch.int32))
+    assert stats.gram.dtype == stats.mean.dtype == torch.float64
+    assert gap(stats.gram[0], x.double().T @ x.double()) < 1e-14
+
+
+@given(st.lists(st.integers(0, 4), min_size=1, max_size=40), st.integers(0, 40), st.integers(1, 5))
+@settings(deadline=None, max_examples=25)
+def test_batches_add_to_the_whole_in_any_order(labels: list[int], cut: int, dim: int) -> None:
+    x, y = draw(len(labels), dim), torch.tensor(labels)
+    first = ClassStats.from_features(x[:cut], y[:cut])
+    second = ClassStats.from_features(x[cut:], y[cut:])
+    whole = ClassStats.from_features(x, y)
+    same(first.joined(second), whole)
+    same(second.joined(first), whole)
+    for joined in (first.joined(second), second.joined(first)):
+        assert torch.equal(joined.gram, joined.gram.mT)
+
+
+def test_joining_other_classes_keeps_every_bit(features: Tensor) -> None:
+    whole = ClassStats.from_features(features, LABELS)
+    for parts in ([[2, 3], [5, 9]], [[5, 9], [2, 3]], [[2, 9], [3, 5]]):
+        joined = whole.select(parts[0]).joined(whole.select(parts[1]))
+        for name in ("classes", "count", "mean", "gram"):
+            assert torch.equal(getattr(joined, name), getattr(whole, name))
+    assert whole.joined(ClassStats.empty(6)) is whole
+    assert ClassStats.empty(6).joined(whole) is whole
+    with pytest.raises(OptionError, match="6 and 5 dimensions"):
+        whole.joined(ClassStats.empty(5))
+
+
+def test_appended_classes_move_and_sum_like_any_other(features: Tensor) -> None:
+    whole = ClassStats.from_features(features, LABELS)
+    parts = whole.select([2, 3]).joined(whole.select([5, 9]))
+    shift = draw(6, 4, seed=1)
+    for block in (1, 3, None):
+        same(parts.moved(shift, class_block=block), whole.moved(shift))
+    assert gap(parts.gram_sum(), whole.gram_sum()) < 1e-14
+    each = draw(4, 6, 6, seed=2)
+    same(parts.moved(each), whole.moved(each))
+
+
+@pytest.mark.parametrize("width", [6, 3, 8])
+def test_moved_statistics_are_the_statistics_of_moved_features(features: Tensor, width: int) -> None:
+    shift = draw(6, width, seed=1)
+    moved = ClassStats.from_features(features, LABELS).moved(shift)
+    same(moved, ClassStats.from_features(features @ shift, LABELS))
+    assert torch.equal(moved.gram, moved.gram.mT)
+
+
+def test_a_shift_for_each_class(features: Tensor) -> None:
+    stats = ClassStats.from_features(features, LABELS)
+    shift = draw(4, 6, 5, seed=1)
+    moved = stats.moved(shift)
+    for index in range(4):
+        gram, mean = reference.rectify(stats.gram[index], stats.mean[index], shift[index])
+        assert gap(moved.gram[index], gram) < 1e-12
+        assert gap(moved.mean[index], mean) < 1e-12
+
+
+def test_moves_compose(features: Tensor) -> None:
+    stats = ClassStats.from_features(features, LABELS)
+    one, two = draw(6, 6, seed=1), draw(6, 6, seed=2)
+    same(stats.moved(one).moved(two), stats.moved(one @ two))
+
+
+@pytest.mark.parametrize("rule", ["positive", "numerical"])
+def test_block_size_does_not_change_the_result(rule, monkeypatch: pytest.MonkeyPatch) -> None:
+    labels = torch.arange(11).repeat_interleave(torch.tensor([30, 15, 1, 2, 14, 30, 12, 16, 17, 3, 9]))
+    stats = ClassStats.from_features(draw(len(labels), 16), labels)
+    shift = draw(16, 16, seed=1)
+    whole = stats.projected(shift, rule)
+    for block in (1, 2, 5, 11, 50):
+        same(stats.moved(shift, class_block=block), stats.moved(shift))
+        same(stats.projected(shift, rule, class_block=block), whole)
+    monkeypatch.setattr(stats_module, "BLOCK_BYTES", {"cpu": 1})
+    same(stats.projected(shift, rule), whole)
+    with pytest.raises(OptionError, match="class_block is 0"):
+        stats.moved(shift, class_block=0)
+
+
+RULES = [
+    ("none", None, len),
+    ("positive", None, reference.rank_positive),
+    ("numerical", None, reference.rank_numerical),
+    ("tolerance", 1e-3, reference.rank_tolerance(1e-3)),
+    ("energy", 0.95, reference.rank_energy(0.95)),
+]
+
+
+@pytest.mark.parametrize(("rule", "tolerance", "rank"), RULES)
+def test_task_by_task_equals_the_ladder(rule, tolerance, rank) -> None:
+    # 9 dimensions; classes of 40, 8 and 4 images: full, thin and wide null spaces
+    labels = torch.tensor([0] * 40 + [1] * 8 + [2] * 4)
+    features = draw(52, 9).abs()
+    shifts = [torch.eye(9, dtype=torch.float64) + 0.2 * draw(9, 9, seed=seed) for seed in (1, 2, 3)]
+    stats = composed = ClassStats.from_features(features, labels)
+    for shift in shifts:
+        stats = stats.projected(shift, rule, tolerance)
+        composed = composed.moved(class_shift(shift, composed.gram, rule, tolerance))
+    same(stats, composed, 1e-10)
+    for c in range(3):
+        moved = reference.ladder(features[labels == c], shifts, rank)
+        assert gap(stats.gram[c], moved.T @ moved) < 1e-8
+        assert gap(stats.mean[c], moved.mean(0)) < 1e-8
+    if rule in ("numerical", "energy"):  # the cut is real: it differs from not cutting
+        uncut = ClassStats.from_features(features, labels)
+        for shift in shifts:
+            uncut = uncut.moved(shift)
+        assert gap(stats.gram[2], uncut.gram[2]) > 1e-2
+
+
+@pytest.mark.parametrize("ridge", [0.5, 200.0])
+def test_ridge_from_statistics_equals_ridge_from_features(features: Tensor, ridge: float) -> None:
+    stats = ClassStats.from_features(features, LABELS)
+    weight = ridge_weight(stats, ridge)
+    assert gap(weight, reference.ridge_joint(features, LABELS, stats.classes.tolist(), ridge)) < 1e-8
+    one_hot = (LABELS[:, None] == stats.classes).double().numpy()
+    peer = Ridge(alpha=ridge, fit_intercept=False, solver="cholesky").fit(features.numpy(), one_hot)
+    assert gap(weight, torch.from_numpy(peer.coef_.T)) < 1e-8
+
+
+def test_scaled_features_scale_the_weight(features: Tensor) -> None:
+    weight = ridge_weight(ClassStats.from_features(features, LABELS), 2.0)
+    scaled = ridge_weight(ClassStats.from_features(10.0 * features, LABELS), 200.0)
+    assert gap(scaled, weight / 10.0) < 1e-12
+    assert gap(normalise_columns(scaled), normalise_columns(weight)) < 1e-12
+
+
+def test_one_whole_task_equals_the_literal_algorithm() -> None:
+    old_labels, new_labels = torch.arange(3).repeat_interleave(25), 3 + torch.arange(2).repeat_interleave(20)
+    first, before = draw(75, 8).abs(), draw(40, 8, seed=1).abs()
+    after = before @ (torch.eye(8).double() + 0.2 * draw(8, 8, seed=2)) + 0.01 * draw(40, 8, seed=3)
+    stats = ClassStats.from_features(first, old_labels).projected(task_shift(before, after), "numerical")
+    stats = stats.joined(ClassStats.from_features(after, new_labels))
+    weight = normalise_columns(ridge_weight(stats, 5.0))
+
+    shift = reference.task_shift(before, after)
+    means, grams = [], []
+    for c in range(3):
+        mean, gram = reference.prototype(first[old_labels == c])
+        moved = reference.rectify(gram, mean, reference.class_shift(shift, gram, reference.rank_numerical))
+        grams.append(moved[0])
+        means.append(moved[1])
+    for c in (3, 4):
+        mean, gram = reference.prototype(after[new_labels == c])
+        grams.append(gram)
+        means.append(mean)
+    literal = reference.ridge_from_statistics([25, 25, 25, 20, 20], means, grams, 5.0)
+    assert gap(weight, reference.normalise_columns(literal)) < 1e-8
+
+
+def test_forgetting_is_as_if_the_class_had_never_come(features: Tensor) -> None:
+    stats = ClassStats.from_features(features, LABELS).without([5])
+    kept = LABELS != 5
+    never = ClassStats.from_features(features[kept], LABELS[kept])
+    for name in ("classes", "count", "mean", "gram"):
+        assert torch.equal(getattr(stats, name), getattr(never, name))
+    assert stats.without(torch.tensor([2, 3, 9])).dim == 6
+    assert len(stats.without([])) == 3
+    for call in (stats.without, stats.select):
+        with pytest.raises(OptionError, match=r"no statistics of class 5; known: \[2, 3, 9\]"):
+            call([5])
+
+
+def test_no_images_give_the_empty_statistics() -> None:
+    stats = ClassStats.from_features(torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64))
+    assert (len(stats), stats.dim) == (0, 4)
+    assert stats.gram.shape == (0, 4, 4)
+    assert stats.moved(torch.ones(4, 2)).gram.shape == (0, 2, 2)
+    assert len(stats.projected(torch.ones(4, 4))) == 0
+    assert torch.equal(stats.gram_sum(), torch.zeros(4, 4).double())
+    assert ClassStats.from_state(stats.state()).dim == 4
+
+
+def test_state_is_packed_and_exact(features: Tensor) -> None:
+    stats = ClassStats.from_features(features, LABELS).moved(draw(6, 6, seed=1))
+    state = stats.state()
+    assert state["gram_packed"].shape == (4, 21)
+    assert all(tensor.is_contiguous() for tensor in state.values())
+    for back in (ClassStats.from_state(state), copy.deepcopy(stats), pickle.loads(pickle.dumps(stats))):
+        for name in ("classes", "count", "mean", "gram"):
+            assert torch.equal(getattr(back, name), getattr(stats, name))
+    del state["mean"]
+    with pytest.raises(OptionError, match="lacks mean"):
+        ClassStats.from_state(state)
+
+
+def test_statistics_cannot_be_changed(features: Tensor) -> None:
+    stats = ClassStats.from_features(features, LABELS)
+    with pytest.raises(AttributeError, match="immutable"):
+        stats.mean = features
+    kept = stats.gram.clone()
+    stats.moved(draw(6, 6))
+    stats.projected(draw(6, 6))
+    stats.joined(stats)
+    ridge_weight(stats, 1.0)
+    assert torch.equal(stats.gram, kept)
+
+
+def test_bad_input_is_named(features: Tensor) -> None:
+    stats = ClassStats.from_features(features, LABELS)
+    broken = features.clone()
+    broken[3, 2] = float("inf")
+    with pytest.raises(NotFiniteError, match="features holds 0 NaN and 1 infinite"):
+        ClassStats.from_features(broken, LABELS)
+    with pytest.raises(NotFiniteError, match="shift holds"):
+        stats.moved(broken[:6])
+    with pytest.raises(OptionError, match=r"labels are torch\.float32"):
+        ClassStats.from_features(features, LABELS.float())
+    with pytest.raises(OptionError, match=r"wanted \(n, dim\)"):
+        ClassStats.from_features(features, LABELS[1:])
+    with pytest.raises(OptionError, match=r"wanted \(6, dim_new\) or \(4, 6, dim_new\)"):
+        stats.moved(draw(5, 6))
+    with pytest.raises(OptionError, match=r"wanted \(6, 6\)"):
+        stats.projected(draw(6, 5))
+    with pytest.raises(OptionError, match="mean has shape"):
+        ClassStats(stats.classes, stats.count, stats.mean[:2], stats.gram)
+    with pytest.raises(OptionError, match="ascending"):
+        ClassStats(stats.classes.flip(0), stats.count, stats.mean, stats.gram)

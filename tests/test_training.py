@@ -1,0 +1,372 @@
+"""The loop, its batches, its losses: against literal transcriptions, and bit for bit against itself."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from problems import TINY, blobs
+from torch.nn import functional
+
+from efcil.data import augment
+from efcil.errors import OptionError, TrainingError
+from efcil.heads.cosine import CosineHead
+from efcil.representations import REPRESENTATIONS
+from efcil.representations.lwf import distillation
+from efcil.tasks import TaskStream
+from efcil.training import loop
+from efcil.training.loop import Optimiser, Pixels, Step, batches, epoch_batches, shuffled, train
+from efcil.training.machine import Machine, Purpose, generator, memory_guard
+from efcil.training.schedule import Schedule
+
+
+def learner(name="lwf", seed=0, machine=None, **options):
+    kind = REPRESENTATIONS[name]
+    return kind(kind.options_type(**{**TINY, **options}), 3, machine or Machine.choose("cpu"), seed)
+
+
+def stream(data, sizes=(2, 2, 2)):
+    return TaskStream(data.train, np.arange(sum(sizes)), sizes)
+
+
+def fit(representation, task, data, **options):
+    machine = representation.machine
+    pixels = Pixels(machine.tensor(task.images), data.mean, data.std, machine)
+    train(
+        representation,
+        representation.loss,
+        pixels,
+        machine.tensor(task.labels),
+        **{
+            "schedule": representation.schedule(task.index),
+            "transform": representation.transform(data.size),
+            "batch_size": representation.options.batch_size,
+            "momentum": representation.options.momentum,
+            "last_batch": representation.options.last_batch,
+            "machine": machine,
+            "seed": representation.seed,
+            "task": task.index,
+            **options,
+        },
+    )
+
+
+# --- batches ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("last", "sizes"), [("keep", [4, 4, 2]), ("drop", [4, 4]), ("wrap", [4, 4, 4])]
+)
+def test_last_batch(last, sizes):
+    order = shuffled(10, 4, last, torch.Generator().manual_seed(0))
+    cuts = list(batches(len(order), 4, last))
+    assert [c.stop - c.start for c in cuts] == sizes
+    rows = torch.cat([order[c] for c in cuts]).tolist()
+    assert len(set(rows)) == (8 if last == "drop" else 10)
+    if last == "wrap":
+        assert rows[10:] == rows[:2]
+
+
+def test_fewer_images_than_a_batch():
+    images = torch.arange(3, dtype=torch.uint8).view(3, 1, 1, 1).expand(3, 1, 2, 2).contiguous()
+    labels = torch.arange(3)
+    for last in ("wrap", "keep", "drop"):
+        got = list(epoch_batches(images, labels, None, 128, last, torch.Generator().manual_seed(1)))
+        assert len(got) == 1
+        assert sorted(got[0][1].tolist()) == [0, 1, 2]
+        assert torch.equal(got[0][0][:, 0, 0, 0].long(), got[0][1]), "images and labels must stay together"
+
+
+def test_chunks_do_not_change_an_epoch(monkeypatch, data):
+    images, labels = torch.from_numpy(data.train.images), torch.from_numpy(data.train.labels)
+    transform = augment.named("cifar-autoaugment", 8)
+
+    def epoch(chunk):
+        monkeypatch.setattr(loop, "CHUNK_BYTES", {"cpu": chunk})
+        parts = list(epoch_batches(images, labels, transform, 8, "wrap", torch.Generator().manual_seed(3)))
+        return torch.cat([p for p, _ in parts]), torch.cat([t for _, t in parts])
+
+    whole, parts = epoch(2**30), epoch(1)
+    assert torch.equal(whole[0], parts[0])
+    assert torch.equal(whole[1], parts[1])
+
+
+def test_normalise_is_the_formula(machine):
+    images = torch.randint(0, 256, (5, 3, 4, 4), dtype=torch.uint8)
+    mean, std = (0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761)
+    got = Pixels(images, mean, std, machine).normalise(images)
+    want = (images.double() / 255 - torch.tensor(mean).view(1, 3, 1, 1)) / torch.tensor(std).view(1, 3, 1, 1)
+    assert torch.allclose(got.double(), want.double(), atol=1e-6)
+
+
+def test_randomness_is_a_function_of_where():
+    draws = {
+        where: torch.rand(4, generator=generator("cpu", *where)).tolist()
+        for where in itertools.product(Purpose, (0, 1), (0, 1), (0, 7))
+    }
+    assert len({tuple(d) for d in draws.values()}) == len(draws), "two places share their randomness"
+    again = torch.rand(4, generator=generator("cpu", Purpose.EPOCH, 0, 1, 7)).tolist()
+    assert again == draws[(Purpose.EPOCH, 0, 1, 7)]
+
+
+# --- losses -----------------------------------------------------------------------------------------------------------
+
+
+def literal_lwf_loss(x, y, student, teacher, old, weight, temperature):
+    """Eq. 1 and 2 with loops: cross-entropy over new logits, soft cross-entropy over old ones, batch means."""
+
+    def logits(classifier):
+        f = classifier.backbone(x)
+        w = classifier.head.weight
+        return torch.stack(
+            [
+                torch.stack([classifier.head.scale * (fi @ wc) / (fi.norm() * wc.norm()) for wc in w])
+                for fi in f
+            ]
+        )
+
+    new, before = logits(student), logits(teacher)
+    total = 0.0
+    for i in range(len(x)):
+        shifted = new[i, old:]
+        total = total - shifted[y[i] - old] + torch.log(torch.exp(shifted).sum())
+        p = torch.exp(before[i] / temperature) / torch.exp(before[i] / temperature).sum()
+        q = torch.exp(new[i, :old] / temperature) / torch.exp(new[i, :old] / temperature).sum()
+        total = total - weight * (p * torch.log(q)).sum()
+    return total / len(x)
+
+
+def test_lwf_loss_is_equations_1_and_2(data):
+    representation = learner(distill_weight=7.0, temperature=3.0)
+    tasks = stream(data)
+    representation.begin(tasks[0])
+    fit(representation, tasks[0], data)
+    representation.begin(tasks[1])
+    representation.eval()  # batch statistics would make images depend on each other; both sides use the same mode
+    with torch.no_grad():  # the student must differ from its teacher, or distillation is trivial
+        for parameter in representation.student.parameters():
+            parameter.add_(0.05 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)))
+    x = torch.rand(6, 3, 8, 8, generator=torch.Generator().manual_seed(2))
+    y = torch.tensor([2, 3, 2, 2, 3, 3])
+    want = literal_lwf_loss(x, y, representation.student, representation.teacher, 2, 7.0, 3.0)
+    assert torch.allclose(representation.loss(x, y), want, rtol=1e-4)
+
+
+def test_first_task_has_no_distillation(data):
+    lwf, plain = learner("lwf"), learner("finetune")
+    x, y = torch.rand(4, 3, 8, 8), torch.tensor([0, 1, 1, 0])
+    for representation in (lwf, plain):
+        representation.begin(stream(data)[0])
+        representation.eval()
+    assert torch.equal(lwf.loss(x, y), plain.loss(x, y))
+
+
+def test_distillation_has_no_temperature_squared():
+    a, b = torch.randn(5, 4), torch.randn(5, 4)
+    want = functional.cross_entropy(a / 2, functional.softmax(b / 2, 1))
+    assert torch.allclose(distillation(a, b, 2.0), want)
+
+
+def test_only_new_logits_enter_the_cross_entropy(data):
+    representation = learner("finetune")
+    tasks = stream(data)
+    representation.begin(tasks[0])
+    representation.begin(tasks[1])
+    representation.loss(torch.rand(4, 3, 8, 8), torch.tensor([2, 3, 3, 2])).backward()
+    gradient = representation.head.weight.grad
+    assert torch.equal(gradient[:2], torch.zeros_like(gradient[:2]))
+    assert (gradient[2:] != 0).any()
+
+
+def test_head_is_cosine_with_scale_one_and_grows():
+    head = CosineHead(5)
+    source = torch.Generator().manual_seed(0)
+    head.grow(3, source)
+    kept = head.weight.detach().clone()
+    assert head.scale.item() == 1.0
+    assert kept.abs().max() <= 5**-0.5
+    head.grow(2, source)
+    assert torch.equal(head.weight[:3], kept)
+    x = torch.randn(4, 5)
+    want = functional.cosine_similarity(x[:, None], head.weight[None], dim=2)
+    assert torch.allclose(head(x), want, atol=1e-6)
+    assert torch.allclose(head(3 * x), head(x), atol=1e-6)
+
+
+def test_joint_sees_everything_and_starts_anew(data):
+    joint = learner("joint")
+    fresh = {k: v.clone() for k, v in joint.student.backbone.state_dict().items()}
+    tasks = stream(data)
+    joint.begin(tasks.upto(0))
+    fit(joint, tasks.upto(0), data)
+    assert any(not torch.equal(v, fresh[k]) for k, v in joint.student.backbone.state_dict().items())
+    joint.begin(tasks.upto(1))
+    assert all(torch.equal(v, fresh[k]) for k, v in joint.student.backbone.state_dict().items())
+    assert joint.head.weight.shape == (4, joint.backbone.dim)
+    joint.loss(torch.rand(4, 3, 8, 8), torch.tensor([0, 1, 2, 3])).backward()
+    assert (joint.head.weight.grad.abs().sum(1) > 0).all(), "every class seen must be learned from"
+    assert joint.schedule(3) == joint.options.first
+
+
+# --- the loop ---------------------------------------------------------------------------------------------------------
+
+
+def test_step_is_plain_sgd(data, machine):
+    """Two steps of ours equal two of torch's SGD with a number as learning rate."""
+    ours, theirs = learner(), learner()
+    task = stream(data)[0]
+    ours.begin(task)
+    theirs.begin(task)
+    ours.train()
+    theirs.train()
+    schedule = Schedule(epochs=1, lr=0.1, weight_decay=1e-2)
+    pixels = Pixels(machine.tensor(task.images), data.mean, data.std, machine)
+    step = Step(ours.loss, Optimiser(ours, schedule, 0.9, machine), pixels, machine)
+    reference = torch.optim.SGD(theirs.student.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-2)
+    for rows in (slice(0, 8), slice(8, 16)):
+        batch, labels = pixels.images[rows], torch.from_numpy(task.labels[rows])
+        step(batch, labels)
+        reference.zero_grad()
+        theirs.loss(pixels.normalise(batch), labels).backward()
+        reference.step()
+    for (name, a), b in zip(ours.student.named_parameters(), theirs.student.parameters(), strict=True):
+        assert torch.allclose(a, b, atol=1e-7), name
+
+
+def test_teacher_rests(data):
+    representation = learner()
+    tasks = stream(data)
+    representation.begin(tasks[0])
+    fit(representation, tasks[0], data)
+    representation.begin(tasks[1])
+    before = {k: v.clone() for k, v in representation.teacher.state_dict().items()}
+    fit(representation, tasks[1], data)
+    assert all(torch.equal(v, before[k]) for k, v in representation.teacher.state_dict().items())
+    assert any(not torch.equal(v, before[k]) for k, v in representation.student.state_dict().items() if k in before)
+
+
+def test_learning_rate_follows_the_schedule(data):
+    representation = learner()
+    task = stream(data)[0]
+    representation.begin(task)
+    rates = []
+    fit(representation, task, data, after_epoch=lambda report, optimiser: rates.append(optimiser.rate.item()))
+    assert rates == pytest.approx([0.05, 0.05, 0.005])
+
+
+def test_same_seed_same_bits_other_seed_other_bits(data):
+    def weights(seed):
+        representation = learner(seed=seed)
+        tasks = stream(data)
+        for index in (0, 1):
+            representation.begin(tasks[index])
+            fit(representation, tasks[index], data)
+        return representation.student.state_dict()
+
+    one, two, other = weights(5), weights(5), weights(6)
+    assert all(torch.equal(one[k], two[k]) for k in one)
+    assert any(not torch.equal(one[k], other[k]) for k in one)
+
+
+def test_going_on_in_the_middle_of_a_task_changes_no_bit(data):
+    tasks = stream(data)
+
+    def after_first_task():
+        representation = learner()
+        representation.begin(tasks[0])
+        fit(representation, tasks[0], data)
+        representation.begin(tasks[1])
+        return representation
+
+    straight = after_first_task()
+    schedule = Schedule(epochs=4, lr=0.05, milestones=(2,), weight_decay=1e-3)
+    kept = {}
+
+    def keep(report, optimiser):
+        if report.epoch == 1:
+            kept.update({k: v.clone() for k, v in straight.state(teacher=True).items()})
+            kept["momenta"] = {k: v.clone() for k, v in optimiser.momenta().items()}
+
+    fit(straight, tasks[1], data, schedule=schedule, after_epoch=keep)
+    resumed = learner(seed=0)
+    momenta = kept.pop("momenta")
+    resumed.load_state(kept)
+    fit(resumed, tasks[1], data, schedule=schedule, start=2, momenta=momenta)
+    for (name, a), b in zip(straight.student.state_dict().items(), resumed.student.state_dict().values(), strict=True):
+        assert torch.equal(a, b), name
+
+
+def test_loss_that_is_not_finite_stops(data):
+    representation = learner()
+    task = stream(data)[0]
+    representation.begin(task)
+    seen = []
+    schedule = Schedule(epochs=9, lr=1e30)
+    with pytest.raises(TrainingError, match=r"the loss is nan in task 1, epoch 1 \(learning rate 1e\+30\).*lower the rate"):
+        fit(representation, task, data, schedule=schedule, after_epoch=lambda report, _: seen.append(report))
+    assert not seen, "an epoch whose loss is not finite must not reach a checkpoint"
+
+
+def test_learning_really_learns(machine):
+    """A sanity check of the whole loop: the training loss falls far below chance."""
+    data = blobs(classes=2, per_class=32, noise=10.0)
+    representation = learner(first=Schedule(epochs=25, lr=0.1), augment="none", width=4)
+    task = TaskStream(data.train, np.arange(2), (2,))[0]
+    representation.begin(task)
+    losses = []
+    fit(representation, task, data, after_epoch=lambda report, _: losses.append(report.loss))
+    assert losses[-1] < losses[0] / 3
+
+
+# --- the machine ------------------------------------------------------------------------------------------------------
+
+
+def test_machine_choices():
+    machine = Machine.choose("cpu")
+    assert (machine.precision, machine.compile, machine.capture) == ("fp32", False, False)
+    assert "1 threads" in machine.name
+    for arguments, words in (
+        ({"device": "warp"}, "--device warp is not usable here; there is cpu"),
+        ({"device": "cpu", "precision": "fp8"}, "--precision fp8: must be fp32 or bf16"),
+        ({"device": "cpu", "capture": True}, "--capture needs a CUDA device, not cpu"),
+    ):
+        with pytest.raises(OptionError, match=words):
+            Machine.choose(**arguments)
+
+
+def test_bf16_on_the_cpu_is_close(data):
+    reports = {}
+    for precision in ("fp32", "bf16"):
+        representation = learner(machine=Machine.choose("cpu", precision))
+        task = stream(data)[0]
+        representation.begin(task)
+        fit(representation, task, data, after_epoch=lambda r, _, p=precision: reports.setdefault(p, []).append(r.loss))
+    assert reports["fp32"] != reports["bf16"]
+    assert reports["fp32"] == pytest.approx(reports["bf16"], rel=0.1)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
+        RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory: you tried"),
+        MemoryError(),
+    ],
+)
+def test_out_of_memory_says_what_to_lower(error):
+    with pytest.raises(TrainingError, match="out of memory while training task 2 .*batch_size.*--resume"), memory_guard(
+        "training task 2"
+    ):
+        raise error
+
+
+def test_other_errors_pass_the_memory_guard():
+    with pytest.raises(RuntimeError, match="shape"), memory_guard("x"):
+        raise RuntimeError("shape mismatch")
+
+
+def test_schedule_refuses_nonsense():
+    with pytest.raises(ValueError, match="milestones must rise"):
+        Schedule(epochs=3, lr=0.1, milestones=(2, 1))
+    with pytest.raises(ValueError, match="greater than 0"):
+        Schedule(epochs=3, lr=0)
