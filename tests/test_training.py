@@ -54,9 +54,7 @@ def fit(representation, task, data, **options):
 # --- batches ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("last", "sizes"), [("keep", [4, 4, 2]), ("drop", [4, 4]), ("wrap", [4, 4, 4])]
-)
+@pytest.mark.parametrize(("last", "sizes"), [("keep", [4, 4, 2]), ("drop", [4, 4]), ("wrap", [4, 4, 4])])
 def test_last_batch(last, sizes):
     order = shuffled(10, 4, last, torch.Generator().manual_seed(0))
     cuts = list(batches(len(order), 4, last))
@@ -119,10 +117,7 @@ def literal_lwf_loss(x, y, student, teacher, old, weight, temperature):
         f = classifier.backbone(x)
         w = classifier.head.weight
         return torch.stack(
-            [
-                torch.stack([classifier.head.scale * (fi @ wc) / (fi.norm() * wc.norm()) for wc in w])
-                for fi in f
-            ]
+            [torch.stack([classifier.head.scale * (fi @ wc) / (fi.norm() * wc.norm()) for wc in w]) for fi in f]
         )
 
     new, before = logits(student), logits(teacher)
@@ -302,7 +297,9 @@ def test_loss_that_is_not_finite_stops(data):
     representation.begin(task)
     seen = []
     schedule = Schedule(epochs=9, lr=1e30)
-    with pytest.raises(TrainingError, match=r"the loss is nan in task 1, epoch 1 \(learning rate 1e\+30\).*lower the rate"):
+    with pytest.raises(
+        TrainingError, match=r"the loss is nan in task 1, epoch 1 \(learning rate 1e\+30\).*lower the rate"
+    ):
         fit(representation, task, data, schedule=schedule, after_epoch=lambda report, _: seen.append(report))
     assert not seen, "an epoch whose loss is not finite must not reach a checkpoint"
 
@@ -354,8 +351,9 @@ def test_bf16_on_the_cpu_is_close(data):
     ],
 )
 def test_out_of_memory_says_what_to_lower(error):
-    with pytest.raises(TrainingError, match="out of memory while training task 2 .*batch_size.*--resume"), memory_guard(
-        "training task 2"
+    with (
+        pytest.raises(TrainingError, match="out of memory while training task 2 .*batch_size.*--resume"),
+        memory_guard("training task 2"),
     ):
         raise error
 

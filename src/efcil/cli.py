@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import shlex
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -119,8 +119,10 @@ def _execute(methods: list[str], dataset: str, o: dict[str, Any], compare: bool 
         voice.close()
 
 
-def _parameters(command: Callable[..., None]) -> Iterable[inspect.Parameter]:
-    return inspect.signature(command).parameters.values()
+def _typed(context: typer.Context) -> set[str]:
+    """Return the options that were typed, as against those left at their defaults."""
+    sources = {name: context.get_parameter_source(name) for name in context.params}
+    return {name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
 
 
 def _shared(
@@ -160,6 +162,7 @@ def _with_shared_options(command: Callable[..., None]) -> Callable[..., None]:
 @app.command()
 @_with_shared_options
 def run(
+    context: typer.Context,
     method: Annotated[str, typer.Argument(help="Method, see `efcil methods`.")] = "",
     dataset: Annotated[str, typer.Argument(help="Data set, see `efcil data list`.")] = "",
     order: Order = "identity",
@@ -170,7 +173,7 @@ def run(
     if options["config"] is not None:
         from efcil.configfile import merged
 
-        options = merged(options["config"], options, {p.name: p.default for p in _parameters(run)})
+        options = merged(options["config"], options, _typed(context))
     if not options["method"] or not options["dataset"]:
         raise OptionError("say what to run: efcil run METHOD DATASET, for example efcil run dpcr digits")
     _execute([options["method"]], options["dataset"], options)
@@ -179,6 +182,7 @@ def run(
 @app.command()
 @_with_shared_options
 def compare(
+    context: typer.Context,
     methods: Annotated[str, typer.Argument(help="Methods with commas between them; a variant is name:key=value.")] = "",
     dataset: Annotated[str, typer.Argument(help="Data set, see `efcil data list`.")] = "",
     orders: Annotated[str, typer.Option(help="Class orders with commas between them.")] = "identity",
@@ -189,7 +193,7 @@ def compare(
     if options["config"] is not None:
         from efcil.configfile import merged
 
-        options = merged(options["config"], options, {p.name: p.default for p in _parameters(compare)})
+        options = merged(options["config"], options, _typed(context))
     names = [m.strip() for m in options["methods"].split(",") if m.strip()]
     if not names or not options["dataset"]:
         raise OptionError("say what to compare: efcil compare METHOD,METHOD DATASET, for example dpcr,lwf-ncm digits")

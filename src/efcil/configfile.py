@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Container, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,8 @@ import yaml
 from efcil.errors import OptionError, nearest
 
 
-def merged(path: Path, typed: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the typed options with the file's below them: what was typed wins over the file.
+def merged(path: Path, options: Mapping[str, Any], typed: Container[str]) -> dict[str, Any]:
+    """Return the options with the file's among them; what was typed wins over the file.
 
     The file's keys are the option names (`tasks`, `order`, `preset`, ...) and `set`, a mapping of settings.
     """
@@ -29,22 +30,20 @@ def merged(path: Path, typed: Mapping[str, Any], defaults: Mapping[str, Any]) ->
     settings = tree.pop("set", {})
     if not isinstance(settings, dict):
         raise OptionError(f"--config {path}: set must be a mapping, such as 'set: {{ridge: 200}}'")
-    known = {name.replace("_", "-"): name for name in defaults if name not in ("config", "settings")}
-    result = dict(typed)
+    known = {name.replace("_", "-"): name for name in options if name not in ("config", "settings")}
+    result = dict(options)
     for key, value in tree.items():
         name = known.get(str(key).replace("_", "-"))
         if name is None:
             raise OptionError(f"--config {path}: {key} is not an option: {nearest(str(key), known)}")
-        if typed.get(name) == defaults[name]:  # not typed
-            result[name] = _typed(name, value, defaults[name])
-    given = [
-        f"{key}={yaml.safe_dump(value, default_flow_style=True).split(chr(10))[0]}" for key, value in settings.items()
-    ]
-    result["settings"] = given + list(typed["settings"])  # later ones win
+        if name not in typed:
+            result[name] = _checked(name, value, options[name])
+    given = [f"{key}={json.dumps(value)}" for key, value in settings.items()]  # JSON is YAML
+    result["settings"] = given + list(options["settings"])  # later ones win
     return result
 
 
-def _typed(name: str, value: Any, default: Any) -> Any:
+def _checked(name: str, value: Any, default: Any) -> Any:
     if name in ("data", "out"):
         return Path(str(value))
     if name in ("order", "orders", "increment", "methods"):

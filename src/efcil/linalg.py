@@ -506,9 +506,10 @@ def congruence(gram: Tensor, shift: Tensor, out: Tensor | None = None) -> Tensor
         product = out[index]
         for start in range(0, width, step):
             stop = start + step
-            torch.mm(right[:, start:stop].T, half[:, start:], out=product[start:stop, start:])
-        above = product.triu(1)
-        product.triu_().add_(above.T)
+            strip = product[start:stop]
+            torch.mm(right[:, start:stop].T, half[:, start:], out=strip[:, start:])
+            strip[:, start:stop] = symmetrised(strip[:, start:stop])
+            product[stop:, start:stop] = strip[:, stop:].T
     return out
 
 

@@ -123,6 +123,7 @@ class Run:
             )
             for text in data.notes:
                 self.reporter.note(text)
+            self._prepare(data)
             self._claim(config, data)
             return self._learn(data)
 
@@ -171,16 +172,20 @@ class Run:
 
     # -- the run itself ----------------------------------------------------------------------------------------------
 
-    def _learn(self, data: DataSet) -> list[Summary]:
-        began = time.perf_counter()
+    def _prepare(self, data: DataSet) -> None:
+        """Build everything that can still be refused, before the directory is claimed."""
+        self._began = time.perf_counter()
         plan, machine = self.plan, self.machine
-        stream = TaskStream(data.train, class_order(plan.order, data.class_names), plan.sizes(len(data.class_names)))
-        evaluator = Evaluator(data, stream, machine)
-        representation = REPRESENTATIONS[plan.representation](plan.training, data.channels, machine, plan.seed)
-        readouts: dict[str, Readout] = {label: m.readout(options) for label, (m, options) in plan.methods.items()}
-        self.matrices = {label: AccuracyMatrix(evaluator.totals()) for label in readouts}
-        self.stream, self.representation, self.readouts = stream, representation, readouts
+        order = class_order(plan.order, data.class_names)
+        self.stream = TaskStream(data.train, order, plan.sizes(len(data.class_names)))
+        self.representation = REPRESENTATIONS[plan.representation](plan.training, data.channels, machine, plan.seed)
+        self.representation.transform(data.size)
+        self.readouts: dict[str, Readout] = {label: m.readout(options) for label, (m, options) in plan.methods.items()}
 
+    def _learn(self, data: DataSet) -> list[Summary]:
+        machine, stream, representation, readouts = self.machine, self.stream, self.representation, self.readouts
+        evaluator = Evaluator(data, stream, machine)
+        self.matrices = {label: AccuracyMatrix(evaluator.totals()) for label in readouts}
         point = self.store.newest()
         task, epoch, momenta, earlier = 0, 0, None, 0.0
         if point is not None:
@@ -192,7 +197,7 @@ class Run:
                     k.removeprefix("momentum."): v for k, v in point.partial.items() if k.startswith("momentum.")
                 }
         self.log.cut(task, epoch)
-        self._clock = lambda: earlier + time.perf_counter() - began
+        self._clock = lambda: earlier + time.perf_counter() - self._began
         self._saved = time.monotonic()
         epochs = [representation.schedule(t).epochs for t in range(len(stream))]
         problem = f"{data.name}: {len(data.class_names)} classes in {len(stream)} tasks"

@@ -1,0 +1,469 @@
+"""The command, end to end: what it prints, what it writes, and one clear line for every bad input."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import yaml
+from PIL import Image
+
+from efcil import cli
+from efcil.methods import METHODS
+
+QUICK = ["width=2", "first.epochs=2", "later.epochs=1", "first.milestones=[]", "later.milestones=[]"]
+TINY = [part for setting in QUICK for part in ("--set", setting)]
+
+
+@pytest.fixture
+def efcil(monkeypatch, capsys):
+    """Run the command in this process: (exit code, standard output, standard error)."""
+
+    def call(*arguments):
+        monkeypatch.setattr(sys, "argv", ["efcil", *map(str, arguments)])
+        try:
+            cli.main()
+            code = 0
+        except SystemExit as stop:
+            code = stop.code or 0
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return call
+
+
+@pytest.fixture
+def one_line(efcil):
+    """Run a command that must fail: return its one line."""
+
+    def call(*arguments, code=2):
+        got, out, err = efcil(*arguments)
+        assert got == code, (got, out, err)
+        assert err.startswith("efcil: ")
+        assert err.count("\n") == 1, err
+        assert "Traceback" not in out + err
+        return err
+
+    return call
+
+
+def pictures(root, classes=("cat", "dog"), count=8, size=12):
+    rng = np.random.default_rng(0)
+    for c, name in enumerate(classes):
+        (root / name).mkdir(parents=True)
+        for i in range(count):
+            pixels = rng.normal(100 + 60 * c, 30, (size, size, 3)).clip(0, 255).astype(np.uint8)
+            Image.fromarray(pixels).save(root / name / f"{i}.png")
+    return root
+
+
+# --- what people get --------------------------------------------------------------------------------------------------
+
+
+def test_help_is_instant():
+    best = 9.0
+    for _ in range(5):
+        began = time.perf_counter()
+        done = subprocess.run([sys.executable, "-m", "efcil", "--help"], capture_output=True, text=True, check=True)
+        best = min(best, time.perf_counter() - began)
+    assert "demo" in done.stdout
+    assert best < 0.5, f"{best:.2f} s"
+
+
+def test_help_imports_nothing_heavy():
+    code = "import sys, efcil.cli; print([m for m in ('torch', 'numpy', 'matplotlib', 'sklearn', 'pydantic') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_version(efcil):
+    code, out, _ = efcil("--version")
+    assert code == 0
+    assert re.fullmatch(r"efcil \d+\.\d+\.\d+\n", out)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """One finished run of a real process."""
+    out = tmp_path_factory.mktemp("runs") / "one"
+    command = [
+        sys.executable,
+        "-m",
+        "efcil",
+        "run",
+        "dpcr",
+        "digits",
+        "--tasks",
+        "5",
+        "--order",
+        "1993",
+        "--out",
+        str(out),
+    ]
+    done = subprocess.run([*command, *TINY], capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    assert done.returncode == 0, done.stderr
+    return out, done
+
+
+def test_run_directory_is_the_contract(finished):
+    out, _ = finished
+    summary = json.loads((out / "summary.json").read_text())
+    keys = (
+        "method preset dataset tasks order seed A_f A_avg A_t matrix forgetting seconds device commit command".split()
+    )
+    assert set(keys) <= set(summary)
+    assert (summary["method"], summary["dataset"], summary["tasks"], summary["order"]) == ("dpcr", "digits", 5, "1993")
+    assert summary["status"] == "complete"
+    assert summary["A_f"] == summary["A_t"][-1]
+    assert summary["A_avg"] == pytest.approx(sum(summary["A_t"]) / 5)
+    assert all(0 <= a <= 100 for a in summary["A_t"])
+    assert [len(row) for row in summary["matrix"]] == [5] * 5
+    assert summary["matrix"][0][1:] == [None] * 4
+    assert summary["command"].startswith("efcil run dpcr digits --tasks 5 --order 1993")
+    config = yaml.safe_load((out / "config.yaml").read_text())
+    assert config["run"]["methods"]["dpcr"]["ridge"] > 0
+    assert config["run"]["training"]["first.epochs"] == 2
+    assert {"torch", "python", "efcil"} <= set(config["versions"])
+    assert config["machine"]["threads"] == 1
+    assert config["commit"]
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    assert [(e["task"], e["epoch"]) for e in lines if "epoch" in e] == [(1, 1), (1, 2), (2, 1), (3, 1), (4, 1), (5, 1)]
+    assert [e["A_t"]["dpcr"] for e in lines if "A_t" in e] == summary["A_t"]
+    assert sorted(p.name for p in (out / "checkpoints").iterdir()) == ["task-04.safetensors", "task-05.safetensors"]
+    page = (out / "report.html").read_text()
+    assert f"{summary['A_f']:.2f}" in page
+    for name in ("report.md", "report.csv", "report.tex", "curves.png", "curves.svg"):
+        assert (out / name).stat().st_size > 100
+
+
+def test_plain_lines_where_there_is_no_terminal(finished):
+    _, done = finished
+    assert "\x1b" not in done.stdout
+    assert len(re.findall(r"^task \d of 5: A_t dpcr \d+\.\d\d$", done.stdout, re.M)) == 5
+    assert re.search(r"^dpcr: A_f \d+\.\d\d, A_avg \d+\.\d\d, \d+ s$", done.stdout, re.M)
+    assert done.stderr == ""
+
+
+def test_report_of_runs(finished, efcil, tmp_path):
+    out, _ = finished
+    code, text, _ = efcil("report", out, "--out", tmp_path / "r")
+    summary = json.loads((out / "summary.json").read_text())
+    assert code == 0
+    assert f"{summary['A_f']:.2f}" in text
+    assert "<svg" in (tmp_path / "r" / "report.html").read_text()
+
+
+def test_json_lines(efcil, tmp_path):
+    code, out, _ = efcil("run", "lwf-ncm", "digits", "--tasks", 2, "--json", "--out", tmp_path / "r", *TINY)
+    assert code == 0
+    events = [json.loads(line) for line in out.splitlines()]
+    kinds = [e["event"] for e in events]
+    assert kinds == ["started", "epoch", "epoch", "task", "epoch", "task", "finished"]
+    assert events[-1]["summaries"][0]["A_t"] == [e["A_t"]["lwf-ncm"] for e in events if e["event"] == "task"]
+
+
+def test_quiet(efcil, tmp_path):
+    assert efcil("run", "lwf", "digits", "--tasks", 2, "--quiet", "--out", tmp_path / "r", *TINY) == (0, "", "")
+    assert (tmp_path / "r" / "summary.json").exists()
+
+
+def test_bars_on_a_terminal(tmp_path):
+    """A real pseudo-terminal: bars with the time left, then the table."""
+    import pty
+
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.environ.update(TERM="xterm", COLUMNS="110", OMP_NUM_THREADS="1")
+        arguments = ["-m", "efcil", "run", "dpcr", "digits", "--tasks", "5", "--out", str(tmp_path / "r"), *TINY]
+        os.execv(sys.executable, [sys.executable, *arguments])
+    text = b""
+    while True:
+        try:
+            part = os.read(terminal, 65536)
+        except OSError:
+            break
+        if not part:
+            break
+        text += part
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0, text.decode()
+    shown = text.decode()
+    assert "━" in shown
+    assert "left" in shown
+    assert re.search(r"task\s+5/5", shown)
+    assert "forgetting" in shown
+
+
+def test_compare_is_one_trajectory(efcil, tmp_path):
+    out = tmp_path / "c"
+    labels = ["dpcr", "lwf-ncm", "dpcr:rank_rule=numerical"]
+    code, text, err = efcil("compare", ",".join(labels), "digits", "--tasks", 2, "--out", out, *TINY)
+    assert code == 0, err
+    assert sorted(p.name for p in out.iterdir() if p.is_dir()) == sorted([*labels, "trajectory"])
+    assert (out / "trajectory" / "checkpoints" / "task-02.safetensors").exists()
+    for label in labels:
+        assert json.loads((out / label / "summary.json").read_text())["method"] == label
+    alone = tmp_path / "alone"
+    efcil("run", "dpcr", "digits", "--tasks", 2, "--out", alone, *TINY)
+    ours, theirs = (json.loads((p / "summary.json").read_text()) for p in (out / "dpcr", alone))
+    assert ours["matrix"] == theirs["matrix"], "a method must score the same alone and in company"
+
+
+def test_compare_several_orders(efcil, tmp_path):
+    out = tmp_path / "c"
+    code, text, _ = efcil(
+        "compare", "dpcr,lwf", "digits", "--orders", "identity,1993", "--tasks", 2, "--out", out, *TINY
+    )
+    assert code == 0
+    orders = {
+        p: json.loads((out / p / "dpcr" / "summary.json").read_text())["order"]
+        for p in ("order-identity", "order-1993")
+    }
+    assert orders == {"order-identity": "identity", "order-1993": "1993"}
+    assert "±" in text
+    assert (out / "report.html").exists()
+
+
+def test_config_file_and_what_is_typed_wins(efcil, tmp_path):
+    path = tmp_path / "c.yaml"
+    path.write_text(
+        "method: dpcr\ndataset: digits\ntasks: 2\norder: 1993\nset: {width: 2, first.epochs: 1, first.milestones: [],"
+        " later.epochs: 1, later.milestones: [], shift_ridge: 1.0e-6}\n"
+    )
+    out = tmp_path / "r"
+    code, _, err = efcil("run", "--config", path, "--order", "identity", "--set", "ridge=7", "--out", out, "--quiet")
+    assert code == 0, err
+    run = yaml.safe_load((out / "config.yaml").read_text())["run"]
+    assert (run["order"], run["split"], run["training"]["width"]) == ("identity", {"tasks": 2}, 2)
+    assert (run["methods"]["dpcr"]["ridge"], run["methods"]["dpcr"]["shift_ridge"]) == (7.0, 1e-6)
+    again = tmp_path / "again"
+    assert efcil("run", "--config", out / "config.yaml", "--out", again, "--quiet")[0] == 0
+    same = [json.loads((p / "summary.json").read_text())["matrix"] for p in (out, again)]
+    assert same[0] == same[1], "the config.yaml of a run must give the same run"
+
+
+def test_increments_from_the_command_line(efcil, tmp_path):
+    out = tmp_path / "r"
+    arguments = ["run", "lwf-ncm", "digits", "--init-cls", 4, "--increment", "3,2", "--out", out, "--quiet", *TINY]
+    assert efcil(*arguments)[0] == 0
+    assert json.loads((out / "summary.json").read_text())["task_sizes"] == [4, 3, 2, 1]
+
+
+@pytest.mark.parametrize("dataset", ["digits", "glyphs"])
+def test_built_in_sets_have_a_preset_that_needs_no_option(efcil, tmp_path, dataset):
+    small = ["--set", "data.classes=6", "--set", "data.train_per_class=10"] if dataset == "glyphs" else []
+    code, _, err = efcil("run", "dpcr", dataset, "--tasks", 2, "--out", tmp_path / "r", "--quiet", *small, *TINY)
+    assert code == 0, err
+    assert json.loads((tmp_path / "r" / "summary.json").read_text())["preset"] == "quick"
+
+
+def test_folder_end_to_end(efcil, tmp_path, monkeypatch):
+    monkeypatch.setenv("EFCIL_CACHE", str(tmp_path / "cache"))
+    root = pictures(tmp_path / "pictures", ("a", "b", "c", "d"))
+    arguments = ["run", "dpcr", "folder", "--data", root, "--tasks", 2, "--set", "data.size=12", "--quiet", *TINY]
+    code, _, err = efcil(*arguments, "--out", tmp_path / "r")
+    assert code == 0, err
+    summary = json.loads((tmp_path / "r" / "summary.json").read_text())
+    assert summary["task_sizes"] == [2, 2]
+
+
+def test_methods_data_and_doctor(efcil):
+    code, out, _ = efcil("methods")
+    assert code == 0
+    assert all(name in out for name in METHODS)
+    code, out, _ = efcil("data", "list")
+    assert code == 0
+    assert all(name in out for name in ("digits", "glyphs", "cifar100", "folder", "licence"))
+    code, out, _ = efcil("doctor")
+    assert code == 0
+    for words in ("torch 2.", "CPU cores", "cache of decoded images"):
+        assert words in out
+
+
+def test_data_verify(efcil, tmp_path, monkeypatch):
+    monkeypatch.setenv("EFCIL_CACHE", str(tmp_path / "cache"))
+    code, out, _ = efcil("data", "verify", "folder", pictures(tmp_path / "p"))
+    assert code == 0
+    assert "folder: 2 classes, 12 training and 4 test images" in out
+
+
+# --- bad input: one clear line, a non-zero exit, nothing lost ---------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["run", "dcpr", "digits", "--tasks", "5"], "unknown method 'dcpr': did you mean 'dpcr'?"),
+        (["run", "dpcr", "digit", "--tasks", "5"], "unknown data set 'digit': did you mean 'digits'?"),
+        (
+            ["run", "dpcr", "digits", "--preset", "quik"],
+            "preset 'quik' does not exist for digits: did you mean 'quick'?",
+        ),
+        (["run", "dpcr", "digits", "--set", "rigde=3"], "rigde is not an option here: did you mean 'ridge'?"),
+        (["run", "dpcr", "digits", "--set", "ridge"], "--set ridge: must be key=value"),
+        (["run", "dpcr", "digits", "--set", "ridge=-1"], "ridge=-1: input should be greater than or equal to 0"),
+        (["run", "dpcr", "digits", "--set", "later.lr=fast"], "later.lr='fast': input should be a valid number"),
+        (["run", "dpcr", "digits", "--set", "rank_rule=posotive"], "rank_rule='posotive': input should be 'positive'"),
+        (["run", "dpcr", "digits", "--tasks", "3"], "--tasks 3 does not divide the 10 classes: choose 1, 2, 5"),
+        (["run", "dpcr", "digits", "--order", "nowhere.txt"], "class order 'nowhere.txt' is neither"),
+        (["run", "dpcr", "digits", "--increment", "two"], "--increment two: must be a number"),
+        (["run", "dpcr", "digits", "--device", "warp"], "--device warp is not usable here"),
+        (["run", "dpcr", "digits", "--set", "backbone=resnet81"], "resnet81"),
+        (["run", "dpcr", "digits", "--set", "augment=cifr"], "did you mean 'cifar'?"),
+        (["run"], "say what to run: efcil run METHOD DATASET"),
+        (["run", "dpcr", "cifar100"], "cifar100 needs --data DIR"),
+        (["run", "dpcr", "cifar100", "--data", "/nonexistent"], "efcil data fetch cifar100"),
+        (["run", "dpcr", "folder", "--data", "/nonexistent"], "/nonexistent"),
+        (["run", "--config", "nowhere.yaml"], "--config nowhere.yaml: No such file"),
+        (["compare", "dpcr,joint", "digits"], "cannot share a trajectory"),
+        (["compare", "dpcr,dpcr", "digits"], "a method is named twice"),
+        (["report", "/nonexistent"], "/nonexistent"),
+        (["data", "fetch", "digits"], "digits is not downloaded"),
+    ],
+)
+def test_bad_input_gets_one_clear_line(one_line, tmp_path, arguments, words):
+    if arguments[0] in ("run", "compare"):
+        arguments = [*arguments, "--out", str(tmp_path / "r")]
+        if arguments[0] == "run" and not {"--tasks", "--increment", "--config"} & set(arguments):
+            arguments += ["--tasks", "5"]
+    assert words in one_line(*arguments)
+    assert not (tmp_path / "r" / "config.yaml").exists(), "nothing may be claimed by a run that cannot start"
+
+
+def test_every_mistake_is_told_at_once(one_line, tmp_path):
+    line = one_line("run", "dpcr", "digits", "--set", "rigde=3", "--set", "epoch=2", "--out", tmp_path)
+    assert "rigde" in line
+    assert "epoch is not an option" in line
+    line = one_line("run", "dpcr", "digits", "--set", "ridge=-3", "--set", "batch_size=0", "--out", tmp_path)
+    assert "ridge=-3" in line
+    assert "batch_size=0" in line
+
+
+def test_half_downloaded_data(one_line, tmp_path):
+    (tmp_path / "cifar-100-python.tar.gz.part").write_bytes(b"x" * 1000)
+    line = one_line("run", "dpcr", "cifar100", "--data", tmp_path, "--tasks", 10, "--out", tmp_path / "r")
+    assert "1,000 of 169,001,437 bytes" in line
+    assert "efcil data fetch cifar100" in line
+
+
+def test_empty_class(one_line, tmp_path, monkeypatch):
+    monkeypatch.setenv("EFCIL_CACHE", str(tmp_path / "cache"))
+    root = pictures(tmp_path / "p")
+    (root / "empty").mkdir()
+    assert "empty" in one_line("run", "dpcr", "folder", "--data", root, "--tasks", 1, "--out", tmp_path / "r")
+
+
+def test_bad_image_is_named_and_skipped_only_when_asked(one_line, efcil, tmp_path, monkeypatch):
+    monkeypatch.setenv("EFCIL_CACHE", str(tmp_path / "cache"))
+    root = pictures(tmp_path / "p")
+    (root / "cat" / "broken.png").write_bytes((root / "cat" / "0.png").read_bytes()[:60])
+    (root / "dog" / "text.jpg").write_text("not an image")
+    arguments = ["run", "dpcr", "folder", "--data", root, "--tasks", 2, "--set", "data.size=12", *TINY]
+    line = one_line(*arguments, "--out", tmp_path / "r")
+    assert "broken.png" in line
+    assert "text.jpg" in line
+    assert "--skip-bad" in line
+    code, out, err = efcil(*arguments, "--out", tmp_path / "r", "--skip-bad")
+    assert code == 0, err
+    assert "broken.png" in out
+
+
+def test_directory_that_holds_another_run(one_line, efcil, tmp_path):
+    out = tmp_path / "r"
+    arguments = ["run", "lwf", "digits", "--tasks", 2, "--out", out, "--quiet", *TINY]
+    assert efcil(*arguments)[0] == 0
+    before = {p: p.read_bytes() for p in out.rglob("*") if p.is_file()}
+    line = one_line(*arguments)
+    assert (
+        "already holds a run of lwf on digits (2 of 2 tasks): pass --resume to go on, or choose another --out" in line
+    )
+    line = one_line("run", "dpcr", "digits", "--tasks", 2, "--out", out, "--resume", *TINY)
+    assert "holds another run: methods.dpcr" in line
+    assert {p: p.read_bytes() for p in out.rglob("*") if p.is_file()} == before, "nothing may be lost"
+    assert efcil(*arguments, "--resume")[0] == 0, "a finished run can be taken up and is still finished"
+
+
+def test_loss_that_is_not_finite(one_line, efcil, tmp_path):
+    out = tmp_path / "r"
+    arguments = [
+        "run",
+        "lwf",
+        "digits",
+        "--tasks",
+        2,
+        "--out",
+        out,
+        "--set",
+        "later.lr=1e30",
+        "--checkpoint-seconds",
+        0,
+    ]
+    line = one_line(*arguments, *TINY, code=3)
+    assert "the loss is nan in task 2, epoch 1" in line
+    assert [p.name for p in (out / "checkpoints").iterdir()] == ["task-01.safetensors"], "the last good state is kept"
+    assert json.loads((out / "summary.json").read_text())["status"] == "partial"
+
+
+def test_out_of_memory(tmp_path):
+    """A real process that may not have the memory it asks for."""
+    code = (
+        "import resource, sys, torch, efcil.runs, efcil.report.html, matplotlib.figure\n"
+        "from efcil.cli import main\n"
+        "used = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize()\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (used + 400 * 2**20,) * 2)\n"
+        "main()\n"
+    )
+    arguments = ["run", "lwf", "glyphs", "--tasks", "2", "--set", "data.classes=8", "--set", "data.size=64"]
+    arguments += ["--set", "width=64", "--set", "batch_size=256", "--threads", "1", "--out", str(tmp_path / "r")]
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 3, done.stderr
+    assert done.stderr.startswith("efcil: out of memory while training task 1")
+    assert "lower --set batch_size" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_out_that_cannot_be_written(one_line, tmp_path):
+    (tmp_path / "file").write_text("")
+    assert "cannot be written" in one_line(
+        "run", "lwf", "digits", "--tasks", 2, "--out", tmp_path / "file" / "r", *TINY
+    )
+
+
+def test_damaged_checkpoint_is_passed_over(efcil, tmp_path):
+    out = tmp_path / "r"
+    arguments = ["run", "dpcr", "digits", "--tasks", 5, "--out", out, *TINY]
+    assert efcil(*arguments)[0] == 0
+    want = json.loads((out / "summary.json").read_text())["matrix"]
+    newest = out / "checkpoints" / "task-05.safetensors"
+    data = bytearray(newest.read_bytes())
+    data[len(data) // 2] ^= 16
+    newest.write_bytes(data)
+    code, text, _ = efcil(*arguments, "--resume")
+    assert code == 0
+    assert "checksum does not match its contents; the one before it is used" in text
+    assert "going on after task 4" in text
+    assert json.loads((out / "summary.json").read_text())["matrix"] == want
+    newest.write_bytes(newest.read_bytes()[:-100])
+    code, text, _ = efcil(*arguments, "--resume")
+    assert code == 0
+    assert json.loads((out / "summary.json").read_text())["matrix"] == want
+
+
+def test_interrupt_says_how_to_go_on(efcil, tmp_path, monkeypatch):
+    from efcil import runs
+
+    def stop(self, report, optimiser):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(runs.Run, "after_epoch", stop)
+    code, out, _ = efcil("run", "lwf", "digits", "--tasks", 2, "--out", tmp_path / "r", *TINY)
+    assert code == 130
+    assert f"interrupted; go on with --resume --out {tmp_path / 'r'}" in out

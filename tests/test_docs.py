@@ -1,0 +1,319 @@
+"""The documents tell the truth: what they name exists, what they show runs, what they list is what the code has.
+
+`python tests/test_docs.py` writes the option tables of docs/cli.md again, from the command itself.
+"""
+
+import ast
+import doctest
+import importlib
+import importlib.util
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer.main
+
+from efcil.cli import app
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCS = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+CLI = ROOT / "docs" / "cli.md"
+FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
+TOKEN = re.compile(r"`([^`\n]+)`")
+SOURCE = re.compile(r"[\w.-]+(?:/[\w.-]+)*/[\w-]+\.(?:py|md|ya?ml|toml|txt|css)")
+FOLDER = re.compile(r"(?:src|tests|docs|tools|benchmarks)/(?:[\w-]+/)*")
+DOTTED = re.compile(r"efcil(?:\.\w+)+")
+NODE = re.compile(r"(tests/[\w/]+\.py)::(?:\w+::)?(test_\w+)")
+
+
+def name(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def named_in(text: str) -> list[str]:
+    """What stands in backticks outside of code blocks."""
+    return TOKEN.findall(FENCE.sub("", text))
+
+
+# --- (a) what is named exists -----------------------------------------------------------------------------------------
+
+
+def test_functions(file: Path) -> set[str]:
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    return {n.name for n in ast.walk(tree) if isinstance(n, ast.FunctionDef) and n.name.startswith("test_")}
+
+
+test_functions.__test__ = False  # type: ignore[attr-defined]  # a helper, whatever its name
+
+
+def resolves(dotted: str) -> bool:
+    """Whether a dotted name is a module, or an attribute (of an attribute) of one."""
+    parts = dotted.split(".")
+    for cut in range(len(parts), 0, -1):
+        module = ".".join(parts[:cut])
+        try:
+            found: Any = importlib.import_module(module)
+        except ModuleNotFoundError as error:
+            if error.name is not None and not module.startswith(error.name):
+                raise  # the module is there, something that it imports is not
+            continue
+        for attribute in parts[cut:]:
+            fields = {**getattr(found, "__annotations__", {}), **getattr(found, "model_fields", {})}
+            if not hasattr(found, attribute):
+                return attribute in fields and attribute == parts[-1]
+            found = getattr(found, attribute)
+        return True
+    return False
+
+
+def missing_names(text: str) -> list[str]:
+    """Paths, tests and dotted names in backticks that do not exist."""
+    missing = []
+    for token in named_in(text):
+        path, _, test = token.partition("::")
+        if FOLDER.fullmatch(path):
+            there = (ROOT / path).is_dir()
+        elif SOURCE.fullmatch(path) and not path.startswith(("OUT/", "DIR/")):
+            # beside the repository's paths, those inside the package may be named in short
+            file = next((f for f in (ROOT / path, ROOT / "src" / "efcil" / path) if f.is_file()), None)
+            there = file is not None and (not test or test.split("[")[0].split("::")[-1] in test_functions(file))
+        elif DOTTED.fullmatch(token.removesuffix("()")):
+            there = resolves(token.removesuffix("()"))
+        else:
+            continue
+        if not there:
+            missing.append(token)
+    return missing
+
+
+@pytest.mark.parametrize("path", DOCS, ids=name)
+def test_everything_named_exists(path):
+    assert missing_names(path.read_text(encoding="utf-8")) == []
+
+
+def test_what_does_not_exist_is_found():
+    wrong = ["src/efcil/nowhere.py", "tests/test_docs.py::test_nothing", "efcil.linalg.nothing", "docs/nowhere/"]
+    right = ["src/efcil/cli.py", "methods/dpcr.py", "efcil.stats.ClassStats.moved", "efcil.linalg", "tests/", "ridge"]
+    right += ["tests/test_docs.py::test_what_does_not_exist_is_found", "efcil.methods.dpcr.DPCROptions.ridge"]
+    assert missing_names(" ".join(f"`{token}`" for token in wrong + right)) == wrong
+
+
+# --- (b) the coverage page --------------------------------------------------------------------------------------------
+
+
+def test_coverage_names_tests_that_exist_and_every_test_file():
+    page = ROOT / "docs" / "coverage.md"
+    assert page.is_file(), "docs/coverage.md is missing: it says which test holds which promise"
+    text = page.read_text(encoding="utf-8")
+    named = NODE.findall(text)
+    assert named
+    assert [f"{f}::{t}" for f, t in named if not (ROOT / f).is_file() or t not in test_functions(ROOT / f)] == []
+    files = [name(f) for f in sorted((ROOT / "tests").rglob("test_*.py"))]
+    assert [file for file in files if file not in text] == []
+
+
+# --- (c) layers -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def tool():
+    spec = importlib.util.spec_from_file_location("import_direction", ROOT / "tools" / "import_direction.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_layers_are_those_of_the_check(tool):
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    section = re.split(r"^## ", text, flags=re.MULTILINE)
+    (layers,) = [part for part in section if part.startswith("Layers\n")]
+    rows = [line.split("|")[1] for line in layers.splitlines() if line.startswith("| `")]
+    assert tuple(tuple(TOKEN.findall(row)) for row in rows) == tool.LAYERS
+
+
+def test_imports_point_one_way(tool):
+    assert tool.problems(ROOT / "src" / "efcil") == []
+
+
+def test_an_import_that_points_up_is_found(tool, tmp_path):
+    (tmp_path / "heads").mkdir()
+    (tmp_path / "errors.py").write_text("def late():\n    from efcil.runs import Run\n    return Run\n")
+    (tmp_path / "heads" / "a.py").write_text("import efcil.stats\nfrom efcil import backbones, cli\n")
+    (tmp_path / "runs.py").write_text("from efcil.errors import RunError\nfrom efcil import __version__\n")
+    (tmp_path / "unheard.py").write_text("")
+    found = [line.removeprefix(f"{tmp_path}/") for line in tool.problems(tmp_path)]
+    assert found == [
+        "errors.py: efcil.errors imports efcil.runs, which stands above it",
+        "heads/a.py: efcil.heads imports efcil.cli, which stands above it",
+        "unheard.py: efcil.unheard has no layer; add it to LAYERS",
+    ]
+
+
+# --- (d) the command --------------------------------------------------------------------------------------------------
+
+
+def commands() -> dict[str, Any]:
+    """Every command by the words typed after `efcil`."""
+    found = {}
+
+    def walk(command: Any, words: str) -> None:
+        for word, inner in getattr(command, "commands", {}).items():
+            walk(inner, f"{words} {word}".strip())
+        if not getattr(command, "commands", {}):
+            found[words] = command
+
+    walk(typer.main.get_command(app), "")
+    return found
+
+
+def options(command: Any) -> dict[str, Any]:
+    """Options by each of their spellings, --help included."""
+    params = [p for p in command.params if p.param_type_name == "option"]
+    return {"--help": None} | {spelling: p for p in params for spelling in (*p.opts, *p.secondary_opts)}
+
+
+def shown_commands(text: str) -> Iterator[list[str]]:
+    """Words of each line of a code block that begins with `efcil `; a backslash joins lines, # ends them."""
+    for _, block in FENCE.findall(text):
+        for line in block.replace("\\\n", " ").splitlines():
+            if line.startswith("efcil "):
+                yield shlex.split(line, comments=True)[1:]
+
+
+def misspelt(words: list[str]) -> list[str]:
+    """What of a command line does not exist: the command, or options of it."""
+    known = commands()
+    if words[0].startswith("--"):
+        top = options(typer.main.get_command(app))
+        return [word for word in words if word not in top]
+    key = next((k for k in (" ".join(words[:2]), words[0]) if k in known), None)
+    if key is None:
+        return [" ".join(words[:2])]
+    return [word for word in words if word.startswith("-") and word.split("=")[0] not in options(known[key])]
+
+
+@pytest.mark.parametrize("path", DOCS, ids=name)
+def test_commands_shown_exist_with_their_options(path):
+    assert [w for words in shown_commands(path.read_text(encoding="utf-8")) for w in misspelt(words)] == []
+
+
+def test_misspelt_commands_are_found():
+    text = "```\nefcil run dpcr digits --sead 1 \\\n  --resume  # on\nefcil walk\nefcil data list\nefcil --version\n```"
+    assert [misspelt(words) for words in shown_commands(text)] == [["--sead"], ["walk"], [], []]
+
+
+def test_every_command_has_an_example():
+    shown = [" ".join(words) + " " for words in shown_commands(CLI.read_text(encoding="utf-8"))]
+    assert [key for key in commands() if not any(line.startswith(key + " ") for line in shown)] == []
+
+
+def option_table(command: Any, without: Any = None) -> str:
+    """The options of a command as a Markdown table, less those that `without` has with the same words."""
+    rows = ["| option | default | what it does |", "|---|---|---|"]
+    there = {p.name: p.help for p in without.params} if without is not None else {}
+    for p in command.params:
+        if p.param_type_name != "option" or (p.name in there and there[p.name] == p.help):
+            continue
+        spelling = ", ".join(f"`{s}`" for s in (*p.opts, *p.secondary_opts))
+        default = "" if p.default in (None, False, "", []) else f"`{p.default}`"
+        rows.append(f"| {spelling} | {default} | {p.help} |")
+    return "\n".join(rows)
+
+
+MARKED = re.compile(r"(<!-- options of (?P<words>[\w ]+?)(?: beyond (?P<beyond>\w+))? -->\n).*?(\n<!-- end -->)", re.S)
+
+
+def with_option_tables(text: str) -> str:
+    """docs/cli.md with every marked table written anew."""
+    known = commands()
+
+    def table(match: re.Match[str]) -> str:
+        return match[1] + option_table(known[match["words"]], known.get(match["beyond"])) + match[4]
+
+    return MARKED.sub(table, text)
+
+
+def test_option_tables_are_those_of_the_command():
+    text = CLI.read_text(encoding="utf-8")
+    assert text == with_option_tables(text), "run `python tests/test_docs.py` and look at the difference"
+    marked = {match["words"] for match in MARKED.finditer(text)}
+    with_options = {key for key, command in commands().items() if len(options(command)) > 1}
+    assert marked == with_options, "a command with options has no table in docs/cli.md"
+
+
+# --- (e) examples run -------------------------------------------------------------------------------------------------
+
+EXAMPLES = [
+    pytest.param(block, id=f"{name(path)}-{number}")
+    for path in DOCS
+    if path.is_file()
+    for number, (language, block) in enumerate(FENCE.findall(path.read_text(encoding="utf-8")))
+    if language in ("python", "pycon")
+]
+
+
+def test_there_are_examples():
+    assert EXAMPLES
+
+
+@pytest.mark.parametrize("block", EXAMPLES)
+def test_example_runs(block, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    if ">>>" not in block:
+        exec(compile(block, "<example>", "exec"), {"__name__": "example"})
+        return
+    example = doctest.DocTestParser().get_doctest(block, {}, "example", None, 0)
+    runner = doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS)
+    said: list[str] = []
+    assert runner.run(example, out=said.append).failed == 0, "".join(said)
+
+
+# --- (f) no machine's own paths ---------------------------------------------------------------------------------------
+
+# Directories of one person's machine. A path inside the repository may have such a part, so it must start there.
+OWN_PATH = re.compile(r"(?<![\w.~)/-])(?:/(?:home|Users|root|work|workspace)/[\w.]|[A-Z]:\\+Users\\)")
+LEFT_OUT = {".git", ".venv", "__pycache__", "build", "dist", "runs", "demo"}
+
+
+def text_files() -> Iterator[Path]:
+    git = ["git", "-C", str(ROOT), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    try:
+        listed = subprocess.run(git, capture_output=True, check=True).stdout.decode().split("\0")
+        files = [ROOT / line for line in listed if line]
+    except (OSError, subprocess.CalledProcessError):  # an unpacked archive
+        files = [f for f in ROOT.rglob("*") if not LEFT_OUT.intersection(f.relative_to(ROOT).parts)]
+    for file in files:
+        if file.is_file() and not file.is_symlink() and b"\0" not in file.read_bytes()[:8192]:
+            yield file
+
+
+def test_no_file_holds_a_path_of_a_developers_machine():
+    found = []
+    for file in text_files():
+        for number, line in enumerate(file.read_text(encoding="utf-8", errors="replace").splitlines(), 1):
+            if OWN_PATH.search(line):
+                found.append(f"{name(file)}:{number}: {line.strip()[:100]}")
+    assert found == []
+
+
+def test_such_paths_are_seen():
+    def at(*parts: str) -> str:
+        return "/".join(("", *parts))
+
+    own = [at("home", "me", "x"), f"see {at('work', 'main')}", f"`{at('root', '.cache')}`", at("Users", "me")]
+    fine = ["src/efcil/home/x", "https://example.org" + at("home", "x"), "~" + at("work", "x"), at("tmp", "x"), "a / b"]
+    assert [bool(OWN_PATH.search(text)) for text in own] == [True] * len(own)
+    assert [bool(OWN_PATH.search(text)) for text in fine] == [False] * len(fine)
+    assert name(Path(__file__).resolve()) in map(name, text_files())
+
+
+if __name__ == "__main__":
+    CLI.write_text(with_option_tables(CLI.read_text(encoding="utf-8")), encoding="utf-8")
+    sys.exit(0)

@@ -1,0 +1,109 @@
+"""A run survives a kill at any moment: real processes, kill -9 at random times, bit-identical metrics after --resume."""
+
+import itertools
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+KILLS = 5
+SETTINGS = {
+    "width": 4,
+    "first.epochs": 10,
+    "first.milestones": "[6]",
+    "later.epochs": 8,
+    "later.milestones": "[5]",
+}
+
+
+def start(out, *more):
+    arguments = [
+        sys.executable,
+        "-m",
+        "efcil",
+        "compare",
+        "dpcr,dp-ncm,lwf",
+        "digits",
+        "--tasks",
+        "5",
+        "--out",
+        str(out),
+    ]
+    arguments += ["--checkpoint-seconds", "0.2", "--json", *more]
+    for key, value in SETTINGS.items():
+        arguments += ["--set", f"{key}={value}"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+
+
+def metrics(out):
+    """All that a run measured; how long it took is not part of it."""
+    found = {"log": [json.loads(line) for line in (out / "trajectory" / "metrics.jsonl").read_text().splitlines()]}
+    for method in ("dpcr", "dp-ncm", "lwf"):
+        summary = json.loads((out / method / "summary.json").read_text())
+        found[method] = {k: v for k, v in summary.items() if k not in ("seconds", "command")}
+    return found
+
+
+def events(process):
+    """Yield the moments at which the run told of an epoch or a task."""
+    for line in process.stdout:
+        if json.loads(line)["event"] in ("epoch", "task"):
+            yield time.monotonic()
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """A run that nobody kills: its metrics, how many events it has, and the longest time between two of them."""
+    out = tmp_path_factory.mktemp("kill") / "undisturbed"
+    with start(out) as process:
+        moments = list(events(process))
+        assert process.wait() == 0, process.stderr.read()
+    pauses = [later - earlier for earlier, later in itertools.pairwise(moments)]
+    return metrics(out), len(moments), sorted(pauses)[len(pauses) // 2]
+
+
+@pytest.mark.parametrize("kill", range(KILLS))
+def test_kill_and_resume_is_bit_identical(undisturbed, tmp_path, kill):
+    expected, count, pause = undisturbed
+    seed = time.time_ns()
+    rng = random.Random(seed)
+    # Each kill falls at random into its own fifth of the run, so that they cannot all hit one part of it: after some
+    # event, and from there after any part of the time that the next one usually takes.
+    after, delay = int((kill + rng.random()) / KILLS * (count - 1)), rng.random() * pause
+    with start(tmp_path / "run") as process:
+        for _ in itertools.islice(events(process), after + 1):
+            pass
+        time.sleep(delay)
+        process.send_signal(signal.SIGKILL)
+    assert process.returncode == -signal.SIGKILL, "the run was over before the kill"
+    again = start(tmp_path / "run", "--resume")
+    _, err = again.communicate(timeout=240)
+    assert again.returncode == 0, err
+    assert metrics(tmp_path / "run") == expected, f"seed {seed}: killed {delay:.3f} s after event {after}"
+
+
+def test_the_comparison_sees_a_difference(undisturbed, tmp_path):
+    """Another seed gives other metrics: the equality above is not empty."""
+    process = start(tmp_path / "run", "--seed", "1", "--set", "later.epochs=1", "--set", "later.milestones=[]")
+    process.communicate(timeout=240)
+    assert process.returncode == 0
+    assert metrics(tmp_path / "run")["dpcr"]["matrix"] != undisturbed[0]["dpcr"]["matrix"]
+
+
+def test_second_process_is_refused(tmp_path):
+    first = start(tmp_path / "run")
+    for line in first.stdout:
+        if json.loads(line)["event"] == "epoch":
+            break
+    second = start(tmp_path / "run", "--resume")
+    _, err = second.communicate(timeout=120)
+    first.kill()
+    first.communicate()
+    assert second.returncode == 2
+    assert "is in use by another process" in err

@@ -1,0 +1,454 @@
+"""The results ledger: from stored summaries and the paper's numbers to results/README.md and the table in README.md.
+
+    python tools/ledger.py                        write both
+    python tools/ledger.py --check                exit 1 and say what differs, when they are not what the summaries give
+    python tools/ledger.py --add DIR --name NAME  first copy the summaries of a run, a compare or several orders of one
+
+A summary lies in results/<data set>/<tasks>/<run name>/<method>.json, with ':' of a method's name replaced by '-'.
+Every number printed is one of a summary, a mean, spread or median of them, or one of results/paper.yaml.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import json
+import re
+import shlex
+import statistics
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path, PurePath
+from typing import Any
+
+import yaml
+
+from efcil.errors import EfcilError, RunError
+from efcil.files import atomic_write_text, read_json, write_json
+from efcil.report import load_summaries
+from efcil.report.groups import NONE, Value, benchmarks_of
+from efcil.report.load import Run
+from efcil.report.tables import _md as escaped  # one way to write a Markdown cell, also here
+from efcil.report.tables import _row as row_of
+
+ROOT = Path(__file__).resolve().parent.parent
+BEGIN, END = "<!-- ledger -->", "<!-- /ledger -->"
+UNMEASURED = "not measured yet"
+METRICS = ("A_f", "A_avg")
+
+Paper = Mapping[str, Mapping[int, Mapping[str, Mapping[str, Any]]]]  # data set -> tasks -> method -> numbers
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One classifier of one stored summary."""
+
+    run: Run  # `method` is the label, `run_dir` the file below results/
+    config: tuple[tuple[str, str], ...]  # options and training, flat
+
+    @property
+    def name(self) -> str:
+        """Name of the run: its directory."""
+        return PurePath(self.run.run_dir).parent.name
+
+    @property
+    def paper_key(self) -> str:
+        """The method's name in paper.yaml: with the number of exemplars, where it keeps any."""
+        method, slash, head = self.run.method.partition("/")
+        memory = dict(self.config).get("memory")
+        key = f"{method}:memory={memory}" if memory is not None and ":" not in method else method
+        return key + slash + head
+
+
+@dataclass(frozen=True)
+class Row:
+    """Complete runs of one method with one configuration; they differ in class order, seed, machine or commit."""
+
+    label: str
+    entries: tuple[Entry, ...]
+
+    @cached_property
+    def orders(self) -> dict[str, list[Run]]:
+        """The runs of each class order."""
+        found: dict[str, list[Run]] = {}
+        for entry in self.entries:
+            found.setdefault(entry.run.order or "?", []).append(entry.run)
+        return found
+
+    def value(self, metric: str) -> Value | None:
+        """Mean and sample spread over class orders; repeats and seeds of one order are averaged first."""
+        means = []
+        for runs in self.orders.values():
+            of_order = Value.over(getattr(run, metric) for run in runs)
+            means.append(None if of_order is None else of_order.mean)
+        return Value.over(means)
+
+    @property
+    def seconds(self) -> str:
+        """Median time of a run on each device."""
+        times: dict[str, list[float]] = {}
+        for entry in self.entries:
+            if entry.run.seconds is not None:
+                times.setdefault(entry.run.device or "device unknown", []).append(entry.run.seconds)
+        return "; ".join(f"{statistics.median(values):.0f} ({device})" for device, values in times.items()) or NONE
+
+    def each(self, get: Callable[[Run], str]) -> list[str]:
+        """What the runs say, each once."""
+        return list(dict.fromkeys(get(entry.run) or "?" for entry in self.entries))
+
+    @property
+    def variant(self) -> bool:
+        """Whether it belongs into the table of ablations: a part left out, or an option other than the method's."""
+        return _is_variant(self.entries[0].run.method)
+
+
+@dataclass(frozen=True)
+class Section:
+    """A data set and a split: what the paper printed and what was measured."""
+
+    title: str
+    paper: Mapping[str, Mapping[str, Any]]
+    rows: tuple[Row, ...]  # best A_f first
+    partial: tuple[Entry, ...]
+
+    def lines(self, variant: bool) -> Iterator[tuple[str, Mapping[str, Any] | None, Row | None]]:
+        """(label, paper's entry, measured row): measured ones first, then what is still missing."""
+        measured = [row for row in self.rows if row.variant == variant]
+        for row in measured:
+            yield row.label, self.paper.get(row.entries[0].paper_key), row
+        have = {row.entries[0].paper_key for row in measured}
+        missing = [key for key in self.paper if key not in have and _is_variant(key) == variant]
+        for key in sorted(missing, key=lambda key: -self.paper[key]["A_f"]):
+            yield key, self.paper[key], None
+
+
+def _is_variant(label: str) -> bool:
+    base, *settings = label.partition("/")[0].split(":")
+    return base.startswith("rrcr") or any(not setting.startswith("memory=") for setting in settings)
+
+
+def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    found: dict[str, str] = {}
+    for key, value in tree.items():
+        inner = _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: json.dumps(value)}
+        found.update(inner)
+    return found
+
+
+# -- reading ---------------------------------------------------------------------------------------------------------
+
+
+def read_paper(results: Path) -> Paper:
+    """The paper's numbers."""
+    loaded: Paper = yaml.safe_load((results / "paper.yaml").read_text(encoding="utf-8"))
+    return loaded
+
+
+def place_of(summary: Mapping[str, Any], name: str) -> PurePath:
+    """Where a summary lies below results/.
+
+    >>> place_of({"dataset": "cifar100", "tasks": 10, "method": "dpcr:ridge=100"}, "first").as_posix()
+    'cifar100/10/first/dpcr-ridge=100.json'
+    """
+    return PurePath(
+        str(summary["dataset"]), str(summary.get("tasks")), name, f"{summary['method']}.json".replace(":", "-")
+    )
+
+
+def read_entries(results: Path) -> list[Entry]:
+    """Every classifier of every stored summary; RunError where a file is not where its content says."""
+    entries = []
+    for path in sorted(results.glob("*/*/*/*.json")):
+        below = path.relative_to(results)
+        summary = read_json(path, error=RunError) | {"run_dir": below.as_posix()}
+        Run.of(summary)
+        if place_of(summary, below.parts[2]) != PurePath(below):
+            raise RunError(f"{path}: holds {place_of(summary, below.parts[2])}; move it there")
+        config = tuple(sorted(_flat({**summary.get("options", {}), **summary.get("training", {})}).items()))
+        heads = summary.get("heads") or {}
+        for head, numbers in heads.items():
+            entries.append(Entry(Run.of({**summary, **numbers, "method": f"{summary['method']}/{head}"}), config))
+        if not heads:
+            entries.append(Entry(Run.of(summary), config))
+    return entries
+
+
+def sections_of(entries: Iterable[Entry], paper: Paper) -> list[Section]:
+    """The paper's benchmarks in its order, then the others; without a measurement too."""
+    found = {(entry.run.run_dir, entry.run.method): entry for entry in entries}
+    made: dict[tuple[str, int, str], Section] = {
+        (dataset, tasks, title := f"{dataset}, T = {tasks}"): Section(title, methods, (), ())
+        for dataset, splits in paper.items()
+        for tasks, methods in splits.items()
+    }
+    for benchmark in benchmarks_of(entry.run for entry in found.values()):
+        own = [found[run.run_dir, run.method] for group in benchmark.groups for run in group.runs]
+        even = len(set(benchmark.task_sizes)) <= 1
+        numbers = paper.get(benchmark.dataset, {}).get(benchmark.tasks, {}) if even else {}
+        rows = _rows([entry for entry in own if not entry.run.partial])
+        partial = tuple(sorted((e for e in own if e.run.partial), key=lambda entry: entry.run.run_dir))
+        made[benchmark.dataset, benchmark.tasks, benchmark.title] = Section(benchmark.title, numbers, rows, partial)
+    return list(made.values())
+
+
+def _rows(entries: list[Entry]) -> tuple[Row, ...]:
+    together: dict[tuple[str, str], dict[tuple[tuple[str, str], ...], list[Entry]]] = {}
+    for entry in sorted(entries, key=lambda entry: entry.run.run_dir):
+        configurations = together.setdefault((entry.run.method, entry.run.preset), {})
+        configurations.setdefault(entry.config, []).append(entry)
+    rows = []
+    for (method, preset), configurations in together.items():
+        label = method if preset == "paper" else f"{method} ({preset or 'no preset'})"
+        settings = [set(config) for config in configurations]
+        shared = set.intersection(*settings)  # what tells configurations apart is the rest
+        for config, members in configurations.items():
+            apart = ", ".join(f"{key}={value}" for key, value in config if (key, value) not in shared)
+            rows.append(Row(f"{label} [{apart}]" if apart else label, tuple(members)))
+    return tuple(sorted(rows, key=lambda row: (-(v.mean if (v := row.value("A_f")) else 0.0), row.label)))
+
+
+# -- writing ---------------------------------------------------------------------------------------------------------
+
+
+def _table(head: list[str], right: Iterable[int], rows: Iterable[list[str]]) -> list[str]:
+    align = ["---:" if column in set(right) else "---" for column in range(len(head))]
+    return [row_of(head), row_of(align), *map(row_of, rows)]
+
+
+def _ours(row: Row | None, metric: str) -> str:
+    value = row.value(metric) if row is not None else None
+    return NONE if value is None else value.text()
+
+
+def _papers(numbers: Mapping[str, Any] | None) -> str:
+    if numbers is None:
+        return NONE
+    all_of_them = [numbers, *numbers.get("also", [])]
+    return "; ".join(f"{n['A_f']:.2f} / {n['A_avg']:.2f} ({n['source']})" for n in all_of_them)
+
+
+def _code(text: str) -> str:
+    return "`" + text.replace("`", "'").replace("|", "\\|") + "`"
+
+
+def _section_lines(section: Section, variant: bool) -> list[str]:
+    lines = []
+    for label, numbers, row in section.lines(variant):
+        if row is None:
+            lines.append([escaped(label), _papers(numbers), UNMEASURED, *[NONE] * 6])
+            continue
+        commands = row.each(lambda run: run.command)
+        more = f" and {len(commands) - 1} more, below" if len(commands) > 1 else ""
+        lines.append(
+            [
+                escaped(label),
+                _papers(numbers),
+                *(_ours(row, metric) for metric in METRICS),
+                escaped(", ".join(row.orders)),
+                str(len(row.entries)),
+                escaped(row.seconds),
+                escaped(", ".join(row.each(lambda run: run.commit))),
+                _code(commands[0]) + more,
+            ]
+        )
+    head = ["Method", "Paper A\\_f / A\\_avg", "A\\_f", "A\\_avg"]
+    head += ["Orders", "Runs", "Seconds a run (median)", "Commit", "Command"]
+    return _table(head, (2, 3, 5), lines) if lines else []
+
+
+def _each_run(section: Section) -> list[str]:
+    rows = []
+    for row in section.rows:
+        for entry in sorted(row.entries, key=lambda entry: (entry.run.order, entry.run.seed, entry.run.run_dir)):
+            run = entry.run
+            numbers = [f"{v:.2f}" if (v := getattr(run, metric)) is not None else NONE for metric in METRICS]
+            seconds = NONE if run.seconds is None else f"{run.seconds:.0f}"
+            texts = (run.device, run.commit)
+            cells = [escaped(row.label), escaped(run.order), escaped(run.seed), *numbers, seconds]
+            link = f"[{escaped(entry.name)}]({run.run_dir.replace(' ', '%20')})"
+            rows.append([*cells, *map(escaped, texts), link, _code(run.command)])
+    head = ["Method", "Order", "Seed", "A\\_f", "A\\_avg", "Seconds", "Device", "Commit", "Run", "Command"]
+    return ["<details><summary>Every run</summary>", "", *_table(head, (3, 4, 5), rows), "", "</details>", ""]
+
+
+def _legend(paper: Paper) -> list[str]:
+    orders: dict[str, str] = {}
+    for splits in paper.values():
+        for methods in splits.values():
+            for numbers in methods.values():
+                for n in (numbers, *numbers.get("also", [])):
+                    orders[n["source"]] = ", ".join(n["orders"]) if n["orders"] else "orders not stated"
+    return [f"- {source} of the paper: {text}" for source, text in sorted(orders.items())]
+
+
+def full_text(sections: list[Section], paper: Paper) -> str:
+    """results/README.md."""
+    lines = [
+        "# Results",
+        "",
+        "Written by `python tools/ledger.py` from the summaries in this directory and `paper.yaml`; do not edit.",
+        "",
+        "Accuracies in percent: A\\_f after the last task over all classes, A\\_avg the mean over tasks.",
+        "± is the sample standard deviation over class orders; repeats of an order are averaged first.",
+        "Only complete runs count. Methods of one `efcil compare` are read from one trajectory: their seconds are those",
+        "of the whole comparison.",
+        "`lwf-ncm` is the paper's row LwF. Class orders of the paper's numbers:",
+        "",
+        *_legend(paper),
+        "",
+    ]
+    if not any(section.rows for section in sections):
+        lines += [f"Ours: {UNMEASURED}.", ""]
+    for section in sections:
+        lines += [f"## {escaped(section.title)}", "", *_section_lines(section, variant=False), ""]
+        variants = _section_lines(section, variant=True)
+        if variants:
+            lines += ["### Ablations and variants", "", *variants, ""]
+        if section.rows:
+            lines += _each_run(section)
+        if section.partial:
+            lines += ["Partial runs, not counted:", ""]
+            lines += [
+                f"- {escaped(e.run.method)}, order {escaped(e.run.order)}, {e.run.tasks_done} of {e.run.tasks} tasks: "
+                f"{escaped(e.run.run_dir)}"
+                for e in section.partial
+            ]
+            lines.append("")
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def compact_text(sections: list[Section]) -> str:
+    """The block of README.md, with its two marks."""
+    lines = [BEGIN, ""]
+    for section in sections:
+        rows = [
+            [
+                escaped(label),
+                *(NONE if numbers is None else f"{numbers[m]:.2f}" for m in METRICS),
+                *(_ours(row, m) for m in METRICS),
+                escaped(row.seconds),
+            ]
+            for label, numbers, row in section.lines(variant=False)
+            if row is not None
+        ]
+        if rows:
+            head = ["Method", "Paper A\\_f", "Paper A\\_avg", "A\\_f", "A\\_avg", "Seconds a run"]
+            lines += [f"**{escaped(section.title)}**", "", *_table(head, range(1, 5), rows), ""]
+    if len(lines) == 2:
+        lines += [f"Results: {UNMEASURED}.", ""]
+    lines += ["All runs, orders, commits and commands: [results/README.md](results/README.md).", "", END]
+    return "\n".join(lines)
+
+
+def wanted_files(root: Path) -> tuple[dict[Path, str], list[str]]:
+    """(what the files should hold, what a reader should know)."""
+    results, readme = root / "results", root / "README.md"
+    paper = read_paper(results)
+    sections = sections_of(read_entries(results), paper)
+    wanted = {results / "README.md": full_text(sections, paper)}
+    text = readme.read_text(encoding="utf-8") if readme.is_file() else ""
+    if BEGIN not in text or END not in text.partition(BEGIN)[2]:
+        return wanted, [f"README.md has no block {BEGIN} ... {END}: left alone"]
+    before, _, rest = text.partition(BEGIN)
+    wanted[readme] = before + compact_text(sections) + rest.partition(END)[2]
+    return wanted, []
+
+
+# -- adding ----------------------------------------------------------------------------------------------------------
+
+
+def public(command: str) -> str:
+    """A command without the directories of the machine it ran on.
+
+    >>> public("efcil run dpcr cifar100 --data /mnt/x/cifar --out=/tmp/a --order /home/me/order.txt")
+    'efcil run dpcr cifar100 --data DATA --out=OUT --order order.txt'
+    """
+    words = []
+    previous = ""
+    for word in shlex.split(command):
+        option, equals, value = word.partition("=") if word.startswith("--") else ("", "", word)
+        named = option or previous
+        if value and named in ("--data", "--out"):
+            value = named.removeprefix("--").upper()
+        elif value.startswith(("/", "~")) or re.match(r"[A-Za-z]:\\", value):
+            value = re.split(r"[/\\]", value.rstrip("/\\"))[-1]
+        words.append(f"{option}{equals}{value}" if equals else option or value)
+        previous = word
+    return shlex.join(words)
+
+
+def add(directory: Path, name: str, results: Path) -> list[Path]:
+    """Copy the summaries at or below `directory` into results/ under a run name; nothing is overwritten."""
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._+=-]*", name):
+        raise RunError(f"--name {name}: want letters, digits and . _ + = - only")
+    copies: dict[Path, dict[str, Any]] = {}
+    for summary in load_summaries(directory):
+        below = Path(summary.pop("run_dir")).relative_to(directory.resolve())
+        summary.pop("config_text", None)
+        for key in ("tasks", "tasks_done", "order", "seed", "seconds", "device", "commit", "command"):
+            if key not in summary:
+                raise RunError(f"{directory / below}: summary.json has no '{key}'; run it again")
+        order = below.parts[0] if below.parts and below.parts[0].startswith("order-") else ""
+        summary["command"] = public(summary["command"])
+        if isinstance(summary["order"], str):
+            summary["order"] = PurePath(summary["order"]).name
+        target = results / place_of(summary, f"{name}-{order}" if order else name)
+        if target in copies:
+            raise RunError(f"{directory}: two summaries of {summary['method']}; add them one by one with a --name each")
+        if target.exists() and read_json(target, error=RunError) != summary:
+            raise RunError(f"{target.relative_to(results)} is there and says something else; choose another --name")
+        copies[target] = summary
+    for target, summary in copies.items():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        write_json(target, summary)
+    return list(copies)
+
+
+def differences(wanted: Mapping[Path, str], root: Path) -> str:
+    """What is on disk against what should be, as a diff; empty when all is well."""
+    found = ""
+    for path, text in wanted.items():
+        there = path.read_text(encoding="utf-8") if path.is_file() else ""
+        name = path.relative_to(root).as_posix()
+        lines = difflib.unified_diff(there.splitlines(), text.splitlines(), f"{name} on disk", f"{name} wanted", n=0)
+        found += "".join(f"{line.rstrip()}\n" for line in lines)
+        if not found and there != text:
+            found += f"{name}: line ends differ\n"
+    return found
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Write, check or add; 0 when all is well."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 when the files are out of date")
+    parser.add_argument("--add", type=Path, metavar="DIR", help="a run, a compare, or a compare of several orders")
+    parser.add_argument("--name", help="name of the run in results/")
+    parser.add_argument("--root", type=Path, default=ROOT, help="the repository")
+    options = parser.parse_args(arguments)
+    if (options.add is None) != (options.name is None) or (options.add is not None and options.check):
+        parser.error("--add and --name go together, and not with --check")
+    root = options.root.resolve()
+    try:
+        if options.add is not None:
+            for path in add(options.add, options.name, root / "results"):
+                print(f"added {path.relative_to(root)}")
+        wanted, notes = wanted_files(root)
+    except EfcilError as error:
+        print(f"ledger: {error}", file=sys.stderr)
+        return 1
+    for note in notes:
+        print(note)
+    found = differences(wanted, root)
+    if options.check:
+        print(found + "out of date: run python tools/ledger.py" if found else "the ledger is what the summaries give")
+        return 1 if found else 0
+    for path, text in wanted.items():
+        atomic_write_text(path, text)
+        print(f"wrote {path.relative_to(root)}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
