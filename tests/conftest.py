@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from problems import blobs
 
 from efcil.training.machine import Machine
+from problems import blobs
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -125,6 +125,16 @@ def test_damaged_ones_are_passed_over(tmp_path, broken, task, epoch):
     assert any("checksum does not match" in note and "the one before it is used" in note for note in notes)
 
 
+def test_damaged_task_is_set_aside(tmp_path):
+    """Or it would count as finished, and the checkpoints inside the task would go when it is learned again."""
+    store = filled(tmp_path, [])
+    break_file(store.directory / "task-03.safetensors")
+    assert store.newest().task == 2
+    store.save_epoch(3, 7, {"w": torch.tensor([3, 7])}, {"seconds": 1})
+    point = store.newest()
+    assert (point.task, point.epoch) == (2, 7)
+
+
 def test_none_sound(tmp_path):
     store = filled(tmp_path, [])
     for path in store.directory.iterdir():

@@ -75,7 +75,8 @@ def test_help_is_instant():
 
 
 def test_help_imports_nothing_heavy():
-    code = "import sys, efcil.cli; print([m for m in ('torch', 'numpy', 'matplotlib', 'sklearn', 'pydantic') if m in sys.modules])"
+    heavy = ("torch", "numpy", "matplotlib", "sklearn", "pydantic")
+    code = f"import sys, efcil.cli; print([m for m in {heavy} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 
@@ -200,7 +201,7 @@ def test_bars_on_a_terminal(tmp_path):
 def test_compare_is_one_trajectory(efcil, tmp_path):
     out = tmp_path / "c"
     labels = ["dpcr", "lwf-ncm", "dpcr:rank_rule=numerical"]
-    code, text, err = efcil("compare", ",".join(labels), "digits", "--tasks", 2, "--out", out, *TINY)
+    code, _, err = efcil("compare", ",".join(labels), "digits", "--tasks", 2, "--out", out, *TINY)
     assert code == 0, err
     assert sorted(p.name for p in out.iterdir() if p.is_dir()) == sorted([*labels, "trajectory"])
     assert (out / "trajectory" / "checkpoints" / "task-02.safetensors").exists()
@@ -243,6 +244,23 @@ def test_config_file_and_what_is_typed_wins(efcil, tmp_path):
     assert efcil("run", "--config", out / "config.yaml", "--out", again, "--quiet")[0] == 0
     same = [json.loads((p / "summary.json").read_text())["matrix"] for p in (out, again)]
     assert same[0] == same[1], "the config.yaml of a run must give the same run"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("tasks: five", "tasks='five' in the file: must be int"),
+        ("taks: 5", "taks is not an option: did you mean 'tasks'?"),
+        ("- a", "must be a mapping of options"),
+        ("a: [", "is not YAML"),
+        ("set: 3", "set must be a mapping"),
+        ("quiet: 1", "quiet=1 in the file: must be bool"),
+    ],
+)
+def test_bad_config_file(one_line, tmp_path, text, words):
+    path = tmp_path / "c.yaml"
+    path.write_text(text)
+    assert words in one_line("run", "dpcr", "digits", "--config", path, "--out", tmp_path / "r")
 
 
 def test_increments_from_the_command_line(efcil, tmp_path):
@@ -288,6 +306,7 @@ def test_data_verify(efcil, tmp_path, monkeypatch):
     code, out, _ = efcil("data", "verify", "folder", pictures(tmp_path / "p"))
     assert code == 0
     assert "folder: 2 classes, 12 training and 4 test images" in out
+    assert "digits: 10 classes" in efcil("data", "verify", "digits")[1]
 
 
 # --- bad input: one clear line, a non-zero exit, nothing lost ---------------------------------------------------------
@@ -309,6 +328,8 @@ def test_data_verify(efcil, tmp_path, monkeypatch):
         (["run", "dpcr", "digits", "--set", "rank_rule=posotive"], "rank_rule='posotive': input should be 'positive'"),
         (["run", "dpcr", "digits", "--tasks", "3"], "--tasks 3 does not divide the 10 classes: choose 1, 2, 5"),
         (["run", "dpcr", "digits", "--order", "nowhere.txt"], "class order 'nowhere.txt' is neither"),
+        (["run", "dpcr", "digits", "--order", "99999999999"], "a seed must be below 4294967296"),
+        (["run", "dpcr", "digits", "--set", "rank_tolerance=0.1"], "rank_rule=positive takes no rank_tolerance"),
         (["run", "dpcr", "digits", "--increment", "two"], "--increment two: must be a number"),
         (["run", "dpcr", "digits", "--device", "warp"], "--device warp is not usable here"),
         (["run", "dpcr", "digits", "--set", "backbone=resnet81"], "resnet81"),
@@ -381,9 +402,48 @@ def test_directory_that_holds_another_run(one_line, efcil, tmp_path):
         "already holds a run of lwf on digits (2 of 2 tasks): pass --resume to go on, or choose another --out" in line
     )
     line = one_line("run", "dpcr", "digits", "--tasks", 2, "--out", out, "--resume", *TINY)
-    assert "holds another run: methods.dpcr" in line
+    assert "holds another run (methods.dpcr" in line
     assert {p: p.read_bytes() for p in out.rglob("*") if p.is_file()} == before, "nothing may be lost"
     assert efcil(*arguments, "--resume")[0] == 0, "a finished run can be taken up and is still finished"
+
+
+def test_resuming_a_finished_run_claims_nothing_anew(efcil, tmp_path):
+    out = tmp_path / "r"
+    arguments = ["run", "lwf", "digits", "--tasks", 2, "--out", out, *TINY]
+    assert efcil(*arguments)[0] == 0
+    before = (out / "summary.json").read_bytes()
+    code, text, _ = efcil(*arguments, "--resume")
+    assert code == 0
+    assert "this run is finished" in text
+    assert (out / "summary.json").read_bytes() == before
+
+
+def test_order_file_that_changed_is_another_run(one_line, efcil, tmp_path):
+    order = tmp_path / "order.txt"
+    order.write_text("\n".join("0123456789"))
+    arguments = ["run", "lwf", "digits", "--tasks", 2, "--order", order, "--out", tmp_path / "r", "--quiet", *TINY]
+    assert efcil(*arguments)[0] == 0
+    order.write_text("\n".join("9876543210"))
+    assert "holds another run (class_order" in one_line(*arguments, "--resume")
+
+
+def test_another_machine_is_told(efcil, tmp_path):
+    arguments = ["run", "lwf", "digits", "--tasks", 2, "--out", tmp_path / "r", *TINY]
+    assert efcil(*arguments)[0] == 0
+    code, text, _ = efcil(*arguments, "--resume", "--precision", "bf16")
+    assert code == 0
+    assert "the run began on another machine" in text
+
+
+def test_demo_replaces_only_a_demo(efcil, tmp_path, monkeypatch):
+    executed = []
+    monkeypatch.setattr(cli, "_execute", lambda names, dataset, options, compare: executed.append((names, dataset)))
+    (tmp_path / "trajectory").mkdir()
+    (tmp_path / "trajectory" / "config.yaml").write_text("command: efcil demo\n")
+    (tmp_path / "letter.txt").write_text("keep me")
+    assert efcil("demo", "--out", tmp_path, "--quiet")[0] == 0
+    assert executed == [(["dpcr", "dp-ncm", "lwf-ncm", "lwf"], "digits")]
+    assert [p.name for p in tmp_path.iterdir()] == ["letter.txt"]
 
 
 def test_loss_that_is_not_finite(one_line, efcil, tmp_path):

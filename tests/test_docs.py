@@ -43,12 +43,9 @@ def named_in(text: str) -> list[str]:
 # --- (a) what is named exists -----------------------------------------------------------------------------------------
 
 
-def test_functions(file: Path) -> set[str]:
+def functions_in(file: Path) -> set[str]:
     tree = ast.parse(file.read_text(encoding="utf-8"))
     return {n.name for n in ast.walk(tree) if isinstance(n, ast.FunctionDef) and n.name.startswith("test_")}
-
-
-test_functions.__test__ = False  # type: ignore[attr-defined]  # a helper, whatever its name
 
 
 def resolves(dotted: str) -> bool:
@@ -81,7 +78,7 @@ def missing_names(text: str) -> list[str]:
         elif SOURCE.fullmatch(path) and not path.startswith(("OUT/", "DIR/")):
             # beside the repository's paths, those inside the package may be named in short
             file = next((f for f in (ROOT / path, ROOT / "src" / "efcil" / path) if f.is_file()), None)
-            there = file is not None and (not test or test.split("[")[0].split("::")[-1] in test_functions(file))
+            there = file is not None and (not test or test.split("[")[0].split("::")[-1] in functions_in(file))
         elif DOTTED.fullmatch(token.removesuffix("()")):
             there = resolves(token.removesuffix("()"))
         else:
@@ -112,7 +109,7 @@ def test_coverage_names_tests_that_exist_and_every_test_file():
     text = page.read_text(encoding="utf-8")
     named = NODE.findall(text)
     assert named
-    assert [f"{f}::{t}" for f, t in named if not (ROOT / f).is_file() or t not in test_functions(ROOT / f)] == []
+    assert [f"{f}::{t}" for f, t in named if not (ROOT / f).is_file() or t not in functions_in(ROOT / f)] == []
     files = [name(f) for f in sorted((ROOT / "tests").rglob("test_*.py"))]
     assert [file for file in files if file not in text] == []
 
@@ -222,12 +219,15 @@ def option_table(command: Any, without: Any = None) -> str:
         if p.param_type_name != "option" or (p.name in there and there[p.name] == p.help):
             continue
         spelling = ", ".join(f"`{s}`" for s in (*p.opts, *p.secondary_opts))
-        default = "" if p.default in (None, False, "", []) else f"`{p.default}`"
+        empty = p.default is None or p.default is False or p.default in ("", [])
+        default = "" if empty else f"`{p.default}`"
         rows.append(f"| {spelling} | {default} | {p.help} |")
     return "\n".join(rows)
 
 
-MARKED = re.compile(r"(<!-- options of (?P<words>[\w ]+?)(?: beyond (?P<beyond>\w+))? -->\n).*?(\n<!-- end -->)", re.S)
+MARKED = re.compile(
+    r"(<!-- options of (?P<words>[\w ]+?)(?: beyond (?P<beyond>\w+))? -->\n)(?:(?!<!--).)*(<!-- end -->)", re.DOTALL
+)
 
 
 def with_option_tables(text: str) -> str:
@@ -235,7 +235,7 @@ def with_option_tables(text: str) -> str:
     known = commands()
 
     def table(match: re.Match[str]) -> str:
-        return match[1] + option_table(known[match["words"]], known.get(match["beyond"])) + match[4]
+        return match[1] + option_table(known[match["words"]], known.get(match["beyond"])) + "\n" + match[4]
 
     return MARKED.sub(table, text)
 
@@ -277,8 +277,9 @@ def test_example_runs(block, tmp_path, monkeypatch):
 
 # --- (f) no machine's own paths ---------------------------------------------------------------------------------------
 
-# Directories of one person's machine. A path inside the repository may have such a part, so it must start there.
-OWN_PATH = re.compile(r"(?<![\w.~)/-])(?:/(?:home|Users|root|work|workspace)/[\w.]|[A-Z]:\\+Users\\)")
+# Directories of one person's machine; the home of `me` is an example. A path inside the repository may have such a
+# part, so it must start there.
+OWN_PATH = re.compile(r"(?<![\w.~)/-])(?:/(?:home|Users|root|work|workspace)/(?!me/)[\w.]|[A-Z]:\\+Users\\)")
 LEFT_OUT = {".git", ".venv", "__pycache__", "build", "dist", "runs", "demo"}
 
 
@@ -307,7 +308,7 @@ def test_such_paths_are_seen():
     def at(*parts: str) -> str:
         return "/".join(("", *parts))
 
-    own = [at("home", "me", "x"), f"see {at('work', 'main')}", f"`{at('root', '.cache')}`", at("Users", "me")]
+    own = [at("home", "anna", "x"), f"see {at('work', 'main')}", f"`{at('root', '.cache')}`", at("Users", "anna")]
     fine = ["src/efcil/home/x", "https://example.org" + at("home", "x"), "~" + at("work", "x"), at("tmp", "x"), "a / b"]
     assert [bool(OWN_PATH.search(text)) for text in own] == [True] * len(own)
     assert [bool(OWN_PATH.search(text)) for text in fine] == [False] * len(fine)

@@ -1,4 +1,4 @@
-"""A run survives a kill at any moment: real processes, kill -9 at random times, bit-identical metrics after --resume."""
+"""A run survives a kill at any moment: real processes, kill -9 at random times, the same metrics to the last bit."""
 
 import itertools
 import json

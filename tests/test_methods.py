@@ -2,10 +2,9 @@
 
 import numpy as np
 import pytest
-import reference
 import torch
-from problems import TINY, blobs
 
+import reference
 from efcil.config import build, keys
 from efcil.data.dataset import ImageSet
 from efcil.errors import DataError, OptionError
@@ -15,7 +14,9 @@ from efcil.methods import METHODS, find
 from efcil.metrics import AccuracyMatrix
 from efcil.protocol import Evaluator, learn_stream
 from efcil.representations import REPRESENTATIONS
+from efcil.stats import ClassStats
 from efcil.tasks import Task, TaskStream
+from problems import TINY, blobs
 
 SIZES = (2, 3, 1)
 
@@ -49,6 +50,18 @@ def experiment(names, machine, data, at_end=lambda task: None, seed=0):
     return representation, readouts, matrices, watch
 
 
+def tensors(state):
+    """A state with statistics taken apart, as it is written to a file."""
+    flat = {}
+    for key, value in state.items():
+        flat |= {f"{key}.{k}": v for k, v in value.state().items()} if isinstance(value, ClassStats) else {key: value}
+    return flat
+
+
+def copied(value):
+    return ClassStats.from_state(value.state()) if isinstance(value, ClassStats) else value.clone()
+
+
 def test_the_suite_sees_every_method():
     assert sorted(METHODS) == sorted(
         "dpcr dp-ncm lwf-ncm lwf rrcr rrcr+tssp rrcr+tssp+cn rrcr+tssp+cip rrcr+tssp+cip+cn finetune joint".split()
@@ -80,10 +93,11 @@ def test_scores_are_finite_and_of_the_right_shape(results, name):
 def test_state_round_trip(results, name):
     representation, readout, _ = results[name]
     again = METHODS[name].readout(build(METHODS[name].options, METHODS[name].fixed, name))
-    again.load_state({k: v.clone() for k, v in readout.state().items()})
+    again.load_state({k: copied(v) for k, v in readout.state().items()})
     features = torch.rand(5, representation.backbone.dim)
     assert torch.equal(again.scores(features), readout.scores(features))
-    assert all(torch.equal(v, again.state()[k]) for k, v in readout.state().items())
+    kept, got = tensors(readout.state()), tensors(again.state())
+    assert all(torch.equal(v, got[k]) for k, v in kept.items())
 
 
 @pytest.mark.parametrize("kind", sorted(REPRESENTATIONS))
@@ -92,8 +106,9 @@ def test_same_seed_is_bitwise_equal(machine, data, results, kind):
     _, readouts, matrices, _ = experiment(names, machine, data)
     for name in names:
         assert matrices[name] == results[name][2]
-        for key, value in readouts[name].state().items():
-            assert torch.equal(value, results[name][1].state()[key]), (name, key)
+        expected = tensors(results[name][1].state())
+        for key, value in tensors(readouts[name].state()).items():
+            assert torch.equal(value, expected[key]), (name, key)
 
 
 @pytest.mark.parametrize("kind", ["lwf", "finetune"])
@@ -140,7 +155,7 @@ def test_joint_is_not_exemplar_free(machine):
 )
 def test_memory_per_class_is_what_the_file_says(results, name, numbers):
     representation, readout, _ = results[name]
-    kept = sum(v.numel() for v in readout.state().values())
+    kept = sum(v.numel() for v in tensors(readout.state()).values())
     assert kept == sum(SIZES) * numbers(representation.backbone.dim)
 
 
@@ -235,6 +250,22 @@ def test_ablations_differ_where_they_should():
         assert torch.equal(weights[a], weights[b]), (a, b)
     for a, b in [("rrcr", "rrcr+tssp"), ("rrcr+tssp", "rrcr+tssp+cn")]:
         assert not torch.allclose(weights[a], weights[b]), (a, b)
+
+
+def test_company_changes_nothing():
+    """Methods share what they compute of a task; statistics that are freed must never be taken for others."""
+    tasks = feature_tasks()
+    alone = learned("dpcr", tasks).weight
+    for _ in range(25):
+        company = [
+            METHODS[n].readout(build(METHODS[n].options, METHODS[n].fixed, n)) for n in ("rrcr", "dpcr", "dp-ncm")
+        ]
+        for index, task in enumerate(tasks):
+            shared = FakeTask(index, *task)
+            for readout in company:
+                readout.learn(shared)
+        assert torch.equal(company[1].weight, alone)
+        assert company[1].stats is company[2].stats, "equal shifts are computed once"
 
 
 def test_rank_rules_really_cut():

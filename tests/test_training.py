@@ -5,7 +5,6 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from problems import TINY, blobs
 from torch.nn import functional
 
 from efcil.data import augment
@@ -18,6 +17,7 @@ from efcil.training import loop
 from efcil.training.loop import Optimiser, Pixels, Step, batches, epoch_batches, shuffled, train
 from efcil.training.machine import Machine, Purpose, generator, memory_guard
 from efcil.training.schedule import Schedule
+from problems import TINY, blobs
 
 
 def learner(name="lwf", seed=0, machine=None, **options):

@@ -92,7 +92,7 @@ class Row:
         for entry in self.entries:
             if entry.run.seconds is not None:
                 times.setdefault(entry.run.device or "device unknown", []).append(entry.run.seconds)
-        return "; ".join(f"{statistics.median(values):.0f} ({device})" for device, values in times.items()) or NONE
+        return "; ".join(f"{_time(statistics.median(values))} ({device})" for device, values in times.items()) or NONE
 
     def each(self, get: Callable[[Run], str]) -> list[str]:
         """What the runs say, each once."""
@@ -129,6 +129,10 @@ def _is_variant(label: str) -> bool:
     return base.startswith("rrcr") or any(not setting.startswith("memory=") for setting in settings)
 
 
+def _time(seconds: float) -> str:
+    return f"{seconds:.0f}" if seconds >= 10 else f"{seconds:.1f}"
+
+
 def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
     found: dict[str, str] = {}
     for key, value in tree.items():
@@ -152,9 +156,8 @@ def place_of(summary: Mapping[str, Any], name: str) -> PurePath:
     >>> place_of({"dataset": "cifar100", "tasks": 10, "method": "dpcr:ridge=100"}, "first").as_posix()
     'cifar100/10/first/dpcr-ridge=100.json'
     """
-    return PurePath(
-        str(summary["dataset"]), str(summary.get("tasks")), name, f"{summary['method']}.json".replace(":", "-")
-    )
+    file = f"{summary['method']}.json".replace(":", "-")
+    return PurePath(str(summary["dataset"]), str(summary.get("tasks")), name, file)
 
 
 def read_entries(results: Path) -> list[Entry]:
@@ -264,7 +267,7 @@ def _each_run(section: Section) -> list[str]:
         for entry in sorted(row.entries, key=lambda entry: (entry.run.order, entry.run.seed, entry.run.run_dir)):
             run = entry.run
             numbers = [f"{v:.2f}" if (v := getattr(run, metric)) is not None else NONE for metric in METRICS]
-            seconds = NONE if run.seconds is None else f"{run.seconds:.0f}"
+            seconds = NONE if run.seconds is None else _time(run.seconds)
             texts = (run.device, run.commit)
             cells = [escaped(row.label), escaped(run.order), escaped(run.seed), *numbers, seconds]
             link = f"[{escaped(entry.name)}]({run.run_dir.replace(' ', '%20')})"
@@ -292,8 +295,8 @@ def full_text(sections: list[Section], paper: Paper) -> str:
         "",
         "Accuracies in percent: A\\_f after the last task over all classes, A\\_avg the mean over tasks.",
         "± is the sample standard deviation over class orders; repeats of an order are averaged first.",
-        "Only complete runs count. Methods of one `efcil compare` are read from one trajectory: their seconds are those",
-        "of the whole comparison.",
+        "Only complete runs count. Methods of one `efcil compare` are read from one trajectory:",
+        "their seconds are those of the whole comparison.",
         "`lwf-ncm` is the paper's row LwF. Class orders of the paper's numbers:",
         "",
         *_legend(paper),

@@ -30,7 +30,7 @@ InitCls = Annotated[int | None, typer.Option("--init-cls", help="Classes in the 
 Increment = Annotated[str | None, typer.Option(help="Classes in each later task: a number, or a list such as 10,5,5.")]
 Uneven = Annotated[bool, typer.Option("--allow-uneven", help="Let --tasks make tasks that differ by one class.")]
 Order = Annotated[str, typer.Option(help="Class order: identity, a seed such as 1993, or a file.")]
-Seed = Annotated[int, typer.Option(help="Seed of weights, batches and augmentation.")]
+Seed = Annotated[int, typer.Option(min=0, help="Seed of weights, batches and augmentation.")]
 Preset = Annotated[str | None, typer.Option(help="Named settings; the first one of the data set by default.")]
 Settings = Annotated[list[str], typer.Option("--set", help="Any option as key=value; may be repeated.")]
 Out = Annotated[Path | None, typer.Option(help="Directory of the run; made from its names by default.")]
@@ -109,7 +109,7 @@ def _execute(methods: list[str], dataset: str, o: dict[str, Any], compare: bool 
             machine,
             voice,
             command=shlex.join(["efcil", *sys.argv[1:]]),  # as typed, for config.yaml and summary.json
-            checkpoint_seconds=o["every"],
+            checkpoint_seconds=o["checkpoint_seconds"],
             compare=compare,
         ).execute(o["resume"])
     except KeyboardInterrupt:
@@ -142,7 +142,7 @@ def _shared(
     compile: Compile = None,
     capture: Capture = None,
     threads: Threads = None,
-    every: Every = 60.0,
+    checkpoint_seconds: Every = 60.0,
     skip_bad: SkipBad = False,
     quiet: QuietFlag = False,
     json: JsonFlag = False,
@@ -198,7 +198,7 @@ def compare(
     if not names or not options["dataset"]:
         raise OptionError("say what to compare: efcil compare METHOD,METHOD DATASET, for example dpcr,lwf-ncm digits")
     chosen = [o.strip() for o in options["orders"].split(",") if o.strip()]
-    split = "" if options["tasks"] is None else f"-tasks{options['tasks']}"
+    split = "".join(f"-{key}{options[key]}" for key in ("tasks", "init_cls", "increment") if options[key] is not None)
     out = options["out"] or Path("runs") / f"compare-{options['dataset']}{split}-seed{options['seed']}"
     for order in chosen:
         place = out / f"order-{Path(order).stem}" if len(chosen) > 1 else out
@@ -221,12 +221,14 @@ def demo(
     """Learn ten digits in five tasks: DPCR against its baselines, with a page of curves. About a minute."""
     import shutil
 
+    names = ["dpcr", "dp-ncm", "lwf-ncm", "lwf"]
     config = out / "trajectory" / "config.yaml"
     if config.exists() and "command: efcil demo" in config.read_text(encoding="utf-8"):
-        shutil.rmtree(out)
+        for part in ("trajectory", *names):  # what a demo writes, and nothing else that may lie there
+            shutil.rmtree(out / part, ignore_errors=True)
     options = {p.name: p.default for p in inspect.signature(_shared).parameters.values()}
     options |= {"out": out, "order": "identity", "tasks": 5, "device": "cpu", "quiet": quiet, "json": json}
-    _execute(["dpcr", "dp-ncm", "lwf-ncm", "lwf"], "digits", options, compare=True)
+    _execute(names, "digits", options, compare=True)
     if not (quiet or json):
         print(f"open {out / 'report.html'} in a browser to see the curves")
 
@@ -247,7 +249,7 @@ def report(
 
 @app.command()
 def methods() -> None:
-    """List the methods: what each is made of and what it keeps."""
+    """List the methods and what each is made of."""
     from rich.console import Console
     from rich.table import Table
 
@@ -306,7 +308,7 @@ def data_fetch(
 @data_app.command("verify")
 def data_verify(
     name: Annotated[str, typer.Argument(help="Data set.")],
-    data: Annotated[Path, typer.Argument(help="Directory it lies in.")],
+    data: Annotated[Path | None, typer.Argument(help="Directory it lies in; built-in sets need none.")] = None,
     skip_bad: SkipBad = False,
 ) -> None:
     """Read a data set, count it and say whether it is what it should be."""

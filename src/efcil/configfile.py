@@ -48,9 +48,16 @@ def _checked(name: str, value: Any, default: Any) -> Any:
         return Path(str(value))
     if name in ("order", "orders", "increment", "methods"):
         return ",".join(map(str, value)) if isinstance(value, list) else str(value)
-    wanted = int if name in ("tasks", "init_cls", "seed", "threads") else type(default)
-    if default is not None and not isinstance(value, wanted):
-        raise OptionError(f"{name}={value!r} in the file: must be {wanted.__name__}")
+    if name in ("tasks", "init_cls", "seed", "threads"):
+        wanted: tuple[type, ...] = (int,)
+    elif name == "checkpoint_seconds":
+        wanted = (int, float)
+    elif name in ("compile", "capture") or isinstance(default, bool):
+        wanted = (bool,)
+    else:
+        wanted = (str,)
+    if not isinstance(value, wanted) or (isinstance(value, bool) and bool not in wanted):
+        raise OptionError(f"{name}={value!r} in the file: must be {wanted[0].__name__}")
     return value
 
 
@@ -68,6 +75,6 @@ def _from_run(run: Mapping[str, Any]) -> dict[str, Any]:
         "preset": run["preset"],
         "order": run["order"],
         "seed": run["seed"],
-        "set": {k: v for k, v in settings.items() if v is not None},
+        "set": settings,
         **run["split"],
     }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import shutil
 import sys
@@ -14,14 +13,6 @@ import torch
 from efcil.data.folder import cache_directory
 from efcil.experiment import commit, versions
 from efcil.training.machine import Machine
-
-EXTRAS = {
-    "timm": "backbones by name",
-    "onnx": "export",
-    "fastapi": "the service",
-    "umap": "decision boundaries as a picture",
-    "tensorboard": "curves while training",
-}
 
 
 def examine() -> Iterator[str]:
@@ -47,10 +38,6 @@ def examine() -> Iterator[str]:
     yield f"cache of decoded images: {cache}, {shutil.disk_usage(place).free / 2**30:.0f} GiB free"
     if not os.access(place, os.W_OK):
         yield f"missing: {place} cannot be written; set EFCIL_CACHE to a directory that can"
-    for module, purpose in EXTRAS.items():
-        if importlib.util.find_spec(module) is None:
-            package = {"umap": "umap-learn"}.get(module, module)
-            yield f"optional: {module} is not installed ({purpose}): pip install {package}"
     if not Path(sys.executable).with_name("efcil").exists():
         yield "optional: the command efcil is not beside this Python; python -m efcil works too"
 

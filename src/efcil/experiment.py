@@ -156,7 +156,10 @@ def commit() -> str:
         return given
     here = Path(__file__).resolve().parent
     try:
-        git = ["git", "-C", str(here)]
+        git = ["git", "-C", str(here)]  # which must be this package's repository, not one it is installed into
+        subprocess.run(
+            [*git, "ls-files", "--error-unmatch", "experiment.py"], capture_output=True, check=True, timeout=10
+        )
         head = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True, timeout=10)
         dirty = subprocess.run([*git, "status", "--porcelain"], capture_output=True, text=True, check=True, timeout=10)
     except (OSError, subprocess.SubprocessError):

@@ -75,10 +75,13 @@ class TaskFeatures:
     def joined(self, old: ClassStats | None, view: View = "clean") -> ClassStats:
         """Statistics of the old classes and of this task's."""
         new = self.stats(view)
-        return new if old is None else self.once(("joined", id(old), view), lambda: old.joined(new))
+        return new if old is None else self.once(("joined", old, view), lambda: old.joined(new))
 
     def once(self, key: Hashable, compute: Callable[[], R]) -> R:
-        """Compute something about this task once, however many methods ask for it."""
+        """Compute something about this task once, however many methods ask for it.
+
+        Statistics in a key count by identity, and the key keeps them alive: an identity is never used again.
+        """
         if key not in self._found:
             self._found[key] = compute()
         found: R = self._found[key]

@@ -132,7 +132,7 @@ class Plain(Quiet):
 
 
 class Terminal(Quiet):
-    """Bars and a table, drawn with rich."""
+    """Bars and a table, drawn with rich (imported here: a process without a terminal does not need it)."""
 
     def __init__(self) -> None:
         from rich.console import Console
@@ -158,7 +158,7 @@ class Terminal(Quiet):
     def started(self, title: str, epochs: Sequence[int], done: int) -> None:
         """Show the bar over all epochs of all tasks."""
         self._tasks = len(epochs)
-        self.console.print(f"[bold]{title}[/bold]", highlight=False)
+        self.console.print(title, style="bold", highlight=False, markup=False)
         self.bars.start()
         self._bar = self.bars.add_task(f"task 1/{self._tasks}", total=sum(epochs), completed=done, words="epochs")
 
@@ -177,7 +177,9 @@ class Terminal(Quiet):
 
     def task(self, task: int, tasks: int, accuracies: Mapping[str, float]) -> None:
         """Print the accuracies above the bar."""
-        words = "  ".join(f"{name} [bold]{value:.2f}[/bold]" for name, value in accuracies.items())
+        from rich.markup import escape
+
+        words = "  ".join(f"{escape(name)} [bold]{value:.2f}[/bold]" for name, value in accuracies.items())
         self.console.print(f"task {task + 1:>2}/{tasks}  A_t  {words}", highlight=False)
 
     def counting(self, what: str, done: int, total: int | None) -> None:
@@ -191,10 +193,13 @@ class Terminal(Quiet):
 
     def note(self, text: str) -> None:
         """Print a note."""
-        self.console.print(f"[yellow]note:[/yellow] {text}", highlight=False)
+        from rich.markup import escape
+
+        self.console.print(f"[yellow]note:[/yellow] {escape(text)}", highlight=False)
 
     def finished(self, summaries: Sequence[Mapping[str, Any]], where: str) -> None:
         """Print the table of results."""
+        from rich.markup import escape
         from rich.table import Table
 
         self.bars.stop()
@@ -206,9 +211,9 @@ class Terminal(Quiet):
         for s in summaries:
             cells = [s["A_f"], s["A_avg"], s["old"][-1], s["new"][-1], s["forgetting"][-1]]
             style = "bold green" if s["A_f"] == best and len(summaries) > 1 else ""
-            table.add_row(s["method"], *("-" if c is None else f"{c:.2f}" for c in cells), style=style)
+            table.add_row(escape(s["method"]), *("-" if c is None else f"{c:.2f}" for c in cells), style=style)
         self.console.print(table)
-        self.console.print(f"written to {where}", highlight=False)
+        self.console.print(f"written to {where}", highlight=False, markup=False)
 
     def close(self) -> None:
         """Take the bars away, whatever happened."""

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import os
 import time
@@ -29,6 +30,7 @@ from efcil.progress import Quiet
 from efcil.protocol import Evaluator, learn_stream
 from efcil.report import write_report
 from efcil.representations import REPRESENTATIONS
+from efcil.stats import ClassStats
 from efcil.tasks import TaskStream, class_order
 from efcil.training.checkpoint import CheckpointStore
 from efcil.training.loop import EpochReport, Optimiser
@@ -138,29 +140,28 @@ class Run:
 
     def _claim(self, config: Path, data: DataSet) -> None:
         """Write config.yaml, or check that the one that is there describes the same run."""
-        identity = json.loads(json.dumps({**self.plan.identity(), "fingerprint": data.fingerprint()}))
+        order = hashlib.sha256(self.stream.order.tobytes()).hexdigest()[:16]  # a file's name is not its contents
+        here = {**self.plan.identity(), "class_order": order, "fingerprint": data.fingerprint()}
+        identity = json.loads(json.dumps(here))
         if config.exists():
             try:
-                there = yaml.safe_load(config.read_text(encoding="utf-8"))["run"]
+                tree = yaml.safe_load(config.read_text(encoding="utf-8"))
+                there, began_on = tree["run"], tree["machine"]
             except (OSError, yaml.YAMLError, KeyError, TypeError):
                 raise RunError(f"{config} cannot be read; choose another --out") from None
             differing = _differences(there, identity)
             if differing:
-                raise RunError(
-                    f"{self.out} holds another run: {'; '.join(differing[:4])}. Choose another --out or the same options"
-                )
+                words = "; ".join(differing[:4])
+                raise RunError(f"{self.out} holds another run ({words}): choose another --out or the same options")
+            if began_on != self._machine():
+                words = "; ".join(_differences(began_on, self._machine()))
+                self.reporter.note(f"the run began on another machine ({words}): its last digits may differ")
             return
         self.home.mkdir(parents=True, exist_ok=True)
         text = yaml.safe_dump(
             {
                 "run": identity,
-                "machine": {
-                    "device": self.machine.name,
-                    "precision": self.machine.precision,
-                    "compile": self.machine.compile,
-                    "capture": self.machine.capture,
-                    "threads": torch.get_num_threads(),
-                },
+                "machine": self._machine(),
                 "versions": versions(),
                 "commit": commit(),
                 "command": self.command,
@@ -169,6 +170,12 @@ class Run:
             allow_unicode=True,
         )
         atomic_write_text(config, text)
+
+    def _machine(self) -> dict[str, Any]:
+        m = self.machine
+        threads = torch.get_num_threads()
+        found = {"device": m.name, "precision": m.precision, "compile": m.compile, "capture": m.capture}
+        return {**found, "threads": threads}
 
     # -- the run itself ----------------------------------------------------------------------------------------------
 
@@ -187,6 +194,11 @@ class Run:
         evaluator = Evaluator(data, stream, machine)
         self.matrices = {label: AccuracyMatrix(evaluator.totals()) for label in readouts}
         point = self.store.newest()
+        finished = self._finished() if point is not None and point.task == len(stream) else None
+        if finished is not None:  # nothing to do, and nothing to claim anew
+            self.reporter.note("this run is finished")
+            self.reporter.finished(finished, str(self.out))
+            return finished
         task, epoch, momenta, earlier = 0, 0, None, 0.0
         if point is not None:
             task, epoch, earlier = point.task, point.epoch or 0, point.meta["seconds"]
@@ -223,12 +235,25 @@ class Run:
         self.reporter.finished(summaries, str(self.out))
         return summaries
 
+    def _finished(self) -> list[Summary] | None:
+        """Return the summaries of a finished run, if all of them are there."""
+        try:
+            found = [json.loads(self._summary_file(label).read_text(encoding="utf-8")) for label in self.readouts]
+        except (OSError, ValueError):
+            return None
+        return found if all(s.get("status") == "complete" for s in found) else None
+
     def _restore(self, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
         if not tensors:
             return
         self.representation.load_state(_on(self.machine, _below(tensors, "representation.")))
+        shared = {
+            name: ClassStats.from_state(_on(self.machine, _below(tensors, f"{name}.")))
+            for name in sorted({name for own in meta["stats"].values() for name in own.values()})
+        }
         for label, readout in self.readouts.items():
-            readout.load_state(_on(self.machine, _below(tensors, f"readout.{label}.")))
+            stats = {key: shared[name] for key, name in meta["stats"][label].items()}
+            readout.load_state({**_on(self.machine, _below(tensors, f"readout.{label}.")), **stats})
             self.matrices[label] = AccuracyMatrix.from_json(meta["matrices"][label])
 
     def after_epoch(self, report: EpochReport, optimiser: Optimiser) -> None:
@@ -251,14 +276,26 @@ class Run:
         accuracies = {label: matrix.A_t[-1] for label, matrix in self.matrices.items()}
         self.log.add(task=task + 1, A_t=accuracies)
         tensors = {f"representation.{k}": v for k, v in self.representation.state(teacher=False).items()}
+        names: dict[int, str] = {}  # statistics that several methods share are written once
+        stats: dict[str, dict[str, str]] = {label: {} for label in self.readouts}
         for label, readout in self.readouts.items():
-            tensors |= {f"readout.{label}.{k}": v for k, v in readout.state().items()}
+            for key, value in readout.state().items():
+                if isinstance(value, Tensor):
+                    tensors[f"readout.{label}.{key}"] = value
+                    continue
+                if id(value) not in names:
+                    names[id(value)] = f"stats{len(names)}"
+                    tensors |= {f"{names[id(value)]}.{k}": v for k, v in value.state().items()}
+                stats[label][key] = names[id(value)]
         matrices = {label: matrix.to_json() for label, matrix in self.matrices.items()}
         self.seconds = self._clock()
-        self.store.save_task(task + 1, tensors, {"seconds": self.seconds, "matrices": matrices})
+        self.store.save_task(task + 1, tensors, {"seconds": self.seconds, "matrices": matrices, "stats": stats})
         self._saved = time.monotonic()
         self._write_summaries()
         self.reporter.task(task, len(self.stream), accuracies)
+
+    def _summary_file(self, label: str) -> Path:
+        return (self.out / label.replace("/", "_") if self.compare else self.out) / "summary.json"
 
     def _write_summaries(self) -> list[Summary]:
         common = {
@@ -279,9 +316,8 @@ class Run:
             own["training"] = self.plan.training.model_dump(mode="json")
             summary = own | self.matrices[label].summary()
             summaries.append(summary)
-            place = self.out / label if self.compare else self.out
-            place.mkdir(exist_ok=True)
-            write_json(place / "summary.json", summary)
+            self._summary_file(label).parent.mkdir(exist_ok=True)
+            write_json(self._summary_file(label), summary)
         return summaries
 
 

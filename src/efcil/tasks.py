@@ -33,6 +33,8 @@ def class_order(order: str | int, class_names: Sequence[str]) -> Order:
     if text == "identity":
         return np.arange(classes)
     if text.isdigit():
+        if int(text) >= 2**32:
+            raise OptionError(f"class order {text}: a seed must be below {2**32}")
         return np.random.RandomState(int(text)).permutation(classes).astype(np.int64)
     path = Path(text)
     if not path.is_file():

@@ -16,15 +16,16 @@ _DPCR = "He et al., ICML 2025"
 
 
 def _ablation(name: str, words: str, **fixed: object) -> Method:
-    shift = "dual projection" if fixed["shift"] else "none"
-    return Method(name, words, _DPCR + ", Table 4", "lwf", shift, "ridge", DPCR, DPCROptions, "dpcr", dict(fixed))
+    shift = ("TSSP" if fixed.get("rank_rule") == "none" else "dual projection") if fixed["shift"] else "none"
+    head = "ridge + CN" if fixed["normalise"] else "ridge"
+    return Method(name, words, f"{_DPCR}, after Table 4", "lwf", shift, head, DPCR, DPCROptions, "dpcr", dict(fixed))
 
 
 METHODS = {
     method.name: method
     for method in (
         Method("dpcr", "DPCR", _DPCR, "lwf", "dual projection", "ridge + CN", DPCR, DPCROptions),
-        Method("dp-ncm", "DP-NCM", _DPCR + ", Table 6", "lwf", "dual projection", "ncm", DPNCM, DualProjectionOptions),
+        Method("dp-ncm", "DP-NCM", _DPCR + ", Table 5", "lwf", "dual projection", "ncm", DPNCM, DualProjectionOptions),
         Method("lwf-ncm", "LwF-NCM", _LWF, "lwf", "none", "ncm", LwFNCM),
         Method("lwf", "LwF (own head)", _LWF, "lwf", "-", "own", OwnHead),
         _ablation("rrcr", "RRCR", shift=False, normalise=False),

@@ -10,6 +10,9 @@ from torch import Tensor
 
 from efcil.config import Options, Values
 from efcil.features import TaskFeatures
+from efcil.stats import ClassStats
+
+State = Mapping[str, Tensor | ClassStats]
 
 
 class Readout(Protocol):
@@ -21,10 +24,10 @@ class Readout(Protocol):
     def scores(self, features: Tensor) -> Tensor:
         """Score features (n, dim) for every class seen, (n, classes)."""
 
-    def state(self) -> dict[str, Tensor]:
-        """Return all that must survive the task."""
+    def state(self) -> State:
+        """Return all that must survive the task; statistics that methods share are written once."""
 
-    def load_state(self, state: Mapping[str, Tensor]) -> None:
+    def load_state(self, state: Any) -> None:
         """Take up what `state` returned."""
 
 

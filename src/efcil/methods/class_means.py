@@ -1,7 +1,7 @@
 """Nearest class mean on the LwF backbone: without a shift (LwF-NCM), and with the dual projection (DP-NCM).
 
 LwF-NCM is what the paper's Table 1 calls LwF: its numbers match this classifier, not LwF's own head.
-DP-NCM is the paper's Table 6 (He et al., ICML 2025): DPCR's moved means, read by cosine instead of ridge.
+DP-NCM is the paper's Table 5 (He et al., ICML 2025): DPCR's moved means, read by cosine instead of ridge.
 
 What survives a task: LwF-NCM the mean of each class, dim numbers; DP-NCM mean and Gram, as DPCR.
 """
@@ -9,6 +9,7 @@ What survives a task: LwF-NCM the mean of each class, dim numbers; DP-NCM mean a
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,6 +17,7 @@ from torch import Tensor
 from efcil.config import Options
 from efcil.features import TaskFeatures
 from efcil.heads.ncm import cosine_scores
+from efcil.methods.base import State
 from efcil.shift.dual_projection import DualProjectionOptions, dual_projection
 from efcil.stats import ClassStats
 
@@ -62,11 +64,11 @@ class DPNCM:
         assert self.stats is not None
         return cosine_scores(features, self.stats.mean)
 
-    def state(self) -> dict[str, Tensor]:
+    def state(self) -> State:
         """Return the classes' statistics."""
         assert self.stats is not None
-        return self.stats.state()
+        return {"stats": self.stats}
 
-    def load_state(self, state: Mapping[str, Tensor]) -> None:
+    def load_state(self, state: Mapping[str, Any]) -> None:
         """Take them up."""
-        self.stats = ClassStats.from_state(state)
+        self.stats = state["stats"]

@@ -13,12 +13,14 @@ What survives a task: per class its count, mean and Gram matrix, dim (dim + 1) /
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from pydantic import Field
 from torch import Tensor
 
 from efcil.features import TaskFeatures, View
 from efcil.linalg import normalise_columns, ridge_weight
+from efcil.methods.base import State
 from efcil.shift.dual_projection import DualProjectionOptions, dual_projection
 from efcil.stats import ClassStats
 
@@ -52,13 +54,12 @@ class DPCR:
         assert self.weight is not None
         return features.to(self.weight) @ self.weight
 
-    def state(self) -> dict[str, Tensor]:
+    def state(self) -> State:
         """Return the classes' statistics and the classifier."""
         assert self.stats is not None
         assert self.weight is not None
-        return {**self.stats.state(), "weight": self.weight}
+        return {"stats": self.stats, "weight": self.weight}
 
-    def load_state(self, state: Mapping[str, Tensor]) -> None:
+    def load_state(self, state: Mapping[str, Any]) -> None:
         """Take them up."""
-        self.weight = state["weight"]
-        self.stats = ClassStats.from_state({k: v for k, v in state.items() if k != "weight"})
+        self.stats, self.weight = state["stats"], state["weight"]

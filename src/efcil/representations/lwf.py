@@ -35,11 +35,13 @@ class LwF(Representation):
 
     def loss(self, images: Tensor, labels: Tensor) -> Tensor:
         """Return the loss of Eq. 1 on a batch."""
+        if self.old:
+            with torch.no_grad(), self.machine.beside():
+                target = self.teacher.head(self.teacher_features(images))
         logits = self.head(self.student_features(images))
         loss = new_class_loss(logits, labels, self.old)
         if self.old:
-            with torch.no_grad():
-                target = self.teacher.head(self.teacher_features(images))
+            self.machine.join()
             loss = loss + self.options.distill_weight * distillation(
                 logits[:, : self.old], target, self.options.temperature
             )

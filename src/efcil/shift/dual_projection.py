@@ -17,12 +17,13 @@ class DualProjectionOptions(Options):
     shift_ridge: float = Field(default=1e-9, ge=0)  # epsilon of Eq. 5
     shift_images: View = "clean"
     rank_rule: RankRule = "positive"  # CIP; "none" leaves it out
-    rank_tolerance: float | None = Field(default=None, gt=0)  # of the rules `tolerance` and `energy`
+    rank_tolerance: float | None = Field(default=None, gt=0, lt=1)  # of the rules `tolerance` and `energy`
 
     @model_validator(mode="after")
     def _tolerance_where_needed(self) -> DualProjectionOptions:
-        if self.rank_rule in ("tolerance", "energy") and self.rank_tolerance is None:
-            raise ValueError(f"rank_rule={self.rank_rule} needs rank_tolerance")
+        needed = self.rank_rule in ("tolerance", "energy")
+        if needed != (self.rank_tolerance is not None):
+            raise ValueError(f"rank_rule={self.rank_rule} {'needs' if needed else 'takes no'} rank_tolerance")
         return self
 
 
@@ -37,4 +38,4 @@ def dual_projection(stats: ClassStats | None, task: TaskFeatures, options: DualP
         return stats.projected(shared, rule=options.rank_rule, tolerance=options.rank_tolerance)
 
     # Methods compared on one trajectory start from the same statistics and move them once.
-    return task.once((id(stats), view, ridge, options.rank_rule, options.rank_tolerance), move)
+    return task.once((stats, view, ridge, options.rank_rule, options.rank_tolerance), move)

@@ -130,15 +130,20 @@ class CheckpointStore:
                 wholes[task] = self._try(self.directory / f"task-{task:02d}.safetensors")
             return wholes[task]
 
-        for task, epoch, path in files:
+        for position, (task, epoch, path) in enumerate(files):
+            found = None
             if epoch is None:
                 loaded = whole(task)
                 if loaded is not None:
-                    return Checkpoint(task, None, *loaded, {})
+                    found = Checkpoint(task, None, *loaded, {})
             else:
                 base, part = whole(task - 1), self._try(path)
                 if base is not None and part is not None:
-                    return Checkpoint(task - 1, epoch, base[0], {**base[1], **part[1]}, part[0])
+                    found = Checkpoint(task - 1, epoch, base[0], {**base[1], **part[1]}, part[0])
+            if found is not None:
+                for _, _, unused in files[:position]:  # newer ones must not pass for what is learned again now
+                    unused.replace(unused.with_name(unused.name + ".unused"))
+                return found
         if files:
             raise CheckpointError(
                 f"none of the {len(files)} checkpoints in {self.directory} is sound: start again in another --out"

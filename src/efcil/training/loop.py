@@ -7,7 +7,7 @@ batches as one that was never stopped.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -96,6 +96,34 @@ def epoch_batches(
             yield pixels[cut.start - begin : cut.stop - begin], targets[cut.start - begin : cut.stop - begin]
 
 
+class Ahead:
+    """On a GPU, augments the next epoch beside the steps of this one, on a stream of its own, where it fits."""
+
+    def __init__(self, feed: Callable[[int], Iterator[tuple[Tensor, Tensor]]], images: Tensor, machine: Machine):
+        self.feed = feed
+        fits = images.numel() <= CHUNK_BYTES[machine.device.type]
+        self.stream = torch.cuda.Stream(machine.device) if machine.device.type == "cuda" and fits else None
+        self.ready: tuple[int, list[tuple[Tensor, Tensor]]] | None = None
+
+    def prepare(self, epoch: int) -> None:
+        """Begin an epoch's batches."""
+        if self.stream is not None:
+            self.stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(self.stream):
+                self.ready = (epoch, list(self.feed(epoch)))
+
+    def take(self, epoch: int) -> Iterable[tuple[Tensor, Tensor]]:
+        """Return an epoch's batches; the caller waits for the device before it asks for the next."""
+        if self.stream is None:
+            return self.feed(epoch)
+        if self.ready is None or self.ready[0] != epoch:
+            self.prepare(epoch)
+        assert self.ready is not None
+        torch.cuda.current_stream().wait_stream(self.stream)
+        self.taken = self.ready[1]  # kept until the next epoch is taken: the steps that read it are done by then
+        return self.taken
+
+
 class Optimiser:
     """SGD with momentum whose learning rate is a tensor, so that a captured step follows the schedule."""
 
@@ -157,7 +185,7 @@ class CapturedStep:
         torch.cuda.current_stream().wait_stream(stream)
         step.optimiser.sgd.zero_grad(set_to_none=True)
         self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph, pool=pool):
+        with torch.cuda.graph(self.graph, pool=pool, capture_error_mode="thread_local"):
             step(self.batch, self.labels)
         for tensor, value in zip(kept, saved, strict=True):  # the warm-up must leave no trace
             tensor.copy_(value)
@@ -198,16 +226,23 @@ def train(
     plain = Step(loss, optimiser, pixels, machine)
     step: Step | CapturedStep = plain
     module.train()
+
+    def feed(epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
+        source = generator(machine.device, Purpose.EPOCH, seed, task, epoch)
+        return epoch_batches(pixels.images, labels, transform, batch_size, last_batch, source)
+
+    ahead = Ahead(feed, pixels.images, machine)
     with memory_guard(f"training task {task + 1}"):
         for epoch in range(start, schedule.epochs):
             optimiser.rate.fill_(schedule.rate(epoch))
-            source = generator(machine.device, Purpose.EPOCH, seed, task, epoch)
             steps = 0
-            for batch, targets in epoch_batches(pixels.images, labels, transform, batch_size, last_batch, source):
+            for batch, targets in ahead.take(epoch):
                 if machine.capture and step is plain:
                     step = CapturedStep(plain, module, batch, targets, None)
                 step(batch, targets)
                 steps += 1
+            if epoch + 1 < schedule.epochs:
+                ahead.prepare(epoch + 1)
             mean = plain.total.item() / steps
             plain.total.zero_()
             rate = schedule.rate(epoch)

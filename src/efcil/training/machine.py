@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import platform
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import IntEnum
@@ -42,6 +43,8 @@ class Machine:
             have = ["cpu"] + [f"cuda:{i}" for i in range(torch.cuda.device_count())]
             raise OptionError(f"--device {device} is not usable here; there is {', '.join(have)}") from None
         on_gpu = place.type == "cuda"
+        if on_gpu:
+            torch.backends.cudnn.benchmark = True  # shapes are few and fixed: the fastest convolution is worth a try
         if precision == "auto":
             precision = "bf16" if on_gpu and torch.cuda.is_bf16_supported() else "fp32"
         if precision not in ("fp32", "bf16"):
@@ -73,6 +76,22 @@ class Machine:
         """Return a fast way to call the module; the module itself stays as it is."""
         return torch.compile(module.forward, dynamic=False) if self.compile else module
 
+    @contextlib.contextmanager
+    def beside(self) -> Iterator[None]:
+        """While a step is captured: record what follows as a branch that may run beside the main one, until `join`."""
+        if not (self.capture and torch.cuda.is_current_stream_capturing()):
+            yield
+            return
+        main, branch = torch.cuda.current_stream(), _branch(self.device)
+        branch.wait_stream(main)
+        with torch.cuda.stream(branch):
+            yield
+
+    def join(self) -> None:
+        """Let the main branch of a captured step wait for what was recorded beside it."""
+        if self.capture and torch.cuda.is_current_stream_capturing():
+            torch.cuda.current_stream().wait_stream(_branch(self.device))
+
     def tensor(self, array: npt.NDArray[Any]) -> Tensor:
         """Copy an array (memory-mapped or not) to the device."""
         return torch.from_numpy(np.array(array)).to(self.device)
@@ -81,6 +100,17 @@ class Machine:
         """Wait until the device is done."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
+
+
+_streams = threading.local()
+
+
+def _branch(device: torch.device) -> torch.cuda.Stream:
+    """Return this thread's second stream on a device."""
+    streams: dict[torch.device, torch.cuda.Stream] = _streams.__dict__.setdefault("by_device", {})
+    if device not in streams:
+        streams[device] = torch.cuda.Stream(device)
+    return streams[device]
 
 
 class Purpose(IntEnum):

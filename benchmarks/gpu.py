@@ -1,0 +1,421 @@
+"""Everything that is timed on a GPU, in one run: training steps, an epoch, augmentation, the class update, start-up.
+
+    python benchmarks/gpu.py [--device cuda] [--out FILE.json] [--only step epoch ...] [--steps 100] [--data DIR]
+
+- step     ResNet-18, batch 128, 32 x 32, through the product's own LwF, Step and CapturedStep, in five variants,
+           without and with a teacher, against the ceiling: counted operations at the measured rate of bf16 products
+- epoch    one epoch of 5,000 images through the product's `train`, augmentation included
+- augment  images per second of `cifar-autoaugment` (benchmarks/augment.py)
+- update   one class update at 100 and 1,000 classes, d = 512, against SVD and inverse a class (benchmarks/core.py)
+- startup  seconds to import, and to the first training step with an empty and with a filled compile cache
+
+Images are synthetic unless --data names a directory with CIFAR-100: time does not depend on what they show. Times are
+the median of repeats with their spread (largest minus smallest); every raw timing is in the JSON file. `--tiny --device
+cpu --steps 2` runs the same code at a size for tests; variants that need CUDA are then left out by name.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import importlib
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from efcil import backbones
+from efcil import data as sources
+from efcil.data.dataset import ImageSet
+from efcil.experiment import commit
+from efcil.representations.lwf import LwF, LwFOptions
+from efcil.tasks import TaskStream
+from efcil.training.loop import CapturedStep, EpochReport, Optimiser, Pixels, Step, train
+from efcil.training.machine import Machine
+from efcil.training.schedule import Schedule
+
+ROOT = Path(__file__).resolve().parent.parent
+SECTIONS = ("step", "epoch", "augment", "update", "startup")
+VARIANTS = {  # name -> precision, compile, capture
+    "fp32 eager": ("fp32", False, False),
+    "bf16 eager": ("bf16", False, False),
+    "bf16 captured": ("bf16", False, True),
+    "bf16 compiled": ("bf16", True, False),
+    "bf16 compiled + captured": ("bf16", True, True),
+}
+MEAN, STD = (0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761)  # of CIFAR-100
+
+Result = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much is measured."""
+
+    backbone: str = "resnet18"
+    width: int | None = None
+    batch: int = 128
+    side: int = 32
+    classes: int = 100
+    per_class: int = 500
+    matmul: int = 8192
+    warm_up: int = 10  # steps
+    repeats: int = 5
+    augmented: int = 50_000
+    update: tuple[tuple[int, int], ...] = ((90, 3), (990, 1))  # old classes (ten are added) and repeats
+    dim: int = 512
+
+
+TINY = Size("resnet10", 4, 8, 8, 20, 6, 64, 1, 2, 32, ((4, 2), (8, 1)), 16)
+
+
+def sibling(name: str) -> ModuleType:
+    """Another benchmark of this directory."""
+    if str(ROOT) not in sys.path:
+        sys.path.insert(0, str(ROOT))
+    return importlib.import_module(f"benchmarks.{name}")
+
+
+def summarised(raw: list[float]) -> Result:
+    """Median, spread and all of it.
+
+    >>> summarised([3.0, 1.0, 2.0])
+    {'median': 2.0, 'spread': 2.0, 'raw': [3.0, 1.0, 2.0]}
+    """
+    return {"median": statistics.median(raw), "spread": max(raw) - min(raw), "raw": raw}
+
+
+def timed(call: Callable[[], object], count: int, repeats: int, device: torch.device) -> Result:
+    """Seconds a call, in `repeats` blocks of `count` calls: CUDA events, or the clock on a CPU."""
+    raw = []
+    for _ in range(repeats):
+        if device.type == "cuda":
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            torch.cuda.synchronize(device)
+            begin.record()
+            for _ in range(count):
+                call()
+            end.record()
+            end.synchronize()
+            raw.append(begin.elapsed_time(end) / 1000 / count)
+        else:
+            start = time.perf_counter()
+            for _ in range(count):
+                call()
+            raw.append((time.perf_counter() - start) / count)
+    return summarised(raw)
+
+
+# -- operations and the ceiling ----------------------------------------------------------------------------------------
+
+
+def flops_per_image(size: Size, stem: str = "cifar") -> dict[str, int]:
+    """Counted operations (a multiply-add is two) of the backbone for one image: forward, and forward + backward."""
+    backbone = backbones.build(size.backbone, stem=stem, width=size.width)
+    images = torch.zeros(2, 3, size.side, size.side)  # two: batch normalisation of 1 x 1 maps needs more than one
+    with FlopCounterMode(display=False) as forward, torch.no_grad():
+        backbone(images)
+    with FlopCounterMode(display=False) as both:
+        backbone(images).sum().backward()
+    return {"forward": forward.get_total_flops() // 2, "training": both.get_total_flops() // 2}
+
+
+def matmul_rate(size: Size, device: torch.device) -> Result:
+    """Measured bf16 operations per second of a large square matrix product."""
+    side = size.matmul
+    a, b = (torch.randn(side, side, device=device).to(torch.bfloat16) for _ in range(2))
+    timed(lambda: a @ b, 10, 1, device)
+    seconds = timed(lambda: a @ b, 20, size.repeats, device)
+    return {"side": side, "seconds": seconds, "flops_per_second": 2 * side**3 / seconds["median"]}
+
+
+# -- the training step -------------------------------------------------------------------------------------------------
+
+
+def stream(size: Size, data: Path | None) -> TaskStream:
+    """Ten tasks: CIFAR-100 where it is given, else noise of the same shape."""
+    if data is not None:
+        images = sources.load("cifar100", data, sources.find("cifar100").options()).train
+    else:
+        draw = np.random.default_rng(0)
+        count = size.classes * size.per_class
+        pixels = draw.integers(0, 256, (count, 3, size.side, size.side), dtype=np.uint8)
+        images = ImageSet(pixels, np.arange(count, dtype=np.int64) % size.classes)
+    return TaskStream(images, np.arange(size.classes), (size.classes // 10,) * 10)
+
+
+def options_of(size: Size, augment: str = "none") -> LwFOptions:
+    """The paper's settings on CIFAR-100, at this size."""
+    return LwFOptions(backbone=size.backbone, width=size.width, batch_size=size.batch, augment=augment)
+
+
+def machines(device: str) -> Iterator[tuple[str, Machine | None]]:
+    """Each variant and its machine; None where it needs CUDA and there is none."""
+    place = torch.device(device)
+    for name, (precision, compiled, captured) in VARIANTS.items():
+        possible = place.type == "cuda" or not (compiled or captured)
+        yield name, Machine(place, precision, compiled, captured) if possible else None
+
+
+def one_step(lwf: LwF, images: torch.Tensor, labels: torch.Tensor) -> Callable[[], None]:
+    """The product's training step on a fixed batch, captured where the machine says so."""
+    machine, options = lwf.machine, lwf.options
+    optimiser = Optimiser(lwf, options.first, options.momentum, machine)
+    lwf.train()
+    step: Step | CapturedStep = Step(lwf.loss, optimiser, Pixels(images, MEAN, STD, machine), machine)
+    if machine.capture:
+        assert isinstance(step, Step)
+        step = CapturedStep(step, lwf, images, labels, None)
+    return lambda: step(images, labels)
+
+
+def measure_steps(size: Size, device: str, steps: int, data: Path | None = None) -> Result:
+    """Seconds a step of every variant, without and with teacher, and the share of the ceiling."""
+    tasks = stream(size, data)
+    flops, rate = flops_per_image(size), matmul_rate(size, torch.device(device))
+    rows: list[Result] = []
+    for name, machine in machines(device):
+        if machine is None:
+            rows.append({"variant": name, "left_out": "needs CUDA"})
+            continue
+        torch._dynamo.reset()  # a variant starts as in a new process
+        lwf = LwF(options_of(size), 3, machine, 0)
+        for teacher in (False, True):
+            task = tasks[int(teacher)]
+            lwf.begin(task)
+            images, labels = (machine.tensor(array[: size.batch]) for array in (task.images, task.labels))
+            began = time.perf_counter()
+            call = one_step(lwf, images, labels)
+            call()
+            machine.synchronise()
+            first = time.perf_counter() - began
+            for _ in range(size.warm_up):
+                call()
+            seconds = timed(call, steps, size.repeats, machine.device)
+            work = size.batch * (flops["training"] + teacher * flops["forward"])
+            ceiling = work / rate["flops_per_second"]
+            row = {"variant": name, "teacher": teacher, "first_seconds": first, "seconds": seconds, "flops": work}
+            rows.append({**row, "ceiling_seconds": ceiling, "share_of_ceiling": ceiling / seconds["median"]})
+            del call
+        del lwf
+        gc.collect()
+        if machine.device.type == "cuda":
+            torch.cuda.empty_cache()
+    return {"batch": size.batch, "steps": steps, "flops_per_image": flops, "matmul": rate, "rows": rows}
+
+
+def measure_epochs(size: Size, device: str, data: Path | None = None) -> Result:
+    """Seconds of an epoch of a task as `efcil run` trains it: shuffled, augmented, without and with teacher."""
+    machine = Machine.choose(device)
+    tasks = stream(size, data)
+    lwf = LwF(options_of(size, "cifar-autoaugment"), 3, machine, 0)
+    found: Result = {"machine": machine.name, "compile": machine.compile, "capture": machine.capture}
+    for teacher in (False, True):
+        task = tasks[int(teacher)]
+        lwf.begin(task)
+        ends: list[float] = []
+
+        def note(report: EpochReport, optimiser: Optimiser, ends: list[float] = ends) -> None:
+            machine.synchronise()
+            ends.append(time.perf_counter())
+
+        train(
+            lwf,
+            lwf.loss,
+            Pixels(machine.tensor(task.images), MEAN, STD, machine),
+            machine.tensor(task.labels),
+            schedule=Schedule(epochs=size.repeats + 1, lr=0.01),
+            transform=lwf.transform(size.side),
+            batch_size=size.batch,
+            momentum=0.9,
+            last_batch="wrap",
+            machine=machine,
+            seed=0,
+            task=int(teacher),
+            after_epoch=note,
+        )
+        raw = [end - begin for begin, end in pairwise(ends)]  # the first epoch compiles and records
+        found["teacher" if teacher else "no_teacher"] = {"images": len(task), "seconds": summarised(raw)}
+    return found
+
+
+# -- what other benchmarks measure -------------------------------------------------------------------------------------
+
+
+def measure_augment(size: Size, device: str) -> Result:
+    """Images per second of `cifar-autoaugment`; each raw value is the best of two passes."""
+    runs = [sibling("augment").measure(size.augmented, device, 2) for _ in range(size.repeats)]
+    return {"images": size.augmented} | {key: summarised([run[key] for run in runs]) for key in runs[0]}
+
+
+def measure_update(size: Size, device: str) -> list[Result]:
+    """The class update at each number of classes, ours with both rank rules against the naive version."""
+    core = sibling("core")
+    found = []
+    for classes, repeats in size.update:
+        runs = [core.measure(classes, size.dim, device, 1, tenfold=False) for _ in range(repeats)]
+        row: Result = {"classes": classes + core.NEW_CLASSES, "dim": size.dim}
+        for key in ("naive_seconds", "positive_seconds", "numerical_seconds"):
+            row[key] = summarised([run[key] for run in runs])
+        for rule in ("positive", "numerical"):
+            row[f"{rule}_speedup"] = row["naive_seconds"]["median"] / row[f"{rule}_seconds"]["median"]
+            row[f"{rule}_deviation"] = max(run[f"{rule}_deviation"] for run in runs)
+        found.append(row)
+    return found
+
+
+# -- start-up ----------------------------------------------------------------------------------------------------------
+
+
+def first_step(size: Size, device: str) -> Result:
+    """In a process of its own: build the classifier, take one step on the fastest path."""
+    began = time.perf_counter()
+    machine = Machine.choose(device)
+    lwf = LwF(options_of(size), 3, machine, 0)
+    task = stream(replace(size, per_class=13), None)[0]
+    lwf.begin(task)
+    images, labels = (machine.tensor(array[: size.batch]) for array in (task.images, task.labels))
+    built = time.perf_counter()
+    one_step(lwf, images, labels)()
+    machine.synchronise()
+    return {"build_seconds": built - began, "first_step_seconds": time.perf_counter() - built}
+
+
+def _child(arguments: list[str], cache: str) -> tuple[float, str]:
+    environment = os.environ | {"TORCHINDUCTOR_CACHE_DIR": cache, "TRITON_CACHE_DIR": str(Path(cache, "triton"))}
+    began = time.perf_counter()
+    done = subprocess.run([sys.executable, *arguments], env=environment, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"start-up failed in a child process:\n{done.stderr[-2000:]}")
+    return time.perf_counter() - began, done.stdout.strip().splitlines()[-1]
+
+
+def measure_startup(device: str, tiny: bool) -> Result:
+    """Seconds to import the package, and to the first step with an empty and then with the filled compile cache."""
+    importing = "import time; a = time.perf_counter(); import efcil.runs; print(time.perf_counter() - a)"
+    command = [str(Path(__file__).resolve()), "--first-step", "--device", device, *(["--tiny"] if tiny else [])]
+    with tempfile.TemporaryDirectory() as cache:
+        imports = [float(_child(["-c", importing], cache)[1]) for _ in range(1 if tiny else 3)]
+        found: Result = {"import_seconds": summarised(imports)}
+        for state in ("cold", "warm"):
+            wall, line = _child(command, cache)
+            found[state] = {"process_seconds": wall, **json.loads(line)}
+    return found
+
+
+# -- together ----------------------------------------------------------------------------------------------------------
+
+
+def measure(size: Size, device: str, steps: int, only: tuple[str, ...] = SECTIONS, data: Path | None = None) -> Result:
+    """Run the named sections; what machine and code it was comes with them."""
+    on_gpu = device.startswith("cuda")
+    result: Result = {
+        "device": torch.cuda.get_device_name(device) if on_gpu else "cpu",
+        "torch": str(torch.__version__),
+        "cuda": torch.version.cuda,
+        "threads": torch.get_num_threads(),
+        "commit": commit(),
+        "images": "CIFAR-100" if data is not None else "synthetic",
+    }
+    calls: dict[str, Callable[[], Any]] = {
+        "step": lambda: measure_steps(size, device, steps, data),
+        "epoch": lambda: measure_epochs(size, device, data),
+        "augment": lambda: measure_augment(size, device),
+        "update": lambda: measure_update(size, device),
+        "startup": lambda: measure_startup(device, size == TINY),
+    }
+    for name in SECTIONS:
+        if name in only:
+            began = time.perf_counter()
+            result[name] = calls[name]()
+            print(f"{name}: {time.perf_counter() - began:.1f} s", file=sys.stderr)
+    return result
+
+
+def _plus_minus(value: Result, scale: float = 1.0, digits: int = 3) -> str:
+    return f"{value['median'] * scale:.{digits}f} (spread {value['spread'] * scale:.{digits}f})"
+
+
+def lines(result: Result) -> Iterator[str]:
+    """The result as a table to read."""
+    yield f"{result['device']}, torch {result['torch']}, commit {result['commit']}, {result['images']} images"
+    if "step" in result:
+        step = result["step"]
+        rate, flops = step["matmul"]["flops_per_second"] / 1e12, step["flops_per_image"]
+        yield f"bf16 matrix product: {rate:.3g} TFLOP/s"
+        yield f"operations an image: forward {flops['forward'] / 1e9:.4g} GFLOP, training {flops['training'] / 1e9:.4g}"
+        yield f"{'step, batch ' + str(step['batch']):34}{'teacher':>8}{'ms':>26}{'ceiling ms':>12}{'of ceiling':>12}"
+        for row in step["rows"]:
+            if "left_out" in row:
+                yield f"{row['variant']:34}{row['left_out']}"
+            else:
+                yield (
+                    f"{row['variant']:34}{'yes' if row['teacher'] else 'no':>8}{_plus_minus(row['seconds'], 1e3):>26}"
+                    f"{row['ceiling_seconds'] * 1e3:12.3f}{row['share_of_ceiling']:12.1%}"
+                )
+    for name in ("no_teacher", "teacher"):
+        if "epoch" in result:
+            epoch = result["epoch"][name]
+            yield f"epoch of {epoch['images']} images, {name.replace('_', ' ')}: {_plus_minus(epoch['seconds'])} s"
+    if "augment" in result:
+        speed, ratio = (result["augment"][key] for key in ("images_per_second", "ratio"))
+        yield f"cifar-autoaugment: {_plus_minus(speed, digits=0)} images/s, {ratio['median']:.1f} x Pillow on one core"
+    for row in result.get("update", ()):
+        for rule in ("positive", "numerical"):
+            yield (
+                f"class update, {row['classes']} classes, {rule}: {_plus_minus(row[f'{rule}_seconds'], digits=4)} s, "
+                f"{row[f'{rule}_speedup']:.1f} x naive {row['naive_seconds']['median']:.4f} s, "
+                f"deviation {row[f'{rule}_deviation']:.1e}"
+            )
+    if "startup" in result:
+        startup = result["startup"]
+        yield f"import: {_plus_minus(startup['import_seconds'])} s"
+        for state in ("cold", "warm"):
+            one = startup[state]
+            yield (
+                f"first step, compile cache {state}: {one['first_step_seconds']:.2f} s after {one['build_seconds']:.2f}"
+                f" s of set-up; whole process {one['process_seconds']:.2f} s"
+            )
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--data", type=Path, help="directory with CIFAR-100; synthetic images without it")
+    parser.add_argument("--out", type=Path, help="JSON file with every timing")
+    parser.add_argument("--only", nargs="+", choices=SECTIONS, default=list(SECTIONS))
+    parser.add_argument("--steps", type=int, default=100, help="training steps in each timed block")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--tiny", action="store_true", help="sizes of a test")
+    parser.add_argument("--first-step", action="store_true", help=argparse.SUPPRESS)  # what `startup` runs
+    options = parser.parse_args(arguments)
+    if options.device.startswith("cuda") and not torch.cuda.is_available():
+        parser.error("there is no CUDA device here; --device cpu --tiny --steps 2 tries the code")
+    if options.tiny and options.data is not None:
+        parser.error("--tiny uses synthetic images of its own size; leave --data out")
+    size = TINY if options.tiny else Size()
+    if options.first_step:
+        print(json.dumps(first_step(size, options.device)))
+        return 0
+    result = measure(size, options.device, options.steps, tuple(options.only), options.data)
+    print("\n".join(lines(result)))
+    if options.out is not None:
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        options.out.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,270 @@
+"""The ledger: every number in it is worked out by hand here from made-up summaries."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tools import ledger
+
+ROOT = Path(__file__).resolve().parent.parent
+DASH = "\N{EN DASH}"
+
+
+def summary(method="dpcr", A_f=50.0, A_avg=60.0, *, order="1993", seconds=100.0, done=10, **more):
+    return {
+        **{"method": method, "preset": "paper", "dataset": "cifar100", "tasks": 10, "task_sizes": [10] * 10},
+        **{"order": order, "seed": 0, "A_f": A_f, "A_avg": A_avg, "A_t": [A_f] * done, "tasks_done": done},
+        **{"seconds": seconds, "device": "GPU, bf16", "commit": "abc123", "options": {"ridge": 200.0}},
+        **{"command": f"efcil run {method} cifar100 --order {order}", "training": {"first": {"epochs": 200}}},
+        **more,
+    }
+
+
+@pytest.fixture
+def root(tmp_path):
+    (tmp_path / "results").mkdir()
+    shutil.copy(ROOT / "results" / "paper.yaml", tmp_path / "results")
+    (tmp_path / "README.md").write_text("before\n<!-- ledger -->\nold\n<!-- /ledger -->\nafter\n")
+    return tmp_path
+
+
+def store(root, name, *summaries):
+    for one in summaries:
+        path = root / "results" / ledger.place_of(one, name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(one))
+
+
+def run(root, *arguments):
+    return ledger.main([*map(str, arguments), "--root", str(root)])
+
+
+def cells(root, label, heading="## cifar100, T = 10", file="results/README.md"):
+    """Cells of the first row of a label below a heading."""
+    text = (root / file).read_text(encoding="utf-8")
+    below = text[text.index(heading) :]
+    line = next(line for line in below.splitlines() if line.startswith(f"| {label} |"))
+    return [cell.strip() for cell in line.strip("|").split(" | ")]
+
+
+def test_mean_spread_and_median_are_those_worked_out_by_hand(root):
+    for order, A_f, A_avg, seconds in (("identity", 50, 60, 100), ("1992", 52, 63, 400), ("1993", 54, 66, 130)):
+        store(root, f"a-order-{order}", summary(A_f=A_f, A_avg=A_avg, order=order, seconds=seconds))
+    assert run(root) == 0
+    row = cells(root, "dpcr")
+    assert row[1] == "50.24 / 63.21 (Table 1); 49.59 / 62.13 (Table 6)"
+    assert row[2:4] == ["52.00 ± 2.00", "63.00 ± 3.00"]  # sample deviations: sqrt((4 + 0 + 4) / 2), sqrt(18 / 2)
+    assert set(row[4].split(", ")) == {"identity", "1992", "1993"}
+    assert row[5:8] == ["3", "130 (GPU, bf16)", "abc123"]
+    assert "efcil run dpcr cifar100 --order 1992" in row[8]
+    assert "and 2 more" in row[8]
+    each = (root / "results" / "README.md").read_text().split("<summary>Every run</summary>")[1]
+    assert re.search(r"\| dpcr \| 1992 \| 0 \| 52.00 \| 63.00 \| 400 \| GPU, bf16 \| abc123 \| \[a-order-1992\]", each)
+    compact = cells(root, "dpcr", "**cifar100, T = 10**", "README.md")
+    assert compact == ["dpcr", "50.24", "63.21", "52.00 ± 2.00", "63.00 ± 3.00", "130 (GPU, bf16)"]
+    text = (root / "README.md").read_text()
+    assert text.startswith("before\n<!-- ledger -->\n")
+    assert text.endswith("<!-- /ledger -->\nafter\n")
+
+
+def test_repeats_of_an_order_are_averaged_before_the_orders(root):
+    store(root, "a", summary(A_f=40, order="identity"))
+    store(root, "b", summary(A_f=50, order="1993"))
+    store(root, "c", summary(A_f=54, order="1993", commit="def456", device="CPU", seconds=9000))
+    run(root)
+    row = cells(root, "dpcr")
+    assert row[2] == "46.00 ± 8.49"  # 40 and (50 + 54) / 2: 12 / sqrt(2) apart
+    assert row[5] == "3"
+    assert row[6] == "100 (GPU, bf16); 9000 (CPU)"  # never a median over machines
+    assert row[7] == "abc123, def456"
+
+
+def test_rows_are_sorted_and_what_is_missing_comes_last(root):
+    store(root, "a", summary("lwf-ncm", 44), summary("dpcr", 51), summary("joint", 70), summary("dp-ncm", 48))
+    run(root)
+    text = (root / "results" / "README.md").read_text().split("## cifar100, T = 10")[1].split("###")[0]
+    labels = re.findall(r"^\| ([a-z][\w:=/-]*) \|", text, re.M)
+    assert labels[:6] == ["joint", "dpcr", "dp-ncm", "lwf-ncm", "adc", "icarl:memory=1000/nme"]
+    assert cells(root, "joint")[1] == DASH  # the paper has no such number
+    assert cells(root, "adc")[2] == "not measured yet"
+    assert "not measured yet" not in (root / "README.md").read_text()
+
+
+def test_ablations_and_variants_have_a_table_of_their_own(root):
+    variant = "dpcr:rank_rule=numerical"
+    store(root, "a", summary(), summary("rrcr", 32), summary(variant, 48))
+    assert (root / "results/cifar100/10/a/dpcr-rank_rule=numerical.json").exists()
+    run(root)
+    main, _, ablations = (root / "results" / "README.md").read_text().partition("### Ablations and variants")
+    for label in ("rrcr", r"dpcr:rank\_rule=numerical"):
+        assert f"| {label} |" not in main
+        assert f"| {label} |" in ablations
+    assert cells(root, "rrcr", "### Ablations")[1:3] == ["32.17 / 44.89 (Table 4)", "32.00"]
+    assert "rrcr" not in (root / "README.md").read_text()
+
+
+def test_configurations_are_never_averaged(root):
+    store(root, "a", summary(A_f=50))
+    store(root, "b", summary(A_f=60, options={"ridge": 2000.0}))
+    store(root, "c", summary(A_f=55, preset="tuned"))
+    run(root)
+    assert cells(root, r"dpcr \[ridge=200.0\]")[2] == "50.00"
+    assert cells(root, r"dpcr \[ridge=2000.0\]")[2] == "60.00"
+    assert cells(root, "dpcr (tuned)")[2] == "55.00"
+
+
+def test_partial_runs_are_listed_and_not_counted(root):
+    store(root, "a", summary(A_f=50))
+    store(root, "b", summary(A_f=90, order="1992", done=3))
+    run(root)
+    assert cells(root, "dpcr")[2:6] == ["50.00", "60.00", "1993", "1"]
+    text = (root / "results" / "README.md").read_text()
+    assert "- dpcr, order 1992, 3 of 10 tasks: cifar100/10/b/dpcr.json" in text
+    assert "90.00" not in text
+
+
+def test_the_two_heads_of_a_method_are_two_rows_with_the_papers_numbers(root):
+    heads = {"cnn": {"A_f": 21.0, "A_avg": 44.0}, "nme": {"A_f": 38.0, "A_avg": 57.0}}
+    store(root, "a", summary("icarl", options={"memory": 500}, heads=heads))
+    run(root)
+    assert cells(root, "icarl/nme")[1:4] == ["39.56 / 58.16 (Table 6)", "38.00", "57.00"]
+    assert cells(root, "icarl/cnn")[1:4] == ["22.28 / 45.91 (Table 6)", "21.00", "44.00"]
+    assert "| icarl:memory=500/nme |" not in (root / "results" / "README.md").read_text().split("T = 20")[0]
+
+
+def test_uneven_splits_are_not_compared_with_the_paper(root):
+    store(root, "a", summary(task_sizes=[55, *[5] * 9]))
+    run(root)
+    assert cells(root, "dpcr", "## cifar100, T = 10 (55 + 9 x 5)")[1] == DASH
+
+
+def test_nothing_measured_is_said(root):
+    assert run(root) == 0
+    assert "Ours: not measured yet." in (root / "results" / "README.md").read_text()
+    assert "Results: not measured yet." in (root / "README.md").read_text()
+
+
+@pytest.mark.parametrize("file", ["README.md", "results/README.md"])
+def test_check_finds_an_edited_number(root, capsys, file):
+    store(root, "a", summary(A_f=51.25))
+    run(root)
+    assert run(root, "--check") == 0
+    path = root / file
+    path.write_text(path.read_text().replace("51.25", "52.25"))
+    edited = path.read_text()
+    capsys.readouterr()
+    assert run(root, "--check") == 1
+    said = capsys.readouterr().out
+    assert "52.25" in said
+    assert "51.25" in said
+    assert f"{file} on disk" in said
+    assert path.read_text() == edited  # a check writes nothing
+
+
+def test_check_finds_a_new_summary_and_a_missing_file(root):
+    run(root)
+    store(root, "a", summary())
+    assert run(root, "--check") == 1
+    run(root)
+    (root / "results" / "README.md").unlink()
+    assert run(root, "--check") == 1
+
+
+def test_a_readme_without_the_block_is_left_alone(root, capsys):
+    (root / "README.md").write_text("# efcil\n")
+    assert run(root) == 0
+    assert (root / "README.md").read_text() == "# efcil\n"
+    assert "README.md has no block" in capsys.readouterr().out
+    assert run(root, "--check") == 0
+
+
+def written(directory, *summaries):
+    for one in summaries:
+        place = directory / one["method"]
+        place.mkdir(parents=True)
+        (place / "summary.json").write_text(json.dumps(one))
+
+
+def test_add_copies_several_orders_and_no_directory_of_the_machine(root, tmp_path):
+    runs = tmp_path / "runs"
+    for order in ("identity", "1993"):
+        command = f"efcil compare dpcr,lwf cifar100 --data /secret/place --out {runs} --orders {order}"
+        both = (summary(m, order=order, command=command) for m in ("dpcr:ridge=1", "lwf"))
+        written(runs / f"order-{order}", *both)
+    assert run(root, "--add", runs, "--name", "first") == 0
+    stored = sorted(p.relative_to(root / "results").as_posix() for p in (root / "results").rglob("*.json"))
+    names = [f"cifar100/10/first-order-{o}/{m}.json" for o in ("1993", "identity") for m in ("dpcr-ridge=1", "lwf")]
+    assert stored == names
+    one = json.loads((root / "results" / names[0]).read_text())
+    assert one["command"] == "efcil compare dpcr,lwf cifar100 --data DATA --out OUT --orders 1993"
+    assert one["A_f"] == 50.0
+    assert {"run_dir", "config_text"}.isdisjoint(one)
+    everything = "".join(p.read_text() for p in root.rglob("*") if p.is_file() and runs not in p.parents)
+    assert "/secret" not in everything
+    assert cells(root, "lwf")[4] == "1993, identity"  # and the table was written
+
+
+def test_add_takes_a_single_run_and_overwrites_nothing(root, tmp_path, capsys):
+    place = tmp_path / "runs"
+    place.mkdir()
+    (place / "summary.json").write_text(json.dumps(summary()))
+    assert run(root, "--add", place, "--name", "a") == 0
+    assert run(root, "--add", place, "--name", "a") == 0  # the same again is no harm
+    (place / "summary.json").write_text(json.dumps(summary(A_f=99.0)))
+    assert run(root, "--add", place, "--name", "a") == 1
+    assert "choose another --name" in capsys.readouterr().err
+    assert json.loads((root / "results/cifar100/10/a/dpcr.json").read_text())["A_f"] == 50.0
+    assert run(root, "--add", place, "--name", "../a") == 1
+    assert run(root, "--add", tmp_path / "none", "--name", "b") == 1
+
+
+def test_a_summary_in_the_wrong_place_is_refused(root, capsys):
+    store(root, "a", summary())
+    (root / "results/cifar100/10/a/dpcr.json").rename(root / "results/cifar100/10/a/lwf.json")
+    assert run(root) == 1
+    assert "dpcr.json; move it there" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("dataset", "tasks", "method", "A_f", "A_avg", "source"),
+    [
+        ("cifar100", 10, "dpcr", 50.24, 63.21, "Table 1"),
+        ("cifar100", 20, "lwf-ncm", 36.34, 51.52, "Table 1"),
+        ("tiny-imagenet", 20, "ldc", 24.49, 38.04, "Table 1"),
+        ("imagenet100", 10, "acil", 44.61, 59.77, "Table 1"),
+        ("imagenet100", 20, "dpcr", 38.35, 57.22, "Table 1"),
+        ("cub200", 5, "adc", 28.84, 39.44, "Table 2"),
+        ("imagenet1k", 10, "ds-al", 33.67, 48.84, "Table 3"),
+        ("cifar100", 10, "rrcr+tssp+cip", 45.56, 62.15, "Table 4"),
+        ("tiny-imagenet", 10, "dp-ncm", 33.47, 43.86, "Table 5"),
+        ("cifar100", 20, "foster:memory=1000", 41.79, 55.41, "Table 6"),
+        ("imagenet100", 20, "icarl:memory=500/nme", 28.44, 48.71, "Table 6"),
+    ],
+)
+def test_the_papers_numbers_are_the_papers(dataset, tasks, method, A_f, A_avg, source):
+    numbers = ledger.read_paper(ROOT / "results")[dataset][tasks][method]
+    assert (numbers["A_f"], numbers["A_avg"], numbers["source"]) == (A_f, A_avg, source)
+
+
+def test_the_papers_tables_are_whole():
+    paper = ledger.read_paper(ROOT / "results")
+    tables: dict[str, int] = {}
+    for splits in paper.values():
+        for methods in splits.values():
+            for numbers in methods.values():
+                for one in (numbers, *numbers.get("also", [])):
+                    tables[one["source"]] = tables.get(one["source"], 0) + 1
+                    assert 0 < one["A_f"] < one["A_avg"] < 100
+                    wanted = {"Table 1": 3, "Table 4": 0, "Table 5": 0}.get(one["source"], 1)
+                    assert len(one["orders"] or []) == wanted
+    # 9 methods x 6; 7; 6; 4 steps; 3 methods x 4; 9 rows x 4
+    assert tables == {"Table 1": 54, "Table 2": 7, "Table 3": 6, "Table 4": 4, "Table 5": 12, "Table 6": 36}
+
+
+def test_the_repositorys_ledger_is_up_to_date(capsys):
+    assert ledger.main(["--check"]) == 0, capsys.readouterr().out
