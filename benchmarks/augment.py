@@ -9,6 +9,7 @@ import argparse
 import json
 import math
 import random
+import sys
 import time
 from collections.abc import Callable
 
@@ -20,6 +21,7 @@ from efcil.data.augment import augment, named
 from efcil.data.autoaugment import CIFAR10_POLICY, FILL, amount
 
 GREY = (FILL, FILL, FILL)
+MIN_RATIO = 5.0  # per core, against Pillow
 
 
 def _affine(image: Image.Image, matrix: tuple[float, ...], resample: Image.Resampling) -> Image.Image:
@@ -97,5 +99,9 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--count", type=int, default=10_000)
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--check", action="store_true", help="fail where ours is less than MIN_RATIO times Pillow's")
     options = parser.parse_args()
-    print(json.dumps({name: round(value, 2) for name, value in measure(options.count, options.device).items()}))
+    result = measure(options.count, options.device)
+    print(json.dumps({name: round(value, 2) for name, value in result.items()}))
+    if options.check and result["ratio"] < MIN_RATIO:
+        sys.exit(f"augmentation: {result['ratio']:.2f} times Pillow's speed, wanted {MIN_RATIO}")

@@ -29,7 +29,7 @@ class GlyphsOptions(Options):
 
     classes: int = Field(default=20, ge=2)
     size: int = Field(default=16, ge=8)
-    train_per_class: int = Field(default=60, ge=1)
+    train_per_class: int = Field(default=150, ge=1)
     test_per_class: int = Field(default=20, ge=1)
     seed: int = Field(default=0, ge=0)
 
