@@ -83,6 +83,7 @@ def filled(tmp_path, notes):
         store.save_task(task, {"w": torch.tensor([task])}, {"seconds": task})
     for epoch in (5, 10, 15):
         store.save_epoch(4, epoch, {"w": torch.tensor([4, epoch])}, {"seconds": epoch})
+    store.wait()
     return store
 
 
@@ -141,6 +142,22 @@ def test_none_sound(tmp_path):
         break_file(path)
     with pytest.raises(CheckpointError, match="none of the 4 checkpoints in .* is sound"):
         store.newest()
+
+
+def test_what_changes_after_saving_is_not_saved(tmp_path):
+    store = CheckpointStore(tmp_path / "checkpoints")
+    weights = torch.ones(100_000)
+    store.save_task(1, {"w": weights}, {})
+    weights.zero_()
+    assert store.newest().tensors["w"].sum() == 100_000
+
+
+def test_directory_that_cannot_be_written(tmp_path):
+    (tmp_path / "file").write_text("")
+    store = CheckpointStore(tmp_path / "file" / "checkpoints")
+    store.save_task(1, {"w": torch.ones(1)}, {})
+    with pytest.raises(CheckpointError, match="cannot be written: Not a directory; free some space"):
+        store.wait()
 
 
 def test_nothing_saved_yet(tmp_path):

@@ -137,8 +137,6 @@ def test_run_directory_is_the_contract(finished):
     assert sorted(p.name for p in (out / "checkpoints").iterdir()) == ["task-04.safetensors", "task-05.safetensors"]
     page = (out / "report.html").read_text()
     assert f"{summary['A_f']:.2f}" in page
-    for name in ("report.md", "report.csv", "report.tex", "curves.png", "curves.svg"):
-        assert (out / name).stat().st_size > 100
 
 
 def test_plain_lines_where_there_is_no_terminal(finished):
@@ -156,6 +154,8 @@ def test_report_of_runs(finished, efcil, tmp_path):
     assert code == 0
     assert f"{summary['A_f']:.2f}" in text
     assert "<svg" in (tmp_path / "r" / "report.html").read_text()
+    for name in ("report.md", "report.csv", "report.tex", "curves.png", "curves.svg"):
+        assert (tmp_path / "r" / name).stat().st_size > 100
 
 
 def test_json_lines(efcil, tmp_path):
@@ -213,19 +213,23 @@ def test_compare_is_one_trajectory(efcil, tmp_path):
     assert ours["matrix"] == theirs["matrix"], "a method must score the same alone and in company"
 
 
-def test_compare_several_orders(efcil, tmp_path):
+def test_compare_several_orders_at_once(efcil, tmp_path):
     out = tmp_path / "c"
-    code, text, _ = efcil(
-        "compare", "dpcr,lwf", "digits", "--orders", "identity,1993", "--tasks", 2, "--out", out, *TINY
-    )
-    assert code == 0
-    orders = {
-        p: json.loads((out / p / "dpcr" / "summary.json").read_text())["order"]
-        for p in ("order-identity", "order-1993")
+    arguments = ["--orders", "identity,1993", "--tasks", 2, "--out", out, "--at-once", 2, *TINY]
+    code, text, err = efcil("compare", "dpcr,lwf", "digits", *arguments)
+    assert code == 0, err
+    places = {order: out / f"order-{order}" / "dpcr" / "summary.json" for order in ("identity", "1993")}
+    assert {o: json.loads(p.read_text())["order"] for o, p in places.items()} == {
+        "identity": "identity",
+        "1993": "1993",
     }
-    assert orders == {"order-identity": "identity", "order-1993": "1993"}
     assert "±" in text
+    assert "order 1993: task 2 of 2" in text
     assert (out / "report.html").exists()
+    alone = tmp_path / "alone"
+    assert efcil("run", "dpcr", "digits", "--order", "1993", "--tasks", 2, "--out", alone, "--quiet", *TINY)[0] == 0
+    both = [json.loads(p.read_text())["matrix"] for p in (alone / "summary.json", places["1993"])]
+    assert both[0] == both[1], "company changes nothing"
 
 
 def test_config_file_and_what_is_typed_wins(efcil, tmp_path):

@@ -70,15 +70,13 @@ def _increment(text: str | None) -> int | list[int] | None:
     return values[0] if len(values) == 1 else values
 
 
-def _execute(methods: list[str], dataset: str, o: dict[str, Any], compare: bool = False) -> None:
+def _run(methods: list[str], dataset: str, o: dict[str, Any], compare: bool, voice: Any) -> Any:
+    """Resolve the options of a command into a run."""
     from efcil.experiment import Request, resolve
-    from efcil.progress import reporter
     from efcil.runs import Run
     from efcil.training.machine import Machine
 
-    settings = list(o["settings"])
-    if o["skip_bad"]:
-        settings.append("data.skip_bad=true")
+    settings = [*o["settings"], *(["data.skip_bad=true"] if o["skip_bad"] else [])]
     request = Request(
         methods=tuple(methods),
         dataset=dataset,
@@ -98,23 +96,25 @@ def _execute(methods: list[str], dataset: str, o: dict[str, Any], compare: bool 
         torch.set_num_threads(o["threads"])
     machine = Machine.choose(o["device"], o["precision"], o["compile"], o["capture"])
     split = "-".join(f"{key}{value}" for key, value in plan.tasks.items()).replace(" ", "")
-    name = "compare" if compare else methods[0].replace(":", "-")
+    name = methods[0].replace(":", "-")
     out = o["out"] or Path("runs") / f"{name}-{dataset}-{split}-order{Path(o['order']).stem}-seed{o['seed']}"
+    command = shlex.join(["efcil", *sys.argv[1:]])  # as typed, for config.yaml and summary.json
+    seconds = o["checkpoint_seconds"]
+    return Run(plan, o["data"], out, machine, voice, command=command, checkpoint_seconds=seconds, compare=compare)
+
+
+def _execute(methods: list[str], dataset: str, o: dict[str, Any], compare: bool = False) -> None:
+    """Execute one run and leave the screen tidy."""
+    from efcil.progress import reporter
+
     voice = reporter(o["quiet"], o["json"])
     try:
-        Run(
-            plan,
-            o["data"],
-            out,
-            machine,
-            voice,
-            command=shlex.join(["efcil", *sys.argv[1:]]),  # as typed, for config.yaml and summary.json
-            checkpoint_seconds=o["checkpoint_seconds"],
-            compare=compare,
-        ).execute(o["resume"])
-    except KeyboardInterrupt:
-        voice.note(f"interrupted; go on with --resume --out {out}")
-        raise
+        run = _run(methods, dataset, o, compare, voice)
+        try:
+            run.execute(o["resume"])
+        except KeyboardInterrupt:
+            voice.note(f"interrupted; go on with --resume --out {run.out}")
+            raise
     finally:
         voice.close()
 
@@ -186,30 +186,40 @@ def compare(
     methods: Annotated[str, typer.Argument(help="Methods with commas between them; a variant is name:key=value.")] = "",
     dataset: Annotated[str, typer.Argument(help="Data set, see `efcil data list`.")] = "",
     orders: Annotated[str, typer.Option(help="Class orders with commas between them.")] = "identity",
+    at_once: Annotated[int | None, typer.Option(min=1, help="Orders trained at once; 3 on a GPU by default.")] = None,
     **options: Any,
 ) -> None:
     """Train one backbone trajectory for each class order and read every method from it."""
-    options |= {"methods": methods, "dataset": dataset, "orders": orders}
+    options |= {"methods": methods, "dataset": dataset, "orders": orders, "at_once": at_once}
     if options["config"] is not None:
         from efcil.configfile import merged
 
         options = merged(options["config"], options, _typed(context))
+        at_once = options["at_once"]
     names = [m.strip() for m in options["methods"].split(",") if m.strip()]
     if not names or not options["dataset"]:
         raise OptionError("say what to compare: efcil compare METHOD,METHOD DATASET, for example dpcr,lwf-ncm digits")
     chosen = [o.strip() for o in options["orders"].split(",") if o.strip()]
     split = "".join(f"-{key}{options[key]}" for key in ("tasks", "init_cls", "increment") if options[key] is not None)
     out = options["out"] or Path("runs") / f"compare-{options['dataset']}{split}-seed{options['seed']}"
-    for order in chosen:
-        place = out / f"order-{Path(order).stem}" if len(chosen) > 1 else out
-        _execute(names, options["dataset"], {**options, "order": order, "out": place}, compare=True)
-    if len(chosen) > 1:
-        from efcil.report import load_summaries, markdown_table, write_report
+    if len(chosen) == 1:
+        _execute(names, options["dataset"], {**options, "order": chosen[0], "out": out}, compare=True)
+        return
+    from efcil.progress import Lines, reporter
+    from efcil.report import load_summaries, markdown_table, write_report
+    from efcil.runs import execute_all
 
-        summaries = load_summaries([out / f"order-{Path(o).stem}" for o in chosen])
-        write_report(summaries, out)
-        if not (options["quiet"] or options["json"]):
-            print(markdown_table(summaries))
+    quiet = options["quiet"] or options["json"]
+    places = {order: out / f"order-{Path(order).stem}" for order in chosen}
+    runs = []
+    for order, place in places.items():
+        voice = reporter(options["quiet"], options["json"]) if quiet else Lines(f"order {order}")
+        runs.append(_run(names, options["dataset"], {**options, "order": order, "out": place}, True, voice))
+    execute_all(runs, options["resume"], at_once or runs[0].machine.runs_at_once)
+    summaries = load_summaries(list(places.values()))
+    write_report(summaries, out)
+    if not quiet:
+        print(markdown_table(summaries))
 
 
 @app.command()

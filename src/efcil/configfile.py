@@ -48,7 +48,7 @@ def _checked(name: str, value: Any, default: Any) -> Any:
         return Path(str(value))
     if name in ("order", "orders", "increment", "methods"):
         return ",".join(map(str, value)) if isinstance(value, list) else str(value)
-    if name in ("tasks", "init_cls", "seed", "threads"):
+    if name in ("tasks", "init_cls", "seed", "threads", "at_once"):
         wanted: tuple[type, ...] = (int,)
     elif name == "checkpoint_seconds":
         wanted = (int, float)

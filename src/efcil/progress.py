@@ -101,9 +101,12 @@ class Plain(Quiet):
     def __init__(self) -> None:
         self._last = time.monotonic()
 
+    def _print(self, text: str) -> None:
+        print(text, flush=True)
+
     def started(self, title: str, epochs: Sequence[int], done: int) -> None:
         """Print the title."""
-        print(title, flush=True)
+        self._print(title)
 
     def epoch(self, report: EpochReport) -> None:
         """Print an epoch, not too often."""
@@ -118,17 +121,28 @@ class Plain(Quiet):
     def task(self, task: int, tasks: int, accuracies: Mapping[str, float]) -> None:
         """Print the accuracies."""
         words = ", ".join(f"{name} {value:.2f}" for name, value in accuracies.items())
-        print(f"task {task + 1} of {tasks}: A_t {words}", flush=True)
+        self._print(f"task {task + 1} of {tasks}: A_t {words}")
 
     def note(self, text: str) -> None:
         """Print a note."""
-        print(f"note: {text}", flush=True)
+        self._print(f"note: {text}")
 
     def finished(self, summaries: Sequence[Mapping[str, Any]], where: str) -> None:
         """Print the result of each method and where it lies."""
         for s in summaries:
-            print(f"{s['method']}: A_f {s['A_f']:.2f}, A_avg {s['A_avg']:.2f}, {s['seconds']:.0f} s")
-        print(f"written to {where}", flush=True)
+            self._print(f"{s['method']}: A_f {s['A_f']:.2f}, A_avg {s['A_avg']:.2f}, {s['seconds']:.0f} s")
+        self._print(f"written to {where}")
+
+
+class Lines(Plain):
+    """Plain lines of one of several runs that go on at once: each says which."""
+
+    def __init__(self, prefix: str) -> None:
+        super().__init__()
+        self.prefix = prefix
+
+    def _print(self, text: str) -> None:
+        super()._print(f"{self.prefix}: {text}")
 
 
 class Terminal(Quiet):

@@ -9,9 +9,11 @@ import fcntl
 import hashlib
 import json
 import os
+import threading
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +30,7 @@ from efcil.methods.base import Readout
 from efcil.metrics import AccuracyMatrix
 from efcil.progress import Quiet
 from efcil.protocol import Evaluator, learn_stream
-from efcil.report import write_report
+from efcil.report import html_page
 from efcil.representations import REPRESENTATIONS
 from efcil.stats import ClassStats
 from efcil.tasks import TaskStream, class_order
@@ -106,6 +108,7 @@ class Run:
         self.log = Log(self.home / "metrics.jsonl")
         self.matrices: dict[str, AccuracyMatrix] = {}
         self.seconds = 0.0
+        self.stop = threading.Event()  # set from outside: the run ends after this epoch
 
     # -- what others see ---------------------------------------------------------------------------------------------
 
@@ -229,9 +232,10 @@ class Run:
             first_epoch=epoch,
             momenta=momenta,
         )
+        self.store.wait()
         self.seconds = self._clock()
         summaries = self._write_summaries()
-        write_report(summaries, self.out)
+        atomic_write_text(self.out / "report.html", html_page(summaries))
         self.reporter.finished(summaries, str(self.out))
         return summaries
 
@@ -258,6 +262,8 @@ class Run:
 
     def after_epoch(self, report: EpochReport, optimiser: Optimiser) -> None:
         """Log the epoch; keep it when the last checkpoint is old enough."""
+        if self.stop.is_set():
+            raise KeyboardInterrupt
         self.log.add(task=report.task + 1, epoch=report.epoch + 1, loss=report.loss, lr=report.lr)
         self.reporter.epoch(report)
         now = time.monotonic()
@@ -319,6 +325,28 @@ class Run:
             self._summary_file(label).parent.mkdir(exist_ok=True)
             write_json(self._summary_file(label), summary)
         return summaries
+
+
+def execute_all(runs: Sequence[Run], resume: bool, at_once: int) -> list[list[Summary]]:
+    """Execute runs, several at once in one process where a GPU is not filled by one: a thread and a stream each."""
+
+    def one(run: Run) -> list[Summary]:
+        device = run.machine.device
+        stream = torch.cuda.stream(torch.cuda.Stream(device)) if device.type == "cuda" else nullcontext()
+        with stream:
+            return run.execute(resume)
+
+    if at_once <= 1:
+        return [run.execute(resume) for run in runs]
+    with ThreadPoolExecutor(at_once) as pool:
+        futures = [pool.submit(one, run) for run in runs]
+        try:
+            return [future.result() for future in futures]
+        except BaseException:
+            for run, future in zip(runs, futures, strict=True):
+                run.stop.set()
+                future.cancel()
+            raise
 
 
 def _below(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:

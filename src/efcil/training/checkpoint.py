@@ -11,6 +11,7 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,10 +36,22 @@ def _digest(tensors: Mapping[str, Tensor], meta: str) -> str:
     return digest.hexdigest()
 
 
+def on_cpu(tensors: Mapping[str, Tensor]) -> Tensors:
+    """Copy tensors as a file needs them: safetensors refuses channels_last and shared storage."""
+    return {
+        name: t.detach().clone(memory_format=torch.contiguous_format)
+        if t.device.type == "cpu"
+        else t.detach().contiguous().cpu()
+        for name, t in tensors.items()
+    }
+
+
 def save_tensors(path: Path, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
     """Write tensors and JSON `meta` as one safetensors file, whole or not at all, with a checksum of all of it."""
-    # safetensors refuses channels_last and shared storage; NumPy, which hashes, needs the CPU
-    plain = {name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()}
+    _write(path, on_cpu(tensors), meta)
+
+
+def _write(path: Path, plain: Tensors, meta: Mapping[str, Any]) -> None:
     text = json.dumps(meta, sort_keys=True)
     with replaced(path) as temporary:
         save_file(plain, temporary, metadata={"meta": text, "sha256": _digest(plain, text)})
@@ -80,6 +93,8 @@ class CheckpointStore:
     def __init__(self, directory: Path, note: Callable[[str], None] = lambda text: None):
         self.directory = directory
         self.note = note
+        self._writer = ThreadPoolExecutor(1)  # files are hashed and written while the next task begins
+        self._pending: Future[None] | None = None
 
     def _files(self) -> list[tuple[int, int | None, Path]]:
         """(task, epoch, path), newest first."""
@@ -92,15 +107,33 @@ class CheckpointStore:
 
     def save_task(self, task: int, tensors: Tensors, meta: Mapping[str, Any]) -> None:
         """Keep everything after `task` learned tasks."""
-        self.directory.mkdir(parents=True, exist_ok=True)
-        save_tensors(self.directory / f"task-{task:02d}.safetensors", tensors, meta)
-        self._prune()
+        self._save(f"task-{task:02d}.safetensors", tensors, meta)
 
     def save_epoch(self, task: int, epoch: int, tensors: Tensors, meta: Mapping[str, Any]) -> None:
         """Keep the middle of a task: `epoch` epochs of the `task`-th task are done."""
-        self.directory.mkdir(parents=True, exist_ok=True)
-        save_tensors(self.directory / f"task-{task:02d}-epoch-{epoch:04d}.safetensors", tensors, meta)
-        self._prune()
+        self._save(f"task-{task:02d}-epoch-{epoch:04d}.safetensors", tensors, meta)
+
+    def _save(self, name: str, tensors: Tensors, meta: Mapping[str, Any]) -> None:
+        plain = on_cpu(tensors)  # what comes after may change them
+        self.wait()
+
+        def write() -> None:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            _write(self.directory / name, plain, meta)
+            self._prune()
+
+        self._pending = self._writer.submit(write)
+
+    def wait(self) -> None:
+        """Return when what was saved is on disk; an error in writing it is raised here."""
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            try:
+                pending.result()
+            except OSError as error:
+                raise CheckpointError(
+                    f"{self.directory} cannot be written: {error.strerror or error}; free some space, then --resume"
+                ) from None
 
     def _prune(self) -> None:
         files = self._files()
@@ -120,6 +153,7 @@ class CheckpointStore:
 
         Raises CheckpointError when checkpoints exist but none of them is sound.
         """
+        self.wait()
         files = self._files()
         wholes: dict[int, tuple[Tensors, dict[str, Any]] | None] = {}
 

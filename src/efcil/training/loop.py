@@ -7,6 +7,7 @@ batches as one that was never stopped.
 from __future__ import annotations
 
 import copy
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -104,11 +105,13 @@ class Ahead:
         fits = images.numel() <= CHUNK_BYTES[machine.device.type]
         self.stream = torch.cuda.Stream(machine.device) if machine.device.type == "cuda" and fits else None
         self.ready: tuple[int, list[tuple[Tensor, Tensor]]] | None = None
+        self.taken: list[tuple[Tensor, Tensor]] = []
+        if self.stream is not None:
+            self.stream.wait_stream(torch.cuda.current_stream())  # the images must be there
 
     def prepare(self, epoch: int) -> None:
         """Begin an epoch's batches."""
         if self.stream is not None:
-            self.stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(self.stream):
                 self.ready = (epoch, list(self.feed(epoch)))
 
@@ -171,12 +174,21 @@ class CapturedStep:
     """The same step recorded once as a CUDA graph and replayed; an odd-sized batch takes the plain way."""
 
     WARM_UP = 3  # steps before capture: lazy initialisation and compilation happen there
+    LOCK = threading.Lock()  # one thread compiles and captures at a time; the others go on with what they have
 
     def __init__(self, step: Step, module: nn.Module, batch: Tensor, labels: Tensor, pool: Any):
         self.step, self.total = step, step.total
         self.batch, self.labels = batch.clone(), labels.clone()
         kept = [*module.state_dict().values(), *step.optimiser.momenta().values()]
         saved = [t.clone() for t in kept]
+        with self.LOCK:
+            self._record(pool)
+        for tensor, value in zip(kept, saved, strict=True):  # the warm-up must leave no trace
+            tensor.copy_(value)
+        self.total.zero_()
+
+    def _record(self, pool: Any) -> None:
+        step = self.step
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
@@ -187,9 +199,6 @@ class CapturedStep:
         self.graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self.graph, pool=pool, capture_error_mode="thread_local"):
             step(self.batch, self.labels)
-        for tensor, value in zip(kept, saved, strict=True):  # the warm-up must leave no trace
-            tensor.copy_(value)
-        self.total.zero_()
 
     def __call__(self, batch: Tensor, labels: Tensor) -> None:
         """Replay the recorded step on a new batch."""

@@ -60,6 +60,11 @@ class Machine:
             return f"{torch.cuda.get_device_name(self.device)}, {self.precision}"
         return f"{platform.machine()} CPU, {torch.get_num_threads()} threads, {self.precision}"
 
+    @property
+    def runs_at_once(self) -> int:
+        """How many runs share the device: small steps do not fill a large GPU; a CPU has nothing to spare."""
+        return 3 if self.capture else 1
+
     def autocast(self) -> torch.autocast:
         """Arithmetic of forward passes. The cache of cast weights is off, since a captured step must not keep one."""
         return torch.autocast(
@@ -74,7 +79,11 @@ class Machine:
 
     def compiled(self, module: nn.Module) -> Callable[..., Tensor]:
         """Return a fast way to call the module; the module itself stays as it is."""
-        return torch.compile(module.forward, dynamic=False) if self.compile else module
+        if not self.compile:
+            return module
+        # Several runs in one process compile the same code for several modules; past the limit it would run eagerly.
+        torch._dynamo.config.cache_size_limit = max(64, torch._dynamo.config.cache_size_limit)
+        return torch.compile(module.forward, dynamic=False)
 
     @contextlib.contextmanager
     def beside(self) -> Iterator[None]:
