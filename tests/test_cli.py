@@ -313,6 +313,33 @@ def test_data_verify(efcil, tmp_path, monkeypatch):
     assert "digits: 10 classes" in efcil("data", "verify", "digits")[1]
 
 
+def test_data_fetch_from_a_server(efcil, tmp_path, monkeypatch):
+    """The command itself, against a server on loopback; tests/test_fetch.py has the broken connections."""
+    import functools
+    import hashlib
+    import http.server
+    import threading
+
+    from efcil import data
+    from efcil.data.fetch import Remote
+
+    served = tmp_path / "served"
+    served.mkdir()
+    (served / "x.bin").write_bytes(b"pixels" * 1000)
+    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=served)
+    monkeypatch.setattr(http.server.SimpleHTTPRequestHandler, "log_message", lambda *a: None)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        checksum = "md5:" + hashlib.md5(b"pixels" * 1000).hexdigest()
+        address = f"http://127.0.0.1:{server.server_address[1]}/x.bin"
+        monkeypatch.setattr(data, "remote", lambda name: Remote(address, "x.bin", checksum))
+        code, out, err = efcil("data", "fetch", "cifar100", "--data", tmp_path / "got")
+        server.shutdown()
+    assert code == 0, err
+    assert (tmp_path / "got" / "x.bin").read_bytes() == b"pixels" * 1000
+    assert f"use it with --data {tmp_path / 'got'}" in out
+
+
 # --- bad input: one clear line, a non-zero exit, nothing lost ---------------------------------------------------------
 
 

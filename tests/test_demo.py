@@ -1,0 +1,58 @@
+"""The first command a newcomer types."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.mark.slow
+def test_demo_shows_dpcr_above_its_baselines(tmp_path):
+    began = time.monotonic()
+    environment = {**os.environ, "OMP_NUM_THREADS": "2"}
+    command = [sys.executable, "-m", "efcil", "demo", "--out", str(tmp_path / "demo")]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    seconds = time.monotonic() - began
+    assert done.returncode == 0, done.stderr
+    final = {}
+    for method in ("dpcr", "dp-ncm", "lwf-ncm", "lwf"):
+        summary = json.loads((tmp_path / "demo" / method / "summary.json").read_text())
+        assert (summary["tasks"], summary["task_sizes"]) == (5, [2] * 5)
+        final[method] = summary["A_f"]
+    assert final["dpcr"] > final["lwf"]
+    assert final["dpcr"] > final["lwf-ncm"]
+    assert "report.html" in done.stdout
+    assert (tmp_path / "demo" / "report.html").stat().st_size > 10_000
+    assert seconds < 180
+
+
+@pytest.mark.slow
+def test_glyphs_preset_learns(tmp_path):
+    environment = {**os.environ, "OMP_NUM_THREADS": "2"}
+    command = [sys.executable, "-m", "efcil", "compare", "dpcr,lwf-ncm,lwf", "glyphs", "--tasks", "5", "--quiet"]
+    began = time.monotonic()
+    subprocess.run([*command, "--out", str(tmp_path / "g")], check=True, env=environment)
+    assert time.monotonic() - began < 240, "about a minute on two idle cores"
+    final = {m: json.loads((tmp_path / "g" / m / "summary.json").read_text())["A_f"] for m in ("dpcr", "lwf")}
+    assert final["dpcr"] > 30, "chance is 5"
+    assert final["dpcr"] > final["lwf"]
+
+
+@pytest.mark.parametrize("target", ["demo", "test"])
+def test_make_sets_itself_up(target, tmp_path):
+    """In a tree without .venv, make's plan begins with one, and torch is pinned by the constraints file."""
+    (tmp_path / "Makefile").write_text((ROOT / "Makefile").read_text())
+    for name in ("pyproject.toml", "constraints.txt"):
+        (tmp_path / name).write_text((ROOT / name).read_text())
+    plan = subprocess.run(["make", "-n", target], cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+    lines = plan.splitlines()
+    assert lines[0].endswith("-m venv .venv")
+    assert all("-c constraints.txt" in line for line in lines if "pip install" in line)
+    assert "torch==2.13.0" in (ROOT / "constraints.txt").read_text()
+    assert any("efcil demo" in line or "pytest" in line for line in lines[2:])
