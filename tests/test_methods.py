@@ -9,13 +9,14 @@ from efcil.config import build, keys
 from efcil.data.dataset import ImageSet
 from efcil.errors import DataError, OptionError
 from efcil.experiment import Request, resolve
-from efcil.features import TaskFeatures
+from efcil.features import TaskFeatures, extract
 from efcil.methods import METHODS, find
 from efcil.metrics import AccuracyMatrix
 from efcil.protocol import Evaluator, learn_stream
 from efcil.representations import REPRESENTATIONS
 from efcil.stats import ClassStats
 from efcil.tasks import Task, TaskStream
+from efcil.training.loop import Pixels
 from problems import TINY, blobs
 
 SIZES = (2, 3, 1)
@@ -331,3 +332,26 @@ def test_every_method_has_its_words():
         assert method.title
         assert method.representation in REPRESENTATIONS
         assert set(method.fixed) <= set(keys(method.options))
+
+
+def test_features_come_from_a_backbone_at_rest(machine, data):
+    kind = REPRESENTATIONS["lwf"]
+    backbone = kind(kind.options_type(**TINY), 3, machine, 0).backbone
+    pixels = Pixels(machine.tensor(data.train.images), data.mean, data.std, machine)
+    expected = backbone.eval()(pixels.normalise(pixels.images))
+    before = {name: value.clone() for name, value in backbone.state_dict().items()}
+    features = extract(backbone.train(), pixels, machine)
+    assert torch.allclose(features, expected, atol=1e-6)
+    assert all(torch.equal(value, before[name]) for name, value in backbone.state_dict().items())
+
+
+def test_only_the_evaluator_looks_at_test_images(machine):
+    """Other test images change what is measured, and no bit of what is learned."""
+    honest, other = blobs(seed=3), blobs(seed=3)
+    other.test.images[:] = np.random.default_rng(0).integers(0, 256, other.test.images.shape)
+    runs = [experiment(["dpcr", "lwf"], machine, data) for data in (honest, other)]
+    assert runs[0][3].losses == runs[1][3].losses
+    for name in ("dpcr", "lwf"):
+        states = [tensors(run[1][name].state()) for run in runs]
+        assert all(torch.equal(value, states[1][key]) for key, value in states[0].items())
+        assert runs[0][2][name] != runs[1][2][name]

@@ -134,3 +134,15 @@ def test_data_set_refuses_empty_class_and_wrong_shapes():
         ImageSet(full.images, full.labels[:3])
     with pytest.raises(DataError, match="must be uint8"):
         ImageSet(full.images.astype(np.float32), full.labels)
+
+
+def test_fingerprint_tells_data_apart():
+    def data(names=("a", "b"), first_pixel=0, swapped=False):
+        part = image_set([2, 2])
+        images = part.images.copy()
+        images[0, 0, 0, 0] = first_pixel
+        labels = 1 - part.labels if swapped else part.labels
+        return DataSet("tiny", names, ImageSet(images, labels), part, (0.5,), (0.5,)).fingerprint()
+
+    assert data() == data()
+    assert len({data(), data(names=("a", "c")), data(first_pixel=9), data(swapped=True)}) == 4

@@ -368,3 +368,15 @@ def test_schedule_refuses_nonsense():
         Schedule(epochs=3, lr=0.1, milestones=(2, 1))
     with pytest.raises(ValueError, match="greater than 0"):
         Schedule(epochs=3, lr=0)
+
+
+def test_every_epoch_has_its_own_order(data):
+    representation = learner(augment="none")
+    task = stream(data)[0]
+    representation.begin(task)
+    loss, seen = representation.loss, []
+    representation.loss = lambda images, labels: (seen.append(images.sum((1, 2, 3))), loss(images, labels))[1]
+    fit(representation, task, data)
+    epochs = torch.cat(seen).view(3, -1)
+    assert len(epochs.unique(dim=0)) == 3, "each in another order"
+    assert len(epochs.sort(1).values.unique(dim=0)) == 1, "of the same images"

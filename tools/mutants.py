@@ -12,14 +12,19 @@ names are run before anything is broken, since a test that fails anyway proves n
 from __future__ import annotations
 
 import argparse
+import importlib
+import itertools
+import json
 import os
 import queue
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -32,13 +37,37 @@ ROOT = Path(__file__).resolve().parent.parent
 LIST = ROOT / "tools" / "mutants.yaml"
 PAGE = ROOT / "docs" / "mutants.md"
 KEYS = {"id", "broken", "file", "find", "replace", "tests"}
+LEFT_OUT = {".git", ".venv", "runs", "demo", "__pycache__"}  # where there is no git to say
 SECONDS = 120  # a mutant whose tests take longer than that has made one hang
 ADDOPTS = "--strict-markers --strict-config --import-mode=importlib"  # pyproject.toml's, without doctests
+PRELOADED = (
+    "pytest",
+    "hypothesis",
+    "hypothesis.strategies",
+    "numpy",
+    "torch",
+    "torch._dynamo",
+    "pydantic",
+    "yaml",
+    "PIL.Image",
+    "safetensors.torch",
+    "typer",
+)
 FAILED = re.compile(r"^(?:FAILED|ERROR) ((?:src|tests)/[\w/.]+::[\w.]+)", re.MULTILINE)
 
 
 class MutantError(Exception):
     """A list that cannot be used, or tests that fail with nothing broken."""
+
+
+_seconds = itertools.count(1)
+
+
+def write(path: Path, text: str) -> None:
+    """Write a file with a time that it never had: bytecode is told by whole seconds and length, and must not be old."""
+    path.write_text(text, encoding="utf-8")
+    when = int(time.time()) + next(_seconds)
+    os.utime(path, (when, when))
 
 
 @dataclass(frozen=True)
@@ -58,7 +87,7 @@ class Mutant:
         text = path.read_text(encoding="utf-8")
         if text.count(self.find) != 1:
             raise MutantError(f"{self.id}: its text occurs {text.count(self.find)} times in {self.file}, wanted once")
-        path.write_text(text.replace(self.find, self.replace), encoding="utf-8")
+        write(path, text.replace(self.find, self.replace))
         return text
 
 
@@ -88,9 +117,13 @@ def read(path: Path) -> list[Mutant]:
 
 
 def copied(root: Path, target: Path) -> Path:
-    """Copy what git tracks, and what it would, from `root` into `target`."""
+    """Copy what git tracks, and what it would track, from `root` into `target`."""
     command = ["git", "-C", str(root), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-    names = subprocess.run(command, capture_output=True, check=True).stdout.decode().split("\0")
+    try:
+        names = subprocess.run(command, capture_output=True, check=True).stdout.decode().split("\0")
+    except (OSError, subprocess.CalledProcessError):  # an unpacked archive
+        below = (path.relative_to(root) for path in root.rglob("*"))
+        names = [path.as_posix() for path in below if not LEFT_OUT.intersection(path.parts)]
     for name in filter(None, names):
         if (root / name).is_file():  # not one that was removed and is still tracked
             (target / name).parent.mkdir(parents=True, exist_ok=True)
@@ -99,8 +132,8 @@ def copied(root: Path, target: Path) -> Path:
 
 
 def environment(root: Path) -> dict[str, str]:
-    """Import the package of the copy, and keep no bytecode: a file put back within a second would look unchanged."""
-    own = {"PYTHONPATH": str(root / "src"), "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1", "COLUMNS": "500"}
+    """Have Python import the package of the copy, in one thread, and pytest print whole names."""
+    own = {"PYTHONPATH": str(root / "src"), "OMP_NUM_THREADS": "1", "COLUMNS": "500"}
     return {**os.environ, **own}
 
 
@@ -112,61 +145,120 @@ def check_import(root: Path) -> None:
         raise MutantError(f"the package is imported from {done.stdout.strip()}, not from the copy")
 
 
-def run_tests(root: Path, tests: Iterable[str], *, stop: bool, seconds: float | None = None) -> tuple[int, list[str]]:
-    """Run tests in a copy; return pytest's exit status and the names of those that failed."""
-    names = list(dict.fromkeys(tests))
-    command = [sys.executable, "-m", "pytest", "-q", "--tb=no", "-rfE", "-p", "no:cacheprovider", "-m", "not slow"]
-    command += ["-o", f"addopts={ADDOPTS}", *(["-x"] if stop else [])]
-    command += ["--doctest-modules"] if any(name.startswith("src/") for name in names) else []
-    done = subprocess.run(
-        [*command, *names], cwd=root, env=environment(root), capture_output=True, text=True, timeout=seconds
-    )
-    return done.returncode, FAILED.findall(done.stdout)
+class Copy:
+    """A copy of the repository and a process in it that has imported what is slow, and forks for every run of tests."""
+
+    def __init__(self, root: Path, target: Path) -> None:
+        self.root = copied(root, target)
+        check_import(self.root)
+        command = [sys.executable, str(Path(__file__).resolve()), "--serve"]
+        self.process = subprocess.Popen(
+            command, cwd=self.root, env=environment(self.root), text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+
+    def run_tests(self, tests: Iterable[str], *, stop: bool, seconds: float) -> tuple[int, list[str]]:
+        """Return pytest's exit status and the names of the tests that failed; -1 when there was no end."""
+        names = list(dict.fromkeys(tests))
+        command = ["-q", "--tb=no", "-rfE", "-p", "no:cacheprovider", "-m", "not slow", "-o", f"addopts={ADDOPTS}"]
+        command += ["-W", "ignore:Module already imported:pytest.PytestAssertRewriteWarning"]  # of what is preloaded
+        command += ["-x"] if stop else []
+        command += ["--doctest-modules"] if any(name.startswith("src/") for name in names) else []
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(json.dumps({"arguments": [*command, *names], "seconds": seconds}) + "\n")
+        self.process.stdin.flush()
+        answer = json.loads(self.process.stdout.readline())
+        return answer["code"], FAILED.findall(answer["output"])
+
+    def judge(self, mutant: Mutant) -> Outcome:
+        """Break the copy, run the mutant's tests, put the copy back."""
+        began = time.perf_counter()
+        before = mutant.apply(self.root)
+        try:
+            code, failed = self.run_tests(mutant.tests, stop=True, seconds=SECONDS)
+        finally:
+            write(self.root / mutant.file, before)
+        verdict = {0: "SURVIVED", 1: "killed"}.get(code, "error")
+        if verdict == "killed" and not failed:
+            verdict = "error"
+        test = failed[0] if failed else "" if verdict == "SURVIVED" else f"pytest ended with {code}"
+        return Outcome(mutant, verdict, test, time.perf_counter() - began)
+
+    def close(self) -> None:
+        """End the process."""
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.process.wait()
 
 
-def check_baseline(root: Path, tests: Iterable[str]) -> None:
-    """Refuse to go on when a test fails with nothing broken."""
-    code, failed = run_tests(root, sorted(set(tests)), stop=False)
-    if code != 0:
-        raise MutantError(f"with nothing broken pytest ends with {code}; failing: {', '.join(failed) or 'see pytest'}")
+def serve() -> None:
+    """Read runs of pytest from standard input, a JSON object a line; answer each with its status and output."""
+    for name in PRELOADED:
+        importlib.import_module(name)
+    assert "efcil" not in sys.modules, "the package must be imported anew, broken as it is, by every run"
+    for line in sys.stdin:
+        request = json.loads(line)
+        with tempfile.TemporaryFile() as output:
+            child = os.fork()
+            if child == 0:
+                os.setsid()
+                os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+                os.dup2(output.fileno(), 1)
+                os.dup2(output.fileno(), 2)
+                code = 3
+                try:
+                    code = int(importlib.import_module("pytest").main(request["arguments"]))
+                except BaseException:
+                    traceback.print_exc()
+                finally:
+                    sys.stdout.flush()
+                    sys.stderr.flush()
+                    os._exit(code)
+            status = _wait(child, request["seconds"])
+            output.seek(0)
+            text = output.read().decode("utf-8", "replace")
+        print(json.dumps({"code": status, "output": text}), flush=True)
 
 
-def judge(mutant: Mutant, root: Path) -> Outcome:
-    """Break the copy, run the mutant's tests, put the copy back."""
-    began = time.perf_counter()
-    before = mutant.apply(root)
-    try:
-        code, failed = run_tests(root, mutant.tests, stop=True, seconds=SECONDS)
-    except subprocess.TimeoutExpired:
-        code, failed = -1, [f"no end within {SECONDS} s"]
-    finally:
-        (root / mutant.file).write_text(before, encoding="utf-8")
-    verdict = {0: "SURVIVED", 1: "killed"}.get(code, "error")
-    if verdict == "killed" and not failed:
-        verdict = "error"
-    test = failed[0] if failed else "" if verdict == "SURVIVED" else f"pytest ended with {code}"
-    return Outcome(mutant, verdict, test, time.perf_counter() - began)
+def _wait(child: int, seconds: float) -> int:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        done, status = os.waitpid(child, os.WNOHANG)
+        if done:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.02)
+    os.killpg(child, signal.SIGKILL)  # the child leads its own group
+    os.waitpid(child, 0)
+    return -1
 
 
 def judge_all(mutants: Sequence[Mutant], root: Path, jobs: int) -> Iterator[Outcome]:
     """Judge mutants in their order, each job in a copy of its own."""
+    tests = sorted({test for mutant in mutants for test in mutant.tests})
     with tempfile.TemporaryDirectory(prefix="mutants-") as directory:
-        copies: queue.SimpleQueue[Path] = queue.SimpleQueue()
-        for job in range(jobs):
-            copies.put(copied(root, Path(directory, str(job))))
-        first = Path(directory, "0")
-        check_import(first)
-        check_baseline(first, (test for mutant in mutants for test in mutant.tests))
+        copies = [Copy(root, Path(directory, str(job))) for job in range(jobs)]
+        try:
+            code, failed = copies[0].run_tests(tests, stop=False, seconds=60 * SECONDS)
+            if code != 0:
+                raise MutantError(
+                    f"with nothing broken pytest ends with {code}; failing: {', '.join(failed) or 'none'}"
+                )
+            free: queue.SimpleQueue[Copy] = queue.SimpleQueue()
+            for copy in copies:
+                free.put(copy)
 
-        def one(mutant: Mutant) -> Outcome:
-            place = copies.get()
-            try:
-                return judge(mutant, place)
-            finally:
-                copies.put(place)
+            def one(mutant: Mutant) -> Outcome:
+                copy = free.get()
+                try:
+                    return copy.judge(mutant)
+                finally:
+                    free.put(copy)
 
-        with ThreadPoolExecutor(jobs) as pool:
-            yield from pool.map(one, mutants)
+            with ThreadPoolExecutor(jobs) as pool:
+                yield from pool.map(one, mutants)
+        finally:
+            for copy in copies:
+                copy.close()
 
 
 def page_text(outcomes: Sequence[Outcome]) -> str:
@@ -207,8 +299,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--list", action="store_true", help="list the mutants and run nothing")
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 unless every mutant is killed")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="mutants at a time, each in its own copy")
+    parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--mutants", type=Path, default=LIST, metavar="FILE", help="another list; nothing is written")
     options = parser.parse_args(arguments)
+    if options.serve:
+        serve()
+        return 0
     try:
         mutants = read(options.mutants)
         unknown = set(options.only or ()) - {mutant.id for mutant in mutants}

@@ -36,7 +36,7 @@ from efcil.stats import ClassStats
 from efcil.tasks import TaskStream, class_order
 from efcil.training.checkpoint import CheckpointStore
 from efcil.training.loop import EpochReport, Optimiser
-from efcil.training.machine import Machine
+from efcil.training.machine import Machine, own_stream
 
 Summary = dict[str, Any]
 
@@ -332,7 +332,7 @@ def execute_all(runs: Sequence[Run], resume: bool, at_once: int) -> list[list[Su
 
     def one(run: Run) -> list[Summary]:
         device = run.machine.device
-        stream = torch.cuda.stream(torch.cuda.Stream(device)) if device.type == "cuda" else nullcontext()
+        stream = torch.cuda.stream(own_stream(device, "run")) if device.type == "cuda" else nullcontext()
         with stream:
             return run.execute(resume)
 

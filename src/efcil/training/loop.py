@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from efcil.data.augment import CHUNK_BYTES, Transform
 from efcil.errors import TrainingError
-from efcil.training.machine import Machine, Purpose, generator, memory_guard
+from efcil.training.machine import Machine, Purpose, generator, memory_guard, own_stream
 from efcil.training.schedule import Schedule
 
 LastBatch = Literal["wrap", "keep", "drop"]
@@ -103,7 +103,7 @@ class Ahead:
     def __init__(self, feed: Callable[[int], Iterator[tuple[Tensor, Tensor]]], images: Tensor, machine: Machine):
         self.feed = feed
         fits = images.numel() <= CHUNK_BYTES[machine.device.type]
-        self.stream = torch.cuda.Stream(machine.device) if machine.device.type == "cuda" and fits else None
+        self.stream = own_stream(machine.device, "ahead") if machine.device.type == "cuda" and fits else None
         self.ready: tuple[int, list[tuple[Tensor, Tensor]]] | None = None
         self.taken: list[tuple[Tensor, Tensor]] = []
         if self.stream is not None:
@@ -189,7 +189,7 @@ class CapturedStep:
 
     def _record(self, pool: Any) -> None:
         step = self.step
-        stream = torch.cuda.Stream()
+        stream = own_stream(self.batch.device, "warm-up")
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             for _ in range(self.WARM_UP):

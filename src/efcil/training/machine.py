@@ -92,7 +92,7 @@ class Machine:
         if not (self.capture and torch.cuda.is_current_stream_capturing()):
             yield
             return
-        main, branch = torch.cuda.current_stream(), _branch(self.device)
+        main, branch = torch.cuda.current_stream(), own_stream(self.device, "branch")
         branch.wait_stream(main)
         with torch.cuda.stream(branch):
             yield
@@ -100,7 +100,7 @@ class Machine:
     def join(self) -> None:
         """Let the main branch of a captured step wait for what was recorded beside it."""
         if self.capture and torch.cuda.is_current_stream_capturing():
-            torch.cuda.current_stream().wait_stream(_branch(self.device))
+            torch.cuda.current_stream().wait_stream(own_stream(self.device, "branch"))
 
     def tensor(self, array: npt.NDArray[Any]) -> Tensor:
         """Copy an array (memory-mapped or not) to the device."""
@@ -115,12 +115,15 @@ class Machine:
 _streams = threading.local()
 
 
-def _branch(device: torch.device) -> torch.cuda.Stream:
-    """Return this thread's second stream on a device."""
-    streams: dict[torch.device, torch.cuda.Stream] = _streams.__dict__.setdefault("by_device", {})
-    if device not in streams:
-        streams[device] = torch.cuda.Stream(device)
-    return streams[device]
+def own_stream(device: torch.device, purpose: str) -> torch.cuda.Stream:
+    """Return this thread's stream for a purpose, always the same one.
+
+    torch hands out 32 streams in turn: who makes new ones all the time ends up on a stream that another thread captures.
+    """
+    streams: dict[tuple[torch.device, str], torch.cuda.Stream] = _streams.__dict__.setdefault("known", {})
+    if (device, purpose) not in streams:
+        streams[device, purpose] = torch.cuda.Stream(device)
+    return streams[device, purpose]
 
 
 class Purpose(IntEnum):
