@@ -479,3 +479,21 @@ def test_a_folder_of_other_content_is_told_and_left_alone(site, tmp_path, kind):
         fetch(source, tmp_path)
     assert sorted(tmp_path.rglob("*")) == before
     assert site.asked == []
+
+
+def test_the_folder_is_held_for_one_process_while_bytes_come(site, tmp_path):
+    fcntl = pytest.importorskip("fcntl")
+    refused = []
+
+    def try_to_share(done, total):
+        handle = os.open(tmp_path, os.O_RDONLY)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            refused.append(done)
+        finally:
+            os.close(handle)
+
+    fetch(remote(site), tmp_path, progress=try_to_share)
+    assert 0 in refused
+    assert len(PAYLOAD) in refused

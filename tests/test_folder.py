@@ -622,3 +622,11 @@ def test_what_is_not_a_directory(root: Path) -> None:
 def test_impossible_options(root: Path, options: dict[str, Any], message: str) -> None:
     with pytest.raises(OptionError, match=message):
         load(root, **options)
+
+
+def test_an_array_that_does_not_fit_its_index_is_built_again(root: Path, own_cache: Path) -> None:
+    classes = fill(root, {"a": 5, "b": 5})
+    load(root, size=SIZE)
+    (array,) = own_cache.rglob("*.npy")
+    np.save(array, np.zeros((7, 3, SIZE, SIZE), np.uint8))
+    assert shown(load(root, size=SIZE)) == classes

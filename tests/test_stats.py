@@ -303,3 +303,13 @@ def test_bad_input_is_named(features: Tensor) -> None:
         ClassStats(stats.classes, stats.count, stats.mean[:2], stats.gram)
     with pytest.raises(OptionError, match="ascending"):
         ClassStats(stats.classes.flip(0), stats.count, stats.mean, stats.gram)
+
+
+def test_a_class_in_both_parts_is_that_of_all_its_images() -> None:
+    x, labels = draw(12, 3), torch.tensor([0, 1, 1, 1, 2, 0, 0, 1, 2, 2, 2, 4])
+    whole = ClassStats.from_features(x, labels)
+    for cut in (1, 4, 7, 11):  # classes with one image on a side, and with several
+        first = ClassStats.from_features(x[:cut], labels[:cut])
+        second = ClassStats.from_features(x[cut:], labels[cut:])
+        same(first.joined(second), whole)
+        same(second.joined(first), whole)

@@ -103,9 +103,11 @@ def learn_stream(
         first_epoch, momenta = 0, None
         observer.before_readouts(index)
         learned = TaskFeatures(index, representation, pixels, labels, transform)
-        for readout in readouts.values():
-            readout.learn(learned)
-        for name, (correct, correct5) in evaluator.measure(index, representation, readouts).items():
+        with machine.exclusive():
+            for readout in readouts.values():
+                readout.learn(learned)
+            hits = evaluator.measure(index, representation, readouts)
+        for name, (correct, correct5) in hits.items():
             matrices[name].record(index, correct, correct5)
         task.close()
         observer.after_task(index)

@@ -7,7 +7,6 @@ batches as one that was never stopped.
 from __future__ import annotations
 
 import copy
-import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -174,14 +173,13 @@ class CapturedStep:
     """The same step recorded once as a CUDA graph and replayed; an odd-sized batch takes the plain way."""
 
     WARM_UP = 3  # steps before capture: lazy initialisation and compilation happen there
-    LOCK = threading.Lock()  # one thread compiles and captures at a time; the others go on with what they have
 
     def __init__(self, step: Step, module: nn.Module, batch: Tensor, labels: Tensor, pool: Any):
         self.step, self.total = step, step.total
         self.batch, self.labels = batch.clone(), labels.clone()
         kept = [*module.state_dict().values(), *step.optimiser.momenta().values()]
         saved = [t.clone() for t in kept]
-        with self.LOCK:
+        with step.machine.exclusive():  # one thread compiles and captures at a time; others replay what they have
             self._record(pool)
         for tensor, value in zip(kept, saved, strict=True):  # the warm-up must leave no trace
             tensor.copy_(value)

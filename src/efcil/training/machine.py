@@ -102,6 +102,15 @@ class Machine:
         if self.capture and torch.cuda.is_current_stream_capturing():
             torch.cuda.current_stream().wait_stream(own_stream(self.device, "branch"))
 
+    @contextlib.contextmanager
+    def exclusive(self) -> Iterator[None]:
+        """Keep other threads from capturing, or from work that a capture elsewhere would forbid (cuDNN's trials)."""
+        if not self.capture:
+            yield
+            return
+        with _capturing:
+            yield
+
     def tensor(self, array: npt.NDArray[Any]) -> Tensor:
         """Copy an array (memory-mapped or not) to the device."""
         return torch.from_numpy(np.array(array)).to(self.device)
@@ -113,6 +122,7 @@ class Machine:
 
 
 _streams = threading.local()
+_capturing = threading.RLock()
 
 
 def own_stream(device: torch.device, purpose: str) -> torch.cuda.Stream:
