@@ -6,7 +6,7 @@ export OMP_NUM_THREADS ?= 1
 # Nothing that is in the caller's environment may stand in for what is installed here.
 unexport PYTHONPATH
 
-.PHONY: demo test test-all lint bench coverage setup clean
+.PHONY: demo test test-all lint bench mutants coverage setup clean
 
 setup: .venv/.ready
 
@@ -34,6 +34,9 @@ lint: setup
 bench: setup
 	OMP_NUM_THREADS=2 $(BIN)/python benchmarks/core.py --check
 	$(BIN)/python benchmarks/augment.py --check
+
+mutants: setup
+	$(BIN)/python tools/mutants.py --check
 
 coverage: setup
 	$(BIN)/python -m pytest -q --cov=efcil --cov-report=term-missing

@@ -558,3 +558,19 @@ def test_interrupt_says_how_to_go_on(efcil, tmp_path, monkeypatch):
     code, out, _ = efcil("run", "lwf", "digits", "--tasks", 2, "--out", tmp_path / "r", *TINY)
     assert code == 130
     assert f"interrupted; go on with --resume --out {tmp_path / 'r'}" in out
+
+
+def test_what_is_learned_again_is_logged_once(efcil, tmp_path):
+    out = tmp_path / "r"
+    arguments = ["run", "lwf-ncm", "digits", "--tasks", 2, "--out", out, "--quiet", *TINY]
+    assert efcil(*arguments)[0] == 0
+    want = (out / "metrics.jsonl").read_text()
+    (out / "checkpoints" / "task-02.safetensors").unlink()
+    assert efcil(*arguments, "--resume")[0] == 0
+    assert (out / "metrics.jsonl").read_text() == want
+
+
+def test_true_in_a_file_is_no_number(one_line, tmp_path):
+    (tmp_path / "c.yaml").write_text("method: lwf\ndataset: digits\ntasks: true\n")
+    line = one_line("run", "--config", tmp_path / "c.yaml", "--out", tmp_path / "r", *TINY)
+    assert "tasks=True in the file: must be int" in line

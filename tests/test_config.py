@@ -129,3 +129,13 @@ def test_commit_can_be_given(monkeypatch):
     assert commit() == "abc123"
     monkeypatch.delenv("EFCIL_COMMIT")
     assert commit()
+
+
+def test_a_data_sets_own_value_wins_over_that_of_any(monkeypatch):
+    source = "a test"
+    tree = {
+        "any": {"dpcr": {"ridge": (1.0, source), "shift": (True, source)}},
+        "digits": {"dpcr": {"ridge": (2.0, source)}},
+    }
+    monkeypatch.setattr("efcil.config.presets", lambda: {"own": tree})
+    assert preset_values("own", "digits", "dpcr") == {"ridge": 2.0, "shift": True}

@@ -355,3 +355,39 @@ def test_only_the_evaluator_looks_at_test_images(machine):
         states = [tensors(run[1][name].state()) for run in runs]
         assert all(torch.equal(value, states[1][key]) for key, value in states[0].items())
         assert runs[0][2][name] != runs[1][2][name]
+
+
+def test_augmented_images_of_new_classes_reach_the_classifier_alone(machine, data):
+    method = METHODS["dpcr"]
+    readouts = {view: method.readout(method.options(ridge_images=view)) for view in ("clean", "augmented")}
+    kind = REPRESENTATIONS["lwf"]
+    representation = kind(kind.options_type(**TINY), 3, machine, 0)
+    stream = TaskStream(data.train, np.arange(6), (3, 3))
+    evaluator = Evaluator(data, stream, machine)
+    matrices = {name: AccuracyMatrix(evaluator.totals()) for name in readouts}
+    learn_stream(stream, data, evaluator, representation, readouts, matrices, Watch())
+    clean, augmented = readouts["clean"], readouts["augmented"]
+    assert torch.equal(clean.stats.gram, augmented.stats.gram)
+    assert not torch.allclose(clean.weight, augmented.weight)
+
+
+def test_ablations_leave_out_what_their_names_leave_out():
+    without_cip = {"shift": True, "rank_rule": "none"}
+    assert {name: method.fixed for name, method in METHODS.items() if name.startswith("rrcr")} == {
+        "rrcr": {"shift": False, "normalise": False},
+        "rrcr+tssp": {**without_cip, "normalise": False},
+        "rrcr+tssp+cn": {**without_cip, "normalise": True},
+        "rrcr+tssp+cip": {"shift": True, "normalise": False},
+        "rrcr+tssp+cip+cn": {"shift": True, "normalise": True},
+    }
+
+
+def test_company_of_other_rank_rules_changes_nothing():
+    tasks = feature_tasks(dim=40)
+    company = {rule: METHODS["dpcr"].readout(METHODS["dpcr"].options(rank_rule=rule)) for rule in ("none", "numerical")}
+    for index, task in enumerate(tasks):
+        shared = FakeTask(index, *task)
+        for readout in company.values():
+            readout.learn(shared)
+    for rule, readout in company.items():
+        assert torch.equal(readout.weight, learned("dpcr", tasks, rank_rule=rule).weight), rule

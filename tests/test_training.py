@@ -380,3 +380,15 @@ def test_every_epoch_has_its_own_order(data):
     epochs = torch.cat(seen).view(3, -1)
     assert len(epochs.unique(dim=0)) == 3, "each in another order"
     assert len(epochs.sort(1).values.unique(dim=0)) == 1, "of the same images"
+
+
+def test_teacher_is_the_student_as_it_was_when_the_task_began(data):
+    representation = learner()
+    tasks = stream(data)
+    representation.begin(tasks[0])
+    fit(representation, tasks[0], data)
+    before = {k: v.clone() for k, v in representation.student.state_dict().items()}
+    representation.begin(tasks[1])
+    teacher = representation.teacher.state_dict()
+    assert teacher.keys() == before.keys()
+    assert all(torch.equal(v, before[k]) for k, v in teacher.items())

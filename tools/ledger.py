@@ -1,6 +1,6 @@
-"""The results ledger: from stored summaries and the paper's numbers to results/README.md and the table in README.md.
+"""The results ledger: from stored summaries and the paper's numbers to results/README.md and the tables elsewhere.
 
-    python tools/ledger.py                        write both
+    python tools/ledger.py                        write results/README.md and the blocks in README.md and docs/
     python tools/ledger.py --check                exit 1 and say what differs, when they are not what the summaries give
     python tools/ledger.py --add DIR --name NAME  first copy the summaries of a run, a compare or several orders of one
 
@@ -91,7 +91,11 @@ class Row:
         times: dict[str, list[float]] = {}
         for entry in self.entries:
             if entry.run.seconds is not None:
-                times.setdefault(entry.run.device or "device unknown", []).append(entry.run.seconds)
+                device = entry.run.device or "device unknown"
+                shared = re.search(r"--at-once[= ](\d+)", entry.run.command)  # several runs shared the device
+                if shared and int(shared[1]) > 1:
+                    device += f", {shared[1]} runs at once"
+                times.setdefault(device, []).append(entry.run.seconds)
         return "; ".join(f"{_time(statistics.median(values))} ({device})" for device, values in times.items()) or NONE
 
     def each(self, get: Callable[[Run], str]) -> list[str]:
@@ -345,18 +349,75 @@ def compact_text(sections: list[Section]) -> str:
     return "\n".join(lines)
 
 
+def variants_text(sections: list[Section]) -> str:
+    """The block of docs/fidelity.md: DPCR's parts and rank rules, each measured split side by side."""
+    measured = [s for s in sections if any(row.variant for row in s.rows)]
+    labels = dict.fromkeys(row.label for s in measured for row in s.rows)  # best first
+    head = ["Method"] + [f"{escaped(s.title)}: {m.replace('_', chr(92) + '_')}" for s in measured for m in METRICS]
+    rows = []
+    for label in labels:
+        found = [next((row for row in s.rows if row.label == label), None) for s in measured]
+        rows.append([escaped(label), *(_ours(row, m) for row in found for m in METRICS)])
+    lines = _table(head, range(1, len(head)), rows) if measured else [f"Variants: {UNMEASURED}."]
+    return "\n".join([BEGIN, "", *lines, "", END])
+
+
+def benchmarks_text(results: Path) -> str:
+    """The block of docs/performance.md: what benchmarks/ measured on a GPU, from results/benchmarks/*.json."""
+    lines = []
+    for path in sorted((results / "benchmarks").glob("*.json")):
+        stored = read_json(path, error=RunError)
+        raw = stored["raw"]
+        lines += [
+            f"`results/benchmarks/{path.name}`: `{stored['command']}`, {raw['device']}, commit {stored['commit']}",
+            "",
+        ]
+        if "step" in raw:
+            rows = [
+                [row["variant"], "yes" if row["teacher"] else "no", f"{1e3 * row['seconds']['median']:.3f}"]
+                + [f"{1e3 * row['seconds']['spread']:.3f}", f"{1e3 * row['ceiling_seconds']:.3f}"]
+                for row in raw["step"]["rows"]
+            ]
+            lines += _table(["Step of 128 images", "Teacher", "ms", "Spread", "Ceiling, ms"], (2, 3, 4), rows) + [""]
+        if "compiler" in raw:
+            rows = [
+                [r["variant"], str(r["compile_and_capture_seconds"]), f"{r['step_ms']:.3f}"] for r in raw["compiler"]
+            ]
+            lines += _table(["Compiler option", "Compile and capture, s", "Step with teacher, ms"], (1, 2), rows) + [""]
+        if "augment" in raw:
+            speed = raw["augment"]["images_per_second"]
+            lines += [f"Augmentation: {speed['median']:,.0f} images a second (spread {speed['spread']:,.0f}).", ""]
+        if "naive_seconds" in raw:
+            rows = [["SVD and inverse a class, float32", f"{1e3 * raw['naive_seconds']:.1f}", "1", NONE]]
+            for rule in ("positive", "numerical"):
+                numbers = (1e3 * raw[f"{rule}_seconds"], raw[f"{rule}_speedup"], raw[f"{rule}_deviation"])
+                rows.append([f"ours, rule {rule}", *("{:.1f} {:.0f} {:.1e}".format(*numbers).split())])
+            head = [f"Class update, {raw['classes']} + 10 classes, d = {raw['dim']}", "ms", "Times faster", "Deviation"]
+            lines += _table(head, (1, 2, 3), rows)
+            lines += ["", f"Ten times the classes take {raw['tenfold_growth']:.1f} times as long.", ""]
+    return "\n".join([BEGIN, "", *(lines or [f"Benchmarks: {UNMEASURED}.", ""]), END])
+
+
 def wanted_files(root: Path) -> tuple[dict[Path, str], list[str]]:
     """(what the files should hold, what a reader should know)."""
-    results, readme = root / "results", root / "README.md"
+    results = root / "results"
     paper = read_paper(results)
     sections = sections_of(read_entries(results), paper)
     wanted = {results / "README.md": full_text(sections, paper)}
-    text = readme.read_text(encoding="utf-8") if readme.is_file() else ""
-    if BEGIN not in text or END not in text.partition(BEGIN)[2]:
-        return wanted, [f"README.md has no block {BEGIN} ... {END}: left alone"]
-    before, _, rest = text.partition(BEGIN)
-    wanted[readme] = before + compact_text(sections) + rest.partition(END)[2]
-    return wanted, []
+    notes = []
+    blocks = {
+        "README.md": compact_text(sections),
+        "docs/fidelity.md": variants_text(sections),
+        "docs/performance.md": benchmarks_text(results),
+    }
+    for name, block in blocks.items():
+        text = (root / name).read_text(encoding="utf-8") if (root / name).is_file() else ""
+        if BEGIN not in text or END not in text.partition(BEGIN)[2]:
+            notes.append(f"{name} has no block {BEGIN} ... {END}: left alone")
+            continue
+        before, _, rest = text.partition(BEGIN)
+        wanted[root / name] = before + block + rest.partition(END)[2]
+    return wanted, notes
 
 
 # -- adding ----------------------------------------------------------------------------------------------------------

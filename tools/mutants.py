@@ -186,9 +186,7 @@ class Copy:
 
     def close(self) -> None:
         """End the process."""
-        assert self.process.stdin is not None
-        self.process.stdin.close()
-        self.process.wait()
+        self.process.communicate()  # the end of its input
 
 
 def serve() -> None:

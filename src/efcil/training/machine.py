@@ -128,7 +128,7 @@ _capturing = threading.RLock()
 def own_stream(device: torch.device, purpose: str) -> torch.cuda.Stream:
     """Return this thread's stream for a purpose, always the same one.
 
-    torch hands out 32 streams in turn: who makes new ones all the time ends up on a stream that another thread captures.
+    torch hands out 32 streams in turn: who makes new ones all the time ends up on one that another thread captures.
     """
     streams: dict[tuple[torch.device, str], torch.cuda.Stream] = _streams.__dict__.setdefault("known", {})
     if (device, purpose) not in streams:
