@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -17,7 +17,7 @@ from efcil import __version__
 from efcil import data as sources
 from efcil.config import Options, Values, build, flat, keys, parse_settings, preset_names, preset_values
 from efcil.errors import OptionError, nearest
-from efcil.methods import Method, find
+from efcil.methods import METHODS, Method, find
 from efcil.representations import REPRESENTATIONS
 from efcil.tasks import task_sizes
 
@@ -77,6 +77,14 @@ def _parse_label(label: str) -> tuple[Method, Values]:
     return find(name), parse_settings(settings)
 
 
+def _unknown(key: str, methods: str, known: Collection[str]) -> str:
+    """Say that methods have no such option: who has it, or which known one is nearest."""
+    others = [m.name for m in METHODS.values() if key in keys(m.options) and key not in m.fixed]
+    if others:
+        return f"{key} is not an option of {methods}, only of {', '.join(others)}"
+    return f"{key} is not an option here: {nearest(key, known)}"
+
+
 def resolve(request: Request) -> Plan:
     """Resolve and check a request; every mistake in its settings is told at once."""
     if len(set(request.methods)) != len(request.methods):
@@ -84,6 +92,8 @@ def resolve(request: Request) -> Plan:
     source = sources.find(request.dataset)
     parsed = {label: _parse_label(label) for label in request.methods}
     kinds = {method.representation for method, _ in parsed.values()}
+    if kinds == {"lwf", "frozen"}:  # a frozen backbone is the first one of an LwF trajectory
+        kinds = {"lwf"}
     if len(kinds) > 1:
         groups = "; ".join(
             f"{k}: {', '.join(n for n, (m, _) in parsed.items() if m.representation == k)}" for k in kinds
@@ -100,13 +110,17 @@ def resolve(request: Request) -> Plan:
     training_keys, data_keys = set(keys(training_type)), {f"data.{k}" for k in keys(source.options)}
     method_keys = {label: set(keys(method.options)) for label, (method, _) in parsed.items()}
     known = training_keys | data_keys | set().union(*method_keys.values())
-    problems = [f"{key} is not an option here: {nearest(key, known)}" for key in settings if key not in known]
+    problems = []
+    for key in settings:
+        if key not in known:
+            named = ", ".join(dict.fromkeys(method.name for method, _ in parsed.values()))
+            problems.append(_unknown(key, named, known))
     for label, (method, own) in parsed.items():
         for key in {**own, **{k: v for k, v in settings.items() if k in method_keys[label]}}:
             if key in method.fixed:
                 problems.append(f"{method.name} fixes {key}={method.fixed[key]}: take dpcr to choose it")
             elif key not in method_keys[label]:
-                problems.append(f"{label}: {key} is not an option of {method.name}: {nearest(key, method_keys[label])}")
+                problems.append(_unknown(key, method.name, method_keys[label]))
     if problems:
         raise OptionError("; ".join(dict.fromkeys(problems)))
 

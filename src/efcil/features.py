@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Hashable
 from typing import Any, Literal, TypeVar
 
@@ -48,15 +49,22 @@ class TaskFeatures:
         self._pixels: dict[View, Pixels] = {"clean": pixels}
         self._transform = transform
         self._found: dict[Hashable, Any] = {}
+        self.frozen = False  # whether `new` means the backbone after the first task
 
     @property
     def first(self) -> bool:
         """Whether there is no task before this one."""
         return self.index == 0
 
+    def at_first(self) -> TaskFeatures:
+        """Return the same task as methods with a frozen backbone see it: new features are the first backbone's."""
+        other = copy.copy(self)
+        other._found, other.frozen = {}, True
+        return other
+
     def new(self, view: View = "clean") -> Tensor:
         """Features (n, dim) of the task's images under the backbone that has just learned them."""
-        return self._features("new", view)
+        return self._features("first" if self.frozen else "new", view)
 
     def old(self, view: View = "clean") -> Tensor:
         """Features (n, dim) of the same images under the backbone before this task."""
@@ -64,7 +72,10 @@ class TaskFeatures:
 
     def _features(self, when: str, view: View) -> Tensor:
         r = self.representation
-        backbone = r.backbone if when == "new" else r.old_backbone
+        if when == "first":
+            backbone = r.first_backbone
+        else:
+            backbone = r.backbone if when == "new" else r.old_backbone
         crop = r.options.crop if view == "clean" else None  # augmentation has cropped already
         return self.once((when, view), lambda: extract(backbone, self._view(view), r.machine, crop))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Protocol
 
 import numpy as np
@@ -48,15 +48,25 @@ class Evaluator:
         return np.diff(self.ends, prepend=0).tolist()
 
     def measure(
-        self, task: int, representation: Representation, readouts: Mapping[str, Readout]
+        self,
+        task: int,
+        representation: Representation,
+        readouts: Mapping[str, Readout],
+        frozen: Collection[str] = (),
     ) -> dict[str, tuple[list[int], list[int]]]:
-        """Return (top-1, top-5) hits on each task's test images, for each readout. Features are computed once."""
+        """Return (top-1, top-5) hits on each task's test images, for each readout; those in `frozen` see the first
+        backbone. Features of a backbone are computed once.
+        """
         end = int(self.ends[task])
         seen, labels = self.pixels.showing(self.pixels.images[:end]), self.labels[:end]
-        features = extract(representation.backbone, seen, self.machine, representation.options.crop)
+        features: dict[bool, Tensor] = {}
         hits = {}
         for name, readout in readouts.items():
-            correct, correct5, _ = count_correct(readout.scores(features), labels, self.task_of_class)
+            first = name in frozen
+            if first not in features:
+                backbone = representation.first_backbone if first else representation.backbone
+                features[first] = extract(backbone, seen, self.machine, representation.options.crop)
+            correct, correct5, _ = count_correct(readout.scores(features[first]), labels, self.task_of_class)
             hits[name] = (correct[: task + 1].tolist(), correct5[: task + 1].tolist())
         return hits
 
@@ -70,43 +80,52 @@ def learn_stream(
     matrices: Mapping[str, AccuracyMatrix],
     observer: Observer,
     *,
+    frozen: Collection[str] = (),
     first_task: int = 0,
     first_epoch: int = 0,
     momenta: dict[str, Tensor] | None = None,
 ) -> None:
-    """Learn the tasks from `first_task` on; with `first_epoch` and `momenta` from the middle of that task."""
+    """Learn the tasks from `first_task` on; with `first_epoch` and `momenta` from the middle of that task.
+
+    The readouts named in `frozen` learn and are measured with the backbone as it was after the first task.
+    """
     machine, options = representation.machine, representation.options
     transform = representation.transform(data.size)
     for index in range(first_task, len(stream)):
         task = stream.upto(index) if representation.all_data else stream[index]
-        if not first_epoch:
+        trains = representation.trains(index)
+        if trains and not first_epoch:
             representation.begin(task)
         labels = machine.tensor(task.labels)
         pixels = Pixels(machine.tensor(task.images), data.mean, data.std, machine)
-        train(
-            representation,
-            representation.loss,
-            pixels,
-            labels,
-            schedule=representation.schedule(index),
-            transform=transform,
-            batch_size=options.batch_size,
-            momentum=options.momentum,
-            last_batch=options.last_batch,
-            machine=machine,
-            seed=representation.seed,
-            task=index,
-            start=first_epoch,
-            momenta=momenta,
-            after_epoch=observer.after_epoch,
-        )
+        if trains:
+            train(
+                representation,
+                representation.loss,
+                pixels,
+                labels,
+                schedule=representation.schedule(index),
+                transform=transform,
+                batch_size=options.batch_size,
+                momentum=options.momentum,
+                last_batch=options.last_batch,
+                machine=machine,
+                seed=representation.seed,
+                task=index,
+                start=first_epoch,
+                momenta=momenta,
+                after_epoch=observer.after_epoch,
+            )
+        if frozen and index == 0:
+            representation.keep_first()
         first_epoch, momenta = 0, None
         observer.before_readouts(index)
         learned = TaskFeatures(index, representation, pixels, labels, transform)
         with machine.exclusive():
-            for readout in readouts.values():
-                readout.learn(learned)
-            hits = evaluator.measure(index, representation, readouts)
+            at_first = learned.at_first()
+            for name, readout in readouts.items():
+                readout.learn(at_first if name in frozen else learned)
+            hits = evaluator.measure(index, representation, readouts, frozen)
         for name, (correct, correct5) in hits.items():
             matrices[name].record(index, correct, correct5)
         task.close()

@@ -214,7 +214,7 @@ class Run:
         self.log.cut(task, epoch)
         self._clock = lambda: earlier + time.perf_counter() - self._began
         self._saved = time.monotonic()
-        epochs = [representation.schedule(t).epochs for t in range(len(stream))]
+        epochs = [representation.schedule(t).epochs if representation.trains(t) else 0 for t in range(len(stream))]
         problem = f"{data.name}: {len(data.class_names)} classes in {len(stream)} tasks"
         title = f"{', '.join(readouts)} on {problem}, {machine.name}"
         if point is not None:
@@ -228,6 +228,7 @@ class Run:
             readouts,
             self.matrices,
             self,
+            frozen=[label for label, (method, _) in self.plan.methods.items() if method.frozen],
             first_task=task,
             first_epoch=epoch,
             momenta=momenta,

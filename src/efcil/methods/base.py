@@ -54,6 +54,11 @@ class Method:
     fixed: Values = field(default_factory=dict)  # what makes an ablation an ablation
 
     @property
+    def frozen(self) -> bool:
+        """Whether it reads the backbone as it was after the first task."""
+        return self.representation == "frozen"
+
+    @property
     def section(self) -> str:
         """Name of its section in the presets."""
         return self.preset_section or self.name

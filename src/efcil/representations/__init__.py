@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from efcil.representations.base import Representation
 from efcil.representations.finetune import Finetune
+from efcil.representations.frozen import Frozen
 from efcil.representations.joint import Joint
 from efcil.representations.lwf import LwF
 
-REPRESENTATIONS: dict[str, type[Representation]] = {"finetune": Finetune, "lwf": LwF, "joint": Joint}
+REPRESENTATIONS: dict[str, type[Representation]] = {
+    "finetune": Finetune,
+    "lwf": LwF,
+    "frozen": Frozen,
+    "joint": Joint,
+}

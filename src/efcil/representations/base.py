@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from efcil import backbones
 from efcil.config import Options
 from efcil.data import augment
+from efcil.errors import OptionError
 from efcil.heads.cosine import CosineHead
 from efcil.tasks import Task
 from efcil.training.loop import LastBatch
@@ -56,6 +58,7 @@ class Representation(nn.Module, ABC):
         self.teacher = self._new_classifier(seed)
         self.teacher.requires_grad_(False)
         self.old = 0  # classes learned before this task
+        self.anchor: nn.Module | None = None  # the backbone as it was after the first task, where a method asks for it
         # Compiled once for all tasks: weights are copied into the same modules, the growing head stays outside.
         self.student_features = machine.compiled(self.student.backbone)
         self.teacher_features = machine.compiled(self.teacher.backbone)
@@ -79,6 +82,21 @@ class Representation(nn.Module, ABC):
     def head(self) -> CosineHead:
         """The auxiliary head."""
         return self.student.head
+
+    @property
+    def first_backbone(self) -> nn.Module:
+        """The backbone as it was after the first task."""
+        if self.anchor is None:
+            raise OptionError("the first backbone was not kept: name a method with a frozen backbone before training")
+        return self.anchor
+
+    def keep_first(self) -> None:
+        """Keep a copy of the backbone: called after the first task when a method reads a frozen backbone."""
+        self.anchor = copy.deepcopy(self.student.backbone).requires_grad_(False).eval()
+
+    def trains(self, task: int) -> bool:
+        """Whether the backbone learns in a task (0 is the first)."""
+        return True
 
     def schedule(self, task: int) -> Schedule:
         """Epochs and rates of a task (0 is the first)."""
@@ -113,6 +131,8 @@ class Representation(nn.Module, ABC):
     def state(self, teacher: bool) -> dict[str, Tensor]:
         """Return the student's tensors, and in the middle of a task the teacher's as well."""
         kept = {f"student.{k}": v for k, v in self.student.state_dict().items()}
+        if self.anchor is not None:
+            kept |= {f"anchor.{k}": v for k, v in self.anchor.state_dict().items()}
         return kept | ({f"teacher.{k}": v for k, v in self.teacher.state_dict().items()} if teacher else {})
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
@@ -124,6 +144,10 @@ class Representation(nn.Module, ABC):
                 classifier.load_state_dict(own)
         self.teacher.requires_grad_(False)
         self.old = len(self.teacher.head.weight)
+        first = {k.removeprefix("anchor."): v for k, v in state.items() if k.startswith("anchor.")}
+        if first:
+            self.keep_first()
+            self.first_backbone.load_state_dict(first)
 
 
 def new_class_loss(logits: Tensor, labels: Tensor, old: int) -> Tensor:

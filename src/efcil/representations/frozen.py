@@ -1,0 +1,16 @@
+"""Frozen after the first task: that task is learned as LwF learns it, then the backbone rests.
+
+ACIL, DS-AL and FeCAM stand on it. On an LwF trajectory they read its first backbone, which is the same one.
+"""
+
+from __future__ import annotations
+
+from efcil.representations.lwf import LwF
+
+
+class Frozen(LwF):
+    """LwF's first task, and nothing after it."""
+
+    def trains(self, task: int) -> bool:
+        """Only in the first task."""
+        return task == 0
