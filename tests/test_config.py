@@ -27,6 +27,12 @@ def test_dotted_keys_and_back():
     assert nested({"a.b.c": 1, "a.d": 2}) == {"a": {"b": {"c": 1}, "d": 2}}
 
 
+def test_a_part_of_a_nested_option_leaves_the_rest():
+    training = REPRESENTATIONS["lwf"].options_type
+    options = build(training, {"first.epochs": 7}, "test")
+    assert options.first == training().first.model_copy(update={"epochs": 7})
+
+
 def test_options_are_frozen():
     with pytest.raises(ValueError, match="frozen"):
         Outer().width = 3

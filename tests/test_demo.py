@@ -50,7 +50,9 @@ def test_make_sets_itself_up(target, tmp_path):
     (tmp_path / "Makefile").write_text((ROOT / "Makefile").read_text())
     for name in ("pyproject.toml", "constraints.txt"):
         (tmp_path / name).write_text((ROOT / name).read_text())
-    plan = subprocess.run(["make", "-n", target], cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("MAKE")}  # not a part of the make we are in
+    command = ["make", "-n", target]
+    plan = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True, env=environment).stdout
     lines = plan.splitlines()
     assert lines[0].endswith("-m venv .venv")
     assert all("-c constraints.txt" in line for line in lines if "pip install" in line)

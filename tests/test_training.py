@@ -321,7 +321,7 @@ def test_learning_really_learns(machine):
 def test_machine_choices():
     machine = Machine.choose("cpu")
     assert (machine.precision, machine.compile, machine.capture) == ("fp32", False, False)
-    assert "1 threads" in machine.name
+    assert "1 thread," in machine.name
     for arguments, words in (
         ({"device": "warp"}, "--device warp is not usable here; there is cpu"),
         ({"device": "cpu", "precision": "fp8"}, "--precision fp8: must be fp32 or bf16"),

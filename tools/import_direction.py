@@ -9,7 +9,7 @@ from pathlib import Path
 # From the ground up, in the direction in which the data flow. Modules of one line may import each other.
 LAYERS = (
     ("errors",),
-    ("files", "config", "presets"),
+    ("files", "config", "presets", "plugins"),
     ("linalg", "metrics"),
     ("stats",),
     ("data",),

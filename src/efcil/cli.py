@@ -263,12 +263,12 @@ def methods() -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from efcil.methods import METHODS
+    from efcil.methods import registered
 
     table = Table(box=None, pad_edge=False)
     for name in ("method", "representation", "shift", "head", "paper"):
         table.add_column(name)
-    for m in METHODS.values():
+    for m in registered().values():
         table.add_row(m.name, m.representation, m.shift, m.head, m.paper)
     Console().print(table)
 
@@ -285,9 +285,9 @@ def doctor() -> None:
 @data_app.command("list")
 def data_list() -> None:
     """List the data sets: what each is, its licence and where to get it."""
-    from efcil.data import SOURCES
+    from efcil.data import registered
 
-    for source in SOURCES.values():
+    for source in registered().values():
         print(f"{source.name:10} {source.about}\n{'':10} licence: {source.licence}; get it: {source.origin}")
 
 

@@ -70,10 +70,21 @@ def flat(options: Options) -> Values:
     return walk(options.model_dump(mode="json"), "")
 
 
+def _nested_defaults(model: type[Options]) -> Values:
+    found: Values = {}
+    for name, field in model.model_fields.items():
+        if isinstance(field.default, Options):
+            found |= {f"{name}.{key}": value for key, value in flat(field.default).items()}
+    return found
+
+
 def build(model: type[O_], values: Mapping[str, Any], what: str) -> O_:
-    """Make validated options of dotted values; an error names each option, the value got and what was wanted."""
+    """Make validated options of dotted values; an error names each option, the value got and what was wanted.
+
+    A value for a part of a nested option leaves the rest of it at the model's default.
+    """
     try:
-        return model.model_validate(nested(values))
+        return model.model_validate(nested({**_nested_defaults(model), **values}))
     except ValidationError as error:
         lines = []
         for problem in error.errors():

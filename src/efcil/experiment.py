@@ -17,9 +17,11 @@ from efcil import __version__
 from efcil import data as sources
 from efcil.config import Options, Values, build, flat, keys, parse_settings, preset_names, preset_values
 from efcil.errors import OptionError, nearest
-from efcil.methods import METHODS, Method, find
+from efcil.methods import Method, find, registered
 from efcil.representations import REPRESENTATIONS
 from efcil.tasks import task_sizes
+
+NO_PRESET = "none"  # the options' own defaults, for data sets that no preset speaks of
 
 
 @dataclass(frozen=True)
@@ -79,7 +81,7 @@ def _parse_label(label: str) -> tuple[Method, Values]:
 
 def _unknown(key: str, methods: str, known: Collection[str]) -> str:
     """Say that methods have no such option: who has it, or which known one is nearest."""
-    others = [m.name for m in METHODS.values() if key in keys(m.options) and key not in m.fixed]
+    others = [m.name for m in registered().values() if key in keys(m.options) and key not in m.fixed]
     if others:
         return f"{key} is not an option of {methods}, only of {', '.join(others)}"
     return f"{key} is not an option here: {nearest(key, known)}"
@@ -101,8 +103,8 @@ def resolve(request: Request) -> Plan:
         raise OptionError(f"methods on different backbones cannot share a trajectory ({groups}): compare them apart")
     (representation,) = kinds
     known_presets = preset_names(request.dataset)
-    preset = request.preset or known_presets[0]
-    if preset not in known_presets:
+    preset = request.preset or (known_presets[0] if known_presets else NO_PRESET)
+    if preset not in (*known_presets, NO_PRESET):
         raise OptionError(f"preset '{preset}' does not exist for {request.dataset}: {nearest(preset, known_presets)}")
 
     settings = parse_settings(request.settings)
@@ -136,7 +138,10 @@ def resolve(request: Request) -> Plan:
             errors.append(str(error))
             return None
 
-    preset_training = preset_values(preset, request.dataset, "training")
+    def given(section: str) -> Values:
+        return {} if preset == NO_PRESET else preset_values(preset, request.dataset, section)
+
+    preset_training = given("training")
     training = made(
         training_type,
         {k: v for k, v in preset_training.items() if k in training_keys} | chosen(training_keys),
@@ -144,12 +149,12 @@ def resolve(request: Request) -> Plan:
     )
     data = made(
         source.options,
-        preset_values(preset, request.dataset, "data") | chosen(data_keys, "data."),
+        given("data") | chosen(data_keys, "data."),
         request.dataset,
     )
     methods = {}
     for label, (method, own) in parsed.items():
-        values = preset_values(preset, request.dataset, method.section)
+        values = given(method.section)
         values |= chosen(method_keys[label]) | own | method.fixed
         methods[label] = (method, made(method.options, values, label))
     if errors:

@@ -40,6 +40,8 @@ def extract(backbone: nn.Module, pixels: Pixels, machine: Machine, crop: int | N
 class TaskFeatures:
     """A learned task as statistics, shift estimators and heads see it. Features are computed once, when asked for."""
 
+    frozen = False  # whether `new` means the backbone after the first task
+
     def __init__(
         self, index: int, representation: Representation, pixels: Pixels, labels: Tensor, transform: Transform | None
     ):
@@ -49,7 +51,6 @@ class TaskFeatures:
         self._pixels: dict[View, Pixels] = {"clean": pixels}
         self._transform = transform
         self._found: dict[Hashable, Any] = {}
-        self.frozen = False  # whether `new` means the backbone after the first task
 
     @property
     def first(self) -> bool:
@@ -77,7 +78,7 @@ class TaskFeatures:
         else:
             backbone = r.backbone if when == "new" else r.old_backbone
         crop = r.options.crop if view == "clean" else None  # augmentation has cropped already
-        return self.once((when, view), lambda: extract(backbone, self._view(view), r.machine, crop))
+        return self.once((when, view), lambda: extract(backbone, self.pixels(view), r.machine, crop))
 
     def stats(self, view: View = "clean") -> ClassStats:
         """Statistics of the task's classes under the new backbone (Eq. 15)."""
@@ -98,7 +99,8 @@ class TaskFeatures:
         found: R = self._found[key]
         return found
 
-    def _view(self, view: View) -> Pixels:
+    def pixels(self, view: View = "clean") -> Pixels:
+        """The task's images themselves, for methods that change them; gone when the task is."""
         if view not in self._pixels:
             clean, r = self._pixels["clean"], self.representation
             images = clean.images

@@ -12,6 +12,7 @@ from pydantic import Field
 
 from efcil.config import Options
 from efcil.errors import DataError, OptionError, nearest
+from efcil.plugins import registry
 
 if TYPE_CHECKING:
     from efcil.data.dataset import DataSet
@@ -54,6 +55,7 @@ class Source:
     directory: bool = False  # needs --data
     options: type[Options] = NoOptions
     fetchable: bool = False
+    loader: Callable[..., DataSet] | None = None  # load(directory, **options) or load(**options); ours: by name
 
 
 SOURCES = {
@@ -89,11 +91,17 @@ SOURCES = {
 }
 
 
+def registered() -> dict[str, Source]:
+    """Return every source: ours, and those of other packages (entry points of the group `efcil.datasets`)."""
+    return registry("efcil.datasets", Source, SOURCES)
+
+
 def find(name: str) -> Source:
     """Return the source of a name, or say which one is nearest."""
-    if name not in SOURCES:
-        raise OptionError(f"unknown data set '{name}': {nearest(name, SOURCES)}")
-    return SOURCES[name]
+    known = registered()
+    if name not in known:
+        raise OptionError(f"unknown data set '{name}': {nearest(name, known)}")
+    return known[name]
 
 
 def remote(name: str) -> Remote:
@@ -107,9 +115,9 @@ def load(name: str, directory: Path | None, options: Options, progress: Progress
     source = find(name)
     if source.directory and directory is None:
         raise DataError(f"{name} needs --data DIR, the directory it lies in; to get it: {source.origin}")
-    module = import_module(f"efcil.data.{name}")
+    read = source.loader or import_module(f"efcil.data.{name}").load
     arguments: dict[str, Any] = options.model_dump()
     if name == "folder":
         arguments["progress"] = progress
-    data: DataSet = module.load(directory, **arguments) if source.directory else module.load(**arguments)
+    data: DataSet = read(directory, **arguments) if source.directory else read(**arguments)
     return data

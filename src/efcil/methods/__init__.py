@@ -7,9 +7,10 @@ from efcil.methods.base import Method, Readout
 from efcil.methods.class_means import DPNCM, LwFNCM
 from efcil.methods.dpcr import DPCR, DPCROptions
 from efcil.methods.own_head import OwnHead
+from efcil.plugins import registry
 from efcil.shift.dual_projection import DualProjectionOptions
 
-__all__ = ["METHODS", "Method", "Readout", "find"]
+__all__ = ["METHODS", "Method", "Readout", "find", "registered"]
 
 _LWF = "Li and Hoiem, TPAMI 2018"
 _DPCR = "He et al., ICML 2025"
@@ -39,8 +40,14 @@ METHODS = {
 }
 
 
+def registered() -> dict[str, Method]:
+    """Return every method: ours, and those of other packages (entry points of the group `efcil.methods`)."""
+    return registry("efcil.methods", Method, METHODS)
+
+
 def find(name: str) -> Method:
     """Return the method of a name, or say which one is nearest."""
-    if name not in METHODS:
-        raise OptionError(f"unknown method '{name}': {nearest(name, METHODS)}")
-    return METHODS[name]
+    known = registered()
+    if name not in known:
+        raise OptionError(f"unknown method '{name}': {nearest(name, known)}")
+    return known[name]

@@ -58,7 +58,8 @@ class Machine:
         """The device in words, for summaries."""
         if self.device.type == "cuda":
             return f"{torch.cuda.get_device_name(self.device)}, {self.precision}"
-        return f"{platform.machine()} CPU, {torch.get_num_threads()} threads, {self.precision}"
+        threads = torch.get_num_threads()
+        return f"{platform.machine()} CPU, {threads} thread{'s' * (threads > 1)}, {self.precision}"
 
     @property
     def runs_at_once(self) -> int:
@@ -142,6 +143,7 @@ class Purpose(IntEnum):
     EPOCH = 1  # (seed, task, epoch): order of the images, augmentation
     WEIGHTS = 2  # (seed, task): new weights
     VIEW = 3  # (seed, task): the augmented view for statistics
+    SHIFT = 4  # (seed, task): fitting a shift: first weights, order of the features
 
 
 def generator(device: torch.device | str, purpose: Purpose, *where: int) -> torch.Generator:

@@ -1,0 +1,31 @@
+"""ADC: adversarial drift compensation on the LwF backbone.
+
+Goswami et al., "Resurrecting Old Classes with New Data for Exemplar-Free Continual Learning", CVPR 2024.
+
+Idea: the current images nearest to an old class's mean are changed, as adversarial images are, until the old backbone
+takes them for that class. The mean is translated by their average move from the old to the new backbone. The
+classifier is the nearest class mean, by cosine.
+
+What survives a task: the mean of each class, dim numbers; the changed images are gone with the task.
+Measured: not yet.
+"""
+
+from __future__ import annotations
+
+from efcil.features import TaskFeatures
+from efcil.methods.class_means import LwFNCM
+from efcil.shift.adc import ADCOptions, adversarial_drift
+
+
+class ADC(LwFNCM):
+    """Means are translated as adversarial images of their class."""
+
+    def __init__(self, options: ADCOptions):
+        super().__init__(options)
+        self.options = options
+
+    def learn(self, task: TaskFeatures) -> None:
+        """Move the old means, add the new ones."""
+        if self.means is not None:
+            self.means = self.means + adversarial_drift(self.means, task, self.options)
+        super().learn(task)

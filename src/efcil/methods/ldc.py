@@ -1,0 +1,34 @@
+"""LDC: learnable drift compensation on the LwF backbone.
+
+Gomez-Villa et al., "Exemplar-free Continual Representation Learning via Learnable Drift Compensation", ECCV 2024.
+
+Idea: a linear layer learns, by gradient descent on the current images, to turn old features into new ones. The old
+class means are sent through it: it is DPCR's task-wise projection (TSSP), learned instead of solved. The classifier is
+the nearest class mean, by cosine.
+
+What survives a task: the mean of each class, dim numbers.
+Measured: not yet.
+"""
+
+from __future__ import annotations
+
+from efcil.features import TaskFeatures
+from efcil.methods.class_means import LwFNCM
+from efcil.shift.ldc import LDCOptions, learned_map
+from efcil.training.machine import Purpose, generator
+
+
+class LDC(LwFNCM):
+    """Means follow a learned linear map."""
+
+    def __init__(self, options: LDCOptions):
+        super().__init__(options)
+        self.options = options
+
+    def learn(self, task: TaskFeatures) -> None:
+        """Move the old means, add the new ones."""
+        if self.means is not None:
+            old, new = task.old(self.options.shift_images), task.new(self.options.shift_images)
+            source = generator(old.device, Purpose.SHIFT, task.representation.seed, task.index)
+            self.means = self.means @ learned_map(old, new, self.options, source).to(self.means)
+        super().learn(task)

@@ -1,0 +1,106 @@
+"""Adversarial translation: current images are changed until the old backbone takes them for an old class, and the
+class mean drifts as they do (Goswami et al., CVPR 2024).
+
+For each old class, the `samples` current images X whose old features lie nearest to its mean; then `iterations` times
+
+    X <- clip(X - step g / ||g||),    g = the gradient by X of ||old(X) - mean||^2
+
+and the drift is the mean of new(X) - old(X) over the images whose nearest old mean is now that class's.
+
+As in the authors' code: X is the network's input (normalised pixels); ||g|| is one norm for all images of a class, so
+that the average image moves by step / sqrt(samples); X is clipped to the least and the largest number among the task's
+normalised pixels, one pair for all channels; a class that no image reached drifts as its nearest images do before they
+are changed. One deviation: there the classes move one after the other, and those that have moved already are in the
+way of the filter; here all means stay old until the last drift is known.
+"""
+
+from __future__ import annotations
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from efcil.config import Options
+from efcil.data.augment import CentreCrop
+from efcil.features import TaskFeatures, View
+from efcil.linalg import DTYPE
+from efcil.training.machine import Machine, memory_guard
+
+GROUP_NUMBERS = 2**25  # pixels or features of the classes treated at once: 109 classes of 100 CIFAR images
+BATCH_NUMBERS = 2**21  # pixels in one pass with gradient: 500 CIFAR images (the limit), 13 of 224 x 224 x 3
+
+
+class ADCOptions(Options):
+    """Options of the adversarial images."""
+
+    step: float = Field(default=25.0, gt=0)  # alpha
+    iterations: int = Field(default=3, ge=1)  # i
+    samples: int = Field(default=100, ge=1)  # m; a task with fewer images gives all of them
+    shift_images: View = "clean"  # the authors' code starts from augmented ones
+
+
+def adversarial_drift(means: Tensor, task: TaskFeatures, options: ADCOptions) -> Tensor:
+    """Return the drift (classes, dim) of the old `means` (classes, dim)."""
+    r, view = task.representation, options.shift_images
+    means = means.to(DTYPE)
+    old, new = task.old(view).to(DTYPE), task.new(view).to(DTYPE)
+    pixels = task.pixels(view)
+    images, crop = pixels.images, r.options.crop
+    if view == "clean" and crop is not None and crop != images.shape[-1]:  # augmentation has cropped already
+        images = CentreCrop(crop).apply(images, {})
+    extremes = torch.stack([images.amin((0, 2, 3)), images.amax((0, 2, 3))])[:, :, None, None]
+    low, high = pixels.normalise(extremes).aminmax()
+
+    samples = min(options.samples, len(old))
+    nearest = torch.cdist(means, old).topk(samples, largest=False).indices  # (classes, samples)
+    group = max(1, GROUP_NUMBERS // (samples * max(images[0].numel(), old.shape[1])))
+    r.old_backbone.eval()
+    r.backbone.eval()
+    drifts = []
+    with memory_guard("making adversarial images"):
+        for classes in torch.arange(len(means), device=means.device).split(group):
+            start = pixels.normalise(images[nearest[classes].flatten()])
+            changed = _towards(means[classes], start, r.old_backbone, options, low, high)
+            before, after = (_features(backbone, changed, r.machine) for backbone in (r.old_backbone, r.backbone))
+            hit = torch.cdist(before, means).argmin(1).view(-1, samples) == classes[:, None]
+            hits = hit.sum(1, keepdim=True)
+            moves = (after - before).view(len(classes), samples, -1)
+            drift = (hit.to(DTYPE)[:, None] @ moves)[:, 0] / hits.clamp_min(1)
+            missed = hits[:, 0] == 0
+            plain = nearest[classes[missed]]
+            drift[missed] = (new[plain] - old[plain]).mean(1)
+            drifts.append(drift)
+    return torch.cat(drifts)
+
+
+def _towards(
+    means: Tensor, inputs: Tensor, backbone: nn.Module, options: ADCOptions, low: Tensor, high: Tensor
+) -> Tensor:
+    """Change `inputs` (k samples, c, h, w), those of a class together, so that their features approach its mean (k, dim).
+
+    In float32 whatever the machine's precision: outside autocast, and only the gradient by the input is computed.
+    """
+    goals = means.float().repeat_interleave(len(inputs) // len(means), 0)
+    tiny = torch.finfo(inputs.dtype).tiny  # a gradient of zero is a step of zero
+    for _ in range(options.iterations):
+        parts = []
+        for x, goal in zip(inputs.split(_batch(inputs)), goals.split(_batch(inputs)), strict=True):
+            with torch.enable_grad():
+                x = x.detach().requires_grad_()
+                distance = (backbone(x) - goal).square().sum()
+            parts.append(torch.autograd.grad(distance, x)[0])
+        gradient = torch.cat(parts).unflatten(0, (len(means), -1))  # (k, samples, c, h, w)
+        norm = torch.linalg.vector_norm(gradient, dim=(1, 2, 3, 4), keepdim=True).clamp_min(tiny)
+        inputs = (inputs - (options.step * gradient / norm).flatten(0, 1)).clamp(low, high)
+    return inputs
+
+
+@torch.no_grad()
+def _features(backbone: nn.Module, inputs: Tensor, machine: Machine) -> Tensor:
+    """Features of inputs that are no stored images, in the arithmetic that the means come from."""
+    with machine.autocast():
+        return torch.cat([backbone(x).to(DTYPE) for x in inputs.split(_batch(inputs))])
+
+
+def _batch(inputs: Tensor) -> int:
+    return max(1, min(500, BATCH_NUMBERS // inputs[0].numel()))

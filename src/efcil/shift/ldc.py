@@ -1,0 +1,46 @@
+"""A learned linear map from old to new features (Gomez-Villa et al., ECCV 2024).
+
+    minimise over W, with Adam, the mean over images and dimensions of (old @ W - new)^2
+
+As in the authors' code: no bias, no weight decay, raw features, torch's default weights of a linear layer (uniform in
++- 1 / sqrt(dim)), Adam's default moments, batches of 128 with the incomplete one kept. One deviation: that code
+augments the images anew in each of the 20 epochs, here an epoch is another order of the same features.
+"""
+
+from __future__ import annotations
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from efcil.config import Options
+from efcil.features import View
+
+
+class LDCOptions(Options):
+    """Options of the fit."""
+
+    lr: float = Field(default=0.001, gt=0)
+    epochs: int = Field(default=20, ge=1)
+    batch_size: int = Field(default=128, ge=1)
+    shift_images: View = "clean"  # the authors' code takes augmented ones
+
+
+@torch.no_grad()
+def learned_map(old: Tensor, new: Tensor, options: LDCOptions, source: torch.Generator) -> Tensor:
+    """Return W (dim, dim) in float32 with new ~ old @ W, from features (n, dim) before and after a task.
+
+    The optimiser is torch's Adam; the gradient of the mean square, 2 X'(XW - Y) / numbers in Y, is written out.
+    """
+    old, new = old.float(), new.float()
+    bound = old.shape[1] ** -0.5
+    weight = torch.empty(old.shape[1], new.shape[1], device=old.device).uniform_(-bound, bound, generator=source)
+    adam = torch.optim.Adam([weight], lr=options.lr)
+    for _ in range(options.epochs):
+        order = torch.randperm(len(old), generator=source, device=old.device)
+        for rows in order.split(options.batch_size):
+            x = old[rows]
+            error = x @ weight - new[rows]
+            weight.grad = x.T @ error.mul_(2 / error.numel())
+            adam.step()
+    return weight
