@@ -39,7 +39,8 @@ mutants: setup
 	$(BIN)/python tools/mutants.py --check
 
 coverage: setup
-	$(BIN)/python -m pytest -q --cov=efcil --cov-report=term-missing
+	$(BIN)/python -m pytest -q --cov=efcil.linalg --cov=efcil.stats --cov=efcil.metrics --cov=efcil.data --cov=efcil.tasks \
+		--cov-report=term-missing --cov-fail-under=90
 
 clean:
 	rm -rf .venv demo runs build dist

@@ -13,7 +13,7 @@ import yaml
 from PIL import Image
 
 from efcil import cli
-from efcil.methods import METHODS
+from efcil.methods import METHODS, measured
 
 QUICK = ["width=2", "first.epochs=2", "later.epochs=1", "first.milestones=[]", "later.milestones=[]"]
 TINY = [part for setting in QUICK for part in ("--set", setting)]
@@ -22,6 +22,7 @@ TINY = [part for setting in QUICK for part in ("--set", setting)]
 @pytest.fixture
 def efcil(monkeypatch, capsys):
     """Run the command in this process: (exit code, standard output, standard error)."""
+    monkeypatch.setenv("COLUMNS", "160")  # tables are not folded
 
     def call(*arguments):
         monkeypatch.setattr(sys, "argv", ["efcil", *map(str, arguments)])
@@ -296,6 +297,11 @@ def test_methods_data_and_doctor(efcil):
     code, out, _ = efcil("methods")
     assert code == 0
     assert all(name in out for name in METHODS)
+    row = next(line for line in out.splitlines() if line.startswith("dpcr "))
+    assert "d(d+1)/2 + d" in row
+    assert "50.24 / 63.21" in row, "the paper's number"
+    ours = measured()["dpcr"]["ours"]
+    assert f"{ours[0]:.2f} / {ours[1]:.2f}" in row
     code, out, _ = efcil("data", "list")
     assert code == 0
     assert all(name in out for name in ("digits", "glyphs", "cifar100", "folder", "licence"))

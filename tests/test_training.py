@@ -14,7 +14,7 @@ from efcil.representations import REPRESENTATIONS
 from efcil.representations.lwf import distillation
 from efcil.tasks import TaskStream
 from efcil.training import loop
-from efcil.training.loop import Optimiser, Pixels, Step, batches, epoch_batches, shuffled, train
+from efcil.training.loop import Optimiser, Pixels, Step, batches, epoch_batches, several_epochs, shuffled, train
 from efcil.training.machine import Machine, Purpose, generator, memory_guard
 from efcil.training.schedule import Schedule
 from problems import TINY, blobs
@@ -87,6 +87,24 @@ def test_chunks_do_not_change_an_epoch(monkeypatch, data):
     whole, parts = epoch(2**30), epoch(1)
     assert torch.equal(whole[0], parts[0])
     assert torch.equal(whole[1], parts[1])
+
+
+@pytest.mark.parametrize("last", ["wrap", "keep", "drop"])
+def test_several_epochs_at_once_are_the_same_epochs(data, last):
+    images, labels = torch.from_numpy(data.train.images), torch.from_numpy(data.train.labels)
+    transform = augment.named("cifar-autoaugment", 8)
+
+    def source(epoch):
+        return generator("cpu", Purpose.EPOCH, 0, 0, epoch)
+
+    together = several_epochs(images, labels, transform, 20, last, [source(e) for e in range(3)])
+    assert len(together) == 3
+    for epoch, got in enumerate(together):
+        alone = list(epoch_batches(images, labels, transform, 20, last, source(epoch)))
+        assert len(got) == len(alone)
+        for (x, y), (u, v) in zip(got, alone, strict=True):
+            assert torch.equal(x, u)
+            assert torch.equal(y, v)
 
 
 def test_normalise_is_the_formula(machine):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from importlib import resources
+
 from efcil.errors import OptionError, nearest
 from efcil.methods.base import Method, Readout
 from efcil.methods.class_means import DPNCM, LwFNCM
@@ -10,32 +13,57 @@ from efcil.methods.own_head import OwnHead
 from efcil.plugins import registry
 from efcil.shift.dual_projection import DualProjectionOptions
 
-__all__ = ["METHODS", "Method", "Readout", "find", "registered"]
+__all__ = ["METHODS", "Method", "Readout", "find", "measured", "registered"]
 
 _LWF = "Li and Hoiem, TPAMI 2018"
 _DPCR = "He et al., ICML 2025"
 
 
+_GRAM = "d(d+1)/2 + d"  # Gram and mean; the count and the classifier's column come on top
+
+
 def _ablation(name: str, words: str, **fixed: object) -> Method:
     shift = ("TSSP" if fixed.get("rank_rule") == "none" else "dual projection") if fixed["shift"] else "none"
     head = "ridge + CN" if fixed["normalise"] else "ridge"
-    return Method(name, words, f"{_DPCR}, after Table 4", "lwf", shift, head, DPCR, DPCROptions, "dpcr", dict(fixed))
+    return Method(
+        name, words, f"{_DPCR}, after Table 4", "lwf", shift, head, DPCR, DPCROptions, _GRAM, False, "dpcr", dict(fixed)
+    )
 
 
 METHODS = {
     method.name: method
     for method in (
-        Method("dpcr", "DPCR", _DPCR, "lwf", "dual projection", "ridge + CN", DPCR, DPCROptions),
-        Method("dp-ncm", "DP-NCM", _DPCR + ", Table 5", "lwf", "dual projection", "ncm", DPNCM, DualProjectionOptions),
-        Method("lwf-ncm", "LwF-NCM", _LWF, "lwf", "none", "ncm", LwFNCM),
-        Method("lwf", "LwF (own head)", _LWF, "lwf", "-", "own", OwnHead),
+        Method("dpcr", "DPCR", _DPCR, "lwf", "dual projection", "ridge + CN", DPCR, DPCROptions, _GRAM),
+        Method(
+            "dp-ncm",
+            "DP-NCM",
+            f"{_DPCR}, Table 5",
+            "lwf",
+            "dual projection",
+            "ncm",
+            DPNCM,
+            DualProjectionOptions,
+            _GRAM,
+        ),
+        Method("lwf-ncm", "LwF-NCM", _LWF, "lwf", "none", "ncm", LwFNCM, memory="d"),
+        Method("lwf", "LwF (own head)", _LWF, "lwf", "-", "own", OwnHead, memory="d"),
         _ablation("rrcr", "RRCR", shift=False, normalise=False),
         _ablation("rrcr+tssp", "RRCR + TSSP", shift=True, rank_rule="none", normalise=False),
         _ablation("rrcr+tssp+cn", "RRCR + TSSP + CN", shift=True, rank_rule="none", normalise=True),
         _ablation("rrcr+tssp+cip", "RRCR + TSSP + CIP", shift=True, normalise=False),
         _ablation("rrcr+tssp+cip+cn", "RRCR + TSSP + CIP + CN", shift=True, normalise=True),
-        Method("finetune", "Finetuning (lower bound)", "-", "finetune", "-", "own", OwnHead),
-        Method("joint", "Joint training (upper bound)", "-", "joint", "-", "own", OwnHead),
+        Method("finetune", "Finetuning (lower bound)", "-", "finetune", "-", "own", OwnHead, memory="d"),
+        Method(
+            "joint",
+            "Joint training (upper bound)",
+            "-",
+            "joint",
+            "-",
+            "own",
+            OwnHead,
+            memory="all data",
+            exemplars=True,
+        ),
     )
 }
 
@@ -51,3 +79,10 @@ def find(name: str) -> Method:
     if name not in known:
         raise OptionError(f"unknown method '{name}': {nearest(name, known)}")
     return known[name]
+
+
+def measured() -> dict[str, dict[str, list[float] | None]]:
+    """Return the paper's and our A_f and A_avg on CIFAR-100, T = 10, by method; written by `tools/ledger.py`."""
+    text = resources.files("efcil.presets").joinpath("measured.json").read_text(encoding="utf-8")
+    found: dict[str, dict[str, list[float] | None]] = json.loads(text)
+    return found

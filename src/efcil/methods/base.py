@@ -50,6 +50,8 @@ class Method:
     head: str
     readout: ReadoutFactory
     options: type[Options] = Options
+    memory: str = "-"  # numbers kept per class, d the dimension of features
+    exemplars: bool = False  # whether old images are kept
     preset_section: str = ""  # the method whose preset values apply, where it is not the method itself
     fixed: Values = field(default_factory=dict)  # what makes an ablation an ablation
 

@@ -7,7 +7,7 @@ batches as one that was never stopped.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -96,33 +96,67 @@ def epoch_batches(
             yield pixels[cut.start - begin : cut.stop - begin], targets[cut.start - begin : cut.stop - begin]
 
 
-class Ahead:
-    """On a GPU, augments the next epoch beside the steps of this one, on a stream of its own, where it fits."""
+def several_epochs(
+    images: Tensor,
+    labels: Tensor,
+    transform: Transform | None,
+    size: int,
+    last: LastBatch,
+    sources: Sequence[torch.Generator],
+) -> list[list[tuple[Tensor, Tensor]]]:
+    """Return the batches of several epochs, augmented in one go: the same bytes as `epoch_batches`, fewer launches."""
+    orders = [shuffled(len(labels), size, last, source) for source in sources]
+    drawn = [
+        transform.draw(len(order), source) if transform else {} for order, source in zip(orders, sources, strict=True)
+    ]
+    rows = torch.cat(orders)
+    pixels, targets = images[rows], labels[rows]
+    if transform is not None:
+        pixels = transform.apply(pixels, {name: torch.cat([d[name] for d in drawn]) for name in drawn[0]})
+    cuts = list(batches(len(orders[0]), min(size, len(labels)), last))
+    epochs = zip(pixels.split(len(orders[0])), targets.split(len(orders[0])), strict=True)
+    return [[(x[cut], y[cut]) for cut in cuts] for x, y in epochs]
 
-    def __init__(self, feed: Callable[[int], Iterator[tuple[Tensor, Tensor]]], images: Tensor, machine: Machine):
-        self.feed = feed
-        fits = images.numel() <= CHUNK_BYTES[machine.device.type]
-        self.stream = own_stream(machine.device, "ahead") if machine.device.type == "cuda" and fits else None
-        self.ready: tuple[int, list[tuple[Tensor, Tensor]]] | None = None
+
+class Ahead:
+    """On a GPU, augments the next epochs beside the steps of this one, on a stream of its own, where they fit.
+
+    Of small tasks several epochs at once: an epoch of 2,500 images is a hundred launches of little work each.
+    """
+
+    MOST = 8  # epochs at once
+
+    def __init__(
+        self,
+        one: Callable[[int], Iterator[tuple[Tensor, Tensor]]],  # the batches of an epoch
+        several: Callable[[range], list[list[tuple[Tensor, Tensor]]]],  # of several epochs
+        images: Tensor,
+        last: int,  # epochs in all
+        machine: Machine,
+    ):
+        self.one, self.several, self.last = one, several, last
+        fit = CHUNK_BYTES[machine.device.type] // max(1, images.numel())
+        self.at_once = min(self.MOST, fit)
+        self.stream = own_stream(machine.device, "ahead") if machine.device.type == "cuda" and fit else None
+        self.ready: dict[int, list[tuple[Tensor, Tensor]]] = {}
         self.taken: list[tuple[Tensor, Tensor]] = []
         if self.stream is not None:
             self.stream.wait_stream(torch.cuda.current_stream())  # the images must be there
 
     def prepare(self, epoch: int) -> None:
-        """Begin an epoch's batches."""
-        if self.stream is not None:
+        """Begin the batches of an epoch, and of those after it, unless they are begun already."""
+        if self.stream is not None and epoch < self.last and epoch not in self.ready:
+            block = range(epoch, min(epoch + self.at_once, self.last))
             with torch.cuda.stream(self.stream):
-                self.ready = (epoch, list(self.feed(epoch)))
+                self.ready |= dict(zip(block, self.several(block), strict=True))
 
     def take(self, epoch: int) -> Iterable[tuple[Tensor, Tensor]]:
         """Return an epoch's batches; the caller waits for the device before it asks for the next."""
         if self.stream is None:
-            return self.feed(epoch)
-        if self.ready is None or self.ready[0] != epoch:
-            self.prepare(epoch)
-        assert self.ready is not None
+            return self.one(epoch)
+        self.prepare(epoch)
         torch.cuda.current_stream().wait_stream(self.stream)
-        self.taken = self.ready[1]  # kept until the next epoch is taken: the steps that read it are done by then
+        self.taken = self.ready.pop(epoch)  # kept until the next is taken: the steps that read it are done by then
         return self.taken
 
 
@@ -234,11 +268,17 @@ def train(
     step: Step | CapturedStep = plain
     module.train()
 
-    def feed(epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
-        source = generator(machine.device, Purpose.EPOCH, seed, task, epoch)
-        return epoch_batches(pixels.images, labels, transform, batch_size, last_batch, source)
+    def source(epoch: int) -> torch.Generator:
+        return generator(machine.device, Purpose.EPOCH, seed, task, epoch)
 
-    ahead = Ahead(feed, pixels.images, machine)
+    how = (pixels.images, labels, transform, batch_size, last_batch)
+    ahead = Ahead(
+        lambda epoch: epoch_batches(*how, source(epoch)),
+        lambda block: several_epochs(*how, [source(epoch) for epoch in block]),
+        pixels.images,
+        schedule.epochs,
+        machine,
+    )
     with memory_guard(f"training task {task + 1}"):
         for epoch in range(start, schedule.epochs):
             optimiser.rate.fill_(schedule.rate(epoch))
@@ -248,8 +288,7 @@ def train(
                     step = CapturedStep(plain, module, batch, targets, None)
                 step(batch, targets)
                 steps += 1
-            if epoch + 1 < schedule.epochs:
-                ahead.prepare(epoch + 1)
+            ahead.prepare(epoch + 1)
             mean = plain.total.item() / steps
             plain.total.zero_()
             rate = schedule.rate(epoch)

@@ -144,6 +144,7 @@ class Purpose(IntEnum):
     WEIGHTS = 2  # (seed, task): new weights
     VIEW = 3  # (seed, task): the augmented view for statistics
     SHIFT = 4  # (seed, task): fitting a shift: first weights, order of the features
+    EXPANSION = 5  # (seed): the random matrix that widens features
 
 
 def generator(device: torch.device | str, purpose: Purpose, *where: int) -> torch.Generator:
