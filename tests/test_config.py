@@ -124,6 +124,19 @@ def test_a_setting_reaches_every_method_that_has_it():
     assert plan.identity()["training"]["width"] == 3
 
 
+def test_an_option_has_one_meaning():
+    """A setting goes to everyone who has the key: training and methods share none, methods only those of one idea."""
+    training = set().union(*(keys(r.options_type) for r in REPRESENTATIONS.values()))
+    owners = {}
+    for method in METHODS.values():
+        own = set(keys(method.options))
+        assert not own & training, (method.name, own & training)
+        for key in own:
+            owners.setdefault(key, set()).add(method.options.__name__)
+    shared = {key for key, names in owners.items() if len(names) > 1}
+    assert shared <= {"shift", "shift_ridge", "shift_images", "rank_rule", "rank_tolerance", "ridge", "buffer"}
+
+
 def test_ablations_take_dpcrs_preset():
     plan = resolve(Request(("rrcr", "dpcr"), "cifar100", tasks=10))
     assert plan.methods["rrcr"][1].ridge == 200

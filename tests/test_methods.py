@@ -67,7 +67,7 @@ def copied(value):
 
 def test_the_suite_sees_every_method():
     assert sorted(METHODS) == sorted(
-        "dpcr dp-ncm lwf-ncm lwf rrcr rrcr+tssp rrcr+tssp+cn rrcr+tssp+cip rrcr+tssp+cip+cn finetune joint".split()
+        "dpcr dp-ncm ldc adc sdc lwf-ncm lwf rrcr rrcr+tssp rrcr+tssp+cn rrcr+tssp+cip rrcr+tssp+cip+cn finetune joint".split()
     )
 
 
@@ -154,6 +154,9 @@ def test_joint_is_not_exemplar_free(machine):
         ("dpcr", lambda d: d * (d + 1) // 2 + d + 2 + d),  # statistics, count, class, and the classifier's column
         ("dp-ncm", lambda d: d * (d + 1) // 2 + d + 2),
         ("lwf-ncm", lambda d: d),
+        ("sdc", lambda d: d),
+        ("adc", lambda d: d),
+        ("ldc", lambda d: d),
     ],
 )
 def test_memory_per_class_is_what_the_file_says(results, name, numbers):

@@ -6,12 +6,18 @@ import json
 from importlib import resources
 
 from efcil.errors import OptionError, nearest
+from efcil.methods.adc import ADC
 from efcil.methods.base import Method, Readout
 from efcil.methods.class_means import DPNCM, LwFNCM
 from efcil.methods.dpcr import DPCR, DPCROptions
+from efcil.methods.ldc import LDC
 from efcil.methods.own_head import OwnHead
+from efcil.methods.sdc import SDC
 from efcil.plugins import registry
+from efcil.shift.adc import ADCOptions
 from efcil.shift.dual_projection import DualProjectionOptions
+from efcil.shift.ldc import LDCOptions
+from efcil.shift.sdc import SDCOptions
 
 __all__ = ["METHODS", "Method", "Readout", "find", "measured", "registered"]
 
@@ -45,6 +51,11 @@ METHODS = {
             DualProjectionOptions,
             _GRAM,
         ),
+        Method("ldc", "LDC", "Gomez-Villa et al., ECCV 2024", "lwf", "learned linear map", "ncm", LDC, LDCOptions, "d"),
+        Method(
+            "adc", "ADC", "Goswami et al., CVPR 2024", "lwf", "adversarial translation", "ncm", ADC, ADCOptions, "d"
+        ),
+        Method("sdc", "SDC", "Yu et al., CVPR 2020", "lwf", "kernel translation", "ncm", SDC, SDCOptions, "d"),
         Method("lwf-ncm", "LwF-NCM", _LWF, "lwf", "none", "ncm", LwFNCM, memory="d"),
         Method("lwf", "LwF (own head)", _LWF, "lwf", "-", "own", OwnHead, memory="d"),
         _ablation("rrcr", "RRCR", shift=False, normalise=False),

@@ -41,4 +41,4 @@ class SDC(LwFNCM):
         self.means = torch.cat([self.means + drift, new])
 
     def _embedded(self, features: Tensor) -> Tensor:
-        return normalize(features.double(), dim=1) if self.options.normalise else features
+        return normalize(features.double(), dim=1) if self.options.unit_features else features

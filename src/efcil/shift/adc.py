@@ -76,7 +76,7 @@ def adversarial_drift(means: Tensor, task: TaskFeatures, options: ADCOptions) ->
 def _towards(
     means: Tensor, inputs: Tensor, backbone: nn.Module, options: ADCOptions, low: Tensor, high: Tensor
 ) -> Tensor:
-    """Change `inputs` (k samples, c, h, w), those of a class together, so that their features approach its mean (k, dim).
+    """Change `inputs` (k * samples, c, h, w), class after class, so that their features approach the `means` (k, dim).
 
     In float32 whatever the machine's precision: outside autocast, and only the gradient by the input is computed.
     """

@@ -20,9 +20,9 @@ from efcil.features import View
 class LDCOptions(Options):
     """Options of the fit."""
 
-    lr: float = Field(default=0.001, gt=0)
-    epochs: int = Field(default=20, ge=1)
-    batch_size: int = Field(default=128, ge=1)
+    map_lr: float = Field(default=0.001, gt=0)
+    map_epochs: int = Field(default=20, ge=1)
+    map_batch_size: int = Field(default=128, ge=1)
     shift_images: View = "clean"  # the authors' code takes augmented ones
 
 
@@ -35,10 +35,10 @@ def learned_map(old: Tensor, new: Tensor, options: LDCOptions, source: torch.Gen
     old, new = old.float(), new.float()
     bound = old.shape[1] ** -0.5
     weight = torch.empty(old.shape[1], new.shape[1], device=old.device).uniform_(-bound, bound, generator=source)
-    adam = torch.optim.Adam([weight], lr=options.lr)
-    for _ in range(options.epochs):
+    adam = torch.optim.Adam([weight], lr=options.map_lr)
+    for _ in range(options.map_epochs):
         order = torch.randperm(len(old), generator=source, device=old.device)
-        for rows in order.split(options.batch_size):
+        for rows in order.split(options.map_batch_size):
             x = old[rows]
             error = x @ weight - new[rows]
             weight.grad = x.T @ error.mul_(2 / error.numel())

@@ -21,7 +21,7 @@ class SDCOptions(Options):
     floor: float = Field(default=1e-5, ge=0)  # added to every weight by ADC's code; commented out in SDC's own
     # SDC's networks end in an L2 normalisation, and sigma is meant for that. ADC's code runs SDC on raw features: all
     # kernels vanish beside the floor there, and every class drifts as the mean of all images does.
-    normalise: bool = True
+    unit_features: bool = True
     shift_images: View = "clean"  # both repositories take augmented ones
 
 
