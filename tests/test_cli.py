@@ -371,6 +371,14 @@ def test_data_fetch_from_a_server(efcil, tmp_path, monkeypatch):
         (["run", "dpcr", "digits", "--device", "warp"], "--device warp is not usable here"),
         (["run", "dpcr", "digits", "--set", "backbone=resnet81"], "resnet81"),
         (["run", "dpcr", "digits", "--set", "augment=cifr"], "did you mean 'cifar'?"),
+        (
+            ["run", "acil", "digits", "--set", "shift_ridge=1"],
+            "shift_ridge is not an option of acil, only of dpcr, dp-ncm",
+        ),
+        (
+            ["compare", "dpcr,fecam:rank_rule=none", "digits"],
+            "rank_rule is not an option of fecam, only of dpcr, dp-ncm",
+        ),
         (["run"], "say what to run: efcil run METHOD DATASET"),
         (["run", "dpcr", "cifar100"], "cifar100 needs --data DIR"),
         (["run", "dpcr", "cifar100", "--data", "/nonexistent"], "efcil data fetch cifar100"),

@@ -27,7 +27,7 @@ def start(out, *more):
         "-m",
         "efcil",
         "compare",
-        "dpcr,dp-ncm,lwf",
+        "dpcr,dp-ncm,lwf,fecam",
         "digits",
         "--tasks",
         "5",
@@ -44,7 +44,7 @@ def start(out, *more):
 def metrics(out):
     """All that a run measured; how long it took is not part of it."""
     found = {"log": [json.loads(line) for line in (out / "trajectory" / "metrics.jsonl").read_text().splitlines()]}
-    for method in ("dpcr", "dp-ncm", "lwf"):
+    for method in ("dpcr", "dp-ncm", "lwf", "fecam"):
         summary = json.loads((out / method / "summary.json").read_text())
         found[method] = {k: v for k, v in summary.items() if k not in ("seconds", "command")}
     return found

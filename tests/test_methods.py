@@ -23,6 +23,13 @@ SIZES = (2, 3, 1)
 KINDS = sorted({method.representation for method in METHODS.values()})
 
 
+SMALL = {"acil": {"buffer": 64}, "ds-al": {"buffer": 64}}  # 10,000 is for real problems
+
+
+def options_of(name):
+    return build(METHODS[name].options, {**SMALL.get(name, {}), **METHODS[name].fixed}, name)
+
+
 class Watch:
     """Keeps what a run shows, and runs `at_end` after each task."""
 
@@ -45,7 +52,7 @@ def experiment(names, machine, data, at_end=lambda task: None, seed=0):
     representation = kind(kind.options_type(**TINY), data.channels, machine, seed)
     stream = TaskStream(data.train, np.arange(len(data.class_names)), SIZES)
     evaluator = Evaluator(data, stream, machine)
-    readouts = {name: METHODS[name].readout(build(METHODS[name].options, METHODS[name].fixed, name)) for name in names}
+    readouts = {name: METHODS[name].readout(options_of(name)) for name in names}
     matrices = {name: AccuracyMatrix(evaluator.totals()) for name in names}
     watch = Watch(at_end)
     frozen = [name for name in names if METHODS[name].frozen]
@@ -66,9 +73,9 @@ def copied(value):
 
 
 def test_the_suite_sees_every_method():
-    assert sorted(METHODS) == sorted(
-        "dpcr dp-ncm ldc adc sdc lwf-ncm lwf rrcr rrcr+tssp rrcr+tssp+cn rrcr+tssp+cip rrcr+tssp+cip+cn finetune joint".split()
-    )
+    trajectory = "dpcr dp-ncm ldc adc sdc lwf-ncm lwf"
+    ablations = "rrcr rrcr+tssp rrcr+tssp+cn rrcr+tssp+cip rrcr+tssp+cip+cn"
+    assert sorted(METHODS) == sorted(f"{trajectory} {ablations} acil ds-al fecam finetune joint".split())
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +102,7 @@ def test_scores_are_finite_and_of_the_right_shape(results, name):
 @pytest.mark.parametrize("name", sorted(METHODS))
 def test_state_round_trip(results, name):
     representation, readout, _ = results[name]
-    again = METHODS[name].readout(build(METHODS[name].options, METHODS[name].fixed, name))
+    again = METHODS[name].readout(options_of(name))
     again.load_state({k: copied(v) for k, v in readout.state().items()})
     features = torch.rand(5, representation.backbone.dim)
     assert torch.equal(again.scores(features), readout.scores(features))
@@ -114,7 +121,7 @@ def test_same_seed_is_bitwise_equal(machine, data, results, kind):
             assert torch.equal(value, expected[key]), (name, key)
 
 
-@pytest.mark.parametrize("kind", ["lwf", "finetune"])
+@pytest.mark.parametrize("kind", ["lwf", "frozen", "finetune"])
 def test_old_images_are_out_of_reach(machine, kind, monkeypatch):
     """After each task its pixels are poisoned and its Task refuses: nothing that is learned later may change."""
     names = [m.name for m in METHODS.values() if m.representation == kind]
@@ -157,12 +164,31 @@ def test_joint_is_not_exemplar_free(machine):
         ("sdc", lambda d: d),
         ("adc", lambda d: d),
         ("ldc", lambda d: d),
+        ("fecam", lambda d: d * (d + 1) // 2 + d),
     ],
 )
 def test_memory_per_class_is_what_the_file_says(results, name, numbers):
     representation, readout, _ = results[name]
     kept = sum(v.numel() for v in tensors(readout.state()).values())
     assert kept == sum(SIZES) * numbers(representation.backbone.dim)
+
+
+@pytest.mark.parametrize(("name", "streams"), [("acil", 1), ("ds-al", 2)])
+def test_memory_of_the_recursive_ridge_is_what_the_file_says(results, name, streams):
+    kept = sum(v.numel() for v in tensors(results[name][1].state()).values())
+    assert kept == streams * (64 * 65 // 2 + 2 * 64 * sum(SIZES)) + 2
+
+
+def test_frozen_methods_read_the_first_backbone_of_an_lwf_trajectory(machine, data, results):
+    """Alone, with a backbone that rests, and beside DPCR, whose backbone goes on, they measure the same."""
+    names = ["dpcr", "acil", "ds-al", "fecam"]
+    representation, _, matrices, _ = experiment(names, machine, data)
+    for name in names:
+        assert matrices[name] == results[name][2], name
+    first, now = representation.first_backbone.state_dict(), representation.backbone.state_dict()
+    assert any(not torch.equal(v, now[k]) for k, v in first.items()), "the trajectory went on"
+    alone = results["acil"][0]
+    assert all(torch.equal(v, alone.backbone.state_dict()[k]) for k, v in first.items())
 
 
 # --- DPCR is Algorithm 1 ----------------------------------------------------------------------------------------------
@@ -263,9 +289,7 @@ def test_company_changes_nothing():
     tasks = feature_tasks()
     alone = learned("dpcr", tasks).weight
     for _ in range(25):
-        company = [
-            METHODS[n].readout(build(METHODS[n].options, METHODS[n].fixed, n)) for n in ("rrcr", "dpcr", "dp-ncm")
-        ]
+        company = [METHODS[n].readout(options_of(n)) for n in ("rrcr", "dpcr", "dp-ncm")]
         for index, task in enumerate(tasks):
             shared = FakeTask(index, *task)
             for readout in company:

@@ -6,10 +6,13 @@ import json
 from importlib import resources
 
 from efcil.errors import OptionError, nearest
+from efcil.methods.acil import ACIL, ACILOptions
 from efcil.methods.adc import ADC
 from efcil.methods.base import Method, Readout
 from efcil.methods.class_means import DPNCM, LwFNCM
 from efcil.methods.dpcr import DPCR, DPCROptions
+from efcil.methods.ds_al import DSAL, DSALOptions
+from efcil.methods.fecam import FeCAM, FeCAMOptions
 from efcil.methods.ldc import LDC
 from efcil.methods.own_head import OwnHead
 from efcil.methods.sdc import SDC
@@ -57,6 +60,31 @@ METHODS = {
         ),
         Method("sdc", "SDC", "Yu et al., CVPR 2020", "lwf", "kernel translation", "ncm", SDC, SDCOptions, "d"),
         Method("lwf-ncm", "LwF-NCM", _LWF, "lwf", "none", "ncm", LwFNCM, memory="d"),
+        Method(
+            "acil",
+            "ACIL",
+            "Zhuang et al., NeurIPS 2022",
+            "frozen",
+            "-",
+            "recursive ridge",
+            ACIL,
+            ACILOptions,
+            "2b, and b(b+1)/2 for all",
+        ),
+        Method(
+            "ds-al",
+            "DS-AL",
+            "Zhuang et al., AAAI 2024",
+            "frozen",
+            "-",
+            "two ridge streams",
+            DSAL,
+            DSALOptions,
+            "4b, and b(b+1) for all",
+        ),
+        Method(
+            "fecam", "FeCAM", "Goswami et al., NeurIPS 2023", "frozen", "-", "Mahalanobis", FeCAM, FeCAMOptions, _GRAM
+        ),
         Method("lwf", "LwF (own head)", _LWF, "lwf", "-", "own", OwnHead, memory="d"),
         _ablation("rrcr", "RRCR", shift=False, normalise=False),
         _ablation("rrcr+tssp", "RRCR + TSSP", shift=True, rank_rule="none", normalise=False),
