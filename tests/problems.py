@@ -1,6 +1,7 @@
 """Small problems that tests learn."""
 
 import numpy as np
+import torch
 
 from efcil.data.dataset import DataSet, ImageSet
 from efcil.training.schedule import Schedule
@@ -28,3 +29,13 @@ TINY = {
     "first": Schedule(epochs=3, lr=0.05, milestones=(2,), weight_decay=5e-4),
     "later": Schedule(epochs=2, lr=0.02, milestones=(1,), weight_decay=2e-4),
 }
+
+
+def draw(*shape, seed=0):
+    """Normal numbers in float64, from a seed."""
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def gap(ours, theirs):
+    """Largest difference, relative to the largest entry."""
+    return float((ours - theirs).abs().max() / theirs.abs().max())

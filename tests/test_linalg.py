@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
-from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+import reference
 from efcil import linalg
 from efcil.errors import NotFiniteError, NotPositiveDefiniteError, OptionError
 from efcil.linalg import (
@@ -31,28 +30,7 @@ from efcil.linalg import (
     task_shift_from_gram,
     unpack_symmetric,
 )
-
-
-def _load(path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-reference = _load(Path(__file__).with_name("reference.py"))
-
-
-def draw(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
-
-
-def gap(ours: Tensor, theirs: Tensor) -> float:
-    """Largest difference, relative to the largest entry."""
-    return float((ours - theirs).abs().max() / theirs.abs().max())
-
+from problems import draw, gap
 
 # --- task shift -------------------------------------------------------------------------------------------------------
 

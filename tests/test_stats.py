@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import copy
-import importlib.util
 import pickle
-from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 import pytest
@@ -16,31 +13,12 @@ from hypothesis import strategies as st
 from sklearn.linear_model import Ridge
 from torch import Tensor
 
+import reference
 from efcil import stats as stats_module
 from efcil.errors import NotFiniteError, OptionError
 from efcil.linalg import class_shift, normalise_columns, ridge_weight, task_shift
 from efcil.stats import ClassStats
-
-
-def _load(path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-reference = _load(Path(__file__).with_name("reference.py"))
-
-
-def draw(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
-
-
-def gap(ours: Tensor, theirs: Tensor) -> float:
-    """Largest difference, relative to the largest entry."""
-    return float((ours - theirs).abs().max() / theirs.abs().max())
+from problems import draw, gap
 
 
 def same(one: ClassStats, two: ClassStats, bound: float = 1e-12) -> None:

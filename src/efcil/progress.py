@@ -6,16 +6,16 @@ import json
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from efcil.training.loop import EpochReport
 
 
-class Reporter(Protocol):
-    """What a run has to say, as it happens."""
+class Quiet:
+    """What a run has to say as it happens; this one says nothing but notes, on standard error."""
 
     def started(self, title: str, epochs: Sequence[int], done: int) -> None:
-        """A run begins: epochs of each task, of which `done` are learned already."""
+        """Begin: epochs of each task, of which `done` are learned already."""
 
     def epoch(self, report: EpochReport) -> None:
         """An epoch is done."""
@@ -30,36 +30,11 @@ class Reporter(Protocol):
         """Something countable goes on: a download, decoding."""
 
     def note(self, text: str) -> None:
-        """Something the user should know."""
-
-    def finished(self, summaries: Sequence[Mapping[str, Any]], where: str) -> None:
-        """The run is over."""
-
-
-class Quiet:
-    """Says nothing but notes, on standard error."""
-
-    def started(self, title: str, epochs: Sequence[int], done: int) -> None:
-        """Say nothing."""
-
-    def epoch(self, report: EpochReport) -> None:
-        """Say nothing."""
-
-    def solving(self, task: int) -> None:
-        """Say nothing."""
-
-    def task(self, task: int, tasks: int, accuracies: Mapping[str, float]) -> None:
-        """Say nothing."""
-
-    def counting(self, what: str, done: int, total: int | None) -> None:
-        """Say nothing."""
-
-    def note(self, text: str) -> None:
         """Say it on standard error, so that standard output stays clean."""
         print(f"note: {text}", file=sys.stderr, flush=True)
 
     def finished(self, summaries: Sequence[Mapping[str, Any]], where: str) -> None:
-        """Say nothing."""
+        """The run is over."""
 
     def close(self) -> None:
         """Leave the screen tidy."""
