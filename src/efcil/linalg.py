@@ -20,7 +20,10 @@ by an inverse. Tolerances are the named constants below. A matrix that cannot be
 
 from __future__ import annotations
 
+import ctypes
 import math
+import mmap
+import sys
 from dataclasses import dataclass
 from typing import Literal, Protocol, get_args
 
@@ -50,6 +53,9 @@ INVERSE_ITERATIONS = 3
 
 ROWS_AT_ONCE = 1 << 16
 """Rows of features turned into float64 at a time."""
+
+HUGE_FROM = 1 << 26
+"""Bytes from which room for Grams is taken in huge pages: 32 classes of 512 dimensions."""
 
 SYMMETRIC_STRIPS = 4
 """Strips in which only the upper part of a symmetric product is computed: s strips cost (s + 1) / 2s of the product."""
@@ -483,6 +489,24 @@ def symmetrised(matrix: Tensor) -> Tensor:
     return (matrix + matrix.mT).mul_(0.5)
 
 
+def empty_grams(like: Tensor, classes: int, width: int) -> Tensor:
+    """Room for (classes, width, width); on Linux in huge pages where it is large.
+
+    A thousand Grams are 2 GB: half a million page faults, a fifth of the time it takes to fill them.
+
+    >>> empty_grams(torch.zeros(1), 2, 3).shape
+    torch.Size([2, 3, 3])
+    """
+    room = like.new_empty(classes, width, width)
+    size = room.numel() * room.element_size()
+    if room.device.type == "cpu" and size >= HUGE_FROM and sys.platform == "linux":
+        page = mmap.PAGESIZE
+        start = -(-room.data_ptr() // page) * page
+        # Only advice: where the kernel does not take it, the memory is as it was.
+        ctypes.CDLL(None).madvise(ctypes.c_void_p(start), ctypes.c_size_t(size - page), mmap.MADV_HUGEPAGE)
+    return room
+
+
 def congruence(gram: Tensor, shift: Tensor, out: Tensor | None = None) -> Tensor:
     """P' G P of Eq. (16), exactly symmetric: `gram` (k, dim, dim), `shift` (dim, dim_new) or (k, dim, dim_new).
 
@@ -494,7 +518,7 @@ def congruence(gram: Tensor, shift: Tensor, out: Tensor | None = None) -> Tensor
     """
     classes, dim, width = len(gram), gram.shape[-1], shift.shape[-1]
     if out is None:
-        out = gram.new_empty(classes, width, width)
+        out = empty_grams(gram, classes, width)
     if gram.is_cuda:
         half = (gram.reshape(-1, dim) @ shift).view(-1, dim, width) if shift.ndim == 2 else gram @ shift
         return out.copy_(symmetrised(shift.mT @ half))

@@ -16,6 +16,7 @@ from efcil.linalg import (
     RankRule,
     check_finite,
     congruence,
+    empty_grams,
     pack_symmetric,
     row_space,
     symmetrised,
@@ -258,7 +259,7 @@ class ClassStats:
             )
         shift = check_finite(shift.detach().to(self.mean.device, DTYPE), "shift")
         width = shift.shape[-1]
-        gram = self.mean.new_empty(len(self), width, width)
+        gram = empty_grams(self.mean, len(self), width)
         for block, old in self._blocks(class_block):
             congruence(old, shift if shift.ndim == 2 else shift[block], out=gram[block])
         mean = self.mean @ shift if shift.ndim == 2 else (self.mean[:, None, :] @ shift)[:, 0]
@@ -283,7 +284,7 @@ class ClassStats:
         if task_shift.shape != (self.dim, self.dim):
             raise OptionError(f"task_shift has shape {tuple(task_shift.shape)}; wanted ({self.dim}, {self.dim})")
         task_shift = check_finite(task_shift.detach().to(self.mean.device, DTYPE), "task_shift")
-        gram = self.mean.new_empty(len(self), self.dim, self.dim)
+        gram = empty_grams(self.mean, len(self), self.dim)
         mean = self.mean @ task_shift
         for block, old in self._blocks(class_block):
             space = row_space(old, rule, tolerance)
