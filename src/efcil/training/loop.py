@@ -58,7 +58,7 @@ class EpochReport:
 
 
 def batches(count: int, size: int, last: LastBatch) -> Iterator[slice]:
-    """Slices of a permuted epoch; `wrap` expects that the permutation was extended by `wrapped`.
+    """Slices of a permuted epoch; `wrap` expects a permutation that `shuffled` has filled up.
 
     >>> [(b.start, b.stop) for b in batches(10, 4, "keep")], [(b.start, b.stop) for b in batches(10, 4, "drop")]
     ([(0, 4), (4, 8), (8, 10)], [(0, 4), (4, 8)])
