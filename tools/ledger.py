@@ -393,7 +393,7 @@ def benchmarks_text(results: Path) -> str:
             rows = [["SVD and inverse a class, float32", f"{1e3 * raw['naive_seconds']:.1f}", "1", NONE]]
             for rule in ("positive", "numerical"):
                 numbers = (1e3 * raw[f"{rule}_seconds"], raw[f"{rule}_speedup"], raw[f"{rule}_deviation"])
-                rows.append([f"ours, rule {rule}", *("{:.1f} {:.0f} {:.1e}".format(*numbers).split())])
+                rows.append([f"ours, rule {rule}", *("{:.1f} {:.1f} {:.1e}".format(*numbers).split())])
             head = [f"Class update, {raw['classes']} + 10 classes, d = {raw['dim']}", "ms", "Times faster", "Deviation"]
             lines += _table(head, (1, 2, 3), rows)
             lines += ["", f"Ten times the classes take {raw['tenfold_growth']:.1f} times as long.", ""]
