@@ -178,7 +178,7 @@ def one_step(lwf: LwF, images: torch.Tensor, labels: torch.Tensor) -> Callable[[
     step: Step | CapturedStep = Step(lwf.loss, optimiser, Pixels(images, MEAN, STD, machine), machine)
     if machine.capture:
         assert isinstance(step, Step)
-        step = CapturedStep(step, lwf, images, labels, None)
+        step = CapturedStep(step, lwf, images, labels)
     return lambda: step(images, labels)
 
 

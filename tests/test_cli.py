@@ -214,6 +214,22 @@ def test_compare_is_one_trajectory(efcil, tmp_path):
     assert ours["matrix"] == theirs["matrix"], "a method must score the same alone and in company"
 
 
+def test_a_label_that_begins_another_resumes_as_itself(efcil, tmp_path):
+    """ridge=1 and ridge=1.5: the state of one must not leak into the other when a run goes on."""
+    from efcil.training.checkpoint import load_tensors
+
+    out, labels = tmp_path / "c", ["dpcr:ridge=1", "dpcr:ridge=1.5"]
+    arguments = ["compare", ",".join(labels), "digits", "--tasks", 5, "--out", out, "--quiet", *TINY]
+    assert efcil(*arguments)[0] == 0
+    want = {label: json.loads((out / label / "summary.json").read_text())["matrix"] for label in labels}
+    tensors, _ = load_tensors(out / "trajectory" / "checkpoints" / "task-05.safetensors")
+    for label in labels:
+        assert sorted(k for k in tensors if k.startswith(f"readout/{label}/")) == [f"readout/{label}/weight"]
+    (out / "trajectory" / "checkpoints" / "task-05.safetensors").unlink()
+    assert efcil(*arguments, "--resume")[0] == 0
+    assert {label: json.loads((out / label / "summary.json").read_text())["matrix"] for label in labels} == want
+
+
 def test_compare_several_orders_at_once(efcil, tmp_path):
     out = tmp_path / "c"
     arguments = ["--orders", "identity,1993", "--tasks", 2, "--out", out, "--at-once", 2, *TINY]

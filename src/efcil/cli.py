@@ -125,6 +125,15 @@ def _typed(context: typer.Context) -> set[str]:
     return {name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
 
 
+def _with_file(options: dict[str, Any], context: typer.Context) -> dict[str, Any]:
+    """Add the options of --config, where it is given, below what was typed."""
+    if options["config"] is None:
+        return options
+    from efcil.configfile import merged
+
+    return merged(options["config"], options, _typed(context))
+
+
 def _shared(
     data: DataDir = None,
     tasks: Tasks = None,
@@ -170,10 +179,7 @@ def run(
 ) -> None:
     """Run one method through all tasks of a data set."""
     options |= {"method": method, "dataset": dataset, "order": order}
-    if options["config"] is not None:
-        from efcil.configfile import merged
-
-        options = merged(options["config"], options, _typed(context))
+    options = _with_file(options, context)
     if not options["method"] or not options["dataset"]:
         raise OptionError("say what to run: efcil run METHOD DATASET, for example efcil run dpcr digits")
     _execute([options["method"]], options["dataset"], options)
@@ -191,11 +197,8 @@ def compare(
 ) -> None:
     """Train one backbone trajectory for each class order and read every method from it."""
     options |= {"methods": methods, "dataset": dataset, "orders": orders, "at_once": at_once}
-    if options["config"] is not None:
-        from efcil.configfile import merged
-
-        options = merged(options["config"], options, _typed(context))
-        at_once = options["at_once"]
+    options = _with_file(options, context)
+    at_once = options["at_once"]
     names = [m.strip() for m in options["methods"].split(",") if m.strip()]
     if not names or not options["dataset"]:
         raise OptionError("say what to compare: efcil compare METHOD,METHOD DATASET, for example dpcr,lwf-ncm digits")

@@ -258,7 +258,7 @@ class Run:
         }
         for label, readout in self.readouts.items():
             stats = {key: shared[name] for key, name in meta["stats"][label].items()}
-            readout.load_state({**_on(self.machine, _below(tensors, f"readout.{label}.")), **stats})
+            readout.load_state({**_on(self.machine, _below(tensors, f"readout/{label}/")), **stats})
             self.matrices[label] = AccuracyMatrix.from_json(meta["matrices"][label])
 
     def after_epoch(self, report: EpochReport, optimiser: Optimiser) -> None:
@@ -288,7 +288,7 @@ class Run:
         for label, readout in self.readouts.items():
             for key, value in readout.state().items():
                 if isinstance(value, Tensor):
-                    tensors[f"readout.{label}.{key}"] = value
+                    tensors[f"readout/{label}/{key}"] = value
                     continue
                 if id(value) not in names:
                     names[id(value)] = f"stats{len(names)}"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -208,18 +208,18 @@ class CapturedStep:
 
     WARM_UP = 3  # steps before capture: lazy initialisation and compilation happen there
 
-    def __init__(self, step: Step, module: nn.Module, batch: Tensor, labels: Tensor, pool: Any):
+    def __init__(self, step: Step, module: nn.Module, batch: Tensor, labels: Tensor):
         self.step, self.total = step, step.total
         self.batch, self.labels = batch.clone(), labels.clone()
         kept = [*module.state_dict().values(), *step.optimiser.momenta().values()]
         saved = [t.clone() for t in kept]
         with step.machine.exclusive():  # one thread compiles and captures at a time; others replay what they have
-            self._record(pool)
+            self._record()
         for tensor, value in zip(kept, saved, strict=True):  # the warm-up must leave no trace
             tensor.copy_(value)
         self.total.zero_()
 
-    def _record(self, pool: Any) -> None:
+    def _record(self) -> None:
         step = self.step
         stream = own_stream(self.batch.device, "warm-up")
         stream.wait_stream(torch.cuda.current_stream())
@@ -229,7 +229,7 @@ class CapturedStep:
         torch.cuda.current_stream().wait_stream(stream)
         step.optimiser.sgd.zero_grad(set_to_none=True)
         self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph, pool=pool, capture_error_mode="thread_local"):
+        with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
             step(self.batch, self.labels)
 
     def __call__(self, batch: Tensor, labels: Tensor) -> None:
@@ -285,7 +285,7 @@ def train(
             steps = 0
             for batch, targets in ahead.take(epoch):
                 if machine.capture and step is plain:
-                    step = CapturedStep(plain, module, batch, targets, None)
+                    step = CapturedStep(plain, module, batch, targets)
                 step(batch, targets)
                 steps += 1
             ahead.prepare(epoch + 1)
