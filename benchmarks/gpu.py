@@ -173,7 +173,7 @@ def machines(device: str) -> Iterator[tuple[str, Machine | None]]:
 def one_step(lwf: LwF, images: torch.Tensor, labels: torch.Tensor) -> Callable[[], None]:
     """The product's training step on a fixed batch, captured where the machine says so."""
     machine, options = lwf.machine, lwf.options
-    optimiser = Optimiser(lwf, options.first, options.momentum, machine)
+    optimiser = Optimiser(lwf, options.first, machine, momentum=options.momentum)
     lwf.train()
     step: Step | CapturedStep = Step(lwf.loss, optimiser, Pixels(images, MEAN, STD, machine), machine)
     if machine.capture:

@@ -9,13 +9,14 @@ from efcil.config import build, keys
 from efcil.data.dataset import ImageSet
 from efcil.errors import DataError, OptionError
 from efcil.experiment import Request, resolve
-from efcil.features import TaskFeatures, extract
+from efcil.features import TaskFeatures
 from efcil.methods import METHODS, find
 from efcil.metrics import AccuracyMatrix
 from efcil.protocol import Evaluator, learn_stream
 from efcil.representations import REPRESENTATIONS
 from efcil.stats import ClassStats
 from efcil.tasks import Task, TaskStream
+from efcil.training.extraction import extract
 from efcil.training.loop import Pixels
 from problems import TINY, blobs
 
@@ -75,7 +76,8 @@ def copied(value):
 def test_the_suite_sees_every_method():
     trajectory = "dpcr dp-ncm ldc adc sdc lwf-ncm lwf"
     ablations = "rrcr rrcr+tssp rrcr+tssp+cn rrcr+tssp+cip rrcr+tssp+cip+cn"
-    assert sorted(METHODS) == sorted(f"{trajectory} {ablations} acil ds-al fecam finetune joint".split())
+    own = "pass icarl podnet foster"
+    assert sorted(METHODS) == sorted(f"{trajectory} {ablations} {own} acil ds-al fecam finetune joint".split())
 
 
 @pytest.fixture(scope="module")

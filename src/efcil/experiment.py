@@ -74,14 +74,18 @@ class Plan:
 
 
 def _parse_label(label: str) -> tuple[Method, Values]:
-    """Read `dpcr` or `dpcr:rank_rule=numerical:ridge=100`: a method with settings of its own."""
+    """Read `dpcr`, `dpcr:rank_rule=numerical:ridge=100`, `icarl:memory=500`: a method with settings of its own."""
     name, *settings = label.split(":")
     return find(name), parse_settings(settings)
 
 
 def _unknown(key: str, methods: str, known: Collection[str]) -> str:
     """Say that methods have no such option: who has it, or which known one is nearest."""
-    others = [m.name for m in registered().values() if key in keys(m.options) and key not in m.fixed]
+    others = [
+        m.name
+        for m in registered().values()
+        if key in (*keys(m.options), *keys(REPRESENTATIONS[m.representation].options_type)) and key not in m.fixed
+    ]
     if others:
         return f"{key} is not an option of {methods}, only of {', '.join(others)}"
     return f"{key} is not an option here: {nearest(key, known)}"
@@ -117,12 +121,21 @@ def resolve(request: Request) -> Plan:
         if key not in known:
             named = ", ".join(dict.fromkeys(method.name for method, _ in parsed.values()))
             problems.append(_unknown(key, named, known))
+    of_training: Values = {}  # settings of training that a label gives: for the whole trajectory
     for label, (method, own) in parsed.items():
         for key in {**own, **{k: v for k, v in settings.items() if k in method_keys[label]}}:
             if key in method.fixed:
                 problems.append(f"{method.name} fixes {key}={method.fixed[key]}: take dpcr to choose it")
-            elif key not in method_keys[label]:
+            elif key in method_keys[label]:
+                continue
+            elif key not in training_keys:
                 problems.append(_unknown(key, method.name, method_keys[label]))
+            elif len(parsed) > 1 and any(own.get(key) != other.get(key) for _, other in parsed.values()):
+                problems.append(f"{label}: {key} is set for the whole trajectory; run it apart, or --set {key}=...")
+            elif key in settings:
+                problems.append(f"{label}: {key} is also given by --set; give it once")
+            else:
+                of_training[key] = own[key]
     if problems:
         raise OptionError("; ".join(dict.fromkeys(problems)))
 
@@ -141,10 +154,10 @@ def resolve(request: Request) -> Plan:
     def given(section: str) -> Values:
         return {} if preset == NO_PRESET else preset_values(preset, request.dataset, section)
 
-    preset_training = given("training")
+    preset_training = given("training") | given(representation)  # a method that trains its own way has a section
     training = made(
         training_type,
-        {k: v for k, v in preset_training.items() if k in training_keys} | chosen(training_keys),
+        {k: v for k, v in preset_training.items() if k in training_keys} | chosen(training_keys) | of_training,
         representation,
     )
     data = made(
@@ -154,8 +167,9 @@ def resolve(request: Request) -> Plan:
     )
     methods = {}
     for label, (method, own) in parsed.items():
-        values = given(method.section)
-        values |= chosen(method_keys[label]) | own | method.fixed
+        values = {k: v for k, v in given(method.section).items() if k in method_keys[label]}
+        values |= chosen(method_keys[label]) | method.fixed
+        values |= {k: v for k, v in own.items() if k in method_keys[label]}
         methods[label] = (method, made(method.options, values, label))
     if errors:
         raise OptionError("; ".join(errors))

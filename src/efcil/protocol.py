@@ -9,11 +9,12 @@ import numpy as np
 from torch import Tensor
 
 from efcil.data.dataset import DataSet
-from efcil.features import TaskFeatures, extract
+from efcil.features import TaskFeatures
 from efcil.methods.base import Readout
 from efcil.metrics import AccuracyMatrix, count_correct
 from efcil.representations import Representation
 from efcil.tasks import TaskStream
+from efcil.training.extraction import extract
 from efcil.training.loop import EpochReport, Optimiser, Pixels, train
 from efcil.training.machine import Machine
 
@@ -93,35 +94,46 @@ def learn_stream(
     transform = representation.transform(data.size)
     for index in range(first_task, len(stream)):
         task = stream.upto(index) if representation.all_data else stream[index]
-        trains = representation.trains(index)
-        if trains and not first_epoch:
-            representation.begin(task)
         labels = machine.tensor(task.labels)
         pixels = Pixels(machine.tensor(task.images), data.mean, data.std, machine)
-        if trains:
-            train(
-                representation,
-                representation.loss,
-                pixels,
-                labels,
-                schedule=representation.schedule(index),
-                transform=transform,
-                batch_size=options.batch_size,
-                momentum=options.momentum,
-                last_batch=options.last_batch,
-                machine=machine,
-                seed=representation.seed,
-                task=index,
-                start=first_epoch,
-                momenta=momenta,
-                after_epoch=observer.after_epoch,
-            )
+        stages, before = representation.stages(index), 0
+        if stages and not first_epoch:
+            representation.begin(task)
+        representation.old = task.first_class
+        for stage, schedule in enumerate(stages):
+            start = max(0, first_epoch - before)  # beyond the stage's end: it was over when the run was taken up
+            if start == 0:
+                representation.prepare(stage, pixels, labels)
+            if start < schedule.epochs:
+                representation.enter(stage)
+                train(
+                    representation,
+                    representation.loss,
+                    *representation.studied(stage, pixels, labels),
+                    schedule=schedule,
+                    transform=transform,
+                    batch_size=options.batch_size,
+                    last_batch=options.last_batch,
+                    machine=machine,
+                    seed=representation.seed,
+                    task=index,
+                    rule=options.optimiser,
+                    momentum=options.momentum,
+                    noise=representation.noise,
+                    before=before,
+                    epochs=sum(s.epochs for s in stages),
+                    start=start,
+                    momenta=momenta if start else None,
+                    after_epoch=observer.after_epoch,
+                )
+            before += schedule.epochs
         if frozen and index == 0:
             representation.keep_first()
         first_epoch, momenta = 0, None
         observer.before_readouts(index)
         learned = TaskFeatures(index, representation, pixels, labels, transform)
         with machine.exclusive():
+            representation.finish(learned)
             at_first = learned.at_first()
             for name, readout in readouts.items():
                 readout.learn(at_first if name in frozen else learned)

@@ -190,7 +190,13 @@ class Run:
         self.stream = TaskStream(data.train, order, plan.sizes(len(data.class_names)))
         self.representation = REPRESENTATIONS[plan.representation](plan.training, data.channels, machine, plan.seed)
         self.representation.transform(data.size)
-        self.readouts: dict[str, Readout] = {label: m.readout(options) for label, (m, options) in plan.methods.items()}
+        self.representation.check(len(data.class_names))
+        # A method with several classifiers is measured with each of them.
+        self.readouts: dict[str, Readout] = {
+            f"{label}/{head}" if head else label: readout(options)
+            for label, (method, options) in plan.methods.items()
+            for head, readout in method.classifiers.items()
+        }
 
     def _learn(self, data: DataSet) -> list[Summary]:
         machine, stream, representation, readouts = self.machine, self.stream, self.representation, self.readouts
@@ -208,15 +214,13 @@ class Run:
             self._restore(point.tensors, point.meta)
             if point.epoch is not None:
                 representation.load_state(_on(machine, point.partial))
-                momenta = {
-                    k.removeprefix("momentum."): v for k, v in point.partial.items() if k.startswith("momentum.")
-                }
+                momenta = _below(point.partial, "optimiser.")
         self.log.cut(task, epoch)
         self._clock = lambda: earlier + time.perf_counter() - self._began
         self._saved = time.monotonic()
-        epochs = [representation.schedule(t).epochs if representation.trains(t) else 0 for t in range(len(stream))]
+        epochs = [sum(stage.epochs for stage in representation.stages(t)) for t in range(len(stream))]
         problem = f"{data.name}: {len(data.class_names)} classes in {len(stream)} tasks"
-        title = f"{', '.join(readouts)} on {problem}, {machine.name}"
+        title = f"{', '.join(self.plan.methods)} on {problem}, {machine.name}"
         if point is not None:
             self.reporter.note(f"going on after task {task}" + (f", epoch {epoch} of task {task + 1}" if epoch else ""))
         self.reporter.started(title, epochs, sum(epochs[:task]) + epoch)
@@ -228,7 +232,7 @@ class Run:
             readouts,
             self.matrices,
             self,
-            frozen=[label for label, (method, _) in self.plan.methods.items() if method.frozen],
+            frozen=[label for label, (method, _) in self.plan.methods.items() if method.frozen and not method.heads],
             first_task=task,
             first_epoch=epoch,
             momenta=momenta,
@@ -243,7 +247,7 @@ class Run:
     def _finished(self) -> list[Summary] | None:
         """Return the summaries of a finished run, if all of them are there."""
         try:
-            found = [json.loads(self._summary_file(label).read_text(encoding="utf-8")) for label in self.readouts]
+            found = [json.loads(self._summary_file(label).read_text(encoding="utf-8")) for label in self.plan.methods]
         except (OSError, ValueError):
             return None
         return found if all(s.get("status") == "complete" for s in found) else None
@@ -270,7 +274,7 @@ class Run:
         now = time.monotonic()
         if now - self._saved >= self.checkpoint_seconds and report.epoch + 1 < report.epochs:
             tensors = self.representation.state(teacher=True)
-            tensors |= {f"momentum.{name}": value for name, value in optimiser.momenta().items()}
+            tensors |= {f"optimiser.{name}": value for name, value in optimiser.momenta().items()}
             self.store.save_epoch(report.task + 1, report.epoch + 1, tensors, {"seconds": self._clock()})
             self._saved = time.monotonic()
 
@@ -321,7 +325,11 @@ class Run:
         for label, (method, options) in self.plan.methods.items():
             own = {"method": label, "title": method.title, **common, "options": options.model_dump(mode="json")}
             own["training"] = self.plan.training.model_dump(mode="json")
-            summary = own | self.matrices[label].summary()
+            heads = {head: self.matrices[f"{label}/{head}"].summary() for head in method.heads}
+            if heads:
+                summary = own | heads[method.main(options)] | {"head": method.main(options), "heads": heads}
+            else:
+                summary = own | self.matrices[label].summary()
             summaries.append(summary)
             self._summary_file(label).parent.mkdir(exist_ok=True)
             write_json(self._summary_file(label), summary)

@@ -1,1 +1,22 @@
-"""How statistics become scores: one short file each."""
+"""Classifiers on features: heads that are trained with a backbone, and heads that are solved for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from efcil.heads.cosine import CosineHead
+from efcil.heads.growing import GrowingHead
+from efcil.heads.linear import LinearHead
+
+TRAINED: tuple[type[CosineHead] | type[LinearHead], ...] = (CosineHead, LinearHead)
+
+
+def restored(state: Mapping[str, Tensor]) -> GrowingHead:
+    """Return the trained head that a state was taken of; its kind shows in the names of its tensors."""
+    (kind,) = (kind for kind in TRAINED if set(kind(1).state_dict()) == set(state))
+    head = kind(state["weight"].shape[-1]).to(state["weight"])
+    head.make_room(state)
+    head.load_state_dict(dict(state))
+    return head

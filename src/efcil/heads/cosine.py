@@ -6,8 +6,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, normalize
 
+from efcil.heads.growing import GrowingHead, uniform
 
-class CosineHead(nn.Module):
+
+class CosineHead(GrowingHead):
     """logits = scale * cos(feature, weight_c); the scale starts at 1."""
 
     def __init__(self, dim: int, classes: int = 0):
@@ -20,11 +22,7 @@ class CosineHead(nn.Module):
         return self.scale * linear(normalize(features, dim=1), normalize(self.weight, dim=1))
 
     def grow(self, classes: int, source: torch.Generator) -> None:
-        """Add rows for new classes, uniform in +-1/sqrt(dim), drawn on the CPU from `source`."""
+        """Add rows for new classes, uniform in +-1/sqrt(dim)."""
         dim = self.weight.shape[1]
-        rows = (torch.rand(classes, dim, generator=source) * 2 - 1) / dim**0.5
+        rows = uniform(classes, dim, dim**-0.5, source)
         self.weight = nn.Parameter(torch.cat([self.weight.detach(), rows.to(self.weight)]))
-
-    def resize(self, classes: int) -> None:
-        """Make room for a saved head of another size; its numbers are loaded next."""
-        self.weight = nn.Parameter(self.weight.new_zeros(classes, self.weight.shape[1]))

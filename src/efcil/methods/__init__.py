@@ -13,6 +13,7 @@ from efcil.methods.class_means import DPNCM, LwFNCM
 from efcil.methods.dpcr import DPCR, DPCROptions
 from efcil.methods.ds_al import DSAL, DSALOptions
 from efcil.methods.fecam import FeCAM, FeCAMOptions
+from efcil.methods.icarl import ExemplarMeans, ICaRLReadoutOptions
 from efcil.methods.ldc import LDC
 from efcil.methods.own_head import OwnHead
 from efcil.methods.sdc import SDC
@@ -84,6 +85,19 @@ METHODS = {
         ),
         Method(
             "fecam", "FeCAM", "Goswami et al., NeurIPS 2023", "frozen", "-", "Mahalanobis", FeCAM, FeCAMOptions, _GRAM
+        ),
+        Method(
+            "icarl",
+            "iCaRL",
+            "Rebuffi et al., CVPR 2017",
+            "icarl",
+            "-",
+            "nme; cnn",
+            ExemplarMeans,
+            ICaRLReadoutOptions,
+            "d + 1, and the exemplars",
+            exemplars=True,
+            heads={"nme": ExemplarMeans, "cnn": OwnHead},
         ),
         Method("lwf", "LwF (own head)", _LWF, "lwf", "-", "own", OwnHead, memory="d"),
         _ablation("rrcr", "RRCR", shift=False, normalise=False),

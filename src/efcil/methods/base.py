@@ -54,11 +54,21 @@ class Method:
     exemplars: bool = False  # whether old images are kept
     preset_section: str = ""  # the method whose preset values apply, where it is not the method itself
     fixed: Values = field(default_factory=dict)  # what makes an ablation an ablation
+    heads: Mapping[str, ReadoutFactory] = field(default_factory=dict)  # where it has several classifiers; first: its own
 
     @property
     def frozen(self) -> bool:
         """Whether it reads the backbone as it was after the first task."""
         return self.representation == "frozen"
+
+    @property
+    def classifiers(self) -> Mapping[str, ReadoutFactory]:
+        """All its classifiers by name; the only one has none."""
+        return self.heads or {"": self.readout}
+
+    def main(self, options: Any) -> str:
+        """Name of the classifier whose accuracy is the method's: the option `head`, else the first."""
+        return str(getattr(options, "head", next(iter(self.classifiers))))
 
     @property
     def section(self) -> str:

@@ -1,7 +1,7 @@
 """The backbone's own auxiliary head as classifier: LwF, finetuning and joint training as they were published.
 
 Idea: nothing is added; the head that was trained with the backbone answers.
-What survives a task: the head, one row of `dim` numbers per class, and its scale.
+What survives a task: the head, for LwF one row of `dim` numbers per class, and its scale.
 """
 
 from __future__ import annotations
@@ -14,14 +14,15 @@ from torch import Tensor
 
 from efcil.config import Options
 from efcil.features import TaskFeatures
-from efcil.heads.cosine import CosineHead
+from efcil.heads import restored
+from efcil.heads.growing import GrowingHead
 
 
 class OwnHead:
     """A copy of the auxiliary head after the task."""
 
     def __init__(self, options: Options):
-        self.head: CosineHead | None = None
+        self.head: GrowingHead | None = None
 
     def learn(self, task: TaskFeatures) -> None:
         """Copy the head."""
@@ -31,7 +32,8 @@ class OwnHead:
     def scores(self, features: Tensor) -> Tensor:
         """Return the head's logits."""
         assert self.head is not None
-        return self.head(features)
+        logits: Tensor = self.head(features)
+        return logits
 
     def state(self) -> dict[str, Tensor]:
         """Return the head's tensors."""
@@ -39,5 +41,4 @@ class OwnHead:
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Take up a head."""
-        self.head = CosineHead(state["weight"].shape[1], len(state["weight"])).to(state["weight"])
-        self.head.load_state_dict(dict(state))
+        self.head = restored(state)

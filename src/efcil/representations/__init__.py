@@ -5,6 +5,7 @@ from __future__ import annotations
 from efcil.representations.base import Representation
 from efcil.representations.finetune import Finetune
 from efcil.representations.frozen import Frozen
+from efcil.representations.icarl import ICaRL
 from efcil.representations.joint import Joint
 from efcil.representations.lwf import LwF
 
@@ -13,4 +14,5 @@ REPRESENTATIONS: dict[str, type[Representation]] = {
     "lwf": LwF,
     "frozen": Frozen,
     "joint": Joint,
+    "icarl": ICaRL,
 }

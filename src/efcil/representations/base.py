@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from pydantic import Field
@@ -16,8 +16,9 @@ from efcil.config import Options
 from efcil.data import augment
 from efcil.errors import OptionError
 from efcil.heads.cosine import CosineHead
+from efcil.heads.growing import GrowingHead
 from efcil.tasks import Task
-from efcil.training.loop import LastBatch
+from efcil.training.loop import LastBatch, Pixels, Rule
 from efcil.training.machine import Machine, Purpose, generator
 from efcil.training.schedule import Schedule
 
@@ -31,7 +32,8 @@ class TrainingOptions(Options):
     augment: str = "none"
     crop: int | None = Field(default=None, ge=1)  # side of the network's input; None: the stored size
     batch_size: int = Field(default=128, ge=2)
-    momentum: float = Field(default=0.9, ge=0, lt=1)
+    optimiser: Rule = "sgd"
+    momentum: float = Field(default=0.9, ge=0, lt=1)  # of sgd
     last_batch: LastBatch = "wrap"  # a batch that is not full: filled from the epoch's head, kept, or dropped
     first: Schedule = Schedule(epochs=200, lr=0.1, milestones=(60, 120, 160), weight_decay=5e-4)
     later: Schedule = Schedule(epochs=100, lr=0.05, milestones=(45, 90), weight_decay=2e-4)
@@ -40,13 +42,29 @@ class TrainingOptions(Options):
 class Classifier(nn.Module):
     """A backbone and its auxiliary head."""
 
-    def __init__(self, backbone: nn.Module, head: CosineHead):
+    def __init__(self, backbone: nn.Module, head: GrowingHead):
         super().__init__()
         self.backbone, self.head = backbone, head
 
 
+class Learned(Protocol):
+    """A task that has just been learned, as `finish` sees it."""
+
+    labels: Tensor
+
+    def new(self) -> Tensor:
+        """Features (n, dim) of the task's images."""
+
+    def pixels(self) -> Pixels:
+        """The images."""
+
+
 class Representation(nn.Module, ABC):
-    """A student that learns task after task, and a teacher: the student as it was when the task began."""
+    """A student that learns task after task, and a teacher: the student as it was when the task began.
+
+    A task goes: `begin`; for each of its `stages` `prepare`, `enter` and training on what is `studied`; `finish`. A run
+    that is taken up in the middle of a stage goes on with `enter`: what the steps before it made is in `state`.
+    """
 
     options_type: type[TrainingOptions] = TrainingOptions
     all_data = False  # trains on the data of all tasks so far: only the joint upper bound
@@ -59,6 +77,7 @@ class Representation(nn.Module, ABC):
         self.teacher.requires_grad_(False)
         self.old = 0  # classes learned before this task
         self.anchor: nn.Module | None = None  # the backbone as it was after the first task, where a method asks for it
+        self.noise = torch.Generator(machine.device)  # what the loss may draw from; seeded anew for each epoch
         # Compiled once for all tasks: weights are copied into the same modules, the growing head stays outside.
         self.student_features = machine.compiled(self.student.backbone)
         self.teacher_features = machine.compiled(self.teacher.backbone)
@@ -66,7 +85,11 @@ class Representation(nn.Module, ABC):
     def _new_classifier(self, seed: int) -> Classifier:
         o = self.options
         backbone = backbones.build(o.backbone, stem=o.stem, width=o.width, channels=self.channels, seed=seed)
-        return self.machine.place(Classifier(backbone, CosineHead(backbone.dim)))
+        return self.machine.place(Classifier(backbone, self.new_head(backbone.dim)))
+
+    def new_head(self, dim: int) -> GrowingHead:
+        """Make the auxiliary head, without classes yet."""
+        return CosineHead(dim)
 
     @property
     def backbone(self) -> nn.Module:
@@ -79,7 +102,7 @@ class Representation(nn.Module, ABC):
         return self.teacher.backbone
 
     @property
-    def head(self) -> CosineHead:
+    def head(self) -> GrowingHead:
         """The auxiliary head."""
         return self.student.head
 
@@ -94,14 +117,12 @@ class Representation(nn.Module, ABC):
         """Keep a copy of the backbone: called after the first task when a method reads a frozen backbone."""
         self.anchor = copy.deepcopy(self.student.backbone).requires_grad_(False).eval()
 
-    def trains(self, task: int) -> bool:
-        """Whether the backbone learns in a task (0 is the first)."""
-        return True
+    def check(self, classes: int) -> None:
+        """Refuse what cannot work with so many classes, before anything is computed."""
 
-    def schedule(self, task: int) -> Schedule:
-        """Epochs and rates of a task (0 is the first)."""
-        schedule: Schedule = self.options.later if task else self.options.first
-        return schedule
+    def stages(self, task: int) -> tuple[Schedule, ...]:
+        """Epochs and rates of the stages in which a task (0 is the first) is learned; none if the backbone rests."""
+        return (self.options.later if task else self.options.first,)
 
     def transform(self, stored: int) -> augment.Transform | None:
         """Augmentation while training, for images stored at a size."""
@@ -114,9 +135,22 @@ class Representation(nn.Module, ABC):
         self.head.grow(len(task.classes), generator("cpu", Purpose.WEIGHTS, self.seed, task.index))
 
     def _copy_to_teacher(self) -> None:
-        self.teacher.head.resize(self.old)
+        self.teacher.head.make_room(self.head.state_dict())
         self.teacher.requires_grad_(False)
         self.teacher.load_state_dict(self.student.state_dict())
+
+    def prepare(self, stage: int, pixels: Pixels, labels: Tensor) -> None:
+        """Make what a stage needs, from the task's images and labels; kept in `state`."""
+
+    def enter(self, stage: int) -> None:
+        """Switch to a stage: which loss, which parameters learn."""
+
+    def studied(self, stage: int, pixels: Pixels, labels: Tensor) -> tuple[Pixels, Tensor]:
+        """Return the images and labels a stage trains on."""
+        return pixels, labels
+
+    def finish(self, task: Learned) -> None:
+        """Keep what later tasks need of this one."""
 
     @abstractmethod
     def loss(self, images: Tensor, labels: Tensor) -> Tensor:
@@ -140,10 +174,9 @@ class Representation(nn.Module, ABC):
         for name, classifier in (("student.", self.student), ("teacher.", self.teacher)):
             own = {k.removeprefix(name): v for k, v in state.items() if k.startswith(name)}
             if own:
-                classifier.head.resize(len(own["head.weight"]))
+                classifier.head.make_room({k.removeprefix("head."): v for k, v in own.items()})
                 classifier.load_state_dict(own)
         self.teacher.requires_grad_(False)
-        self.old = len(self.teacher.head.weight)
         first = {k.removeprefix("anchor."): v for k, v in state.items() if k.startswith("anchor.")}
         if first:
             self.keep_first()

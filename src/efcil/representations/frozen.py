@@ -6,11 +6,12 @@ ACIL, DS-AL and FeCAM stand on it. On an LwF trajectory they read its first back
 from __future__ import annotations
 
 from efcil.representations.lwf import LwF
+from efcil.training.schedule import Schedule
 
 
 class Frozen(LwF):
     """LwF's first task, and nothing after it."""
 
-    def trains(self, task: int) -> bool:
+    def stages(self, task: int) -> tuple[Schedule, ...]:
         """Only in the first task."""
-        return task == 0
+        return () if task else super().stages(task)

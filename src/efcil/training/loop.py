@@ -16,10 +16,11 @@ from torch import Tensor, nn
 
 from efcil.data.augment import CHUNK_BYTES, Transform
 from efcil.errors import TrainingError
-from efcil.training.machine import Machine, Purpose, generator, memory_guard, own_stream
+from efcil.training.machine import Machine, Purpose, generator, memory_guard, own_stream, seed_of
 from efcil.training.schedule import Schedule
 
 LastBatch = Literal["wrap", "keep", "drop"]
+Rule = Literal["sgd", "adam"]
 Loss = Callable[[Tensor, Tensor], Tensor]  # normalised images (n, c, h, w), labels (n,) -> scalar
 
 
@@ -51,8 +52,8 @@ class EpochReport:
     """What an epoch tells: for progress, logs and checkpoints."""
 
     task: int
-    epoch: int  # 0 is the first
-    epochs: int
+    epoch: int  # 0 is the first of the task
+    epochs: int  # of the task, all stages together
     loss: float
     lr: float
 
@@ -161,24 +162,28 @@ class Ahead:
 
 
 class Optimiser:
-    """SGD with momentum whose learning rate is a tensor, so that a captured step follows the schedule."""
+    """SGD with momentum, or Adam, whose learning rate is a tensor, so that a captured step follows the schedule."""
 
-    def __init__(self, module: nn.Module, schedule: Schedule, momentum: float, machine: Machine):
+    def __init__(self, module: nn.Module, schedule: Schedule, machine: Machine, rule: Rule = "sgd", momentum: float = 0.9):
         self.named = {name: p for name, p in module.named_parameters() if p.requires_grad}
         self.rate = torch.tensor(schedule.lr, device=machine.device)
-        self.sgd = torch.optim.SGD(
-            list(self.named.values()),
-            lr=self.rate,
-            momentum=momentum,
-            weight_decay=schedule.weight_decay,
-            fused=machine.device.type == "cuda",
-        )
-        for parameter in self.named.values():
-            self.sgd.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+        on_gpu = machine.device.type == "cuda"
+        own, decay = list(self.named.values()), schedule.weight_decay
+        self.update: torch.optim.Optimizer
+        if rule == "sgd":
+            self.update = torch.optim.SGD(own, self.rate, momentum, weight_decay=decay, fused=on_gpu)
+        else:
+            self.update = torch.optim.Adam(own, self.rate, weight_decay=decay, fused=on_gpu, capturable=on_gpu)
+        for parameter in own:  # made here, not by the first step: a captured step finds them in place
+            state = self.update.state[parameter]
+            for key in ("momentum_buffer",) if rule == "sgd" else ("exp_avg", "exp_avg_sq"):
+                state[key] = torch.zeros_like(parameter)
+            if rule == "adam":
+                state["step"] = torch.zeros((), device=machine.device)
 
     def momenta(self) -> dict[str, Tensor]:
-        """Momentum of each parameter, by name."""
-        return {name: self.sgd.state[p]["momentum_buffer"] for name, p in self.named.items()}
+        """What the rule remembers of each parameter, by name."""
+        return {f"{key}.{name}": v for name, p in self.named.items() for key, v in self.update.state[p].items()}
 
     def load_momenta(self, momenta: dict[str, Tensor]) -> None:
         """Take up momenta again, in place."""
@@ -195,11 +200,11 @@ class Step:
 
     def __call__(self, batch: Tensor, labels: Tensor) -> None:
         """Forward, backward, update."""
-        self.optimiser.sgd.zero_grad(set_to_none=True)
+        self.optimiser.update.zero_grad(set_to_none=True)
         with self.machine.autocast():
             loss = self.loss(self.pixels.normalise(batch), labels)
         loss.backward()
-        self.optimiser.sgd.step()
+        self.optimiser.update.step()
         self.total += loss.detach()
 
 
@@ -208,15 +213,20 @@ class CapturedStep:
 
     WARM_UP = 3  # steps before capture: lazy initialisation and compilation happen there
 
-    def __init__(self, step: Step, module: nn.Module, batch: Tensor, labels: Tensor):
-        self.step, self.total = step, step.total
+    def __init__(
+        self, step: Step, module: nn.Module, batch: Tensor, labels: Tensor, noise: torch.Generator | None = None
+    ):
+        self.step, self.total, self.noise = step, step.total, noise
         self.batch, self.labels = batch.clone(), labels.clone()
         kept = [*module.state_dict().values(), *step.optimiser.momenta().values()]
         saved = [t.clone() for t in kept]
+        drawn = noise.get_state() if noise is not None else None
         with step.machine.exclusive():  # one thread compiles and captures at a time; others replay what they have
             self._record()
         for tensor, value in zip(kept, saved, strict=True):  # the warm-up must leave no trace
             tensor.copy_(value)
+        if noise is not None and drawn is not None:
+            noise.set_state(drawn)
         self.total.zero_()
 
     def _record(self) -> None:
@@ -227,8 +237,10 @@ class CapturedStep:
             for _ in range(self.WARM_UP):
                 step(self.batch, self.labels)
         torch.cuda.current_stream().wait_stream(stream)
-        step.optimiser.sgd.zero_grad(set_to_none=True)
+        step.optimiser.update.zero_grad(set_to_none=True)
         self.graph = torch.cuda.CUDAGraph()
+        if self.noise is not None:
+            self.graph.register_generator_state(self.noise)  # each replay draws on from where the generator stands
         with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
             step(self.batch, self.labels)
 
@@ -251,17 +263,25 @@ def train(
     schedule: Schedule,
     transform: Transform | None,
     batch_size: int,
-    momentum: float,
     last_batch: LastBatch,
     machine: Machine,
     seed: int,
     task: int,
+    rule: Rule = "sgd",
+    momentum: float = 0.9,
+    noise: torch.Generator | None = None,
+    before: int = 0,
+    epochs: int | None = None,
     start: int = 0,
     momenta: dict[str, Tensor] | None = None,
     after_epoch: Callable[[EpochReport, Optimiser], None] = lambda report, optimiser: None,
 ) -> None:
-    """Train `module` in place from epoch `start` on; `after_epoch` sees every finished epoch whose loss is finite."""
-    optimiser = Optimiser(module, schedule, momentum, machine)
+    """Train `module` in place from epoch `start` on; `after_epoch` sees every finished epoch whose loss is finite.
+
+    `noise` is what the loss draws from, seeded anew for each epoch. Of a task in several stages this is the one after
+    `before` epochs of `epochs` in all; randomness and reports count through the task.
+    """
+    optimiser = Optimiser(module, schedule, machine, rule, momentum)
     if momenta is not None:
         optimiser.load_momenta(momenta)
     plain = Step(loss, optimiser, pixels, machine)
@@ -269,7 +289,7 @@ def train(
     module.train()
 
     def source(epoch: int) -> torch.Generator:
-        return generator(machine.device, Purpose.EPOCH, seed, task, epoch)
+        return generator(machine.device, Purpose.EPOCH, seed, task, before + epoch)
 
     how = (pixels.images, labels, transform, batch_size, last_batch)
     ahead = Ahead(
@@ -282,10 +302,12 @@ def train(
     with memory_guard(f"training task {task + 1}"):
         for epoch in range(start, schedule.epochs):
             optimiser.rate.fill_(schedule.rate(epoch))
+            if noise is not None:
+                noise.manual_seed(seed_of(Purpose.NOISE, seed, task, before + epoch))
             steps = 0
             for batch, targets in ahead.take(epoch):
                 if machine.capture and step is plain:
-                    step = CapturedStep(plain, module, batch, targets)
+                    step = CapturedStep(plain, module, batch, targets, noise)
                 step(batch, targets)
                 steps += 1
             ahead.prepare(epoch + 1)
@@ -294,7 +316,7 @@ def train(
             rate = schedule.rate(epoch)
             if not mean < float("inf"):
                 raise TrainingError(
-                    f"the loss is {mean} in task {task + 1}, epoch {epoch + 1} (learning rate {rate:g}): the last good "
+                    f"the loss is {mean} in task {task + 1}, epoch {before + epoch + 1} (learning rate {rate:g}): the last good "
                     "checkpoint is kept; lower the rate (--set first.lr=... or later.lr=...) in a new --out"
                 )
-            after_epoch(EpochReport(task, epoch, schedule.epochs, mean, rate), optimiser)
+            after_epoch(EpochReport(task, before + epoch, epochs or schedule.epochs, mean, rate), optimiser)

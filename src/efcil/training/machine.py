@@ -145,12 +145,18 @@ class Purpose(IntEnum):
     VIEW = 3  # (seed, task): the augmented view for statistics
     SHIFT = 4  # (seed, task): fitting a shift: first weights, order of the features
     EXPANSION = 5  # (seed): the random matrix that widens features
+    NOISE = 6  # (seed, task, epoch): what a loss draws while training
+
+
+def seed_of(purpose: Purpose, *where: int) -> int:
+    """Return a generator's seed as a function of (seed, task, epoch, ...): a resumed run needs no generator state."""
+    state = np.random.SeedSequence([int(purpose), *(int(w) for w in where)]).generate_state(1, np.uint64)[0]
+    return int(state) & (2**63 - 1)
 
 
 def generator(device: torch.device | str, purpose: Purpose, *where: int) -> torch.Generator:
-    """Return randomness that is a function of (seed, task, epoch, ...): a resumed run needs no generator state."""
-    state = np.random.SeedSequence([int(purpose), *(int(w) for w in where)]).generate_state(1, np.uint64)[0]
-    return torch.Generator(device).manual_seed(int(state) & (2**63 - 1))
+    """Return randomness for a purpose at a place in the run."""
+    return torch.Generator(device).manual_seed(seed_of(purpose, *where))
 
 
 @contextlib.contextmanager

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import math
+from typing import Literal
+
 from pydantic import Field, model_validator
 
 from efcil.config import Options
 
 
 class Schedule(Options):
-    """Epochs and a learning rate that drops by `drop` after each milestone.
+    """Epochs and a learning rate that drops by `drop` after each milestone, or falls to zero along a cosine.
 
     >>> schedule = Schedule(epochs=100, lr=0.05, milestones=(45, 90))
     >>> [round(schedule.rate(epoch), 6) for epoch in (0, 44, 45, 89, 90)]
     [0.05, 0.05, 0.005, 0.005, 0.0005]
+    >>> [round(Schedule(epochs=4, lr=1.0, curve="cosine").rate(epoch), 3) for epoch in range(4)]
+    [1.0, 0.854, 0.5, 0.146]
     """
 
     epochs: int = Field(ge=1)
     lr: float = Field(gt=0)
+    curve: Literal["steps", "cosine"] = "steps"
     milestones: tuple[int, ...] = ()
     drop: float = Field(default=0.1, gt=0, le=1)
     weight_decay: float = Field(default=0.0, ge=0)
@@ -25,8 +31,12 @@ class Schedule(Options):
     def _milestones_rise(self) -> Schedule:
         if list(self.milestones) != sorted(set(self.milestones)) or any(m < 1 for m in self.milestones):
             raise ValueError(f"milestones must rise from 1, got {list(self.milestones)}")
+        if self.curve == "cosine" and self.milestones:
+            raise ValueError(f"milestones {list(self.milestones)} belong to curve=steps; for curve=cosine leave them empty")
         return self
 
     def rate(self, epoch: int) -> float:
         """Learning rate in an epoch (0 is the first)."""
+        if self.curve == "cosine":
+            return self.lr * (1 + math.cos(math.pi * epoch / self.epochs)) / 2
         return self.lr * self.drop ** sum(epoch >= m for m in self.milestones)

@@ -1,0 +1,65 @@
+"""iCaRL: incremental classifier and representation learning, with exemplars.
+
+Rebuffi et al., "iCaRL: Incremental Classifier and Representation Learning", CVPR 2017.
+
+Idea: a few images of each old class are kept, chosen so that their mean feature stays near the class's (herding). The
+backbone learns from them and the new images together, with distillation of the old classes
+(representations/icarl.py). An image goes to the class whose exemplars' mean feature is nearest (`nme`); the trained
+linear head is measured beside it (`cnn`).
+
+What survives a task: `memory` images in all; the head, dim + 1 numbers per class. The means are made anew each time.
+Measured: not yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from efcil.config import Options
+from efcil.features import TaskFeatures
+from efcil.heads.ncm import cosine_scores
+from efcil.representations.rehearsal import Rehearsal
+from efcil.training.exemplars import unit
+from efcil.training.extraction import extract
+
+
+class ICaRLReadoutOptions(Options):
+    """Which classifier's accuracy is the method's; both are measured."""
+
+    head: Literal["nme", "cnn"] = "nme"
+
+
+class ExemplarMeans:
+    """Nearest mean of exemplars, by features of length one (Algorithm 1)."""
+
+    def __init__(self, options: Options):
+        self.means: Tensor | None = None  # (classes, dim)
+
+    def learn(self, task: TaskFeatures) -> None:
+        """Take the means of all exemplars under the new backbone."""
+        r = task.representation
+        assert isinstance(r, Rehearsal)
+        assert r.exemplars is not None
+        shown = task.pixels().showing(r.exemplars.images)
+        features = unit(extract(r.backbone, shown, r.machine, r.options.crop))
+        labels = r.exemplars.labels
+        sums = features.new_zeros(int(labels.max()) + 1, features.shape[1]).index_add_(0, labels, features)
+        self.means = sums / torch.bincount(labels)[:, None]
+
+    def scores(self, features: Tensor) -> Tensor:
+        """Return the cosine to each mean."""
+        assert self.means is not None
+        return cosine_scores(features, self.means)
+
+    def state(self) -> dict[str, Tensor]:
+        """Return the means."""
+        assert self.means is not None
+        return {"means": self.means}
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """Take them up."""
+        self.means = state["means"]

@@ -1,0 +1,29 @@
+"""Features of images under a backbone at rest."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from efcil.data.augment import CentreCrop
+from efcil.training.loop import Pixels
+from efcil.training.machine import Machine, memory_guard
+
+BATCH_PIXELS = 2**24  # per forward pass: 1,024 images of 32 x 32 x 3 would be 2**21.6, one hundred of 224 x 224 x 3
+
+
+@torch.no_grad()
+def extract(backbone: nn.Module, pixels: Pixels, machine: Machine, crop: int | None = None) -> Tensor:
+    """Return the features (n, dim) of all images, float32, with the backbone at rest; `crop` cuts out the centre."""
+    backbone.eval()
+    images = pixels.images
+    size = max(1, min(1024, BATCH_PIXELS // images[0].numel())) if len(images) else 1
+    centre = CentreCrop(crop) if crop is not None and crop != images.shape[-1] else None
+    found = []
+    with memory_guard("extracting features"), machine.autocast():
+        for begin in range(0, len(images), size):
+            batch = images[begin : begin + size]
+            if centre is not None:
+                batch = centre.apply(batch, {})
+            found.append(backbone(pixels.normalise(batch)).float())
+    return torch.cat(found)
