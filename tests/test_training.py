@@ -224,8 +224,9 @@ def test_joint_sees_everything_and_starts_anew(data):
 # --- the loop ---------------------------------------------------------------------------------------------------------
 
 
-def test_step_is_plain_sgd(data, machine):
-    """Two steps of ours equal two of torch's SGD with a number as learning rate."""
+@pytest.mark.parametrize("rule", ["sgd", "adam"])
+def test_step_is_torchs_own(data, machine, rule):
+    """Three steps of ours equal three of torch's rule with a number as learning rate."""
     ours, theirs = learner(), learner()
     task = stream(data)[0]
     ours.begin(task)
@@ -234,9 +235,13 @@ def test_step_is_plain_sgd(data, machine):
     theirs.train()
     schedule = Schedule(epochs=1, lr=0.1, weight_decay=1e-2)
     pixels = Pixels(machine.tensor(task.images), data.mean, data.std, machine)
-    step = Step(ours.loss, Optimiser(ours, schedule, machine), pixels, machine)
-    reference = torch.optim.SGD(theirs.student.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-2)
-    for rows in (slice(0, 8), slice(8, 16)):
+    step = Step(ours.loss, Optimiser(ours, schedule, machine, rule), pixels, machine)
+    how = {"lr": 0.1, "weight_decay": 1e-2}
+    parameters = theirs.student.parameters()
+    reference = (
+        torch.optim.SGD(parameters, momentum=0.9, **how) if rule == "sgd" else torch.optim.Adam(parameters, **how)
+    )
+    for rows in (slice(0, 8), slice(8, 16), slice(16, 24)):
         batch, labels = pixels.images[rows], torch.from_numpy(task.labels[rows])
         step(batch, labels)
         reference.zero_grad()
@@ -244,6 +249,94 @@ def test_step_is_plain_sgd(data, machine):
         reference.step()
     for (name, a), b in zip(ours.student.named_parameters(), theirs.student.parameters(), strict=True):
         assert torch.allclose(a, b, atol=1e-7), name
+
+
+def test_a_loss_draws_the_same_in_the_same_epoch(data, machine):
+    """Noise is a function of (seed, task, epoch): going on after an epoch draws what an undisturbed run draws."""
+
+    def drawn(start):
+        representation = learner()
+        task = stream(data)[0]
+        representation.begin(task)
+        seen = []
+
+        def loss(images, labels):
+            seen.append(torch.randn((), generator=representation.noise).item())
+            return representation.loss(images, labels)
+
+        pixels = Pixels(machine.tensor(task.images), data.mean, data.std, machine)
+        schedule = Schedule(epochs=3, lr=0.01)
+        train(
+            representation,
+            loss,
+            pixels,
+            machine.tensor(task.labels),
+            schedule=schedule,
+            transform=None,
+            batch_size=8,
+            last_batch="wrap",
+            machine=machine,
+            seed=0,
+            task=0,
+            noise=representation.noise,
+            start=start,
+        )
+        return seen
+
+    whole, rest = drawn(0), drawn(1)
+    assert len(set(whole)) == len(whole)
+    assert whole[-len(rest) :] == rest
+
+
+def test_stages_count_their_epochs_through_the_task(data, machine):
+    """Two stages of one epoch each draw the batches of epochs 0 and 1, and report 1 of 2 and 2 of 2."""
+    task = stream(data)[0]
+    pixels = Pixels(machine.tensor(task.images), data.mean, data.std, machine)
+    labels = machine.tensor(task.labels)
+
+    def batches_of(stages):
+        representation = learner()
+        representation.begin(task)
+        seen, reports = [], []
+
+        def loss(images, labels):
+            seen.append(labels.tolist())
+            return representation.loss(images, labels)
+
+        for before, epochs in stages:
+            train(
+                representation,
+                loss,
+                pixels,
+                labels,
+                schedule=Schedule(epochs=epochs, lr=0.01),
+                transform=None,
+                batch_size=8,
+                last_batch="wrap",
+                machine=machine,
+                seed=0,
+                task=0,
+                before=before,
+                epochs=2,
+                after_epoch=lambda report, optimiser: reports.append((report.epoch, report.epochs)),
+            )
+        return seen, reports
+
+    assert batches_of([(0, 1), (1, 1)]) == batches_of([(0, 2)])
+    assert batches_of([(0, 1), (1, 1)])[1] == [(0, 2), (1, 2)]
+
+
+def test_schedule_along_a_cosine_is_torchs():
+    parameter = torch.nn.Parameter(torch.zeros(1))
+    optimiser = torch.optim.SGD([parameter], lr=0.1)
+    theirs = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, T_max=7)
+    ours = Schedule(epochs=7, lr=0.1, curve="cosine")
+    for epoch in range(7):
+        assert ours.rate(epoch) == pytest.approx(theirs.get_last_lr()[0], abs=1e-12)
+        optimiser.step()
+        theirs.step()
+    with pytest.raises(ValueError, match="milestones .* belong to curve=steps"):
+        Schedule(epochs=7, lr=0.1, curve="cosine", milestones=(2,))
 
 
 def test_teacher_rests(data):

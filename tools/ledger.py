@@ -29,7 +29,7 @@ from efcil.errors import EfcilError, RunError
 from efcil.files import atomic_write_text, read_json, write_json
 from efcil.report import load_summaries
 from efcil.report.groups import NONE, Value, benchmarks_of
-from efcil.report.load import Run
+from efcil.report.load import Run, runs_of
 from efcil.report.tables import _md as escaped  # one way to write a Markdown cell, also here
 from efcil.report.tables import _row as row_of
 
@@ -170,15 +170,10 @@ def read_entries(results: Path) -> list[Entry]:
     for path in sorted(results.glob("*/*/*/*.json")):
         below = path.relative_to(results)
         summary = read_json(path, error=RunError) | {"run_dir": below.as_posix()}
-        Run.of(summary)
         if place_of(summary, below.parts[2]) != PurePath(below):
             raise RunError(f"{path}: holds {place_of(summary, below.parts[2])}; move it there")
         config = tuple(sorted(_flat({**summary.get("options", {}), **summary.get("training", {})}).items()))
-        heads = summary.get("heads") or {}
-        for head, numbers in heads.items():
-            entries.append(Entry(Run.of({**summary, **numbers, "method": f"{summary['method']}/{head}"}), config))
-        if not heads:
-            entries.append(Entry(Run.of(summary), config))
+        entries += [Entry(run, config) for run in runs_of([summary])]
     return entries
 
 

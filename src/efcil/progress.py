@@ -8,6 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from efcil.report.load import each_head
 from efcil.training.loop import EpochReport
 
 
@@ -104,7 +105,7 @@ class Plain(Quiet):
 
     def finished(self, summaries: Sequence[Mapping[str, Any]], where: str) -> None:
         """Print the result of each method and where it lies."""
-        for s in summaries:
+        for s in (one for summary in summaries for one in each_head(summary)):
             self._print(f"{s['method']}: A_f {s['A_f']:.2f}, A_avg {s['A_avg']:.2f}, {s['seconds']:.0f} s")
         self._print(f"written to {where}")
 
@@ -197,7 +198,7 @@ class Terminal(Quiet):
         for name in ("A_f", "A_avg", "old", "new", "forgetting"):
             table.add_column(name, justify="right")
         best = max(s["A_f"] for s in summaries)
-        for s in summaries:
+        for s in (one for summary in summaries for one in each_head(summary)):
             cells = [s["A_f"], s["A_avg"], s["old"][-1], s["new"][-1], s["forgetting"][-1]]
             style = "bold green" if s["A_f"] == best and len(summaries) > 1 else ""
             table.add_row(escape(s["method"]), *("-" if c is None else f"{c:.2f}" for c in cells), style=style)

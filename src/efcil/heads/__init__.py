@@ -9,8 +9,9 @@ from torch import Tensor
 from efcil.heads.cosine import CosineHead
 from efcil.heads.growing import GrowingHead
 from efcil.heads.linear import LinearHead
+from efcil.heads.proxies import ProxyHead
 
-TRAINED: tuple[type[CosineHead] | type[LinearHead], ...] = (CosineHead, LinearHead)
+TRAINED: tuple[type[CosineHead] | type[LinearHead] | type[ProxyHead], ...] = (CosineHead, LinearHead, ProxyHead)
 
 
 def restored(state: Mapping[str, Tensor]) -> GrowingHead:

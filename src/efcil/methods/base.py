@@ -55,6 +55,7 @@ class Method:
     preset_section: str = ""  # the method whose preset values apply, where it is not the method itself
     fixed: Values = field(default_factory=dict)  # what makes an ablation an ablation
     heads: Mapping[str, ReadoutFactory] = field(default_factory=dict)  # where it has several classifiers; first: its own
+    paper_head: str = ""  # the one whose numbers the DPCR paper prints, where it is not the first
 
     @property
     def frozen(self) -> bool:
@@ -65,6 +66,11 @@ class Method:
     def classifiers(self) -> Mapping[str, ReadoutFactory]:
         """All its classifiers by name; the only one has none."""
         return self.heads or {"": self.readout}
+
+    @property
+    def published(self) -> str:
+        """Name of the classifier whose numbers the DPCR paper prints."""
+        return self.paper_head or next(iter(self.classifiers))
 
     def main(self, options: Any) -> str:
         """Name of the classifier whose accuracy is the method's: the option `head`, else the first."""

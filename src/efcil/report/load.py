@@ -12,7 +12,7 @@ from typing import Any
 
 from efcil.errors import RunError
 
-__all__ = ["Run", "Summary", "load_summaries", "runs_of"]
+__all__ = ["Run", "Summary", "each_head", "load_summaries", "runs_of"]
 
 Summary = Mapping[str, Any]
 FILE = "summary.json"
@@ -53,7 +53,7 @@ def _read(file: Path) -> dict[str, Any]:
     config = file.with_name("config.yaml")
     if config.is_file():
         summary["config_text"] = config.read_text(encoding="utf-8", errors="replace")[:_CONFIG_LIMIT]
-    Run.of(summary)  # a broken one is told here, by its file
+    runs_of([summary])  # a broken one is told here, by its file
     return summary
 
 
@@ -136,9 +136,27 @@ class Run:
         )
 
 
+def each_head(summary: Summary) -> list[Summary]:
+    """Return a summary for each classifier of the method: itself, where it has only one.
+
+    >>> both = {"method": "icarl", "A_f": 2, "heads": {"nme": {"A_f": 2}, "cnn": {"A_f": 1}}}
+    >>> [(s["method"], s["A_f"]) for s in each_head(both)]
+    [('icarl/nme', 2), ('icarl/cnn', 1)]
+    """
+    heads = summary.get("heads")
+    if not isinstance(heads, Mapping) or not heads:
+        return [summary]
+    found = []
+    for head, numbers in heads.items():
+        if not isinstance(numbers, Mapping):
+            raise RunError(f"{summary.get('run_dir', 'summary')}: 'heads' in {FILE} must hold an object per classifier")
+        found.append({**summary, **numbers, "method": f"{summary['method']}/{head}"})
+    return found
+
+
 def runs_of(summaries: Iterable[Summary]) -> list[Run]:
-    """Check every summary; RunError if there is none."""
-    runs = [Run.of(summary) for summary in summaries]
+    """Check every summary, each of a method's classifiers apart; RunError if there is none."""
+    runs = [Run.of(one) for summary in summaries for one in each_head(summary)]
     if not runs:
         raise RunError("no run given; give at least one run directory")
     return runs

@@ -25,7 +25,7 @@ def herd(features: Tensor, count: int) -> Tensor:
     [3, 1, 2]
     """
     x = features.double()
-    mean, sum_, square = x.mean(0), torch.zeros_like(x[0]), (x * x).sum(1)
+    mean, sum_, square = x.mean(0), x.new_zeros(x.shape[1]), (x * x).sum(1)
     free = torch.zeros_like(square)  # infinite where a row is taken
     chosen = []
     for k in range(1, min(count, len(x)) + 1):

@@ -20,10 +20,14 @@ def extract(backbone: nn.Module, pixels: Pixels, machine: Machine, crop: int | N
     size = max(1, min(1024, BATCH_PIXELS // images[0].numel())) if len(images) else 1
     centre = CentreCrop(crop) if crop is not None and crop != images.shape[-1] else None
     found = []
+    on_gpu = images.device.type == "cuda"
     with memory_guard("extracting features"), machine.autocast():
         for begin in range(0, len(images), size):
             batch = images[begin : begin + size]
+            count = len(batch)
+            if on_gpu and count < size:  # cuDNN tries its algorithms for every new shape: longer than a full batch takes
+                batch = torch.cat([batch, batch[:1].expand(size - count, -1, -1, -1)])
             if centre is not None:
                 batch = centre.apply(batch, {})
-            found.append(backbone(pixels.normalise(batch)).float())
+            found.append(backbone(pixels.normalise(batch)).float()[:count])
     return torch.cat(found)

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from efcil.errors import OptionError, TrainingError
 
 M = TypeVar("M", bound=nn.Module)
+R = TypeVar("R")
 
 
 @dataclass(frozen=True)
@@ -78,14 +79,15 @@ class Machine:
             return module.to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
         return module.to(self.device)
 
-    def compiled(self, module: nn.Module) -> Callable[..., Tensor]:
-        """Return a fast way to call the module; the module itself stays as it is."""
+    def compiled(self, call: Callable[..., R]) -> Callable[..., R]:
+        """Return a fast way to call a module, which itself stays as it is, or a function."""
         if not self.compile:
-            return module
+            return call
         # Several runs in one process compile the same code for several modules; past the limit it would run eagerly.
         torch._dynamo.config.cache_size_limit = max(64, torch._dynamo.config.cache_size_limit)
         # Many small kernels (casts of weights, running statistics) become a few: 4 % of a step on an H200.
-        return torch.compile(module.forward, dynamic=False, options={"combo_kernels": self.device.type == "cuda"})
+        function = call.forward if isinstance(call, nn.Module) else call
+        return torch.compile(function, dynamic=False, options={"combo_kernels": self.device.type == "cuda"})
 
     @contextlib.contextmanager
     def beside(self) -> Iterator[None]:
