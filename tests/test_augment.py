@@ -268,7 +268,7 @@ def test_centre_crop() -> None:
         augment(images, CentreCrop(10), seeded())
 
 
-NAMES = ["cifar", "cifar-autoaugment", "digits", "glyphs", "crop-flip", "resized-crop"]
+NAMES = ["cifar", "cifar-brightness", "cifar-autoaugment", "digits", "glyphs", "crop-flip", "resized-crop"]
 
 
 @pytest.mark.parametrize("name", NAMES)

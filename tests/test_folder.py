@@ -14,10 +14,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from efcil.data import folder
+from efcil.data import cache
+from efcil.data.cache import cache_directory
 from efcil.data.dataset import DataSet
 from efcil.data.decode import read_image
-from efcil.data.folder import cache_directory, load, natural_key, split_sides
+from efcil.data.folder import load, natural_key, split_sides
 from efcil.errors import DataError, OptionError
 from efcil.files import read_json
 
@@ -75,7 +76,7 @@ def no_decoding(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*args: Any, **options: Any) -> None:
         raise AssertionError("decoded again")
 
-    monkeypatch.setattr(folder, "read_image", refuse)
+    monkeypatch.setattr(cache, "read_image", refuse)
 
 
 # --- what is read
@@ -353,7 +354,7 @@ def test_several_workers_give_the_same_bytes_as_one(root: Path, tmp_path: Path) 
 
 def test_a_worker_that_dies_is_one_line(root: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(root, {"a": 40})
-    monkeypatch.setattr(folder, "_start_worker", os.abort)
+    monkeypatch.setattr(cache, "_start_worker", os.abort)
     with pytest.raises(DataError, match="a decoding process died") as caught:
         load(root, size=SIZE, workers=2)
     assert "\n" not in str(caught.value)
@@ -462,7 +463,7 @@ def test_where_the_cache_lies(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, r
 def test_a_full_disk_is_told_before_decoding(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(root, {"a": 2})
     no_decoding(monkeypatch)
-    monkeypatch.setattr(folder.shutil, "disk_usage", lambda path: Usage)
+    monkeypatch.setattr(cache.shutil, "disk_usage", lambda path: Usage)
     with pytest.raises(DataError, match="GB are needed for 2 decoded images"):
         load(root, size=SIZE)
 
@@ -499,7 +500,7 @@ def test_bad_images_are_listed_or_skipped(root: Path, monkeypatch: pytest.Monkey
         tried.append(name)
         return read_image(source, size, channels, name=name)
 
-    monkeypatch.setattr(folder, "read_image", seen)
+    monkeypatch.setattr(cache, "read_image", seen)
     assert shown(load(root, size=SIZE, skip_bad=True)) == good
     assert set(tried) == {*(f"a/{i}.png" for i in range(6)), "b/1.png"}
     with pytest.raises(DataError, match="7 files cannot be used"):
@@ -529,7 +530,7 @@ def test_a_file_that_could_not_be_read_once_gets_another_chance(root: Path, monk
         return read_image(source, size, channels, name=name)
 
     with monkeypatch.context() as patch:
-        patch.setattr(folder, "read_image", failing)
+        patch.setattr(cache, "read_image", failing)
         assert 2 not in shown(load(root, size=SIZE, skip_bad=True))
     assert shown(load(root, size=SIZE)) == classes
 

@@ -5,7 +5,7 @@
     python tools/ledger.py --add DIR --name NAME  first copy the summaries of a run, a compare or several orders of one
 
 A summary lies in results/<data set>/<tasks>/<run name>/<method>.json, with ':' of a method's name replaced by '-'.
-Every number printed is one of a summary, a mean, spread or median of them, or one of results/paper.yaml.
+Every number printed is one of a summary, a mean, spread or median of them, or one of src/efcil/reproduce/paper.yaml.
 """
 
 from __future__ import annotations
@@ -23,15 +23,14 @@ from functools import cached_property
 from pathlib import Path, PurePath
 from typing import Any
 
-import yaml
-
 from efcil.errors import EfcilError, RunError
 from efcil.files import atomic_write_text, read_json, write_json
 from efcil.report import load_summaries
 from efcil.report.groups import NONE, Value, benchmarks_of
 from efcil.report.load import Run, runs_of
-from efcil.report.tables import _md as escaped  # one way to write a Markdown cell, also here
-from efcil.report.tables import _row as row_of
+from efcil.report.tables import md as escaped
+from efcil.report.tables import row as row_of
+from efcil.reproduce.cells import paper as read_paper
 
 ROOT = Path(__file__).resolve().parent.parent
 BEGIN, END = "<!-- ledger -->", "<!-- /ledger -->"
@@ -146,12 +145,6 @@ def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
 
 
 # -- reading ---------------------------------------------------------------------------------------------------------
-
-
-def read_paper(results: Path) -> Paper:
-    """The paper's numbers."""
-    loaded: Paper = yaml.safe_load((results / "paper.yaml").read_text(encoding="utf-8"))
-    return loaded
 
 
 def place_of(summary: Mapping[str, Any], name: str) -> PurePath:
@@ -290,7 +283,7 @@ def full_text(sections: list[Section], paper: Paper) -> str:
     lines = [
         "# Results",
         "",
-        "Written by `python tools/ledger.py` from the summaries in this directory and `paper.yaml`; do not edit.",
+        "Written by `python tools/ledger.py` from the summaries here and the paper's numbers; do not edit.",
         "",
         "Accuracies in percent: A\\_f after the last task over all classes, A\\_avg the mean over tasks.",
         "± is the sample standard deviation over class orders; repeats of an order are averaged first.",
@@ -384,6 +377,23 @@ def benchmarks_text(results: Path) -> str:
             times = f", {raw['augment']['ratio']['median']:.1f} times Pillow's on one core"
             words = f"{speed['median']:,.0f} images a second (spread {speed['spread']:,.0f}){times}"
             lines += [f"Augmentation: {words}.", ""]
+        if "runs" in raw:
+            rows = [[f"`{r['what']}`", f"{r['seconds']:.1f}", str(r.get("peak_gpu_mib", NONE))] for r in raw["runs"]]
+            lines += _table(["From prompt to prompt", "Seconds", "GPU memory at most, MiB"], (1, 2), rows) + [""]
+        if "startup" in raw:
+            found = raw["startup"]
+            rows = [
+                [
+                    cache,
+                    *(
+                        f"{found[cache][part]:.1f}"
+                        for part in ("build_seconds", "first_step_seconds", "process_seconds")
+                    ),
+                ]
+                for cache in ("cold", "warm")
+            ]
+            head = ["Compile cache", "Until the loop, s", "First step, s", "The whole process, s"]
+            lines += [*_table(head, (1, 2, 3), rows), "", f"Imports: {found['import_seconds']['median']:.1f} s.", ""]
         if "naive_seconds" in raw:
             rows = [["SVD and inverse a class, float32", f"{1e3 * raw['naive_seconds']:.1f}", "1", NONE]]
             for rule in ("positive", "numerical"):
@@ -411,7 +421,7 @@ def methods_text(sections: list[Section]) -> str:
 def wanted_files(root: Path) -> tuple[dict[Path, str], list[str]]:
     """(what the files should hold, what a reader should know)."""
     results = root / "results"
-    paper = read_paper(results)
+    paper = read_paper()
     sections = sections_of(read_entries(results), paper)
     wanted = {results / "README.md": full_text(sections, paper)}
     measured = root / "src" / "efcil" / "presets" / "measured.json"

@@ -43,9 +43,13 @@ Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads; results a
 Every = Annotated[float, typer.Option("--checkpoint-seconds", min=0, help="Seconds between checkpoints inside a task.")]
 QuietFlag = Annotated[bool, typer.Option("--quiet", help="Say nothing but errors and notes.")]
 JsonFlag = Annotated[bool, typer.Option("--json", help="One JSON object a line.")]
-SkipBad = Annotated[bool, typer.Option("--skip-bad", help="folder: leave out files that are no readable images.")]
+SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Sets of image files: leave out those that cannot be read.")]
 ConfigFile = Annotated[
-    Path | None, typer.Option("--config", help="YAML file with any of these options, or a run's config.yaml.")
+    Path | None,
+    typer.Option("--config", help="YAML file with any of these options, a run's config.yaml, or PyCIL's JSON."),
+]
+LogTo = Annotated[
+    list[str], typer.Option("--log", help="tensorboard (into OUT/tensorboard) or wandb, as well; may be repeated.")
 ]
 
 
@@ -74,6 +78,7 @@ def _run(methods: list[str], dataset: str, o: dict[str, Any], compare: bool, voi
     """Resolve the options of a command into a run."""
     from efcil.experiment import Request, resolve
     from efcil.runs import Run
+    from efcil.tracking import trackers
     from efcil.training.machine import Machine
 
     settings = [*o["settings"], *(["data.skip_bad=true"] if o["skip_bad"] else [])]
@@ -99,8 +104,23 @@ def _run(methods: list[str], dataset: str, o: dict[str, Any], compare: bool, voi
     name = methods[0].replace(":", "-")
     out = o["out"] or Path("runs") / f"{name}-{dataset}-{split}-order{Path(o['order']).stem}-seed{o['seed']}"
     command = shlex.join(["efcil", *sys.argv[1:]])  # as typed, for config.yaml and summary.json
-    seconds = o["checkpoint_seconds"]
-    return Run(plan, o["data"], out, machine, voice, command=command, checkpoint_seconds=seconds, compare=compare)
+    return Run(
+        plan,
+        o["data"],
+        out,
+        machine,
+        voice,
+        command=command,
+        checkpoint_seconds=o["checkpoint_seconds"],
+        compare=compare,
+        trackers=trackers(o["log"], out, plan.identity()),
+    )
+
+
+def _say(o: dict[str, Any], voice: Any) -> None:
+    """Say what the file of --config left to be said."""
+    for text in o.get("notes", ()):
+        voice.note(text)
 
 
 def _execute(methods: list[str], dataset: str, o: dict[str, Any], compare: bool = False) -> None:
@@ -109,6 +129,7 @@ def _execute(methods: list[str], dataset: str, o: dict[str, Any], compare: bool 
 
     voice = reporter(o["quiet"], o["json"])
     try:
+        _say(o, voice)
         run = _run(methods, dataset, o, compare, voice)
         try:
             run.execute(o["resume"])
@@ -153,6 +174,7 @@ def _shared(
     threads: Threads = None,
     checkpoint_seconds: Every = 60.0,
     skip_bad: SkipBad = False,
+    log: LogTo = [],  # noqa: B006
     quiet: QuietFlag = False,
     json: JsonFlag = False,
 ) -> None:
@@ -215,6 +237,7 @@ def compare(
     quiet = options["quiet"] or options["json"]
     places = {order: out / f"order-{Path(order).stem}" for order in chosen}
     runs = []
+    _say(options, reporter(options["quiet"], options["json"]))
     for order, place in places.items():
         voice = reporter(options["quiet"], options["json"]) if quiet else Lines(f"order {order}")
         runs.append(_run(names, options["dataset"], {**options, "order": order, "out": place}, True, voice))
@@ -244,6 +267,47 @@ def demo(
     _execute(names, "digits", options, compare=True)
     if not (quiet or json):
         print(f"open {out / 'report.html'} in a browser to see the curves")
+
+
+@app.command()
+def reproduce(
+    names: Annotated[str, typer.Argument(help="Table or figure, or several with commas; without: list them.")] = "",
+    data: Annotated[
+        list[str],
+        typer.Option(help="NAME=DIR: where a data set lies; repeat for more. One without a directory is not run."),
+    ] = [],  # noqa: B006 (typer copies it)
+    out: Annotated[Path, typer.Option(help="Directory of the runs and of what is made of them.")] = Path("reproduce"),
+    only: Annotated[str, typer.Option(help="Run only these data sets or methods (with commas).")] = "",
+    orders: Annotated[str, typer.Option(help="Class orders; default: the paper's.")] = "",
+    tasks: Annotated[str, typer.Option(help="Numbers of tasks; default: the paper's.")] = "",
+    results: Annotated[
+        list[Path], typer.Option("--from", help="Directory with summaries measured before; repeat for more.")
+    ] = [],  # noqa: B006
+    settings: Settings = [],  # noqa: B006
+    device: Device = "auto",
+    at_once: Annotated[int | None, typer.Option(min=1, help="Runs trained at once; 3 on a GPU by default.")] = None,
+    quiet: QuietFlag = False,
+) -> None:
+    """Make a table or figure of the paper: run what is missing, show its numbers beside ours."""
+    from efcil.reproduce.command import execute, listing
+
+    if not names:
+        print(listing())
+        return
+    execute(
+        names,
+        data=data,
+        out=out,
+        only=only,
+        orders=orders,
+        tasks=tasks,
+        results=results,
+        settings=settings,
+        device=device,
+        at_once=at_once,
+        quiet=quiet,
+        command=shlex.join(["efcil", *sys.argv[1:]]),
+    )
 
 
 @app.command()
@@ -292,11 +356,12 @@ def doctor() -> None:
 
 @data_app.command("list")
 def data_list() -> None:
-    """List the data sets: what each is, its licence and where to get it."""
+    """List the data sets: what each is, its size, its licence and where to get it."""
     from efcil.data import registered
 
     for source in registered().values():
-        print(f"{source.name:10} {source.about}\n{'':10} licence: {source.licence}; get it: {source.origin}")
+        print(f"{source.name:14} {source.about}; {source.size}")
+        print(f"{'':14} licence: {source.licence}; get it: {source.origin}")
 
 
 @data_app.command("fetch")
@@ -326,21 +391,36 @@ def data_fetch(
 @data_app.command("verify")
 def data_verify(
     name: Annotated[str, typer.Argument(help="Data set.")],
-    data: Annotated[Path | None, typer.Argument(help="Directory it lies in; built-in sets need none.")] = None,
+    place: Annotated[Path | None, typer.Argument(metavar="[DIR]", help="The same as --data.")] = None,
+    data: DataDir = None,
+    settings: Settings = [],  # noqa: B006 (typer copies it)
     skip_bad: SkipBad = False,
+    quiet: QuietFlag = False,
 ) -> None:
-    """Read a data set, count it and say whether it is what it should be."""
+    """Decode every image, count them in each class and part, and compare with the official counts."""
     from efcil import data as sources
-    from efcil.config import build
+    from efcil.config import build, parse_settings
+    from efcil.data.verify import verify
+    from efcil.errors import DataError
+    from efcil.progress import reporter
 
-    source = sources.find(name)
-    options = build(source.options, {"skip_bad": True} if skip_bad else {}, name)
-    found = sources.load(name, data, options)
-    print(
-        f"{name}: {len(found.class_names)} classes, {len(found.train):,} training and {len(found.test):,} test images"
-    )
+    if place is not None and data is not None:
+        raise OptionError(f"the directory is given twice, {place} and --data {data}: give it once")
+    given = {key.removeprefix("data."): value for key, value in parse_settings(settings).items()}
+    options = build(sources.find(name).options, given | ({"skip_bad": True} if skip_bad else {}), name)
+    voice = reporter(quiet)
+    try:
+        found = verify(name, data or place, options, lambda *count: voice.counting(f"reading {name}", *count))
+    finally:
+        voice.close()
     for note in found.notes:
         print(f"note: {note}")
+    for problem in found.problems:
+        print(f"problem: {problem}")
+    if found.problems:
+        count = f"{len(found.problems)} problem{'s' if len(found.problems) > 1 else ''}"
+        raise DataError(f"{name} in {data or place}: {count}, listed above; mend or replace these files")
+    print(found.summary)
 
 
 def main() -> None:

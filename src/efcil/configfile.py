@@ -1,4 +1,4 @@
-"""Options from a file: a YAML file of the command's own options, or the config.yaml of an earlier run."""
+"""Options from a file: YAML or JSON with the command's own options, an earlier run's config.yaml, or a PyCIL file."""
 
 from __future__ import annotations
 
@@ -10,32 +10,35 @@ from typing import Any
 import yaml
 
 from efcil.errors import OptionError, nearest
+from efcil.pycil import is_pycil, translated
+
+# There are two ways to split the classes: the one that is typed replaces the other one in the file.
+_INSTEAD = {"tasks": ("init_cls", "increment"), "init_cls": ("tasks",), "increment": ("tasks",)}
 
 
 def merged(path: Path, options: Mapping[str, Any], typed: Container[str]) -> dict[str, Any]:
     """Return the options with the file's among them; what was typed wins over the file.
 
-    The file's keys are the option names (`tasks`, `order`, `preset`, ...) and `set`, a mapping of settings.
+    The file's keys are the option names (`tasks`, `order`, `preset`, ...) and `set`, a mapping of settings. What there
+    is to say about the file is added as `notes`.
     """
-    try:
-        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise OptionError(f"--config {path}: {error.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise OptionError(f"--config {path} is not YAML: {' '.join(str(error).split())}") from None
-    if not isinstance(tree, dict):
-        raise OptionError(f"--config {path}: must be a mapping of options, such as 'method: dpcr'")
+    tree, notes = _read(path), list[str]()
     if isinstance(tree.get("run"), dict):
         tree = _from_run(tree["run"])
+    elif is_pycil(tree):
+        by_hand = {name: value for name, value in options.items() if name in typed}
+        tree, notes = translated(tree, by_hand, compare="orders" in options)
     settings = tree.pop("set", {})
     if not isinstance(settings, dict):
         raise OptionError(f"--config {path}: set must be a mapping, such as 'set: {{ridge: 200}}'")
     known = {name.replace("_", "-"): name for name in options if name not in ("config", "settings")}
-    result = dict(options)
+    result = {**options, "notes": notes}
     for key, value in tree.items():
         name = known.get(str(key).replace("_", "-"))
         if name is None:
             raise OptionError(f"--config {path}: {key} is not an option: {nearest(str(key), known)}")
+        if any(other in typed for other in _INSTEAD.get(name, ())):
+            continue
         if name not in typed:
             result[name] = _checked(name, value, options[name])
     given = [f"{key}={json.dumps(value)}" for key, value in settings.items()]  # JSON is YAML
@@ -43,9 +46,25 @@ def merged(path: Path, options: Mapping[str, Any], typed: Container[str]) -> dic
     return result
 
 
+def _read(path: Path) -> dict[str, Any]:
+    kind = "JSON" if path.suffix.lower() == ".json" else "YAML"
+    try:
+        text = path.read_text(encoding="utf-8")
+        tree = json.loads(text) if kind == "JSON" else yaml.safe_load(text)  # YAML 1.1 takes JSON's 5e-4 for a word
+    except OSError as error:
+        raise OptionError(f"--config {path}: {error.strerror}") from None
+    except (yaml.YAMLError, ValueError) as error:
+        raise OptionError(f"--config {path} is not {kind}: {' '.join(str(error).split())}") from None
+    if not isinstance(tree, dict):
+        raise OptionError(f"--config {path}: must be a mapping of options, such as 'method: dpcr'")
+    return tree
+
+
 def _checked(name: str, value: Any, default: Any) -> Any:
     if name in ("data", "out"):
         return Path(str(value))
+    if name == "log":
+        return [str(one) for one in value] if isinstance(value, list) else [str(value)]
     if name in ("order", "orders", "increment", "methods"):
         return ",".join(map(str, value)) if isinstance(value, list) else str(value)
     if name in ("tasks", "init_cls", "seed", "threads", "at_once"):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from efcil.data.folder import cache_directory
+from efcil.data.cache import cache_directory
 from efcil.experiment import commit, versions
 from efcil.training.machine import Machine
 

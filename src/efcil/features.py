@@ -85,9 +85,9 @@ class TaskFeatures:
         """The task's images themselves, for methods that change them; gone when the task is."""
         if view not in self._pixels:
             clean, r = self._pixels["clean"], self.representation
-            images = clean.images
-            if self._transform is not None:  # one draw: old and new features are of the same augmented images
+            if self._transform is None:
+                self._pixels[view] = clean
+            else:  # one draw: old and new features are of the same augmented images
                 source = generator(r.machine.device, Purpose.VIEW, r.seed, self.index)
-                images = self._transform.apply(images, self._transform.draw(len(images), source))
-            self._pixels[view] = clean.showing(images)
+                self._pixels[view] = clean.changed(self._transform, source)
         return self._pixels[view]

@@ -15,6 +15,7 @@ from efcil.metrics import AccuracyMatrix, count_correct
 from efcil.representations import Representation
 from efcil.tasks import TaskStream
 from efcil.training.extraction import extract
+from efcil.training.images import first, stored
 from efcil.training.loop import EpochReport, Optimiser, Pixels, train
 from efcil.training.machine import Machine
 
@@ -38,7 +39,7 @@ class Evaluator:
     def __init__(self, data: DataSet, stream: TaskStream, machine: Machine):
         positions = stream.positions(data.test.labels)
         rows = np.argsort(positions, kind="stable")  # in class order, so that the classes seen are a prefix
-        self.pixels = Pixels(machine.tensor(data.test.images[rows]), data.mean, data.std, machine)
+        self.pixels = Pixels(stored(data.test.images[rows], machine.device), data.mean, data.std, machine)
         self.labels = machine.tensor(positions[rows])
         self.ends = np.cumsum(np.bincount(positions, minlength=len(data.class_names)))[np.array(stream.ends) - 1]
         self.task_of_class = stream.task_of_class()
@@ -47,6 +48,11 @@ class Evaluator:
     def totals(self) -> list[int]:
         """Test images of each task."""
         return np.diff(self.ends, prepend=0).tolist()
+
+    def seen(self, task: int) -> tuple[Pixels, Tensor]:
+        """Return the test images of the classes seen after a task, and their labels."""
+        end = int(self.ends[task])
+        return self.pixels.showing(first(self.pixels.images, end)), self.labels[:end]
 
     def measure(
         self,
@@ -58,8 +64,7 @@ class Evaluator:
         """Return (top-1, top-5) hits on each task's test images, for each readout; those in `frozen` see the first
         backbone. Features of a backbone are computed once.
         """
-        end = int(self.ends[task])
-        seen, labels = self.pixels.showing(self.pixels.images[:end]), self.labels[:end]
+        seen, labels = self.seen(task)
         features: dict[bool, Tensor] = {}
         hits = {}
         for name, readout in readouts.items():
@@ -95,7 +100,7 @@ def learn_stream(
     for index in range(first_task, len(stream)):
         task = stream.upto(index) if representation.all_data else stream[index]
         labels = machine.tensor(task.labels)
-        pixels = Pixels(machine.tensor(task.images), data.mean, data.std, machine)
+        pixels = Pixels(stored(task.images, machine.device), data.mean, data.std, machine)
         stages, before = representation.stages(index), 0
         if stages and not first_epoch:
             representation.begin(task)

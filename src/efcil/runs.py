@@ -11,9 +11,9 @@ import json
 import os
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,9 @@ from efcil.report import html_page
 from efcil.representations import REPRESENTATIONS
 from efcil.stats import ClassStats
 from efcil.tasks import TaskStream, class_order
-from efcil.training.checkpoint import CheckpointStore
+from efcil.tracking import Tracker
+from efcil.training.checkpoint import CheckpointStore, save_tensors
+from efcil.training.extraction import extract
 from efcil.training.loop import EpochReport, Optimiser
 from efcil.training.machine import Machine, own_stream
 
@@ -61,10 +63,13 @@ def locked(directory: Path) -> Iterator[None]:
 
 
 class Log:
-    """metrics.jsonl: a line an epoch and a line a task; after a kill cut back to where the run goes on."""
+    """metrics.jsonl: a line an epoch and a line a task; after a kill cut back to where the run goes on.
 
-    def __init__(self, path: Path):
-        self.path = path
+    Trackers are told every line.
+    """
+
+    def __init__(self, path: Path, trackers: Sequence[Tracker] = ()):
+        self.path, self.trackers = path, trackers
 
     def cut(self, task: int, epoch: int) -> None:
         """Keep `task` whole tasks and `epoch` epochs of the next."""
@@ -79,11 +84,20 @@ class Log:
             if where[0] <= task or (where[0] == task + 1 and 0 < where[1] <= epoch):
                 kept.append(line + "\n")
         atomic_write_text(self.path, "".join(kept))
+        for tracker in self.trackers:
+            tracker.begin(map(json.loads, kept))
 
     def add(self, **event: Any) -> None:
         """Append an event."""
         with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(event) + "\n")
+        for tracker in self.trackers:
+            tracker.add(event)
+
+    def close(self) -> None:
+        """Let the trackers finish."""
+        for tracker in self.trackers:
+            tracker.close()
 
 
 class Run:
@@ -100,12 +114,16 @@ class Run:
         command: str,
         checkpoint_seconds: float = 60.0,
         compare: bool = False,
+        snapshots: Collection[str] = (),
+        trackers: Sequence[Tracker] = (),
     ):
+        """`snapshots` names methods whose statistics figures need, after the second task and the last one."""
         self.plan, self.data_directory, self.out, self.machine, self.reporter = plan, directory, out, machine, reporter
         self.command, self.checkpoint_seconds, self.compare = command, checkpoint_seconds, compare
+        self.snapshots = snapshots
         self.home = out / "trajectory" if compare else out
         self.store = CheckpointStore(self.home / "checkpoints", reporter.note)
-        self.log = Log(self.home / "metrics.jsonl")
+        self.log = Log(self.home / "metrics.jsonl", trackers)
         self.matrices: dict[str, AccuracyMatrix] = {}
         self.seconds = 0.0
         self.stop = threading.Event()  # set from outside: the run ends after this epoch
@@ -130,7 +148,8 @@ class Run:
                 self.reporter.note(text)
             self._prepare(data)
             self._claim(config, data)
-            return self._learn(data)
+            with closing(self.log):
+                return self._learn(data)
 
     def _what_is_there(self) -> str:
         found = sorted(self.out.glob("summary.json")) or sorted(self.out.glob("*/summary.json"))
@@ -187,6 +206,7 @@ class Run:
         self._began = time.perf_counter()
         plan, machine = self.plan, self.machine
         order = class_order(plan.order, data.class_names)
+        self.class_names = [data.class_names[label] for label in order]
         self.stream = TaskStream(data.train, order, plan.sizes(len(data.class_names)))
         self.representation = REPRESENTATIONS[plan.representation](plan.training, data.channels, machine, plan.seed)
         self.representation.transform(data.size)
@@ -200,7 +220,7 @@ class Run:
 
     def _learn(self, data: DataSet) -> list[Summary]:
         machine, stream, representation, readouts = self.machine, self.stream, self.representation, self.readouts
-        evaluator = Evaluator(data, stream, machine)
+        self.evaluator = evaluator = Evaluator(data, stream, machine)
         self.matrices = {label: AccuracyMatrix(evaluator.totals()) for label in readouts}
         point = self.store.newest()
         finished = self._finished() if point is not None and point.task == len(stream) else None
@@ -300,10 +320,27 @@ class Run:
                 stats[label][key] = names[id(value)]
         matrices = {label: matrix.to_json() for label, matrix in self.matrices.items()}
         self.seconds = self._clock()
+        if self.snapshots and task in (1, len(self.stream) - 1):
+            self._write_snapshot(task)
         self.store.save_task(task + 1, tensors, {"seconds": self.seconds, "matrices": matrices, "stats": stats})
         self._saved = time.monotonic()
         self._write_summaries()
         self.reporter.task(task, len(self.stream), accuracies)
+
+    def _write_snapshot(self, task: int) -> None:
+        """Write test features under both backbones and statistics: before the checkpoint, so that none is missing."""
+        seen, labels = self.evaluator.seen(task)
+        r, kept = self.representation, {}
+        with self.machine.exclusive():
+            for name, backbone in (("before", r.old_backbone), ("after", r.backbone)):
+                kept[name] = extract(backbone, seen, self.machine, r.options.crop)
+        for label in self.snapshots:
+            for value in self.readouts[label].state().values():
+                if isinstance(value, ClassStats):
+                    kept |= {f"stats/{label}/{key}": tensor for key, tensor in value.state().items()}
+        path = self.out / "snapshots" / f"task-{task + 1:02d}.safetensors"
+        path.parent.mkdir(exist_ok=True)
+        save_tensors(path, {**kept, "labels": labels}, {"task": task + 1, "class_names": self.class_names})
 
     def _summary_file(self, label: str) -> Path:
         return (self.out / label.replace("/", "_") if self.compare else self.out) / "summary.json"

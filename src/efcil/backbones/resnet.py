@@ -55,8 +55,9 @@ class BasicBlock(nn.Module):
 
     expansion = 1
 
-    def __init__(self, inputs: int, planes: int, stride: int, pad: bool) -> None:
+    def __init__(self, inputs: int, planes: int, stride: int, pad: bool, last_relu: bool = True) -> None:
         super().__init__()
+        self.last_relu = last_relu
         self.conv1 = _conv(inputs, planes, 3, stride)
         self.bn1 = nn.BatchNorm2d(planes)
         self.relu = nn.ReLU(inplace=True)
@@ -69,7 +70,7 @@ class BasicBlock(nn.Module):
         y = self.relu(self.bn1(self.conv1(x)))
         y = self.bn2(self.conv2(y))
         y = y + (x if self.downsample is None else self.downsample(x))
-        return F.relu(y, inplace=True)
+        return F.relu(y, inplace=True) if self.last_relu else y
 
 
 class Bottleneck(nn.Module):
@@ -77,8 +78,9 @@ class Bottleneck(nn.Module):
 
     expansion = 4
 
-    def __init__(self, inputs: int, planes: int, stride: int, pad: bool) -> None:
+    def __init__(self, inputs: int, planes: int, stride: int, pad: bool, last_relu: bool = True) -> None:
         super().__init__()
+        self.last_relu = last_relu
         outputs = planes * self.expansion
         self.conv1 = _conv(inputs, planes, 1)
         self.bn1 = nn.BatchNorm2d(planes)
@@ -95,7 +97,7 @@ class Bottleneck(nn.Module):
         y = self.relu(self.bn2(self.conv2(y)))
         y = self.bn3(self.conv3(y))
         y = y + (x if self.downsample is None else self.downsample(x))
-        return F.relu(y, inplace=True)
+        return F.relu(y, inplace=True) if self.last_relu else y
 
 
 @dataclass(frozen=True)
@@ -122,7 +124,7 @@ class ResNet(nn.Module):
 
     dim: int
 
-    def __init__(self, shape: _Shape, stem: str, width: int, channels: int) -> None:
+    def __init__(self, shape: _Shape, stem: str, width: int, channels: int, last_relu: bool = True) -> None:
         super().__init__()
         self.conv1 = _conv(channels, width, 7, 2) if stem == "imagenet" else _conv(channels, width, 3)
         self.bn1 = nn.BatchNorm2d(width)
@@ -135,7 +137,8 @@ class ResNet(nn.Module):
             blocks: list[nn.Module] = []
             for position in range(count):
                 stride = 2 if index and not position else 1
-                blocks.append(shape.block(inputs, planes, stride, shape.pad))
+                last = index == len(shape.blocks) - 1 and position == count - 1
+                blocks.append(shape.block(inputs, planes, stride, shape.pad, last_relu or not last))
                 inputs = planes * shape.block.expansion
             stages.append(nn.Sequential(*blocks))
         self.layer1, self.layer2, self.layer3 = stages[:3]
@@ -144,17 +147,36 @@ class ResNet(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Features (n, dim) of images (n, channels, height, width)."""
-        x = self.maxpool(self.relu(self.bn1(self.conv1(images))))
-        x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
+        x = self.layer4(self.layer3(self.layer2(self.layer1(self._stem(images)))))
         features: Tensor = x.mean((2, 3))
         return features
 
+    def stages(self, images: Tensor) -> list[Tensor]:
+        """Maps (n, planes, h, w) after each stage; the features are the means of the last one."""
+        maps = [self.layer1(self._stem(images))]
+        for stage in (self.layer2, self.layer3, self.layer4):
+            if not isinstance(stage, nn.Identity):  # resnet32 has three stages
+                maps.append(stage(maps[-1]))
+        return maps
 
-def build(name: str, *, stem: str = "cifar", width: int | None = None, channels: int = 3, seed: int = 0) -> ResNet:
+    def _stem(self, images: Tensor) -> Tensor:
+        x: Tensor = self.maxpool(self.relu(self.bn1(self.conv1(images))))
+        return x
+
+
+def build(
+    name: str,
+    *,
+    stem: str = "cifar",
+    width: int | None = None,
+    channels: int = 3,
+    seed: int = 0,
+    last_relu: bool = True,
+) -> ResNet:
     """A freshly initialised backbone, the same bits for the same seed.
 
-    `width` is the number of channels of the first stage (64, or 16 for resnet32). No generator of the process is
-    read or moved.
+    `width` is the number of channels of the first stage (64, or 16 for resnet32). Without `last_relu` the last block
+    ends in its sum, so that features have both signs. No generator of the process is read or moved.
 
     >>> backbone = build("resnet10", width=8, channels=1)
     >>> backbone.dim, tuple(backbone(torch.zeros(2, 1, 8, 8)).shape)
@@ -171,7 +193,7 @@ def build(name: str, *, stem: str = "cifar", width: int | None = None, channels:
             raise OptionError(f"{argument}: got {value}, want a positive number of channels")
     # The layers' own initialisation draws from the process-wide generator: its state is put back afterwards.
     with torch.device("cpu"), torch.random.fork_rng(devices=[]):
-        backbone = ResNet(shape, stem, width, channels)
+        backbone = ResNet(shape, stem, width, channels, last_relu)
     generator = torch.Generator().manual_seed(seed)
     for module in backbone.modules():
         if isinstance(module, nn.Conv2d):

@@ -35,13 +35,31 @@ class GlyphsOptions(Options):
     seed: int = Field(default=0, ge=0)
 
 
-class FolderOptions(Options):
+class FilesOptions(Options):
+    """Options of sets of image files, which are decoded once."""
+
+    size: int = Field(default=256, ge=8)  # side of the stored square
+    skip_bad: bool = False
+
+
+class FolderOptions(FilesOptions):
     """Options of `folder`."""
 
-    size: int = Field(default=64, ge=8)  # side of the stored square
+    size: int = Field(default=64, ge=8)
     test_share: float = Field(default=0.2, gt=0, lt=1)  # where there is no test/ folder
     seed: int = Field(default=0, ge=0)  # of that split
-    skip_bad: bool = False
+
+
+class TinyImageNetOptions(FilesOptions):
+    """Options of `tiny-imagenet`."""
+
+    size: int = Field(default=64, ge=8)
+
+
+class ImageNet100Options(FilesOptions):
+    """Options of `imagenet100`."""
+
+    class_list: str = "folders"  # the class folders there are, a list of class_lists/ or a file
 
 
 @dataclass(frozen=True)
@@ -56,13 +74,18 @@ class Source:
     options: type[Options] = NoOptions
     fetchable: bool = False
     loader: Callable[..., DataSet] | None = None  # load(directory, **options) or load(**options); ours: by name
+    size: str = "size unknown"  # to download, and decoded where that is kept
 
 
 SOURCES = {
     source.name: source
     for source in (
         Source(
-            "digits", "handwritten digits, 10 classes, 1,797 images of 8 x 8", "CC BY 4.0", "built in (scikit-learn)"
+            "digits",
+            "handwritten digits, 10 classes, 1,797 images of 8 x 8",
+            "CC BY 4.0",
+            "built in (scikit-learn)",
+            size="no download",
         ),
         Source(
             "glyphs",
@@ -70,6 +93,7 @@ SOURCES = {
             "MIT",
             "built in (drawn with matplotlib's fonts)",
             options=GlyphsOptions,
+            size="no download",
         ),
         Source(
             "cifar100",
@@ -78,6 +102,43 @@ SOURCES = {
             "efcil data fetch cifar100 --data DIR",
             directory=True,
             fetchable=True,
+            size="169 MB",
+        ),
+        Source(
+            "tiny-imagenet",
+            "Tiny-ImageNet, 200 classes, 100,000 + 10,000 images of 64 x 64",
+            "ImageNet's terms: non-commercial research and education",
+            "http://cs231n.stanford.edu/tiny-imagenet-200.zip",
+            directory=True,
+            options=TinyImageNetOptions,
+            size="248 MB; 1.4 GB decoded",
+        ),
+        Source(
+            "imagenet100",
+            "ImageNet-100, 100 classes of ImageNet, about 128,000 + 5,000 photographs",
+            "ImageNet's terms: non-commercial research and education",
+            "as imagenet1k; --set data.class_list=LIST says which hundred of its classes",
+            directory=True,
+            options=ImageNet100Options,
+            size="about 15 GB; 26 GB decoded at 256 x 256",
+        ),
+        Source(
+            "imagenet1k",
+            "ImageNet-1k (ILSVRC 2012), 1,000 classes, 1,281,167 + 50,000 photographs",
+            "ImageNet's terms: non-commercial research and education",
+            "https://image-net.org/download-images.php (an account is needed), ILSVRC2012, training and validation",
+            directory=True,
+            options=FilesOptions,
+            size="155 GB; 262 GB decoded at 256 x 256",
+        ),
+        Source(
+            "cub200",
+            "CUB-200-2011, 200 kinds of birds, 5,994 + 5,794 photographs",
+            "the images are their owners': non-commercial research and education",
+            "https://www.vision.caltech.edu/datasets/cub_200_2011/",
+            directory=True,
+            options=FilesOptions,
+            size="1.2 GB; 2.3 GB decoded at 256 x 256",
         ),
         Source(
             "folder",
@@ -86,6 +147,7 @@ SOURCES = {
             "--data DIR",
             directory=True,
             options=FolderOptions,
+            size="as large as it is",
         ),
     )
 }
@@ -104,20 +166,30 @@ def find(name: str) -> Source:
     return known[name]
 
 
+def module(name: str) -> Any:
+    """Return the module that reads one of our sets."""
+    return import_module(f"efcil.data.{name.replace('-', '_')}")
+
+
 def remote(name: str) -> Remote:
     """Where a data set is downloaded from."""
-    address: Remote = import_module(f"efcil.data.{find(name).name}").REMOTE
+    address: Remote = module(find(name).name).REMOTE
     return address
+
+
+def check_directory(source: Source, directory: Path | None) -> None:
+    """Refuse to go on without the directory that a source needs."""
+    if source.directory and directory is None:
+        raise DataError(f"{source.name} needs --data DIR, the directory it lies in; to get it: {source.origin}")
 
 
 def load(name: str, directory: Path | None, options: Options, progress: Progress | None = None) -> DataSet:
     """Read a data set."""
     source = find(name)
-    if source.directory and directory is None:
-        raise DataError(f"{name} needs --data DIR, the directory it lies in; to get it: {source.origin}")
-    read = source.loader or import_module(f"efcil.data.{name}").load
+    check_directory(source, directory)
+    read = source.loader or module(name).load
     arguments: dict[str, Any] = options.model_dump()
-    if name == "folder":
+    if isinstance(options, FilesOptions):
         arguments["progress"] = progress
     data: DataSet = read(directory, **arguments) if source.directory else read(**arguments)
     return data

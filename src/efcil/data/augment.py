@@ -248,6 +248,7 @@ _JITTER = 63 / 255
 _NAMED: dict[str, Callable[[int], Transform | None]] = {
     "none": lambda size: None,
     "cifar": lambda size: Compose([RandomCrop(4), HorizontalFlip()]),
+    "cifar-brightness": lambda size: Compose([RandomCrop(4), HorizontalFlip(), BrightnessJitter(_JITTER)]),  # PyCIL's
     "cifar-autoaugment": lambda size: Compose(  # the paper's CIFAR-100 setting, in its order
         [RandomCrop(4), HorizontalFlip(), BrightnessJitter(_JITTER), AutoAugmentCifar10()]
     ),

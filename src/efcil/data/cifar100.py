@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from efcil.data.dataset import DataSet, ImageSet
+from efcil.data.dataset import DataSet, ImageSet, Official
 from efcil.data.fetch import Remote
 from efcil.errors import DataError
 
@@ -34,9 +34,9 @@ REMOTE = Remote(
         "meta": "md5:7973b15100ade9c7d40fb424638fde48",
     },
 )
+OFFICIAL = Official(100, 50_000, 10_000, train_each=500, test_each=100)
 
 _PIXELS = 3 * 32 * 32
-_OFFICIAL_COUNTS = {"train": 50_000, "test": 10_000}
 _PYTHON, _BINARY = ("train", "test", "meta"), ("train.bin", "test.bin", "fine_label_names.txt")
 
 
@@ -50,9 +50,9 @@ def load(directory: str | os.PathLike[str]) -> DataSet:
     folder, names = _find(directory)
     read = _read_binary if names is _BINARY else _read_python
     train, test, class_names, notes = read(folder)
-    for part, images in (("train", train), ("test", test)):
-        if len(images) != _OFFICIAL_COUNTS[part]:
-            notes.append(f"{folder}: {len(images):,} {part} images, the official set has {_OFFICIAL_COUNTS[part]:,}")
+    for part, images, wanted in (("train", train, OFFICIAL.train), ("test", test, OFFICIAL.test)):
+        if len(images) != wanted:
+            notes.append(f"{folder}: {len(images):,} {part} images, the official set has {wanted:,}")
     return DataSet("cifar100", class_names, train, test, MEAN, STD, tuple(notes))
 
 

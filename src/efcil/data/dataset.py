@@ -3,12 +3,55 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from efcil.errors import DataError
+
+
+def listed(items: Sequence[str]) -> str:
+    """Name the first five of some things, and how many more there are.
+
+    >>> listed(["a", "b", "c", "d", "e", "f", "g"])
+    'a, b, c, d, e and 2 more'
+    """
+    more = f" and {len(items) - 5} more" if len(items) > 5 else ""
+    return ", ".join(items[:5]) + more
+
+
+@dataclass(frozen=True)
+class Official:
+    """How many classes and images the official set has, in all and in each class; None where that varies."""
+
+    classes: int
+    train: int | None
+    test: int
+    train_each: int | None = None
+    test_each: int | None = None
+
+    def differences(self, names: Sequence[str], train: npt.NDArray[np.int64], test: npt.NDArray[np.int64]) -> list[str]:
+        """Say in what a copy with so many images of each class differs.
+
+        >>> Official(2, 4, 2, train_each=2).differences(["a", "b"], np.array([2, 1]), np.array([1, 1]))
+        ['3 training images, the official set has 4', '1 class without 2 training images: b (1)']
+        """
+        found = []
+        if len(names) != self.classes:
+            found.append(f"{len(names):,} classes, the official set has {self.classes:,}")
+        for part, counts, total, each in (
+            ("training", train, self.train, self.train_each),
+            ("test", test, self.test, self.test_each),
+        ):
+            if total is not None and counts.sum() != total:
+                found.append(f"{counts.sum():,} {part} images, the official set has {total:,}")
+            odd = [f"{name} ({count})" for name, count in zip(names, counts, strict=True) if each not in (None, count)]
+            if odd:
+                classes = "class" if len(odd) == 1 else "classes"
+                found.append(f"{len(odd)} {classes} without {each} {part} images: {listed(odd)}")
+        return found
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,12 @@ from efcil.methods.class_means import DPNCM, LwFNCM
 from efcil.methods.dpcr import DPCR, DPCROptions
 from efcil.methods.ds_al import DSAL, DSALOptions
 from efcil.methods.fecam import FeCAM, FeCAMOptions
+from efcil.methods.foster import Boosted, Compressed, FOSTERReadoutOptions
 from efcil.methods.icarl import ExemplarMeans, ICaRLReadoutOptions
 from efcil.methods.ldc import LDC
 from efcil.methods.own_head import OwnHead
+from efcil.methods.pass_ import UnrotatedHead
+from efcil.methods.podnet import PODNetReadoutOptions
 from efcil.methods.sdc import SDC
 from efcil.plugins import registry
 from efcil.shift.adc import ADCOptions
@@ -87,6 +90,16 @@ METHODS = {
             "fecam", "FeCAM", "Goswami et al., NeurIPS 2023", "frozen", "-", "Mahalanobis", FeCAM, FeCAMOptions, _GRAM
         ),
         Method(
+            "pass",
+            "PASS",
+            "Zhu et al., CVPR 2021",
+            "pass",
+            "-",
+            "own, with rotations",
+            UnrotatedHead,
+            memory="5d + 4",
+        ),
+        Method(
             "icarl",
             "iCaRL",
             "Rebuffi et al., CVPR 2017",
@@ -98,6 +111,33 @@ METHODS = {
             "d + 1, and the exemplars",
             exemplars=True,
             heads={"nme": ExemplarMeans, "cnn": OwnHead},
+        ),
+        Method(
+            "podnet",
+            "PODNet",
+            "Douillard et al., ECCV 2020",
+            "podnet",
+            "-",
+            "cnn; nme",
+            OwnHead,
+            PODNetReadoutOptions,
+            "10d, and the exemplars",
+            exemplars=True,
+            heads={"cnn": OwnHead, "nme": ExemplarMeans},
+        ),
+        Method(
+            "foster",
+            "FOSTER",
+            "Wang et al., ECCV 2022",
+            "foster",
+            "-",
+            "compressed; boosted",
+            Compressed,
+            FOSTERReadoutOptions,
+            "d + 1, and the exemplars",
+            exemplars=True,
+            heads={"compressed": Compressed, "boosted": Boosted},
+            paper_head="boosted",
         ),
         Method("lwf", "LwF (own head)", _LWF, "lwf", "-", "own", OwnHead, memory="d"),
         _ablation("rrcr", "RRCR", shift=False, normalise=False),

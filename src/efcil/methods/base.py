@@ -54,7 +54,9 @@ class Method:
     exemplars: bool = False  # whether old images are kept
     preset_section: str = ""  # the method whose preset values apply, where it is not the method itself
     fixed: Values = field(default_factory=dict)  # what makes an ablation an ablation
-    heads: Mapping[str, ReadoutFactory] = field(default_factory=dict)  # where it has several classifiers; first: its own
+    heads: Mapping[str, ReadoutFactory] = field(
+        default_factory=dict
+    )  # where it has several classifiers; first: its own
     paper_head: str = ""  # the one whose numbers the DPCR paper prints, where it is not the first
 
     @property

@@ -14,7 +14,7 @@ from efcil.report.styles import short, styles_for
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["curve_figure", "figure_bytes", "matrix_figure"]
+__all__ = ["FAINT", "INK", "curve_figure", "dress", "figure_bytes", "matrix_figure", "plot_text"]
 
 INK, FAINT = "#222222", "#dddddd"
 
@@ -50,8 +50,8 @@ def _curves(axes: Any, benchmark: Benchmark, styles: dict[str, Any]) -> None:
             axes.fill_between(x, low, high, color=style.colour, alpha=0.13, linewidth=0)
         final = group.value(COLUMNS[0])
         lines.append(line)
-        names.append(_plot_text(short(group.label)) + (f"  {final.text()}" if final else "") + _how_far(group.partial))
-    _dress(axes, f"Accuracy after each task: {_plot_text(short(benchmark.title, 60))}")
+        names.append(plot_text(short(group.label)) + (f"  {final.text()}" if final else "") + _how_far(group.partial))
+    dress(axes, f"Accuracy after each task: {plot_text(short(benchmark.title, 60))}")
     step = -(-len(ticks) // 10)
     axes.set_xticks(ticks[::-step])
     axes.set_xlabel("classes seen" if benchmark.classes_seen else "task")
@@ -84,7 +84,7 @@ def matrix_figure(summary: Summary) -> Figure:
                     text = f"{value:.1f}" if size <= 12 else f"{value:.0f}"
                     colour = "black" if value < 60 else "white"
                     axes.text(i, t, text, ha="center", va="center", fontsize=9 if size <= 12 else 8, color=colour)
-    _dress(axes, None)
+    dress(axes, None)
     axes.tick_params(length=0, labelsize=9 if size <= 12 else 8)
     step = -(-size // 30)
     axes.set_xticks(range(0, size, step), [str(i + 1) for i in range(0, size, step)])
@@ -95,7 +95,7 @@ def matrix_figure(summary: Summary) -> Figure:
     state = f", partial: {run.tasks_done} of {run.tasks} tasks" if run.partial else ""
     width = int(13 * (side + 1.9) / 1.15)  # characters that fit above the matrix
     lines = [short(run.method, width), short(f"{run.dataset}, order {run.order or '?'}{state}", width)]
-    axes.set_title(_plot_text("\n".join(lines)), loc="left", fontsize=10, color=INK)
+    axes.set_title(plot_text("\n".join(lines)), loc="left", fontsize=10, color=INK)
     bar = figure.colorbar(image, ax=axes, fraction=0.046, pad=0.03, label="accuracy, %")
     bar.outline.set_visible(False)
     return figure
@@ -121,7 +121,8 @@ def _cell(run: Run, t: int, i: int) -> float:
     return float("nan") if value is None else value
 
 
-def _dress(axes: Any, title: str | None) -> None:
+def dress(axes: Any, title: str | None) -> None:
+    """Give axes the look of all figures."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set_color("#888888")
     axes.tick_params(colors=INK, labelsize=9)
@@ -129,8 +130,9 @@ def _dress(axes: Any, title: str | None) -> None:
         axes.set_title(title, loc="left", fontsize=11, color=INK)
 
 
-def _plot_text(text: str) -> str:
-    return text.replace("$", r"\$")  # else matplotlib reads a formula
+def plot_text(text: str) -> str:
+    """Keep matplotlib from reading a formula."""
+    return text.replace("$", r"\$")
 
 
 def _how_far(partial: bool) -> str:

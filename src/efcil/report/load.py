@@ -146,7 +146,7 @@ def each_head(summary: Summary) -> list[Summary]:
     heads = summary.get("heads")
     if not isinstance(heads, Mapping) or not heads:
         return [summary]
-    found = []
+    found: list[Summary] = []
     for head, numbers in heads.items():
         if not isinstance(numbers, Mapping):
             raise RunError(f"{summary.get('run_dir', 'summary')}: 'heads' in {FILE} must hold an object per classifier")

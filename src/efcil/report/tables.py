@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from efcil.report.groups import COLUMNS, NONE, Benchmark, Group, benchmarks_of
 from efcil.report.load import Run, Summary, runs_of
 
-__all__ = ["csv_table", "latex_table", "markdown_table"]
+__all__ = ["csv_table", "latex_table", "markdown_table", "md", "row", "tex"]
 
 _MARKDOWN = re.compile(r"([\\`*_{}\[\]|~$])")
 _LATEX = {
@@ -32,26 +32,28 @@ def markdown_table(summaries: Iterable[Summary]) -> str:
 def _markdown(benchmark: Benchmark) -> str:
     head = ["Method", *(column.title.replace("_", r"\_") for column in COLUMNS), "Orders", "Seconds", "Status"]
     align = ["---", *["---:"] * len(COLUMNS), "---", "---:", "---"]
-    lines = [f"### {_md(benchmark.title)}", "", _row(head), _row(align)]
+    lines = [f"### {md(benchmark.title)}", "", row(head), row(align)]
     for group in benchmark.groups:
-        cells = [_md(group.label)]
+        cells = [md(group.label)]
         for column in COLUMNS:
             value = group.value(column)
             text = NONE if value is None else value.text()
             cells.append(f"**{text}**" if benchmark.is_best(group, column) else text)
         seconds = group.seconds
-        cells += [_md(group.orders), NONE if seconds is None else f"{seconds.mean:.0f}", group.status]
-        lines.append(_row(cells))
+        cells += [md(group.orders), NONE if seconds is None else f"{seconds.mean:.0f}", group.status]
+        lines.append(row(cells))
     lines.append("")
     lines += [f"{note}  " for note in benchmark.notes]
     return "\n".join(lines).rstrip() + "\n"
 
 
-def _row(cells: Iterable[str]) -> str:
+def row(cells: Iterable[str]) -> str:
+    """Join the cells of a Markdown row."""
     return "| " + " | ".join(cells) + " |"
 
 
-def _md(text: str) -> str:
+def md(text: str) -> str:
+    """Escape a text for Markdown."""
     escaped = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     return _MARKDOWN.sub(r"\\\1", escaped)
 
@@ -71,7 +73,7 @@ def latex_table(summaries: Iterable[Summary]) -> str:
     ]
     footnote = False
     for label in labels:
-        cells = [_tex(label)]
+        cells = [tex(label)]
         for benchmark in benchmarks:
             # A finished and an unfinished group may share a label; groups are sorted, the finished one is first.
             group = next((group for group in benchmark.groups if group.label == label), None)
@@ -86,7 +88,7 @@ def latex_table(summaries: Iterable[Summary]) -> str:
 
 
 def _tex_title(benchmark: Benchmark) -> str:
-    title = _tex(benchmark.title)
+    title = tex(benchmark.title)
     return title.replace(f"T = {benchmark.tasks}", f"$T = {benchmark.tasks}$")
 
 
@@ -102,7 +104,8 @@ def _tex_value(benchmark: Benchmark, group: Group | None, index: int) -> str:
     return mean if value.spread is None else rf"{mean} {{\scriptsize$\pm${value.spread:.2f}}}"
 
 
-def _tex(text: str) -> str:
+def tex(text: str) -> str:
+    """Escape a text for LaTeX."""
     return "".join(_LATEX.get(letter, letter) for letter in text)
 
 

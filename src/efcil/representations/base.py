@@ -68,6 +68,7 @@ class Representation(nn.Module, ABC):
 
     options_type: type[TrainingOptions] = TrainingOptions
     all_data = False  # trains on the data of all tasks so far: only the joint upper bound
+    last_relu = True  # whether the backbone ends in a ReLU
 
     def __init__(self, options: Any, channels: int, machine: Machine, seed: int):
         super().__init__()
@@ -84,7 +85,9 @@ class Representation(nn.Module, ABC):
 
     def _new_classifier(self, seed: int) -> Classifier:
         o = self.options
-        backbone = backbones.build(o.backbone, stem=o.stem, width=o.width, channels=self.channels, seed=seed)
+        backbone = backbones.build(
+            o.backbone, stem=o.stem, width=o.width, channels=self.channels, seed=seed, last_relu=self.last_relu
+        )
         return self.machine.place(Classifier(backbone, self.new_head(backbone.dim)))
 
     def new_head(self, dim: int) -> GrowingHead:

@@ -12,6 +12,7 @@ from torch import Tensor
 from efcil.errors import OptionError
 from efcil.representations.base import Learned, Representation, TrainingOptions
 from efcil.training.exemplars import Exemplars
+from efcil.training.images import followed_by
 from efcil.training.loop import Pixels
 from efcil.training.machine import Machine
 
@@ -50,7 +51,7 @@ class Rehearsal(Representation):
         kept = self.exemplars
         if kept is None:
             return pixels, labels
-        return pixels.showing(torch.cat([pixels.images, kept.images])), torch.cat([labels, kept.labels])
+        return pixels.showing(followed_by(pixels.images, kept.images)), torch.cat([labels, kept.labels])
 
     def finish(self, task: Learned) -> None:
         """Keep fewer exemplars of each old class, herd those of the new ones."""

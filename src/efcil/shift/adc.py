@@ -16,6 +16,8 @@ way of the filter; here all means stay old until the last drift is known.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from pydantic import Field
 from torch import Tensor, nn
@@ -27,6 +29,7 @@ from efcil.linalg import DTYPE
 from efcil.training.machine import Machine, memory_guard
 
 GROUP_NUMBERS = 2**25  # pixels or features of the classes treated at once: 109 classes of 100 CIFAR images
+BATCH_IMAGES = 1024  # looked at at once for their extremes
 BATCH_NUMBERS = 2**21  # pixels in one pass with gradient: 500 CIFAR images (the limit), 13 of 224 x 224 x 3
 
 
@@ -45,21 +48,28 @@ def adversarial_drift(means: Tensor, task: TaskFeatures, options: ADCOptions) ->
     means = means.to(DTYPE)
     old, new = task.old(view).to(DTYPE), task.new(view).to(DTYPE)
     pixels = task.pixels(view)
-    images, crop = pixels.images, r.options.crop
-    if view == "clean" and crop is not None and crop != images.shape[-1]:  # augmentation has cropped already
-        images = CentreCrop(crop).apply(images, {})
-    extremes = torch.stack([images.amin((0, 2, 3)), images.amax((0, 2, 3))])[:, :, None, None]
+    crop = r.options.crop
+    # Augmentation has cropped already.
+    centre = CentreCrop(crop) if view == "clean" and crop is not None and crop != pixels.images.shape[-1] else None
+
+    def cropped(images: Tensor) -> Tensor:
+        return images if centre is None else centre.apply(images, {})
+
+    parts = [(x.amin((0, 2, 3)), x.amax((0, 2, 3))) for x in map(cropped, pixels.batches(BATCH_IMAGES))]
+    lowest, highest = (torch.stack(found) for found in zip(*parts, strict=True))
+    extremes = torch.stack([lowest.amin(0), highest.amax(0)])[:, :, None, None]
     low, high = pixels.normalise(extremes).aminmax()
 
     samples = min(options.samples, len(old))
     nearest = torch.cdist(means, old).topk(samples, largest=False).indices  # (classes, samples)
-    group = max(1, GROUP_NUMBERS // (samples * max(images[0].numel(), old.shape[1])))
+    group = max(1, GROUP_NUMBERS // (samples * max(math.prod(pixels.images.shape[1:]), old.shape[1])))
     r.old_backbone.eval()
     r.backbone.eval()
     drifts = []
     with memory_guard("making adversarial images"):
         for classes in torch.arange(len(means), device=means.device).split(group):
-            start = pixels.normalise(images[nearest[classes].flatten()])
+            (chosen,) = pixels.taken([nearest[classes].flatten()])
+            start = pixels.normalise(cropped(chosen))
             changed = _towards(means[classes], start, r.old_backbone, options, low, high)
             before, after = (_features(backbone, changed, r.machine) for backbone in (r.old_backbone, r.backbone))
             hit = torch.cdist(before, means).argmin(1).view(-1, samples) == classes[:, None]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor, nn
 
@@ -16,16 +18,16 @@ BATCH_PIXELS = 2**24  # per forward pass: 1,024 images of 32 x 32 x 3 would be 2
 def extract(backbone: nn.Module, pixels: Pixels, machine: Machine, crop: int | None = None) -> Tensor:
     """Return the features (n, dim) of all images, float32, with the backbone at rest; `crop` cuts out the centre."""
     backbone.eval()
-    images = pixels.images
-    size = max(1, min(1024, BATCH_PIXELS // images[0].numel())) if len(images) else 1
-    centre = CentreCrop(crop) if crop is not None and crop != images.shape[-1] else None
+    shape, on_gpu = pixels.images.shape, machine.device.type == "cuda"
+    size = max(1, min(1024, BATCH_PIXELS // math.prod(shape[1:])))
+    centre = CentreCrop(crop) if crop is not None and crop != shape[-1] else None
     found = []
-    on_gpu = images.device.type == "cuda"
     with memory_guard("extracting features"), machine.autocast():
-        for begin in range(0, len(images), size):
-            batch = images[begin : begin + size]
+        for batch in pixels.batches(size):
             count = len(batch)
-            if on_gpu and count < size:  # cuDNN tries its algorithms for every new shape: longer than a full batch takes
+            if (
+                on_gpu and count < size
+            ):  # cuDNN tries its algorithms for every new shape: longer than a full batch takes
                 batch = torch.cat([batch, batch[:1].expand(size - count, -1, -1, -1)])
             if centre is not None:
                 batch = centre.apply(batch, {})

@@ -7,6 +7,7 @@ batches as one that was never stopped.
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -14,8 +15,9 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from efcil.data.augment import CHUNK_BYTES, Transform
+from efcil.data.augment import CHUNK_BYTES, Parameters, Transform
 from efcil.errors import TrainingError
+from efcil.training.images import Store, fetched
 from efcil.training.machine import Machine, Purpose, generator, memory_guard, own_stream, seed_of
 from efcil.training.schedule import Schedule
 
@@ -25,9 +27,9 @@ Loss = Callable[[Tensor, Tensor], Tensor]  # normalised images (n, c, h, w), lab
 
 
 class Pixels:
-    """uint8 images on the device and how they become the network's input."""
+    """uint8 images and how they become the network's input."""
 
-    def __init__(self, images: Tensor, mean: tuple[float, ...], std: tuple[float, ...], machine: Machine):
+    def __init__(self, images: Store, mean: tuple[float, ...], std: tuple[float, ...], machine: Machine):
         self.images = images  # (n, channels, height, width) uint8
         shape = (1, len(mean), 1, 1)
         self.scale = (1 / (255 * torch.tensor(std, dtype=torch.float64))).float().view(shape).to(machine.device)
@@ -35,12 +37,32 @@ class Pixels:
             (torch.tensor(mean, dtype=torch.float64) / torch.tensor(std, dtype=torch.float64)).float().view(shape)
         ).to(machine.device)
         self.format = torch.channels_last if machine.device.type == "cuda" else torch.contiguous_format
+        self.view: tuple[Transform, Parameters] | None = None  # how they are changed when they are taken
 
-    def showing(self, images: Tensor) -> Pixels:
+    def showing(self, images: Store) -> Pixels:
         """Return other images with the same normalisation."""
         other = copy.copy(self)
-        other.images = images
+        other.images, other.view = images, None
         return other
+
+    def changed(self, transform: Transform, source: torch.Generator) -> Pixels:
+        """Return the same images augmented, each in one way that is drawn now; the work is done when they are taken."""
+        other = copy.copy(self)
+        other.view = (transform, transform.draw(len(self.images), source))
+        return other
+
+    def taken(self, parts: Iterable[Tensor]) -> Iterator[Tensor]:
+        """Yield the uint8 images of each part's rows."""
+        parts = list(parts)
+        for rows, batch in zip(parts, fetched(self.images, parts), strict=True):
+            if self.view is not None:
+                transform, drawn = self.view
+                batch = transform.apply(batch, {name: value[rows] for name, value in drawn.items()})
+            yield batch
+
+    def batches(self, size: int) -> Iterator[Tensor]:
+        """Yield all images, `size` at a time."""
+        return self.taken(torch.arange(len(self.images), device=self.images.device).split(size))
 
     def normalise(self, batch: Tensor) -> Tensor:
         """Pixels 0 .. 255 -> (pixel / 255 - mean) / std."""
@@ -78,18 +100,20 @@ def shuffled(count: int, size: int, last: LastBatch, source: torch.Generator) ->
 
 
 def epoch_batches(
-    images: Tensor, labels: Tensor, transform: Transform | None, size: int, last: LastBatch, source: torch.Generator
+    images: Store, labels: Tensor, transform: Transform | None, size: int, last: LastBatch, source: torch.Generator
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield the augmented batches of one epoch. Draws come first, for the whole epoch: chunks do not change them."""
     order = shuffled(len(labels), size, last, source)
     drawn = transform.draw(len(order), source) if transform is not None else {}
     cuts = list(batches(len(order), min(size, len(labels)), last))
-    row = images[0].numel()
+    row = math.prod(images.shape[1:])
     per_chunk = max(1, CHUNK_BYTES[images.device.type] // (row * cuts[0].stop))  # batches in a chunk
-    for first in range(0, len(cuts), per_chunk):
-        group = cuts[first : first + per_chunk]
+    if not isinstance(images, Tensor):
+        per_chunk = 1
+    groups = [cuts[first : first + per_chunk] for first in range(0, len(cuts), per_chunk)]
+    rows = (order[group[0].start : group[-1].stop] for group in groups)
+    for group, pixels in zip(groups, fetched(images, rows), strict=True):
         begin, end = group[0].start, group[-1].stop
-        pixels = images[order[begin:end]]
         if transform is not None:
             pixels = transform.apply(pixels, {name: value[begin:end] for name, value in drawn.items()})
         targets = labels[order[begin:end]]
@@ -98,7 +122,7 @@ def epoch_batches(
 
 
 def several_epochs(
-    images: Tensor,
+    images: Store,
     labels: Tensor,
     transform: Transform | None,
     size: int,
@@ -131,12 +155,12 @@ class Ahead:
         self,
         one: Callable[[int], Iterator[tuple[Tensor, Tensor]]],  # the batches of an epoch
         several: Callable[[range], list[list[tuple[Tensor, Tensor]]]],  # of several epochs
-        images: Tensor,
+        images: Store,
         last: int,  # epochs in all
         machine: Machine,
     ):
         self.one, self.several, self.last = one, several, last
-        fit = CHUNK_BYTES[machine.device.type] // max(1, images.numel())
+        fit = CHUNK_BYTES[machine.device.type] // max(1, images.numel()) if isinstance(images, Tensor) else 0
         self.at_once = min(self.MOST, fit)
         self.stream = own_stream(machine.device, "ahead") if machine.device.type == "cuda" and fit else None
         self.ready: dict[int, list[tuple[Tensor, Tensor]]] = {}
@@ -164,7 +188,9 @@ class Ahead:
 class Optimiser:
     """SGD with momentum, or Adam, whose learning rate is a tensor, so that a captured step follows the schedule."""
 
-    def __init__(self, module: nn.Module, schedule: Schedule, machine: Machine, rule: Rule = "sgd", momentum: float = 0.9):
+    def __init__(
+        self, module: nn.Module, schedule: Schedule, machine: Machine, rule: Rule = "sgd", momentum: float = 0.9
+    ):
         self.named = {name: p for name, p in module.named_parameters() if p.requires_grad}
         self.rate = torch.tensor(schedule.lr, device=machine.device)
         on_gpu = machine.device.type == "cuda"
@@ -316,7 +342,7 @@ def train(
             rate = schedule.rate(epoch)
             if not mean < float("inf"):
                 raise TrainingError(
-                    f"the loss is {mean} in task {task + 1}, epoch {before + epoch + 1} (learning rate {rate:g}): the last good "
-                    "checkpoint is kept; lower the rate (--set first.lr=... or later.lr=...) in a new --out"
+                    f"the loss is {mean} in task {task + 1}, epoch {before + epoch + 1} (learning rate {rate:g}): the last "
+                    "good checkpoint is kept; lower the rate (--set first.lr=... or later.lr=...) in a new --out"
                 )
             after_epoch(EpochReport(task, before + epoch, epochs or schedule.epochs, mean, rate), optimiser)

@@ -32,7 +32,9 @@ class Schedule(Options):
         if list(self.milestones) != sorted(set(self.milestones)) or any(m < 1 for m in self.milestones):
             raise ValueError(f"milestones must rise from 1, got {list(self.milestones)}")
         if self.curve == "cosine" and self.milestones:
-            raise ValueError(f"milestones {list(self.milestones)} belong to curve=steps; for curve=cosine leave them empty")
+            raise ValueError(
+                f"milestones {list(self.milestones)} belong to curve=steps; for curve=cosine leave them empty"
+            )
         return self
 
     def rate(self, epoch: int) -> float:

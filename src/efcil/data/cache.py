@@ -1,0 +1,480 @@
+"""Trees of image files, decoded once: by several processes, into one array on disk that later calls only map.
+
+Everything kept lies in the cache, never among the user's images:
+
+    <cache>/<folder>-<key>/<split>-<size>px-<fingerprint>.npy    uint8 (n, 3, size, size), training images first
+                           <split>-<size>px-<fingerprint>.json   its files and labels; written last: without it the
+                                                                 array is void
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import multiprocessing
+import os
+import re
+import shutil
+import signal
+import sys
+import tempfile
+import threading
+import time
+import types
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from efcil.data.dataset import DataSet, ImageSet, Official, listed
+from efcil.data.decode import read_image
+from efcil.errors import DataError, EfcilError, OptionError
+from efcil.files import StrPath, read_json, replaced, write_json
+
+SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm"})
+IGNORED = frozenset({"thumbs.db", "desktop.ini", "__macosx"})  # what file managers leave behind
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # ImageNet's, as for every set of photographs (FACTS 1)
+
+Progress = Callable[[int, int], None]
+
+_VERSION = 1  # of the cache: raise it when decoding or the files' layout changes
+_CHANNELS = 3
+_CHUNK = 32  # images a worker decodes before it reports
+_FEW = 512  # below this, starting processes costs more than they save
+_STALE_SECONDS = 3600.0  # a temporary array that nobody wrote to for so long was left by a killed build
+_GLANCE = 8  # side at which images are decoded only to see that they can be
+
+
+@dataclass(frozen=True)
+class File:
+    """An image file of a tree."""
+
+    name: str  # relative to the root, with slashes
+    label: int
+    size: int
+    mtime_ns: int
+    side: str | None  # "train" or "test", or None where the split is ours to make
+
+
+class Split(Protocol):
+    """How the files of a tree come to be on the training or the test side; `home` is the tree's place in the cache."""
+
+    @property
+    def key(self) -> str:
+        """Name of the split, for its files in the cache."""
+        ...
+
+    def check(self, tree: Tree, files: Iterable[File]) -> None:
+        """Refuse a class that cannot be both learned and tested."""
+        ...
+
+    def sides(self, tree: Tree, files: Sequence[File], home: Path) -> dict[str, str]:
+        """Say for each file whether it is on the "train" or the "test" side."""
+        ...
+
+    def record(self, sides: dict[str, str], home: Path) -> None:
+        """Write the sides down, where they are not in the tree itself."""
+        ...
+
+
+@dataclass(frozen=True)
+class Given:
+    """The split of the files' own sides: two parts with names such as train/ and test/."""
+
+    train: str = "train"  # for messages
+    test: str = "test"
+    key: str = "given"
+
+    def check(self, tree: Tree, files: Iterable[File]) -> None:
+        """Refuse a class that is missing on a side."""
+        present = {(file.label, file.side) for file in files}
+        for label, name in enumerate(tree.class_names):
+            for side, part in (("train", self.train), ("test", self.test)):
+                if (label, side) not in present:
+                    raise DataError(
+                        f"{tree.root}: class '{name}' has no images in {part}/; add images to {part}/{name} "
+                        "or remove the class from both parts"
+                    )
+
+    def sides(self, tree: Tree, files: Sequence[File], home: Path) -> dict[str, str]:
+        """The side of each file."""
+        return {file.name: str(file.side) for file in files}
+
+    def record(self, sides: dict[str, str], home: Path) -> None:
+        """Nothing: the tree holds them."""
+
+
+@dataclass
+class Tree:
+    """Image files with their labels, found but not yet read."""
+
+    root: Path
+    class_names: tuple[str, ...] = ()
+    files: list[File] = field(default_factory=list)
+    strays: list[str] = field(default_factory=list)  # "a/notes.txt is not an image"
+    notes: list[str] = field(default_factory=list)
+    split: Split = field(default_factory=Given)
+    official: Official | None = None
+
+
+def decoded(
+    tree: Tree,
+    name: str,
+    *,
+    size: int,
+    workers: int | None = None,
+    cache: StrPath | None = None,
+    skip_bad: bool = False,
+    progress: Progress | None = None,
+) -> DataSet:
+    """Return the images of a tree as squares of `size` pixels, decoded once and mapped from the cache ever after.
+
+    Files that are no images, or damaged, raise one DataError that names them, or are skipped and noted (`skip_bad`).
+    `workers` defaults to one process per core, or none for few images; `progress(done, total)` follows the decoding.
+    """
+    check_decoding(size, workers)
+    if tree.strays and not skip_bad:
+        raise _bad_files(tree.strays)
+    tree.split.check(tree, tree.files)
+
+    store = _Store.of(tree, home(tree, cache), size)
+    entry = store.find(tree)
+    if entry is None:
+        with _written_to(store.folder):
+            entry = store.build(tree, skip_bad=skip_bad, workers=workers, progress=progress)
+    if entry.bad and not skip_bad:
+        raise _bad_files(entry.bad)
+
+    notes = list(tree.notes)
+    skipped = [*tree.strays, *entry.bad]
+    if skipped:
+        notes.append(f"skipped {listed(skipped)}")
+    labels = np.asarray(entry.labels, dtype=np.int64)
+    if tree.official is not None:
+        counts = (np.bincount(part, minlength=len(tree.class_names)) for part in np.split(labels, [entry.train]))
+        if differences := tree.official.differences(tree.class_names, *counts):
+            notes.append(f"not the official {name}: {'; '.join(differences)}")
+    return DataSet(
+        name=name,
+        class_names=tree.class_names,
+        train=ImageSet(entry.images[: entry.train], labels[: entry.train]),
+        test=ImageSet(entry.images[entry.train :], labels[entry.train :]),
+        mean=MEAN,
+        std=STD,
+        notes=tuple(notes),
+    )
+
+
+def check_decoding(size: int, workers: int | None) -> None:
+    """Refuse impossible options of `decoded`, before a large tree is looked through."""
+    if size < 1:
+        raise OptionError(f"size must be at least 1, got {size}")
+    if workers is not None and workers < 1:
+        raise OptionError(f"workers must be at least 1, got {workers}")
+
+
+def unreadable(tree: Tree, workers: int | None = None, progress: Progress | None = None) -> dict[str, str]:
+    """Decode every file of a tree, keep nothing, and return what is wrong with which."""
+    with tempfile.TemporaryDirectory(prefix="efcil-") as folder:
+        names = [file.name for file in tree.files]
+        return _decode_all(tree.root, names, Path(folder) / "glance.npy", _GLANCE, workers, progress)
+
+
+def cache_directory() -> Path:
+    """Where decoded images are kept: EFCIL_CACHE, or `efcil` in XDG_CACHE_HOME or the system's cache directory."""
+    if own := os.environ.get("EFCIL_CACHE"):
+        return Path(own).expanduser()
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    if os.path.isabs(base):  # the XDG rules say to ignore a relative one
+        return Path(base) / "efcil"
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Caches" / "efcil"
+    if os.name == "nt":
+        return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local") / "efcil"
+    return Path.home() / ".cache" / "efcil"
+
+
+def home(tree: Tree, cache: StrPath | None = None) -> Path:
+    """Where the cache keeps what belongs to a tree."""
+    cache = Path(os.path.realpath(cache if cache is not None else cache_directory()))
+    if cache.is_relative_to(tree.root):
+        raise DataError(f"{cache}: the cache lies among the images; choose another with cache= or EFCIL_CACHE")
+    key = hashlib.sha256(os.fsencode(tree.root)).hexdigest()[:12]
+    label = re.sub(r"[^A-Za-z0-9_-]+", "_", tree.root.name)[:40]
+    return cache / f"{label}-{key}"
+
+
+def _bad_files(problems: Sequence[str]) -> DataError:
+    head = "" if len(problems) == 1 else f"{len(problems)} files cannot be used: "
+    it = "it" if len(problems) == 1 else "them"
+    return DataError(f"{head}{listed(problems)}; remove {it} or pass --skip-bad (skip_bad=True)")
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# the cache
+
+
+@dataclass(frozen=True)
+class _Entry:
+    images: npt.NDArray[np.uint8]
+    labels: list[int]
+    train: int  # the first so many are for training
+    bad: list[str]
+
+
+@dataclass(frozen=True)
+class _Store:
+    """The cache of one tree at one size and split."""
+
+    folder: Path
+    stem: str  # split, size and fingerprint of the files
+    size: int
+
+    @classmethod
+    def of(cls, tree: Tree, folder: Path, size: int) -> _Store:
+        digest = hashlib.sha256(repr((_VERSION, _CHANNELS, size, tree.class_names)).encode("utf-8", "backslashreplace"))
+        for file in tree.files:
+            digest.update(os.fsencode(file.name) + f"\0{file.size}\0{file.mtime_ns}\n".encode())
+        return cls(folder, f"{tree.split.key}-{size}px-{digest.hexdigest()[:24]}", size)
+
+    @property
+    def array(self) -> Path:
+        return self.folder / f"{self.stem}.npy"
+
+    @property
+    def index(self) -> Path:
+        return self.folder / f"{self.stem}.json"
+
+    def find(self, tree: Tree) -> _Entry | None:
+        """The images decoded before, or None where they are not there, not whole or not up to date."""
+        try:
+            kept = read_json(self.index)
+            images = np.load(self.array, mmap_mode="r", allow_pickle=False)
+            names, labels, train, bad = kept["files"], kept["labels"], kept["train"], kept["bad"]
+        except (EfcilError, OSError, ValueError, KeyError, TypeError):
+            return None
+        if images.shape != (len(names), _CHANNELS, self.size, self.size) or images.dtype != np.uint8:
+            return None
+        # Bad files are tried again: a missing permission or a failing network leaves no trace in the fingerprint.
+        if any(_problem(tree.root, name, self.size) is None for name in bad):
+            return None
+        rows, count = self.rows(tree, [file for file in tree.files if file.name not in bad])
+        if ([file.name for file in rows], [file.label for file in rows], count) != (names, labels, train):
+            return None  # a recorded split was deleted, or labels and sides come from another state of the tree
+        return _Entry(images, labels, train, [bad[name] for name in bad])
+
+    def rows(self, tree: Tree, files: Sequence[File]) -> tuple[list[File], int]:
+        """Files in the order of the array, training images first, and how many of those there are."""
+        sides = tree.split.sides(tree, files, self.folder)
+        train = [file for file in files if sides[file.name] == "train"]
+        return train + [file for file in files if sides[file.name] == "test"], len(train)
+
+    def build(self, tree: Tree, *, skip_bad: bool, workers: int | None, progress: Progress | None) -> _Entry:
+        """Decode all images; the array takes its name when it is whole, and counts once its index is there."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.clear_stale()
+        rows, train = self.rows(tree, tree.files)
+        needed = len(rows) * _CHANNELS * self.size**2
+        if needed > (free := shutil.disk_usage(self.folder).free):
+            raise DataError(
+                f"{self.folder}: {needed / 1e9:.1f} GB are needed for {len(rows)} decoded images, {free / 1e9:.1f} GB "
+                "are free; make room, choose another cache (EFCIL_CACHE) or a smaller size"
+            )
+        with replaced(self.array) as temporary:
+            names = [file.name for file in rows]
+            bad = _decode_all(tree.root, names, temporary, self.size, workers, progress)
+            if bad:
+                good = [file for file in tree.files if file.name not in bad]
+                try:
+                    tree.split.check(tree, good)
+                except DataError:
+                    if skip_bad:
+                        raise
+                    raise _bad_files(list(bad.values())) from None
+                place = {name: row for row, name in enumerate(names)}
+                rows, train = self.rows(tree, good)
+                _reorder(temporary, [place[file.name] for file in rows])
+        tree.split.record(tree.split.sides(tree, rows, self.folder), self.folder)
+        labels = [file.label for file in rows]
+        write_json(
+            self.index,
+            {
+                "version": _VERSION,
+                "class_names": tree.class_names,
+                "train": train,
+                "files": [file.name for file in rows],
+                "labels": labels,
+                "bad": bad,
+            },
+            indent=None,
+        )
+        self.clear_superseded()
+        return _Entry(np.load(self.array, mmap_mode="r", allow_pickle=False), labels, train, list(bad.values()))
+
+    def clear_stale(self) -> None:
+        """Remove what killed builds left."""
+        for path in self.folder.glob(".*.tmp.npy"):
+            with contextlib.suppress(OSError):
+                if time.time() - path.stat().st_mtime > _STALE_SECONDS:
+                    path.unlink()
+
+    def clear_superseded(self) -> None:
+        """Remove arrays of earlier states of the tree; a process that has one mapped keeps it until it ends."""
+        prefix = self.stem.rpartition("-")[0]
+        for path in self.folder.iterdir():
+            if path.name.startswith(prefix + "-") and path.stem != self.stem:
+                with contextlib.suppress(OSError):
+                    path.unlink()
+
+
+@contextlib.contextmanager
+def _written_to(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise DataError(
+            f"{folder}: the cache cannot be written: {error.strerror or error}; choose another with EFCIL_CACHE"
+        ) from error
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# decoding
+
+
+def _decode_all(
+    root: Path, names: Sequence[str], target: Path, size: int, workers: int | None, progress: Progress | None
+) -> dict[str, str]:
+    """Decode the files into a new array file, one row each; returns what is wrong with which."""
+    # Rows are written, not mapped: on a full disk a write fails with an error, a map kills the process.
+    with open(target, "wb") as file:
+        shape = (len(names), _CHANNELS, size, size)
+        np.lib.format.write_array_header_1_0(file, {"descr": "|u1", "fortran_order": False, "shape": shape})
+        start = file.tell()
+        row = _CHANNELS * size * size
+        file.truncate(start + len(names) * row)
+    jobs = [
+        (os.fspath(root), names[i : i + _CHUNK], os.fspath(target), start + i * row, size)
+        for i in range(0, len(names), _CHUNK)
+    ]
+    bad: dict[str, str] = {}
+    done = 0
+    with contextlib.closing(_results(jobs, _processes(workers, len(names)), target)) as results:
+        for count, problems in results:
+            bad |= problems
+            done += count
+            if progress is not None:
+                progress(done, len(names))
+    return {name: bad[name] for name in names if name in bad}  # in the order of the files, whichever worker was first
+
+
+def _processes(workers: int | None, count: int) -> int:
+    if multiprocessing.current_process().daemon:  # such a process may not have children
+        return 1
+    if workers is None:
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        workers = 1 if count < _FEW else min(cores, 32)
+    return min(workers, -(-count // _CHUNK))
+
+
+def _results(
+    jobs: Sequence[tuple[Any, ...]], processes: int, target: Path
+) -> Generator[tuple[int, dict[str, str]], None, None]:
+    if processes == 1:
+        yield from (_decode_chunk(*job) for job in jobs)
+        return
+    context = multiprocessing.get_context("spawn")  # fork is unsafe beside CUDA and threads (FACTS 7.6)
+    pool = ProcessPoolExecutor(processes, mp_context=context, initializer=_start_worker)
+    finished = False
+    try:
+        with _hidden_main(), _held_interrupt():
+            futures = [pool.submit(_decode_chunk, *job) for job in jobs]
+        for future in as_completed(futures):
+            yield future.result()
+        finished = True
+    except BrokenProcessPool as error:
+        raise DataError(
+            "a decoding process died, perhaps for want of memory; free some, or decode with fewer (workers=1)"
+        ) from error
+    finally:
+        if not finished:
+            with contextlib.suppress(OSError):
+                target.unlink()  # tells the workers to stop at the next image
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+@contextlib.contextmanager
+def _hidden_main() -> Iterator[None]:
+    """Keep spawned workers from running the user's script again, which needs a main guard otherwise."""
+    # multiprocessing looks at __main__ when it starts a process, that is inside `submit`; a worker needs nothing of it.
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = types.ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
+
+
+@contextlib.contextmanager
+def _held_interrupt() -> Iterator[None]:
+    """Start processes deaf to Ctrl-C, which reaches the whole group: the parent ends them, without their tracebacks."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # children inherit it; here it comes later
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _start_worker() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # for systems without masks
+    threading.Thread(target=_follow_parent, daemon=True).start()
+
+
+def _follow_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()  # returns when it has died, however it died: no orphan waits for work for ever
+        os._exit(1)
+
+
+def _decode_chunk(root: str, names: Sequence[str], target: str, offset: int, size: int) -> tuple[int, dict[str, str]]:
+    """Decode consecutive rows into the array file; bad ones stay black and are reported."""
+    rows = np.zeros((len(names), _CHANNELS, size, size), dtype=np.uint8)
+    bad: dict[str, str] = {}
+    for row, name in zip(rows, names, strict=True):
+        if not os.path.exists(target):
+            return 0, {}  # the build was given up
+        try:
+            row[:] = read_image(os.path.join(root, name), size, _CHANNELS, name=name)
+        except DataError as error:
+            bad[name] = str(error)
+    with open(target, "r+b") as file:
+        file.seek(offset)
+        file.write(rows.data)
+    return len(names), bad
+
+
+def _problem(root: Path, name: str, size: int) -> str | None:
+    try:
+        read_image(root / name, size, _CHANNELS, name=name)
+    except DataError as error:
+        return str(error)
+    return None
+
+
+def _reorder(path: Path, order: Sequence[int]) -> None:
+    """Rewrite an array file with the rows of `order` alone."""
+    rows = np.load(path, mmap_mode="r")
+    with replaced(path) as temporary, open(temporary, "wb") as file:
+        header = {"descr": "|u1", "fortran_order": False, "shape": (len(order), *rows.shape[1:])}
+        np.lib.format.write_array_header_1_0(file, header)
+        for start in range(0, len(order), 256):
+            file.write(rows[order[start : start + 256]].tobytes())
+        del rows  # Windows does not replace a file that is mapped

@@ -1,0 +1,92 @@
+"""ImageNet-100: a hundred classes of ImageNet-1k, in the same layout. Which hundred, papers do not agree on.
+
+`class_list` says which: "folders" takes the class folders that are there; a name takes a list of class_lists/, which
+says where it comes from; anything else is a text file with a class folder's name (a wnid) on each line. The DPCR paper
+cites PODNet, whose list is `first-100`; its code takes whatever folders there are.
+
+Whatever the order of a list, labels follow the sorted wnids, as torchvision's ImageFolder gives them; so the class
+order "1993" permutes those.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from importlib import resources
+from pathlib import Path
+
+from efcil.data.cache import Progress, Tree, decoded
+from efcil.data.dataset import DataSet, Official
+from efcil.data.imagenet1k import OFFICIAL as WHOLE
+from efcil.data.imagenet1k import class_folders, parts, tree_of
+from efcil.data.layout import told
+from efcil.errors import OptionError
+from efcil.files import StrPath
+
+NAME = "imagenet100"
+OFFICIAL = Official(100, None, 5_000, test_each=50)  # at most 1,300 training images a class
+FOLDERS = "folders"
+
+
+def load(
+    directory: StrPath,
+    *,
+    size: int = 256,
+    class_list: str = FOLDERS,
+    skip_bad: bool = False,
+    progress: Progress | None = None,
+) -> DataSet:
+    """Load a hundred classes from a folder that holds train/ and val/, of these classes alone or of all 1,000."""
+    return decoded(scan(directory, class_list=class_list), NAME, size=size, skip_bad=skip_bad, progress=progress)
+
+
+def scan(directory: StrPath, *, class_list: str = FOLDERS) -> Tree:
+    """Find the images and their labels."""
+    wanted = None if class_list == FOLDERS else read_list(class_list)
+    with told(NAME):
+        root = parts(NAME, directory)
+        here = class_folders(root)
+        if wanted is not None:
+            of_file = hashlib.sha256(" ".join(wanted).encode()).hexdigest()[:8]
+            key = f"{NAME}-{class_list if class_list in shipped() else of_file}"
+            return tree_of(NAME, root, wanted, key, OFFICIAL)
+        if len(here) >= WHOLE.classes:
+            raise OptionError(
+                f"{NAME}: {root} holds all {len(here):,} classes; say which hundred with --set data.class_list=LIST "
+                f"({', '.join(shipped())}, or a file), or run imagenet1k"
+            )
+        tree = tree_of(NAME, root, here, f"{NAME}-{FOLDERS}", OFFICIAL)
+    same = [name for name in shipped() if read_list(name) == here]
+    which = f"those of the list '{same[0]}'" if same else f"none of the known lists ({', '.join(shipped())})"
+    tree.notes.append(f"the {len(here)} class folders are {which}")
+    return tree
+
+
+def shipped() -> list[str]:
+    """Name the class lists that come with the package."""
+    files = resources.files("efcil.data").joinpath("class_lists").iterdir()
+    return sorted(file.name.removesuffix(".txt") for file in files if file.name.endswith(".txt"))
+
+
+def read_list(which: str) -> list[str]:
+    """Return the classes of a list, sorted: a list of ours by name, or a text file.
+
+    >>> len(read_list("seed-1993")), read_list("first-100")[:2]
+    (100, ['n01440764', 'n01443537'])
+    """
+    if which in shipped():
+        text = resources.files("efcil.data").joinpath("class_lists", f"{which}.txt").read_text(encoding="utf-8")
+    else:
+        try:
+            text = Path(which).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            why = error.strerror if isinstance(error, OSError) else "not a text file"
+            known = ", ".join((FOLDERS, *shipped()))
+            raise OptionError(f"class_list={which}: neither one of {known} nor a file ({why})") from None
+    names = [line.strip() for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
+    names = [wnid[0] if (wnid := re.match(r"n\d{8}\b", name)) else name for name in names]  # words may follow
+    if not names:
+        raise OptionError(f"class_list={which}: no class in it; write the name of a class folder on each line")
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise OptionError(f"class_list={which}: '{twice[0]}' is there more than once; name each class once")
+    return sorted(names)

@@ -1,0 +1,73 @@
+"""ImageNet-1k (ILSVRC 2012) as class folders: train/<wnid>/*.JPEG and val/<wnid>/*.JPEG.
+
+Images are stored as squares: the short side brought to `size`, the centre cut out; training crops 224 out of 256.
+Labels follow the sorted wnids, as torchvision's ImageFolder gives them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from efcil.data.cache import Given, Progress, Tree, decoded
+from efcil.data.dataset import DataSet, Official
+from efcil.data.layout import add_part, folders, found, is_image, told
+from efcil.errors import DataError
+from efcil.files import StrPath
+
+NAME = "imagenet1k"
+OFFICIAL = Official(1000, 1_281_167, 50_000, test_each=50)
+
+_INNER = ("ILSVRC/Data/CLS-LOC", "Data/CLS-LOC", "imagenet")  # Kaggle's archive, and what people call it
+_VALPREP = "https://raw.githubusercontent.com/soumith/imagenetloader.torch/master/valprep.sh"
+
+
+def load(directory: StrPath, *, size: int = 256, skip_bad: bool = False, progress: Progress | None = None) -> DataSet:
+    """Load ImageNet-1k from the folder that holds train/ and val/."""
+    return decoded(scan(directory), NAME, size=size, skip_bad=skip_bad, progress=progress)
+
+
+def scan(directory: StrPath) -> Tree:
+    """Find the images and their labels."""
+    with told(NAME):
+        root = parts(NAME, directory)
+        return tree_of(NAME, root, class_folders(root), NAME, OFFICIAL)
+
+
+def parts(name: str, directory: StrPath) -> Path:
+    """Return the folder that holds train/ and val/ with class folders, or say what is wrong with it."""
+    root = found(name, directory, "train/ and val/ with class folders", _INNER, lambda f: (f / "train").is_dir())
+    if not (root / "val").is_dir():
+        raise DataError(
+            f"{name}: {root} has train/ but no val/, which holds the test images; unpack them to val/<wnid>/"
+        )
+    for part in ("train", "val"):
+        if folders(root / part):
+            continue
+        loose = os.listdir(root / part)
+        images, archives = (sum(map(test, loose)) for test in (is_image, lambda n: n.endswith(".tar")))
+        if images and part == "val":
+            raise DataError(
+                f"{name}: {root / part} holds {images:,} images but no class folders, and their names do not tell the "
+                f"class; sort them into val/<wnid>/: run {_VALPREP} inside val/"
+            )
+        what = f"{archives:,} archives" if archives else f"{images:,} images" if images else "nothing"
+        raise DataError(
+            f"{name}: {root / part} holds {what} but no class folders; "
+            f"unpack each class into a folder of its own, {part}/<wnid>/"
+        )
+    return root
+
+
+def class_folders(root: Path) -> list[str]:
+    """Name the classes that train/ or val/ has a folder for."""
+    return sorted({*folders(root / "train"), *folders(root / "val")})
+
+
+def tree_of(name: str, root: Path, classes: Sequence[str], key: str, official: Official) -> Tree:
+    """Collect the images of some classes from train/ and val/."""
+    tree = Tree(root, tuple(sorted(classes)), split=Given(test="val", key=key), official=official)
+    add_part(name, tree, "train", "train")
+    add_part(name, tree, "val", "test")
+    return tree

@@ -1,0 +1,83 @@
+"""Tiny-ImageNet as it is unpacked: 200 classes of ImageNet, 500 + 50 images of 64 x 64 each.
+
+    tiny-imagenet-200/wnids.txt                      the classes; words.txt has their names
+                      train/<wnid>/images/*.JPEG
+                      val/images/*.JPEG              with val/val_annotations.txt, or rearranged: val/<wnid>/[images/]
+                      test/                          has no labels and is not used
+
+Labels follow the sorted wnids, as torchvision's ImageFolder gives them, so "identity" means what others mean by it.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from efcil.data.cache import Given, Progress, Tree, decoded
+from efcil.data.dataset import DataSet, Official, listed
+from efcil.data.layout import add_images, add_part, folders, found, is_image, lines, told
+from efcil.errors import DataError
+from efcil.files import StrPath
+
+NAME = "tiny-imagenet"
+OFFICIAL = Official(200, 100_000, 10_000, train_each=500, test_each=50)
+
+_AGAIN = "unpack tiny-imagenet-200.zip again"
+
+
+def load(directory: StrPath, *, size: int = 64, skip_bad: bool = False, progress: Progress | None = None) -> DataSet:
+    """Load Tiny-ImageNet from its folder or the one that holds it; grey images become RGB."""
+    return decoded(scan(directory), NAME, size=size, skip_bad=skip_bad, progress=progress)
+
+
+def scan(directory: StrPath) -> Tree:
+    """Find the images and their labels."""
+    with told(NAME):
+        root = found(NAME, directory, "train/ and val/", ["tiny-imagenet-200"], lambda f: (f / "train").is_dir())
+        if not (root / "val").is_dir():
+            raise DataError(f"{NAME}: {root} has train/ but no val/, which holds the test images; {_AGAIN}")
+        tree = Tree(root, _classes(root), split=Given(test="val", key=NAME), official=OFFICIAL)
+        add_part(NAME, tree, "train", "train")
+        if _rearranged(root):
+            add_part(NAME, tree, "val", "test")
+        else:
+            _add_annotated(tree)
+    return tree
+
+
+def _classes(root: Path) -> tuple[str, ...]:
+    here = folders(root / "train")
+    if not here:
+        raise DataError(f"{NAME}: {root / 'train'} has no class folders; {_AGAIN}")
+    listing = root / "wnids.txt"  # some copies lack it
+    return tuple(sorted(lines(listing))) if listing.is_file() else tuple(here)
+
+
+def _rearranged(root: Path) -> bool:
+    """Whether val/ holds class folders: an images/ of the official layout is not one of them."""
+    images = root / "val" / "images"
+    if images.is_dir() and any(is_image(name) for name in os.listdir(images)):
+        return False
+    if not any(folder != "images" for folder in folders(root / "val")):
+        raise DataError(f"{NAME}: {root / 'val'} holds neither images/ with images nor class folders; {_AGAIN}")
+    return True
+
+
+def _add_annotated(tree: Tree) -> None:
+    path = tree.root / "val" / "val_annotations.txt"
+    if not path.is_file():
+        raise DataError(f"{NAME}: {path}, which names the class of each image in val/images, is missing; {_AGAIN}")
+    known = {name: label for label, name in enumerate(tree.class_names)}
+    labels: dict[str, int] = {}
+    for number, line in enumerate(lines(path), 1):
+        words = line.split()
+        if len(words) < 2 or words[1] not in known:
+            raise DataError(
+                f"{NAME}: {path}, line {number}: '{line[:60]}' is not an image with one of the {len(known)} classes; "
+                f"{_AGAIN}"
+            )
+        labels[words[0]] = known[words[1]]
+    add_images(tree, "val/images", "test", labels)
+    there = {os.path.basename(file.name) for file in tree.files if file.side == "test"}
+    if missing := sorted(labels.keys() - there):
+        raise DataError(f"{NAME}: {len(missing)} images of {path} are not in val/images: {listed(missing)}; {_AGAIN}")

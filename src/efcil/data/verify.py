@@ -1,0 +1,70 @@
+"""Whether a copy of a data set is whole: every image is decoded, and the counts are compared with the official ones."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from efcil import data as sources
+from efcil.config import Options
+from efcil.data.cache import Tree, home, unreadable
+from efcil.errors import DataError
+
+Counts = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What was found: a line that sums it up, what is wrong, and what is worth knowing."""
+
+    summary: str
+    problems: list[str]
+    notes: list[str]
+
+
+def verify(name: str, directory: Path | None, options: Options, progress: sources.Progress | None = None) -> Findings:
+    """Read every image of a data set; a copy that cannot even be looked through raises DataError."""
+    source = sources.find(name)
+    sources.check_directory(source, directory)
+    if isinstance(options, sources.FilesOptions) and source.loader is None:
+        chosen = options.model_dump(exclude={"size", "skip_bad"})
+        tree: Tree = sources.module(name).scan(directory, **chosen)
+        return _of_tree(name, tree, options.skip_bad, progress)
+    found = sources.load(name, directory, options, progress)
+    train, test = (np.bincount(part.labels, minlength=len(found.class_names)) for part in (found.train, found.test))
+    official = getattr(sources.module(name), "OFFICIAL", None) if source.loader is None else None
+    problems = official.differences(found.class_names, train, test) if official is not None else []
+    return Findings(_summary(name, train, test, official), problems, list(found.notes))
+
+
+def _of_tree(name: str, tree: Tree, skip_bad: bool, progress: Any) -> Findings:
+    bad = unreadable(tree, progress=progress)
+    unusable = [*tree.strays, *bad.values()]
+    problems, notes = ([], [*tree.notes, *unusable]) if skip_bad else (unusable, tree.notes)
+    good = [file for file in tree.files if file.name not in bad]
+    try:
+        tree.split.check(tree, good)
+        sides = tree.split.sides(tree, good, home(tree))
+    except DataError as error:
+        return Findings("", [*problems, str(error)], notes)
+    labels = {side: [file.label for file in good if sides[file.name] == side] for side in ("train", "test")}
+    train, test = (np.bincount(labels[side], minlength=len(tree.class_names)) for side in ("train", "test"))
+    if tree.official is not None:
+        problems = [*problems, *tree.official.differences(tree.class_names, train, test)]
+    return Findings(_summary(name, train, test, tree.official), problems, notes)
+
+
+def _summary(name: str, train: Counts, test: Counts, official: object | None) -> str:
+    counts = f"{len(train):,} classes, {train.sum():,} training and {test.sum():,} test images"
+    end = ", the counts of the official set" if official is not None else ""
+    return f"{name}: {counts} ({_each(train)} and {_each(test)} a class), all readable{end}"
+
+
+def _each(counts: Sequence[int] | Counts) -> str:
+    low, high = min(counts), max(counts)
+    return f"{low}" if low == high else f"{low} to {high}"

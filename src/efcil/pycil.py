@@ -1,0 +1,323 @@
+"""PyCIL's JSON files as options of ours: what each key becomes, what is left out and why.
+
+Zhou et al., "PyCIL: A Python Toolbox for Class-Incremental Learning", SCIS 2023. Many papers' code is a fork of it with
+the same files; those of FeCAM and DPCR are read as well. Some of PyCIL's methods keep their hyper-parameters in the
+code and not in the file: they stand here under PyCIL's names, so that a file means what it means there.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from efcil.config import preset_names
+from efcil.errors import OptionError, nearest
+
+DATASETS = {
+    **{name: name for name in ("cifar100", "tiny-imagenet", "imagenet100", "imagenet1k", "cub200")},
+    **{"cifar100_aa": "cifar100", "tinyimagenet200": "tiny-imagenet", "tinyimagenet": "tiny-imagenet"},
+    **{"imagenet1000": "imagenet1k", "cub": "cub200"},
+}
+BACKBONES = ("resnet18", "resnet32", "resnet34", "resnet50")
+
+_STEPS = {  # PyCIL's names for the schedule of the first task and of the later ones -> ours
+    **{"init_epoch": "first.epochs", "init_lr": "first.lr", "init_milestones": "first.milestones"},
+    **{"init_lr_decay": "first.drop", "init_weight_decay": "first.weight_decay"},
+    **{"epochs": "later.epochs", "lrate": "later.lr", "milestones": "later.milestones", "lrate_decay": "later.drop"},
+    "weight_decay": "later.weight_decay",
+}
+_INIT = {"init_epochs": "first.epochs", "init_lr": "first.lr", "init_weight_decay": "first.weight_decay"}
+_ACIL = {
+    **{"buffer_size": "buffer", "gamma": "ridge", "init_batch_size": "batch_size"},
+    **{"init_weight_decay": "first.weight_decay", "scheduler.init_lr": "first.lr", "scheduler.decay": "first.drop"},
+    **{"scheduler.init_epochs": "first.epochs", "scheduler.milestones": "first.milestones"},
+}
+KEYS: dict[str, dict[str, str]] = {  # method -> PyCIL's key -> ours, or several
+    "icarl": {**_STEPS, "batch_size": "batch_size", "T": "temperature"},
+    "lwf": {**_STEPS, "batch_size": "batch_size", "T": "temperature", "lamda": "distill_weight"},
+    "finetune": {**_STEPS, "batch_size": "batch_size"},
+    "podnet": {
+        **{"epochs": "first.epochs later.epochs", "lrate": "first.lr later.lr", "batch_size": "batch_size"},
+        **{"ft_epochs": "balance.epochs", "ft_lrate": "balance.lr", "nb_proxy": "proxies"},
+        "weight_decay": "first.weight_decay later.weight_decay balance.weight_decay",
+        **{"lambda_c_base": "spatial_weight", "lambda_f_base": "flat_weight"},
+    },
+    "foster": {
+        **_INIT,
+        **{"boosting_epochs": "later.epochs", "compression_epochs": "compression.epochs"},
+        **{"lr": "later.lr compression.lr", "weight_decay": "later.weight_decay", "batch_size": "batch_size"},
+        **{"beta1": "boosting_beta", "beta2": "compression_beta", "lambda_okd": "okd_weight", "T": "temperature"},
+    },
+    "pass": {
+        **{"epochs": "first.epochs later.epochs", "lr": "first.lr later.lr", "gamma": "first.drop later.drop"},
+        **{"weight_decay": "first.weight_decay later.weight_decay", "batch_size": "batch_size"},
+        **{"lambda_fkd": "fkd_weight", "lambda_proto": "proto_weight", "temp": "softmax_temperature"},
+    },
+    "acil": _ACIL,
+    "ds-al": {**_ACIL, "compensation_ratio": "compensation"},
+    "fecam": {
+        **_INIT,
+        **{"batch_size": "batch_size", "beta": "power", "alpha1": "shrink_diagonal", "alpha2": "shrink_off_diagonal"},
+    },
+    "dpcr": {"batch_size": "batch_size", "rg": "ridge", "rg_tssp": "shift_ridge", "rg_gdc": "shift_ridge"},
+}
+METHODS = {**{name: name for name in KEYS if name != "dpcr"}, "dsal": "ds-al"}
+REHEARSAL = ("icarl", "podnet", "foster")
+
+_FIRST = {"init_epoch": 200, "init_lr": 0.1, "init_lr_decay": 0.1, "init_weight_decay": 5e-4}
+_LATER = {"lrate": 0.1, "lrate_decay": 0.1, "weight_decay": 2e-4, "batch_size": 128}
+CONSTANTS: dict[str, dict[str, Any]] = {  # what PyCIL's code holds, under its names
+    "icarl": {**_FIRST, "init_milestones": [60, 120, 170], **_LATER, "epochs": 170, "milestones": [80, 120], "T": 2},
+    "lwf": {
+        **{**_FIRST, "init_milestones": [60, 120, 160], **_LATER, "epochs": 250},
+        **{"milestones": [60, 120, 180, 220], "T": 2, "lamda": 3},
+    },
+    "finetune": {**_FIRST, "init_milestones": [60, 120, 170], **_LATER, "epochs": 80, "milestones": [40, 70]},
+    "podnet": {
+        **{"epochs": 160, "lrate": 0.1, "ft_epochs": 20, "ft_lrate": 0.005, "batch_size": 128, "nb_proxy": 10},
+        **{"lambda_c_base": 5, "lambda_f_base": 1, "weight_decay": 5e-4},
+    },
+}
+
+
+def _cosine(*stages: str) -> dict[str, Any]:
+    return {f"{stage}.{key}": value for stage in stages for key, value in (("curve", "cosine"), ("milestones", []))}
+
+
+FIXED: dict[str, dict[str, Any]] = {  # what PyCIL's code does without a number, in our words
+    "podnet": _cosine("first", "later", "balance"),
+    "foster": {**_cosine("first", "later", "compression"), "compression.weight_decay": 0.0, "head": "boosted"},
+    "pass": {"optimiser": "adam", "proto_draws": "balanced", "radius_classes": "all"},
+    "fecam": _cosine("first"),
+}
+ONLY: dict[str, dict[str, Any]] = {  # keys whose other values we do not have
+    "foster": {"oofc": "ft", "is_teacher_wa": False, "is_student_wa": False},
+    "acil": {"inplace_repeat": 1, "scheduler.warmup": 0},
+    "ds-al": {"inplace_repeat": 1, "scheduler.warmup": 0},
+    "fecam": {
+        **{"ncm": False, "tukey": True, "diagonal": False, "per_class": True, "full_cov": True},
+        **{"shrink": True, "norm_cov": True},
+    },
+    "dpcr": {"cosine": True, "DPCR": True},
+}
+_BATCHES = "what is summed over images does not depend on batches"
+IGNORED: dict[str, dict[str, str]] = {  # why a key changes nothing, for any method and for some
+    "": {
+        "prefix": "names a log file there; here --out names the run",
+        "num_workers": "images lie decoded in memory, no workers load them",
+    },
+    "foster": {"wa_value": "weights are not aligned"},
+    "pass": {"T": "PASS does not read it"},
+    "fecam": {"T": "FeCAM does not read it"},
+    "acil": {"IL_batch_size": _BATCHES, "train_eval_freq": "test images are seen after a task only"},
+    "ds-al": {"IL_batch_size": _BATCHES, "train_eval_freq": "test images are seen after a task only"},
+    "dpcr": {"resume": "say --resume", "model_dir": "say --out", "aug": "one view of an image in a step"},
+}
+_SHARED = (
+    *("model_name", "dataset", "init_cls", "increment", "convnet_type", "shuffle", "seed", "device"),
+    *("memory_size", "memory_per_class", "fixed_memory"),
+)
+
+
+def is_pycil(tree: Mapping[str, Any]) -> bool:
+    """Whether a file's mapping is one of PyCIL's."""
+    return "model_name" in tree and ("init_cls" in tree or "convnet_type" in tree)
+
+
+class Translation:
+    """One file on its way to our options: `options`, `settings`, and `notes` that say what became what."""
+
+    def __init__(self, tree: Mapping[str, Any], typed: Mapping[str, Any], compare: bool = False):
+        """`typed`: options given on the command line; settings of a method or data set that they replace are left."""
+        self.tree, self.typed, self.compare = dict(tree), typed, compare
+        self.options: dict[str, Any] = {}
+        self.settings: dict[str, Any] = {}
+        self.notes: list[str] = []
+        self.mapped: list[str] = []  # "their=value -> ours"
+        self.named: set[str] = set()  # settings that the file gives
+        self.ignored: list[str] = []  # "key (why)"
+        self.problems: list[str] = []
+        self._protocol()
+        self._network()
+        named = str(typed.get("method") or typed.get("methods") or self.method)
+        if named == self.method:
+            self._memory()
+            self._method()
+        elif self.method:
+            self.notes.append(f"{named} was typed: what the file says of {self.method} and its memory is left out")
+        if self.problems:
+            raise OptionError("a PyCIL file: " + "; ".join(self.problems))
+        what = ", ".join(f"{key} {value}" for key, value in self.options.items())
+        self.notes.insert(0, f"a PyCIL file: {what}")
+        for title, lines in (("taken over", self.mapped), ("ignored", self.ignored)):
+            if lines:
+                self.notes.append(f"{title}: {'; '.join(lines)}")
+
+    def _protocol(self) -> None:
+        """Method, data set, split, class order, device."""
+        name, released = str(self.tree["model_name"]).lower(), bool(self.tree.get("DPCR"))
+        self.method = "dpcr" if name == "lwf" and released else METHODS.get(name, "")
+        if not self.method:
+            have = ", ".join(sorted({*METHODS.values()}))
+            self.problems.append(f"model_name={name} is not here; of PyCIL's there are {have} (all: `efcil methods`)")
+        self._say("method", "methods", self.method)
+        dataset = str(self.tree.get("dataset", "")).lower()
+        if dataset not in DATASETS:
+            have = ", ".join(sorted({*DATASETS.values()}))
+            self.problems.append(f"dataset={dataset} is not here: there are {have} (your own pictures: type folder)")
+        self.dataset = DATASETS.get(dataset, "")
+        self.options["dataset"] = self.dataset
+        if released and "released_code" in preset_names(self.dataset):
+            self.options["preset"] = "released_code"  # its hyper-parameters are in that code
+        for key in ("init_cls", "increment"):
+            if key in self.tree:
+                self.options[key] = self.tree[key]
+        self._order()
+        self._device()
+
+    def _say(self, one: str, several: str, value: Any) -> None:
+        """Give an option that `compare` has in the plural."""
+        self.options[several if self.compare else one] = value
+
+    def _order(self) -> None:
+        given = self.tree.get("seed", [])
+        seeds = list(given) if isinstance(given, list) else [given]
+        if not all(isinstance(seed, int) and not isinstance(seed, bool) for seed in seeds):
+            self.problems.append(f"seed={json.dumps(given)}: must be a number or a list of numbers")
+        if not self.tree.get("shuffle", False) or not seeds:
+            self._say("order", "orders", "identity")
+            return
+        self._say("order", "orders", ",".join(map(str, seeds)) if self.compare else str(seeds[0]))
+        self.notes.append("seed is the class order, as there; the weights' seed is --seed")
+        if len(seeds) > 1 and not self.compare:
+            rest = ",".join(map(str, seeds))
+            self.notes.append(f"of the seeds {rest} the first is run: `efcil compare --orders {rest}` runs them all")
+
+    def _device(self) -> None:
+        given = self.tree.get("device")
+        if given is None:
+            return
+        numbers = [str(one) for one in given] if isinstance(given, list) else [str(given)]
+        try:
+            number = int(numbers[0].removeprefix("cuda:")) if numbers else -1
+        except ValueError:
+            self.problems.append(f"device={json.dumps(given)}: must be a list of GPU numbers, or -1 for the CPU")
+            return
+        self.options["device"] = "cpu" if number < 0 else f"cuda:{number}"
+        if len(numbers) > 1:
+            self.notes.append(
+                f"of the devices {', '.join(numbers)} the first is used; --device auto takes what is there"
+            )
+
+    def _network(self) -> None:
+        """Backbone, and what PyCIL's code decides by the data set's name: stem and augmentation."""
+        name = str(self.tree.get("convnet_type", "")).lower()
+        if not name:
+            return
+        plain = name.removeprefix("cosine_").removesuffix("_cbam")
+        if plain not in BACKBONES:
+            self.problems.append(f"convnet_type={name} is not here: there are {', '.join(BACKBONES)}")
+        if name.endswith("_cbam"):
+            self.notes.append(f"{name} is {plain}: PyCIL's forward never applies the attention")
+        if name.startswith("cosine_"):
+            self.notes.append(f"{name} is {plain}: whether features are compared by cosine is the method's choice here")
+        self._set("convnet_type", {"backbone": plain})
+        if "dataset" in self.typed:
+            return
+        if plain == "resnet32" or self.dataset in ("cifar100", "tiny-imagenet"):
+            self.settings["stem"] = "cifar"
+        elif self.dataset.startswith("imagenet"):  # as its convs/resnet.py has it
+            cold = self.tree.get("init_cls") == self.tree.get("increment")
+            self.settings["stem"] = "imagenet" if cold else "small"
+        if self.dataset == "cifar100" and self.method != "dpcr":
+            automatic = str(self.tree["dataset"]).lower().endswith("_aa")
+            self.settings["augment"] = "cifar-autoaugment" if automatic else "cifar-brightness"
+            if automatic:
+                self.notes.append("cifar100_aa cuts a square out of each image as well (Cutout); here it is left whole")
+
+    def _memory(self) -> None:
+        kept = {key: self.tree[key] for key in ("memory_size", "memory_per_class", "fixed_memory") if key in self.tree}
+        if self.method not in REHEARSAL:
+            self.ignored += [f"{key} ({self.method} keeps no old images)" for key in kept]
+            return
+        chosen, other = "memory_size", "memory_per_class"
+        if kept.get("fixed_memory", False):
+            chosen, other = other, chosen
+        if chosen not in kept:
+            self.problems.append(f"fixed_memory={json.dumps(kept.get('fixed_memory', False))} needs {chosen}")
+            return
+        self._set(chosen, {"memory" if chosen == "memory_size" else chosen: kept[chosen]})
+        if other in kept:
+            self.ignored.append(f"{other} (fixed_memory={json.dumps(kept.get('fixed_memory', False))})")
+
+    def _method(self) -> None:
+        """The method's own keys, and every other one."""
+        own = self._unfolded()
+        keys, only = KEYS.get(self.method, {}), ONLY.get(self.method, {})
+        ignored = {**IGNORED[""], **IGNORED.get(self.method, {})}
+        special = {"pass": ("step_size",), "acil": ("scheduler.type",), "ds-al": ("scheduler.type", "gamma_comp")}
+        known = {*_SHARED, *keys, *only, *ignored, *special.get(self.method, ())}
+        for key, value in {**CONSTANTS.get(self.method, {}), **own}.items():
+            if key in ignored:
+                self.ignored.append(f"{key} ({ignored[key]})")
+            elif key in only:
+                if value != only[key]:
+                    self.problems.append(f"{key}={json.dumps(value)}: only {json.dumps(only[key])} is here")
+            elif key in keys:
+                self._set(key if key in own else "", dict.fromkeys(keys[key].split(), value))
+            elif key not in known and self.method:
+                self.problems.append(f"{key} is not a key of {self.method}: {nearest(key, known)}")
+        self.settings |= FIXED.get(self.method, {})
+        self._special(own)
+        rest = [f"{key}={json.dumps(value)}" for key, value in self.settings.items() if key not in self.named]
+        if rest:
+            self.notes.append(f"from the code that reads such files, not the file: {', '.join(rest)}")
+        if self.method in ("lwf", "finetune", "acil", "ds-al"):
+            self.notes.append(
+                "the backbone is trained with a cosine head here, as in the DPCR paper; PyCIL's is linear"
+            )
+
+    def _unfolded(self) -> dict[str, Any]:
+        """The file's keys; of `configurations` those of the data set, and a `scheduler`'s as scheduler.KEY."""
+        tree = {key: value for key, value in self.tree.items() if key not in _SHARED}
+        sections = tree.pop("configurations", {})
+        if sections and self.tree.get("dataset") not in sections:
+            self.problems.append(f"configurations has nothing for dataset={self.tree.get('dataset')}")
+        tree |= sections.get(self.tree.get("dataset"), {})
+        scheduler = tree.pop("scheduler", {})
+        return tree | ({f"scheduler.{k}": v for k, v in scheduler.items()} if isinstance(scheduler, dict) else {})
+
+    def _special(self, own: Mapping[str, Any]) -> None:
+        """Keys that become something else than a value of ours."""
+        if "step_size" in own and self.method == "pass":
+            every, epochs = own["step_size"], self.settings.get("first.epochs", 0)
+            if not isinstance(every, int) or every < 1:
+                self.problems.append(f"step_size={json.dumps(every)}: must be a number of epochs")
+            else:
+                drops = list(range(every, epochs, every)) if isinstance(epochs, int) else []
+                self._set("step_size", {f"{stage}.milestones": drops for stage in ("first", "later")})
+        kind = own.get("scheduler.type")
+        if kind == "CosineAnnealing":
+            self._set("scheduler.type", _cosine("first"))
+        elif kind not in (None, "MultiStep"):
+            self.problems.append(f"scheduler.type={kind}: only MultiStep and CosineAnnealing are here")
+        if "gamma_comp" in own and own["gamma_comp"] != own.get("gamma"):
+            self.problems.append(f"gamma_comp={own['gamma_comp']}: both streams have one ridge here, make it gamma's")
+
+    def _set(self, key: str, values: Mapping[str, Any]) -> None:
+        """Set values; `key` names where in the file they come from."""
+        self.settings |= values
+        if key:
+            value = self.tree.get(key, next(iter(values.values()), None))
+            ours = ", ".join(k if given == value else f"{k}={json.dumps(given)}" for k, given in values.items())
+            self.mapped.append(f"{key}={json.dumps(value)} -> {ours}")
+            self.named |= set(values)
+
+
+def translated(
+    tree: Mapping[str, Any], typed: Mapping[str, Any], compare: bool = False
+) -> tuple[dict[str, Any], list[str]]:
+    """Return a PyCIL file as one of ours, settings under `set`, and notes; every mistake in it is told at once."""
+    found = Translation(tree, typed, compare)
+    return {**found.options, "set": found.settings}, found.notes

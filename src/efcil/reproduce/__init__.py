@@ -1,0 +1,414 @@
+"""The paper's tables and figures by name: what each needs, what is measured, and the files it becomes.
+
+    OUT/runs/<data set>/T<tasks>/order-<order>/<group>/   the runs, shared by all tables and figures
+    OUT/<name>.md .tex .csv .png .svg .json               the results
+
+What is done is not done again, what is missing shows as not measured, and a summary that was measured in another way
+is never mixed in.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from efcil.config import preset_values
+from efcil.errors import OptionError, nearest
+from efcil.files import atomic_write_bytes, atomic_write_text
+from efcil.report.figures import curve_figure, figure_bytes
+from efcil.report.groups import Value
+from efcil.reproduce import complexity, figures
+from efcil.reproduce.cells import EXEMPLARS, ORDERS, PRESET, Cell, Measured
+from efcil.reproduce.snapshots import Snapshot, gamma_grid
+from efcil.reproduce.tables import Block, Table
+
+__all__ = ["NAMES", "Cell", "Measured", "Reproduction", "Wanted", "find"]
+
+Files = dict[str, str | bytes]  # by suffix: what is written beside each other under the name
+CIFAR, TINY, IN100 = "cifar100", "tiny-imagenet", "imagenet100"
+
+_MAIN = {
+    **{"lwf-ncm": "LwF", "sdc": "SDC", "pass": "PASS", "acil": "ACIL", "fecam": "FeCAM", "ds-al": "DS-AL"},
+    **{"adc": "ADC", "ldc": "LDC", "dpcr": "DPCR"},
+}
+_ABLATION = {
+    "rrcr": "RRCR",
+    "rrcr+tssp": "RRCR + TSSP",
+    "rrcr+tssp+cip:rank_rule=numerical": "RRCR + TSSP + CIP (exact rank)",
+    "rrcr+tssp+cip": "RRCR + TSSP + CIP (as released)",
+    "rrcr+tssp+cn": "RRCR + TSSP + CN",
+    "dpcr:rank_rule=numerical": "RRCR + TSSP + CIP + CN (exact rank)",
+    "dpcr": "RRCR + TSSP + CIP + CN (as released)",
+}
+_EXEMPLARS = {
+    **{
+        f"icarl:memory={m}/{head}": f"iCaRL-{word}, {m}"
+        for m in (500, 1000)
+        for head, word in (("cnn", "CNN"), ("nme", "NCM"))
+    },
+    **{f"podnet:memory={m}/cnn": f"PODNet, {m}" for m in (500, 1000)},
+    **{f"foster:memory={m}/boosted": f"FOSTER, {m}" for m in (500, 1000)},
+    "dpcr": "DPCR",
+}
+_CIP = {"rrcr+tssp+cn": "without CIP", "dpcr": "CIP as released", "dpcr:rank_rule=numerical": "CIP, exact rank"}
+_BALANCE = {"pass": "PASS", "ldc": "LDC", "dp-ncm": "DP-NCM", "dpcr": "DPCR"}
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What the user asked for: data sets or methods (all, if none is named), orders, splits, output."""
+
+    out: Path
+    orders: tuple[str, ...] = ()
+    tasks: tuple[int, ...] = ()
+    only: tuple[str, ...] = ()
+    command: str = "efcil reproduce"
+    device: str = "cpu"
+    settings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Reproduction:
+    """A table or figure of the paper: on which data sets and splits, in which orders, and how it is made."""
+
+    name: str
+    about: str
+    grid: Mapping[str, tuple[int, ...]]  # data set -> splits
+    orders: tuple[str, ...]
+    groups: tuple[str, ...]
+    make: Callable[[Reproduction, Measured, Wanted], Files]
+
+    def splits(self, wanted: Wanted) -> list[Block]:
+        """Return the data sets and splits to show."""
+        return [Block(d, t) for d, splits in self.grid.items() for t in splits if not wanted.tasks or t in wanted.tasks]
+
+    def chosen_orders(self, wanted: Wanted) -> tuple[str, ...]:
+        """Return the class orders to show."""
+        return wanted.orders or self.orders
+
+    def cells(self, wanted: Wanted) -> list[Cell]:
+        """Return the runs it stands on, `only` aside."""
+        return [
+            Cell(block.dataset, block.tasks, order, group)
+            for order in self.chosen_orders(wanted)
+            for block in self.splits(wanted)
+            for group in self.groups
+        ]
+
+    def to_run(self, wanted: Wanted) -> list[Cell]:
+        """Return the runs that `only` leaves: those of a data set, or with a method, that it names."""
+        names = set(wanted.only)
+        cells = self.cells(wanted)
+        known = {c.dataset for c in cells} | {m for c in cells for m in (c.group, *c.methods)}
+        for name in wanted.only:
+            if name not in known:
+                raise OptionError(f"--only {name}: not a data set or method of {self.name}: {nearest(name, known)}")
+        sets = {c.dataset for c in cells} & names
+        methods = names - sets
+        return [
+            c for c in cells if (not sets or c.dataset in sets) and (not methods or methods & {c.group, *c.methods})
+        ]
+
+    def write(self, measured: Measured, wanted: Wanted) -> dict[str, Path]:
+        """Make it and write its files; return their paths by suffix."""
+        files = self.make(self, measured, wanted)
+        written = {}
+        for suffix, content in files.items():
+            path = wanted.out / f"{self.name}.{suffix}"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if isinstance(content, bytes):
+                atomic_write_bytes(path, content)
+            else:
+                atomic_write_text(path, content)
+            written[suffix] = path
+        return written
+
+
+# -- how each is made --------------------------------------------------------------------------------------------------
+
+
+def _table(methods: Mapping[str, str], source: str) -> Callable[[Reproduction, Measured, Wanted], Files]:
+    def make(r: Reproduction, measured: Measured, wanted: Wanted) -> Files:
+        table = Table(r.name, r.about, source, tuple(r.splits(wanted)), methods, r.chosen_orders(wanted))
+        return {
+            "md": table.markdown(measured, wanted.command),
+            "tex": table.latex(measured),
+            "csv": table.csv(measured),
+        }
+
+    return make
+
+
+def _picture(r: Reproduction, wanted: Wanted, figure: Any, numbers: Any, missing: Sequence[str]) -> Files:
+    """Return a figure's files, with a page that shows it, says how it was made and what is not in it."""
+    lines = [f"# {r.about}", "", f"`{wanted.command}`", ""]
+    files: Files = {"json": json.dumps(numbers, indent=1) + "\n"}
+    if figure is not None:
+        lines += [f"![{r.about}]({r.name}.png)", ""]
+        files |= {kind: figure_bytes(figure, kind) for kind in ("png", "svg")}
+    lines += [f"Not measured: {what}." for what in missing]
+    return {"md": "\n".join(lines).rstrip() + "\n", **files}
+
+
+def _curves(r: Reproduction, measured: Measured, wanted: Wanted) -> Files:
+    summaries, missing = [], []
+    for block in r.splits(wanted):
+        for method in _MAIN:
+            found = [measured.summary(block.dataset, block.tasks, o, method) for o in r.chosen_orders(wanted)]
+            summaries += [s for s in found if s is not None]
+            if None in found:
+                missing.append(f"{method} on {block.title}, {found.count(None)} of {len(found)} orders")
+    numbers = [{k: s[k] for k in ("method", "dataset", "tasks", "order", "A_t")} for s in summaries]
+    return _picture(r, wanted, curve_figure(summaries) if summaries else None, numbers, missing)
+
+
+def _cip(r: Reproduction, measured: Measured, wanted: Wanted) -> Files:
+    numbers: dict[str, dict[str, dict[str, list[float | None]]]] = {}
+    missing = []
+    for block in r.splits(wanted):
+        orders = r.chosen_orders(wanted)
+        old, new = (
+            figures.by_task(measured, block.dataset, block.tasks, orders, list(_CIP), k) for k in ("old", "new")
+        )
+        if old:
+            numbers[block.title] = {name: {"old": old[name], "new": new[name]} for name in old}
+        missing += [f"{name} on {block.title}" for name in _CIP if name not in old]
+    return _picture(r, wanted, figures.cip_figure(numbers, _CIP) if numbers else None, numbers, missing)
+
+
+def _balance(r: Reproduction, measured: Measured, wanted: Wanted) -> Files:
+    numbers: dict[str, dict[str, dict[str, Value]]] = {}
+    missing = []
+    for block in r.splits(wanted):
+        for method in _BALANCE:
+            runs = [
+                run for o in r.chosen_orders(wanted) if (run := measured.get(block.dataset, block.tasks, o, method))
+            ]
+            values = {key: Value.over(getattr(run, key) for run in runs) for key in ("old", "new", "A_f")}
+            whole = {key: value for key, value in values.items() if value is not None}
+            if len(whole) == len(values):
+                numbers.setdefault(block.title, {})[method] = whole
+            else:
+                missing.append(f"{method} on {block.title}")
+    plain = {t: {m: {k: v.mean for k, v in own.items()} for m, own in ms.items()} for t, ms in numbers.items()}
+    return _picture(r, wanted, figures.balance_figure(numbers, _BALANCE) if numbers else None, plain, missing)
+
+
+def _snapshots(r: Reproduction, wanted: Wanted, last: bool) -> tuple[dict[str, tuple[Snapshot, list[str]]], list[str]]:
+    """Read the snapshots there are, of the second task or the last: title -> snapshot and class names; and the rest."""
+    found: dict[str, tuple[Snapshot, list[str]]] = {}
+    missing = []
+    for cell in r.cells(wanted):
+        path = cell.snapshot(wanted.out, cell.tasks if last else 2)
+        title = f"{cell.dataset}, T = {cell.tasks}, order {cell.order}"
+        if path.exists():
+            found[title] = Snapshot.read(path)
+        else:
+            missing.append(title)
+    return found, missing
+
+
+def _gamma(r: Reproduction, measured: Measured, wanted: Wanted) -> Files:
+    found, missing = _snapshots(r, wanted, last=True)
+    numbers = {}
+    for title, (snapshot, _) in found.items():
+        chosen = float(preset_values(PRESET, title.split(",")[0], "dpcr")["ridge"])
+        numbers[title] = gamma_grid(snapshot, chosen)
+    return _picture(r, wanted, figures.gamma_figure(numbers) if numbers else None, numbers, missing)
+
+
+def _boundaries(r: Reproduction, measured: Measured, wanted: Wanted) -> Files:
+    found, missing = _snapshots(r, wanted, last=False)
+    figure, numbers = None, {}
+    for title, (snapshot, names) in list(found.items())[:1]:
+        half = len(names) // 2
+        shown = [*range(min(3, half)), *range(half, half + min(3, len(names) - half))]  # a few: twenty hide each other
+        rows = torch.isin(snapshot.labels, torch.tensor(shown))
+        features, labels = snapshot.after[rows], snapshot.labels[rows]
+        place = {c: i for i, c in enumerate(shown)}
+        ridge = float(preset_values(PRESET, title.split(",")[0], "dpcr")["ridge"])
+        guesses = {}
+        for words, method in (("without DP", "rrcr"), ("with DP", "dpcr")):
+            scores = features.double() @ snapshot.weight(method, ridge, normalise=True)[:, shown]
+            guesses[words] = scores.argmax(1).numpy()
+        points = figures.embed(features.double().numpy(), "umap")
+        own = np.array([place[int(c)] for c in labels])
+        figure = figures.boundaries_figure(points, own, guesses, [names[c] for c in shown], min(3, half))
+        right = {words: 100 * float((guess == own).mean()) for words, guess in guesses.items()}
+        numbers[title] = {"classes": [names[c] for c in shown], "right": right}
+    return _picture(r, wanted, figure, numbers, missing)
+
+
+def _shift(r: Reproduction, measured: Measured, wanted: Wanted) -> Files:
+    found, missing = _snapshots(r, wanted, last=False)
+    figure, numbers = None, {}
+    for title, (snapshot, names) in list(found.items())[:1]:
+        half, ridge = len(names) // 2, float(preset_values(PRESET, title.split(",")[0], "dpcr")["ridge"])
+        own = snapshot.labels == 0
+        before, after = snapshot.before[own].double(), snapshot.after[own].double()
+        moved = snapshot.stats["dpcr"].mean[0]
+        flat = figures.embed(torch.cat([before, after, moved[None]]).numpy(), "pca")
+        shares = {}
+        old = snapshot.stats["rrcr"].select(range(half))
+        heads = {
+            "before the task": (
+                before,
+                Snapshot(snapshot.before, snapshot.before, snapshot.labels, {"old": old}).weight("old", ridge, True),
+            ),
+            "after, without DP": (after, snapshot.weight("rrcr", ridge, True)),
+            "after, with DP": (after, snapshot.weight("dpcr", ridge, True)),
+        }
+        for words, (features, weight) in heads.items():
+            guess = (features @ weight).argmax(1)
+            parts = {
+                "own class": guess == 0,
+                "other old classes": (guess > 0) & (guess < half),
+                "new classes": guess >= half,
+            }
+            shares[words] = {part: 100 * float(mask.double().mean()) for part, mask in parts.items()}
+        figure = figures.shift_figure(flat[: len(before)], flat[len(before) : -1], flat[-1], shares, names[0])
+        distance = {
+            "mean moves by": float((after.mean(0) - before.mean(0)).norm()),
+            "left after DP": float((after.mean(0) - moved).norm()),
+        }
+        numbers[title] = {"class": names[0], "classified as": shares, "distance": distance}
+    return _picture(r, wanted, figure, numbers, missing)
+
+
+def _complexity(r: Reproduction, measured: Measured, wanted: Wanted) -> Files:
+    numbers: dict[str, dict[str, list[float]]] = {}
+    for number, (axis, points) in enumerate(complexity.AXES.items()):
+        found: dict[str, list[float]] = {"x": [float(point[number]) for point in points]}
+        for point in points:
+            for part, seconds in complexity.measure(*point, torch.device(wanted.device)).items():
+                found.setdefault(part, []).append(seconds)
+                found.setdefault(f"{part} formula", []).append(complexity.formula(part, *point))
+        numbers[axis] = found
+    return _picture(r, wanted, figures.complexity_figure(numbers), numbers, [])
+
+
+# -- the names ---------------------------------------------------------------------------------------------------------
+
+_TWO, _ONE = (10, 20), ("1993",)
+NAMES = {
+    r.name: r
+    for r in (
+        Reproduction(
+            "table1",
+            "Table 1: final and average accuracy on three data sets",
+            {CIFAR: _TWO, TINY: _TWO, IN100: _TWO},
+            ORDERS,
+            ("trajectory", "pass"),
+            _table(_MAIN, "Table 1"),
+        ),
+        Reproduction(
+            "table-cub",
+            "Table 2: CUB-200 in five tasks",
+            {"cub200": (5,)},
+            _ONE,
+            ("trajectory",),
+            _table({k: v for k, v in _MAIN.items() if k not in ("pass", "fecam")}, "Table 2"),
+        ),
+        Reproduction(
+            "table-imagenet1k",
+            "Table 3: ImageNet-1k in ten tasks",
+            {"imagenet1k": (10,)},
+            _ONE,
+            ("trajectory",),
+            _table({k: v for k, v in _MAIN.items() if k not in ("pass", "fecam", "sdc")}, "Table 3"),
+        ),
+        Reproduction(
+            "ablation",
+            "Table 4: the parts of DPCR",
+            {CIFAR: (10,)},
+            ORDERS,
+            ("trajectory",),
+            _table(_ABLATION, "Table 4"),
+        ),
+        Reproduction(
+            "table-ncm",
+            "Table 5: class means moved in three ways on the same backbones",
+            {CIFAR: _TWO, TINY: _TWO},
+            ORDERS,
+            ("trajectory",),
+            _table({"adc": "ADC", "ldc": "LDC", "dp-ncm": "DP-NCM"}, "Table 5"),
+        ),
+        Reproduction(
+            "table-ebcil",
+            "Table 6: methods that keep 500 or 1,000 exemplars",
+            {CIFAR: _TWO, IN100: _TWO},
+            _ONE,
+            (*(label.replace(":", "-") for label in EXEMPLARS), "trajectory"),
+            _table(_EXEMPLARS, "Table 6"),
+        ),
+        Reproduction(
+            "curves",
+            "Accuracy after each task on three data sets",
+            {CIFAR: _TWO, TINY: _TWO, IN100: _TWO},
+            ORDERS,
+            ("trajectory", "pass"),
+            _curves,
+        ),
+        Reproduction(
+            "cip",
+            "Old and new classes by task, with and without CIP",
+            {CIFAR: (10,), TINY: (10,)},
+            ORDERS,
+            ("trajectory",),
+            _cip,
+        ),
+        Reproduction(
+            "balance",
+            "Old, new and all classes after the last task",
+            {CIFAR: (10,), TINY: (10,)},
+            ORDERS,
+            ("trajectory", "pass"),
+            _balance,
+        ),
+        Reproduction(
+            "boundaries",
+            "Decision regions after two tasks, without and with the dual projection",
+            {CIFAR: (10,)},
+            _ONE,
+            ("trajectory",),
+            _boundaries,
+        ),
+        Reproduction(
+            "gamma",
+            "Final accuracy against gamma, with and without CN",
+            {CIFAR: (10,), TINY: (10,), IN100: (10,)},
+            _ONE,
+            ("trajectory",),
+            _gamma,
+        ),
+        Reproduction(
+            "shift",
+            "Figure 1: an old class before and after a task, and what it is then taken for",
+            {CIFAR: (10,)},
+            _ONE,
+            ("trajectory",),
+            _shift,
+        ),
+        Reproduction(
+            "complexity",
+            "Cost of the dual projection and of the reconstruction against the paper's formulas",
+            {},
+            (),
+            (),
+            _complexity,
+        ),
+    )
+}
+
+
+def find(name: str) -> Reproduction:
+    """Return a table or figure by name, or say which one is nearest."""
+    if name not in NAMES:
+        raise OptionError(f"'{name}' is not a table or figure of the paper: {nearest(name, NAMES)}")
+    return NAMES[name]

@@ -1,0 +1,147 @@
+"""The runs that the paper's tables and figures stand on. A trajectory is trained once and serves all of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from pathlib import Path, PurePath
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from efcil.errors import RunError
+from efcil.experiment import Plan, Request, resolve
+from efcil.files import read_json
+from efcil.report.load import Run, Summary, each_head
+
+ORDERS = ("identity", "1992", "1993")
+PRESET, SEED = "paper", 0
+SNAPSHOTS = "snapshots"
+
+# Everything that reads an LwF trajectory or its first backbone: asked for together, since a backbone is gone after its
+# task. CIP under the rank rule `positive` is the identity on CIFAR-100 (docs/fidelity.md): the exact rank is here too.
+_TRAJECTORY = (
+    *("dpcr", "dp-ncm", "ldc", "adc", "sdc", "lwf-ncm", "lwf", "acil", "ds-al", "fecam"),
+    *("rrcr", "rrcr+tssp", "rrcr+tssp+cn", "rrcr+tssp+cip"),
+    *("dpcr:rank_rule=numerical", "rrcr+tssp+cip:rank_rule=numerical", "dp-ncm:rank_rule=numerical"),
+)
+EXEMPLARS = tuple(f"{name}:memory={memory}" for memory in (500, 1000) for name in ("icarl", "podnet", "foster"))
+GROUPS: dict[str, tuple[str, ...]] = {
+    "trajectory": _TRAJECTORY,
+    "pass": ("pass",),
+    **{label.replace(":", "-"): (label,) for label in EXEMPLARS},
+}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run: a data set, a split, a class order, and methods that share a training."""
+
+    dataset: str
+    tasks: int
+    order: str
+    group: str
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        """The methods it measures."""
+        return GROUPS[self.group]
+
+    @property
+    def place(self) -> PurePath:
+        """Where it lies below the output directory."""
+        return PurePath("runs", self.dataset, f"T{self.tasks}", f"order-{self.order}", self.group)
+
+    def plan(self, settings: Sequence[str] = ()) -> Plan:
+        """Resolve it with the paper's preset."""
+        request = Request(
+            self.methods,
+            self.dataset,
+            tasks=self.tasks,
+            order=self.order,
+            seed=SEED,
+            preset=PRESET,
+            settings=tuple(settings),
+        )
+        return resolve(request)
+
+    def snapshot(self, out: Path, task: int) -> Path:
+        """Where its features and statistics after a task (1 is the first) are kept for figures."""
+        return out / self.place / SNAPSHOTS / f"task-{task:02d}.safetensors"
+
+
+@cache
+def paper() -> Mapping[str, Mapping[int, Mapping[str, Mapping[str, Any]]]]:
+    """Return the paper's numbers: data set -> tasks -> method -> A_f, A_avg, source, orders."""
+    text = resources.files("efcil.reproduce").joinpath("paper.yaml").read_text(encoding="utf-8")
+    loaded: Mapping[str, Mapping[int, Mapping[str, Mapping[str, Any]]]] = yaml.safe_load(text)
+    return loaded
+
+
+def published(dataset: str, tasks: int, method: str, source: str) -> Mapping[str, Any] | None:
+    """Return what a table of the paper prints for a method, or None."""
+    entry = paper().get(dataset, {}).get(tasks, {}).get(method)
+    if entry is None:
+        return None
+    return next((e for e in (entry, *entry.get("also", ())) if e["source"] == source), None)
+
+
+class Measured:
+    """Complete summaries by what was measured; one that was measured in another way is not among them."""
+
+    def __init__(self) -> None:
+        self._found: dict[tuple[str, int, str, str], Summary] = {}
+        self.other: list[str] = []  # what was left out, and why
+
+    def get(self, dataset: str, tasks: int, order: str, method: str) -> Run | None:
+        """Return a method's run in a class order, if it was measured."""
+        summary = self.summary(dataset, tasks, order, method)
+        return None if summary is None else Run.of(summary)
+
+    def summary(self, dataset: str, tasks: int, order: str, method: str) -> Summary | None:
+        """Return it as it was written."""
+        return self._found.get((dataset, tasks, order, method))
+
+    def read(self, places: Iterable[Path], cells: Iterable[Cell], settings: Sequence[str]) -> None:
+        """Take up the summaries at or below the places that belong to one of the cells; the first of equal ones."""
+        wanted = {(c.dataset, c.tasks, c.order, label): c for c in cells for label in c.methods}
+        plans: dict[Cell, Plan] = {}
+        for path in (file for place in places for file in sorted(place.rglob("*.json"))):
+            summary = read_json(path, error=RunError)
+            if not isinstance(summary, dict) or not {"method", "dataset", "A_t", "training"} <= summary.keys():
+                continue
+            key = (summary["dataset"], summary.get("tasks"), str(summary.get("order")), summary["method"])
+            if key not in wanted or summary.get("status") != "complete":
+                continue
+            cell = wanted[key]
+            plan = plans.setdefault(cell, cell.plan(settings))
+            if difference := _difference(summary, plan):
+                self.other.append(f"{path} was measured in another way ({difference}) and is left out")
+                continue
+            for one in each_head(summary):
+                self._found.setdefault((*key[:3], one["method"]), {**one, "run_dir": str(path.parent)})
+
+
+def _difference(summary: Summary, plan: Plan) -> str:
+    """Say in what a summary differs from what is asked for; nothing if it is the same experiment.
+
+    What a summary does not mention was not an option then: it counts as the default.
+    """
+    _, options = plan.methods[summary["method"]]
+    if (summary.get("preset"), summary.get("seed")) != (plan.preset, plan.seed):
+        return f"preset {summary.get('preset')}, seed {summary.get('seed')}"
+    for kind, given in ((type(options), "options"), (type(plan.training), "training")):
+        wanted = options if given == "options" else plan.training
+        try:
+            found = kind.model_validate(summary.get(given, {}))
+        except ValidationError:
+            return f"its {given} are not ours"
+        if found != wanted:
+            a, b = found.model_dump(mode="json"), wanted.model_dump(mode="json")
+            words = [f"{key} {json.dumps(a[key])}, not {json.dumps(b[key])}" for key in b if a[key] != b[key]]
+            return "; ".join(words)
+    return ""

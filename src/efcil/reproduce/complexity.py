@@ -1,0 +1,70 @@
+"""What the dual projection and the reconstruction cost as N, d and the classes grow, against the paper's count.
+
+DP costs O(N d^2 + C (d^3 + c^2 d)) for C old classes in tasks of c classes, RRCR O(d^2 N + d C + d^3): the paper's
+"Complexity Analysis" without the feature extraction F N, which is the backbone's.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from efcil.linalg import normalise_columns, ridge_weight, task_shift
+from efcil.stats import ClassStats
+
+AXES: Mapping[str, Sequence[tuple[int, int, int]]] = {  # (samples of the new task, dimensions, classes seen)
+    "samples N": [(n, 256, 20) for n in (1000, 2000, 4000, 8000, 16000)],
+    "dimensions d": [(5000, d, 20) for d in (64, 128, 256, 512, 1024)],
+    "classes": [(5000, 256, c) for c in (20, 40, 80, 160, 320)],
+}
+NEW = 10  # classes of the new task
+
+
+def formula(part: str, samples: int, dim: int, classes: int) -> float:
+    """Return the paper's count of operations, without constants."""
+    old = classes - NEW
+    if part == "DP":
+        return samples * dim**2 + old * (dim**3 + NEW**2 * dim)
+    return samples * dim**2 + dim * classes + dim**3
+
+
+def _timed(work: Callable[[], object], device: torch.device, repeats: int) -> float:
+    best = float("inf")
+    for _ in range(repeats + 1):  # the first warms up and may still be the best
+        began = time.perf_counter()
+        work()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        best = min(best, time.perf_counter() - began)
+    return best
+
+
+def measure(samples: int, dim: int, classes: int, device: torch.device, repeats: int = 3) -> dict[str, float]:
+    """Return the seconds of one task's dual projection and of its reconstruction, the best of some repeats."""
+    source = torch.Generator().manual_seed(samples + dim + classes)
+
+    def features(count: int) -> Tensor:
+        return torch.rand(count, dim, generator=source).to(device)
+
+    per_class = 2 * dim  # full rank: the rank rule `positive` keeps every direction
+    old_labels = torch.arange(classes - NEW).repeat_interleave(2)
+    small = ClassStats.from_features(features(len(old_labels)).cpu(), old_labels)
+    base = torch.eye(dim, dtype=torch.float64) * per_class
+    grams = small.gram + base
+    old = ClassStats(small.classes, small.count * per_class, small.mean, grams).to(device)
+    before, after = features(samples), features(samples)
+    labels = (torch.arange(samples) % NEW + classes - NEW).to(device)
+
+    def project() -> ClassStats:
+        return old.projected(task_shift(before, after), "positive")
+
+    moved = project()
+
+    def reconstruct() -> Tensor:
+        new = ClassStats.from_features(after, labels)
+        return normalise_columns(ridge_weight(moved.joined(new), 200.0))
+
+    return {"DP": _timed(project, device, repeats), "RRCR": _timed(reconstruct, device, repeats)}

@@ -1,0 +1,60 @@
+"""What figures read of a trajectory after a task: test features under two backbones, and DPCR's statistics."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from efcil.linalg import normalise_columns, ridge_weight
+from efcil.stats import ClassStats
+from efcil.training.checkpoint import load_tensors
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A trajectory after a task."""
+
+    before: Tensor  # (n, dim) test features under the backbone before the task; of all classes seen
+    after: Tensor  # (n, dim) under the backbone after it
+    labels: Tensor  # (n,) positions in the class order
+    stats: Mapping[str, ClassStats]  # by method
+
+    @classmethod
+    def read(cls, path: Path) -> tuple[Snapshot, list[str]]:
+        """Read what a run wrote; the names of the classes come with it, in the order they were learned."""
+        tensors, meta = load_tensors(path)
+        names = sorted({name.split("/")[1] for name in tensors if name.startswith("stats/")})
+        below = {
+            name: {k.removeprefix(f"stats/{name}/"): v for k, v in tensors.items() if k.startswith(f"stats/{name}/")}
+            for name in names
+        }
+        stats = {name: ClassStats.from_state(own) for name, own in below.items()}
+        seen = int(tensors["labels"].max()) + 1
+        return cls(tensors["before"], tensors["after"], tensors["labels"], stats), meta["class_names"][:seen]
+
+    def weight(self, method: str, ridge: float, normalise: bool) -> Tensor:
+        """Solve for a classifier (dim, classes) from the statistics of a method (Eq. 18-22)."""
+        weight = ridge_weight(self.stats[method], ridge)
+        return normalise_columns(weight) if normalise else weight
+
+    def accuracy(self, weight: Tensor) -> float:
+        """Percent of the test images that a classifier gets right."""
+        right = (self.after.to(weight) @ weight).argmax(1) == self.labels
+        return 100 * float(right.double().mean())
+
+
+GAMMAS = tuple(float(f"{10.0**k:.3g}") for k in torch.arange(-2, 6.1, 0.5).tolist())
+
+
+def gamma_grid(snapshot: Snapshot, chosen: float) -> dict[str, object]:
+    """Final accuracy for each gamma, with and without CN: one solve each, nothing is trained."""
+    gammas = sorted({*GAMMAS, chosen})
+    found = {
+        key: [snapshot.accuracy(snapshot.weight("dpcr", gamma, normalise)) for gamma in gammas]
+        for key, normalise in (("with_cn", True), ("without_cn", False))
+    }
+    return {"gamma": gammas, **found, "chosen": chosen}

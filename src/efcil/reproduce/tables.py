@@ -1,0 +1,157 @@
+"""The paper's tables: its numbers, ours, the difference and the seconds, as Markdown, LaTeX and CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from efcil.report.groups import NONE, Value
+from efcil.report.tables import md, row, tex
+from efcil.reproduce.cells import Measured, published
+
+METRICS = {"A_f": "$A_f$", "A_avg": "$A_{avg}$"}
+MISSING = "not measured"
+
+
+@dataclass(frozen=True)
+class Block:
+    """A data set and a split in a table."""
+
+    dataset: str
+    tasks: int
+
+    @property
+    def title(self) -> str:
+        """In words."""
+        return f"{self.dataset}, T = {self.tasks}"
+
+
+@dataclass(frozen=True)
+class Line:
+    """A method in a block: what the paper prints and what was measured."""
+
+    method: str
+    words: str
+    paper: Mapping[str, Any] | None
+    values: Mapping[str, Value | None]  # by metric; the mean over `orders`
+    orders: tuple[str, ...]  # those measured
+    seconds: float | None  # of one run, the mean
+    device: str
+
+    def difference(self, metric: str) -> float | None:
+        """Ours minus the paper's."""
+        value = self.values[metric]
+        return None if self.paper is None or value is None else value.mean - self.paper[metric]
+
+
+@dataclass(frozen=True)
+class Table:
+    """One of the paper's tables."""
+
+    name: str
+    title: str
+    source: str  # as paper.yaml names it
+    blocks: tuple[Block, ...]
+    methods: Mapping[str, str]  # label -> words
+    orders: tuple[str, ...]
+
+    def lines(self, block: Block, measured: Measured) -> list[Line]:
+        """Return the rows of a block."""
+        found = []
+        for method, words in self.methods.items():
+            runs = {o: r for o in self.orders if (r := measured.get(block.dataset, block.tasks, o, method))}
+            values = {metric: Value.over(getattr(r, metric) for r in runs.values()) for metric in METRICS}
+            seconds = Value.over(r.seconds for r in runs.values())
+            devices = ", ".join(dict.fromkeys(r.device for r in runs.values()))
+            entry = published(block.dataset, block.tasks, method, self.source)
+            found.append(Line(method, words, entry, values, tuple(runs), seconds.mean if seconds else None, devices))
+        return found
+
+    def complete(self, measured: Measured) -> bool:
+        """Whether every number was measured in every order."""
+        lines = (line for block in self.blocks for line in self.lines(block, measured))
+        return all(line.orders == self.orders for line in lines)
+
+    def markdown(self, measured: Measured, command: str) -> str:
+        """One table for each block."""
+        parts = [f"# {self.title}", "", f"`{command}`", ""]
+        for block in self.blocks:
+            head = ["Method"]
+            for metric in METRICS:
+                name = metric.replace("_", r"\_")
+                head += [f"{name} paper", f"{name} ours", "difference"]
+            parts += [f"## {md(block.title)}", "", row([*head, "orders", "seconds"])]
+            parts.append(row(["---", *["---:"] * 6, "---", "---:"]))
+            lines = self.lines(block, measured)
+            for line in lines:
+                cells = [md(line.words)]
+                for metric in METRICS:
+                    value, gap = line.values[metric], line.difference(metric)
+                    cells.append(NONE if line.paper is None else f"{line.paper[metric]:.2f}")
+                    cells.append(MISSING if value is None else value.text())
+                    cells.append(NONE if gap is None else f"{gap:+.2f}")
+                seconds = NONE if line.seconds is None else f"{line.seconds:.0f}"
+                parts.append(row([*cells, ", ".join(line.orders) or NONE, seconds]))
+            devices = ", ".join(dict.fromkeys(line.device for line in lines if line.device))
+            parts += [
+                "",
+                *([f"Seconds of one training that all rows of a group share, on {devices}.", ""] * bool(devices)),
+            ]
+        several = any(
+            line.values["A_f"] and line.values["A_f"].spread for b in self.blocks for line in self.lines(b, measured)
+        )
+        if several:
+            parts.append("± is the sample standard deviation over the class orders.")
+        return "\n".join(parts).rstrip() + "\n"
+
+    def latex(self, measured: Measured) -> str:
+        """A booktabs table, ours with the paper's number behind it in brackets; the best of ours in bold."""
+        blocks = [(block, self.lines(block, measured)) for block in self.blocks]
+        titles = [tex(b.title).replace(f"T = {b.tasks}", f"$T = {b.tasks}$") for b in self.blocks]
+        lines = [
+            r"% needs \usepackage{booktabs}; ours, in brackets the paper's",
+            r"\begin{tabular}{l" + "rr" * len(blocks) + "}",
+            r"\toprule",
+            " & ".join(["", *(rf"\multicolumn{{2}}{{c}}{{{title}}}" for title in titles)]).lstrip() + r" \\",
+            " ".join(rf"\cmidrule(lr){{{2 * i + 2}-{2 * i + 3}}}" for i in range(len(blocks))),
+            " & ".join(["Method", *[" & ".join(METRICS.values())] * len(blocks)]) + r" \\",
+            r"\midrule",
+        ]
+        for number, words in enumerate(self.methods.values()):
+            cells = [tex(words)]
+            for _, own in blocks:
+                best = {m: max((v.mean for o in own if (v := o.values[m])), default=None) for m in METRICS}
+                cells += [_tex_cell(own[number], metric, best[metric]) for metric in METRICS]
+            lines.append(" & ".join(cells) + r" \\")
+        return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"]) + "\n"
+
+    def csv(self, measured: Measured) -> str:
+        """One row for each number, with every digit."""
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        head = ["dataset", "tasks", "method", "metric", "paper", "ours", "spread", "difference", "orders", "seconds"]
+        writer.writerow([*head, "device"])
+        for block in self.blocks:
+            for line in self.lines(block, measured):
+                for metric in METRICS:
+                    value = line.values[metric]
+                    numbers = [None, None] if value is None else [value.mean, value.spread]
+                    known = [line.paper[metric] if line.paper else None, *numbers, line.difference(metric)]
+                    rest = [" ".join(line.orders), *_plain([line.seconds]), line.device]
+                    writer.writerow([block.dataset, block.tasks, line.method, metric, *_plain(known), *rest])
+        return text.getvalue()
+
+
+def _plain(values: Sequence[float | None]) -> list[float | str]:
+    return ["" if value is None else value for value in values]
+
+
+def _tex_cell(line: Line, metric: str, best: float | None) -> str:
+    value = line.values[metric]
+    mean = "--" if value is None else f"{value.mean:.2f}"
+    if value is not None and best is not None and mean == f"{best:.2f}":
+        mean = rf"\textbf{{{mean}}}"
+    return mean if line.paper is None else rf"{mean} {{\scriptsize({line.paper[metric]:.2f})}}"

@@ -1,0 +1,136 @@
+"""Metrics for those who watch: TensorBoard and W&B follow metrics.jsonl, whose lines are the only truth.
+
+A tracker is given every line: those that are there when a run goes on, then each new one. So it shows the whole run,
+each step once, wherever the run was stopped. Both packages are optional and imported only when they are asked for.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from efcil.errors import OptionError, nearest
+from efcil.files import atomic_write_text
+
+Event = Mapping[str, Any]
+
+
+class Tracker(ABC):
+    """Follows a run's events. A step is an epoch, counted through the run; a task without epochs counts as one."""
+
+    def __init__(self) -> None:
+        self.step, self._trained = 0, 0  # _trained: the last task of which an epoch was seen
+
+    def begin(self, events: Iterable[Event]) -> None:
+        """Start over with the events so far."""
+        self.step, self._trained = 0, 0
+        for event in events:
+            self.add(event)
+
+    def add(self, event: Event) -> None:
+        """Follow one event: loss and rate of an epoch, or each method's A_t after a task."""
+        if "epoch" in event:
+            self.step, self._trained = self.step + 1, event["task"]
+            self.write({"train/loss": event["loss"], "train/lr": event["lr"]})
+        elif "A_t" in event:
+            if event["task"] != self._trained:
+                self.step += 1
+            self.write({f"A_t/{method}": value for method, value in event["A_t"].items()})
+
+    @abstractmethod
+    def write(self, values: Mapping[str, float]) -> None:
+        """Write values at `step`."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Write out what is waiting."""
+
+
+class TensorBoard(Tracker):
+    """Event files in OUT/tensorboard, made anew from the events so far whenever a run goes on."""
+
+    def __init__(self, out: Path, about: Mapping[str, Any]):
+        super().__init__()
+        self.directory = out / "tensorboard"
+        self._module = _imported("torch.utils.tensorboard", "tensorboard")
+        self._writer: Any = None
+
+    def begin(self, events: Iterable[Event]) -> None:
+        """Replace the event files of an earlier process."""
+        for file in self.directory.glob("events.out.tfevents.*"):
+            file.unlink()
+        self._writer = self._module.SummaryWriter(str(self.directory), flush_secs=10)
+        super().begin(events)
+
+    def write(self, values: Mapping[str, float]) -> None:
+        """Add a point to each curve."""
+        for name, value in values.items():
+            self._writer.add_scalar(name, value, self.step)
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._writer is not None:
+            self._writer.close()
+
+
+class WandB(Tracker):
+    """A W&B run, which a run that goes on takes up again; WANDB_PROJECT and WANDB_MODE are heard."""
+
+    def __init__(self, out: Path, about: Mapping[str, Any]):
+        super().__init__()
+        self.out, self.about = out, about
+        self._module = _imported("wandb", "wandb")
+        self._run: Any = None
+        self._there = 0  # steps that W&B has already
+
+    def begin(self, events: Iterable[Event]) -> None:
+        """Start a run, or take up the one this directory began."""
+        file = self.out / "wandb-id"
+        if not file.exists():
+            atomic_write_text(file, secrets.token_hex(4))
+        self._run = self._module.init(
+            project=os.environ.get("WANDB_PROJECT", "efcil"),
+            id=file.read_text(encoding="utf-8"),
+            name=self.out.name,
+            dir=str(self.out),
+            config=dict(self.about),
+            resume="allow",
+            reinit="create_new",  # class orders that are trained at once are runs of one process
+        )
+        self._there = self._run.step
+        super().begin(events)
+
+    def write(self, values: Mapping[str, float]) -> None:
+        """Log the values, unless an earlier process did."""
+        if self.step >= self._there:
+            self._run.log(dict(values), step=self.step)
+
+    def close(self) -> None:
+        """Finish the run."""
+        if self._run is not None:
+            self._run.finish()
+
+
+TRACKERS: dict[str, type[TensorBoard] | type[WandB]] = {"tensorboard": TensorBoard, "wandb": WandB}
+
+
+def trackers(names: Sequence[str], out: Path, about: Mapping[str, Any]) -> list[Tracker]:
+    """Return the trackers of these names, each once; nothing is written before they begin."""
+    found: list[Tracker] = []
+    for name in dict.fromkeys(names):
+        if name not in TRACKERS:
+            raise OptionError(f"--log {name} is not known: {nearest(name, TRACKERS)}")
+        found.append(TRACKERS[name](out, about))
+    return found
+
+
+def _imported(module: str, package: str) -> Any:
+    try:
+        return import_module(module)
+    except ImportError:
+        raise OptionError(f"--log {package}: it is not installed; pip install 'efcil[{package}]'") from None

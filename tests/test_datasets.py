@@ -1,0 +1,613 @@
+"""The official sets of image files: each layout, what is refused and why, class lists, verify, presets, whole runs."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import standins
+from efcil import cli
+from efcil import data as sources
+from efcil.config import flat
+from efcil.data import cache, cifar100, cub200, imagenet1k, imagenet100, tiny_imagenet
+from efcil.data.dataset import DataSet, Official
+from efcil.data.decode import read_image
+from efcil.errors import DataError, OptionError
+from efcil.experiment import Plan, Request, resolve
+from standins import BIRDS, WNIDS, Written
+
+SIZE = 12
+NEW = ("tiny-imagenet", "imagenet100", "imagenet1k", "cub200")
+OFFICIAL = Official(4, 24, 8, train_each=6, test_each=2)  # of the stand-ins
+Command = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("EFCIL_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return tmp_path / "sets"
+
+
+@pytest.fixture
+def efcil(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    """Run the command in this process: (exit code, standard output, standard error)."""
+
+    def call(*arguments: Any) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["efcil", *map(str, arguments)])
+        code: Any = 0
+        try:
+            cli.main()
+        except SystemExit as stop:
+            code = stop.code or 0
+        return (int(code), *capsys.readouterr())
+
+    return call
+
+
+def shown(data: DataSet) -> list[set[tuple[str, bytes]]]:
+    """(class, pixels) of the images of each side."""
+    return [
+        {(data.class_names[label], image.tobytes()) for image, label in zip(part.images, part.labels, strict=True)}
+        for part in (data.train, data.test)
+    ]
+
+
+def expected(written: tuple[Written, Written], size: int = SIZE) -> list[set[tuple[str, bytes]]]:
+    return [{(c, read_image(path, size).tobytes()) for c, files in side.items() for path in files} for side in written]
+
+
+def write(name: str, root: Path) -> None:
+    """The stand-in of a set, in its usual layout."""
+    if name == "tiny-imagenet":
+        standins.tiny_imagenet(root)
+    elif name == "cub200":
+        standins.cub200(root)
+    else:
+        standins.class_folders(root)
+
+
+def an_image(root: Path) -> Path:
+    return sorted(p for p in root.rglob("*.[Jj]*") if "train" in p.parts or "images" in p.parts)[0]
+
+
+# --- layouts
+
+
+@pytest.mark.parametrize("val", ["official", "folders", "images"])
+def test_tiny_imagenet_in_each_layout(root: Path, val: str) -> None:
+    written = standins.tiny_imagenet(root, val=val)
+    if val == "folders":  # what a script that moves files leaves behind
+        (root / "tiny-imagenet-200" / "val" / "images").mkdir()
+        del written[1]["n01000001"][0], written[1]["n01000001"]
+        shutil.rmtree(root / "tiny-imagenet-200" / "val" / "n01000001")
+        written = standins.tiny_imagenet(root, val=val)
+    data = tiny_imagenet.load(root / "tiny-imagenet-200", size=SIZE)
+    assert data.class_names == tuple(sorted(WNIDS))  # as ImageFolder sorts, not as wnids.txt
+    assert shown(data) == expected(written)
+    assert (len(data.train), len(data.test), data.channels) == (24, 8, 3)
+    assert (data.name, data.mean, data.std) == ("tiny-imagenet", cache.MEAN, cache.STD)
+    assert shown(tiny_imagenet.load(root, size=SIZE)) == shown(data)  # the folder that holds it
+
+
+def test_tiny_imagenet_without_wnids_and_with_images_one_level_up(root: Path) -> None:
+    written = standins.tiny_imagenet(root)
+    home = root / "tiny-imagenet-200"
+    (home / "wnids.txt").unlink()
+    before = expected(written)
+    for wnid in WNIDS:
+        for path in list((home / "train" / wnid / "images").iterdir()):
+            path.rename(home / "train" / wnid / path.name)
+        (home / "train" / wnid / "images").rmdir()
+    assert shown(tiny_imagenet.load(home, size=SIZE)) == before
+
+
+@pytest.mark.parametrize("inner", ["", "ILSVRC/Data/CLS-LOC"])
+def test_imagenet1k(root: Path, inner: str) -> None:
+    written = standins.class_folders(root / inner)
+    data = imagenet1k.load(root, size=SIZE)
+    assert data.class_names == tuple(sorted(WNIDS))
+    assert shown(data) == expected(written)
+    assert sources.find("imagenet1k").options().size == 256  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("layout", ["official", "test", "val"])
+def test_cub200_in_each_layout(root: Path, layout: str) -> None:
+    if layout == "official":
+        written = standins.cub200(root)
+        assert shown(cub200.load(root / "CUB_200_2011", size=SIZE)) == expected(written)
+    else:
+        written = standins.class_folders(root, parts=("train", layout), names=BIRDS)
+    data = cub200.load(root, size=SIZE)
+    assert data.class_names == BIRDS
+    assert shown(data) == expected(written)
+
+
+def test_labels_that_change_are_read_again(root: Path) -> None:
+    """The cache knows files by name and time; labels and sides may lie in another file."""
+    standins.cub200(root)
+    before = cub200.load(root, size=SIZE)
+    home = root / "CUB_200_2011"
+    labels = (home / "image_class_labels.txt").read_text()
+    swapped = labels.replace("1 1\n", "1 2\n", 1)
+    (home / "image_class_labels.txt").write_text(swapped)
+    after = cub200.load(root, size=SIZE)
+    assert before.train.labels.tolist().count(0) == 6
+    assert after.train.labels.tolist().count(0) == 5
+    sides = (home / "train_test_split.txt").read_text()
+    (home / "train_test_split.txt").write_text(sides.replace("2 1\n", "2 0\n", 1))
+    assert len(cub200.load(root, size=SIZE).test) == 9
+
+
+def test_the_decoded_images_are_mapped_the_second_time(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    standins.tiny_imagenet(root)
+    first = tiny_imagenet.load(root, size=SIZE)
+
+    def refuse(*arguments: Any, **options: Any) -> None:
+        raise AssertionError("decoded again")
+
+    monkeypatch.setattr(cache, "read_image", refuse)
+    second = tiny_imagenet.load(root, size=SIZE)
+    assert isinstance(second.train.images, np.memmap)
+    assert second.fingerprint() == first.fingerprint()
+
+
+# --- what is refused, and what is only noted
+
+
+@pytest.mark.parametrize("name", NEW)
+def test_a_directory_that_is_not_it(root: Path, name: str) -> None:
+    load = sources.module(name).load
+    with pytest.raises(DataError, match=f"^{name}: .*sets does not exist; unpack it there or give .* to get it: "):
+        load(root)
+    root.mkdir()
+    with pytest.raises(DataError, match=f"^{name}: looked for .* in .*sets, found nothing; unpack it there"):
+        load(root)
+    (root / "photos").mkdir()
+    (root / "a.zip").write_text("x")
+    with pytest.raises(DataError, match=r"found a\.zip, photos/; unpack"):
+        load(root)
+    (tmp := root / "file").write_text("x")
+    with pytest.raises(DataError, match="file is no folder"):
+        load(tmp)
+    with pytest.raises(DataError, match=f"{name} needs --data DIR"):
+        sources.load(name, None, sources.find(name).options())
+
+
+@pytest.mark.parametrize("name", NEW)
+def test_a_corrupt_image_is_named_or_skipped(root: Path, name: str) -> None:
+    write(name, root)
+    path = an_image(root)
+    path.write_bytes(path.read_bytes()[:-200])
+    load = sources.module(name).load
+    with pytest.raises(DataError, match=rf"{path.name}: truncated image .*; remove it or pass --skip-bad"):
+        load(root, size=SIZE)
+    data = load(root, size=SIZE, skip_bad=True)
+    assert len(data.train) == 23
+    assert any(note.startswith("skipped ") and path.name in note for note in data.notes)
+
+
+@pytest.mark.parametrize("name", NEW)
+def test_other_counts_than_the_official_ones_are_a_note(root: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(name, root)
+    module = sources.module(name)
+    wanted = module.OFFICIAL.classes
+    (note,) = [n for n in module.load(root, size=SIZE).notes if n.startswith("not the official")]
+    assert note.startswith(f"not the official {name}: 4 classes, the official set has {wanted:,}")
+    assert f"8 test images, the official set has {module.OFFICIAL.test:,}" in note
+    monkeypatch.setattr(module, "OFFICIAL", OFFICIAL)
+    assert not any(n.startswith("not the official") for n in module.load(root, size=SIZE).notes)
+    # a class with too few is named, even where it is not the only one and the sum is right
+    monkeypatch.setattr(module, "OFFICIAL", Official(4, 24, 8, train_each=5))
+    assert "4 classes without 5 training images: " in module.load(root, size=SIZE).notes[-1]
+
+
+def test_tiny_imagenet_incomplete(root: Path) -> None:
+    standins.tiny_imagenet(root)
+    home = root / "tiny-imagenet-200"
+    annotations = home / "val" / "val_annotations.txt"
+    whole = annotations.read_text()
+
+    def refused(match: str) -> None:
+        with pytest.raises(DataError, match=match):
+            tiny_imagenet.load(root, size=SIZE)
+
+    annotations.write_text(whole + "val_99.JPEG\tn01000001\t0\t0\t9\t9\n")
+    refused(r"1 images of .*val_annotations\.txt are not in val/images: val_99\.JPEG; unpack")
+    annotations.write_text(whole.replace("n01000001", "n09999999"))
+    refused(r"val_annotations\.txt, line 2: 'val_1\.JPEG\tn09999999.*one of the 4 classes; unpack")
+    annotations.write_text("".join(whole.splitlines(keepends=True)[:-1]))
+    refused(r"val/images/val_7\.JPEG has no label; remove it or pass --skip-bad")
+    annotations.unlink()
+    refused(r"val_annotations\.txt, which names the class of each image in val/images, is missing; unpack")
+    shutil.rmtree(home / "val" / "images")
+    (home / "val" / "images").mkdir()
+    refused("val holds neither images/ with images nor class folders; unpack")
+    shutil.rmtree(home / "train" / "n02000002")
+    refused("1 of 4 classes have no folder in .*train: n02000002; add their images")
+    shutil.rmtree(home / "val")
+    refused("has train/ but no val/, which holds the test images; unpack")
+    shutil.rmtree(home / "train")
+    (home / "train").mkdir()
+    (home / "val").mkdir()
+    refused("train has no class folders; unpack")
+
+
+def test_imagenet_incomplete(root: Path) -> None:
+    standins.class_folders(root)
+
+    def refused(match: str) -> None:
+        with pytest.raises(DataError, match=match):
+            imagenet1k.load(root, size=SIZE)
+
+    shutil.rmtree(root / "train" / "n01000003")
+    refused("^imagenet1k: 1 of 4 classes have no folder in .*train: n01000003; add their images")
+    (root / "train" / "n01000003").mkdir()
+    refused("class 'n01000003' has no images in train/; add images")
+    shutil.rmtree(root / "train" / "n01000003")
+    shutil.rmtree(root / "val" / "n01000003")
+    for path in list((root / "val").glob("*/*")):
+        path.rename(root / "val" / path.name)
+    for wnid in folders_of(root / "val"):
+        (root / "val" / wnid).rmdir()
+    refused(r"val holds 6 images but no class folders, and their names do not tell .* sort them .*valprep\.sh inside")
+    shutil.rmtree(root / "val")
+    refused("has train/ but no val/, which holds the test images; unpack them to val/<wnid>/")
+    (root / "val").mkdir()
+    shutil.rmtree(root / "train")
+    (root / "train").mkdir()
+    (root / "train" / "n01000003.tar").write_text("x")
+    refused("train holds 1 archives but no class folders; unpack each class into a folder of its own, train/<wnid>/")
+
+
+def folders_of(place: Path) -> list[str]:
+    return sorted(path.name for path in place.iterdir() if path.is_dir())
+
+
+def test_files_that_do_not_belong_there(root: Path) -> None:
+    standins.class_folders(root)
+    (root / "train" / WNIDS[0] / "notes.doc").write_text("x")
+    (root / "train" / WNIDS[0] / "gone.JPEG").symlink_to(root / "nowhere.JPEG")
+    (root / "train" / WNIDS[0] / ".hidden.JPEG").write_text("x")
+    (root / "train" / WNIDS[0] / "Thumbs.db").write_text("x")
+    with pytest.raises(
+        DataError, match=r"2 files cannot be used: .*gone\.JPEG is a link to nothing.*notes\.doc is not"
+    ):
+        imagenet1k.load(root, size=SIZE)
+    assert len(imagenet1k.load(root, size=SIZE, skip_bad=True).train) == 24
+
+
+def test_cub200_incomplete(root: Path) -> None:
+    standins.cub200(root)
+    home = root / "CUB_200_2011"
+
+    def refused(match: str) -> None:
+        with pytest.raises(DataError, match=match):
+            cub200.load(root, size=SIZE)
+
+    def replaced(name: str, old: str, new: str) -> str:
+        before = (home / name).read_text()
+        assert old in before
+        (home / name).write_text(before.replace(old, new, 1))
+        return before
+
+    before = replaced("train_test_split.txt", "3 1\n", "")
+    refused(r"train_test_split\.txt and images\.txt differ in image 3; unpack")
+    (home / "train_test_split.txt").write_text(before.replace("3 1\n", "3 7\n", 1))
+    refused("image 3 has class '1' and side '7', not one of the 4 classes")
+    (home / "train_test_split.txt").write_text(before)
+    before = replaced("image_class_labels.txt", "3 1\n", "3 77\n")
+    refused("image 3 has class '77' and side '1', not one of the 4 classes")
+    (home / "image_class_labels.txt").write_text(before)
+    before = replaced("classes.txt", "2 ", "two ")
+    refused(r"classes\.txt, line 2: 'two 002\.Laysan_Albatross' is not a number and a value; unpack")
+    (home / "classes.txt").write_text(before)
+    gone = sorted((home / "images" / BIRDS[0]).iterdir())[0]
+    gone.unlink()
+    refused(rf"1 images of images\.txt are not in .*: {BIRDS[0]}/{gone.name}; unpack")
+    (home / "classes.txt").unlink()
+    shutil.rmtree(home / "images")
+    refused(r"CUB_200_2011 lacks classes\.txt, images; unpack")
+    shutil.rmtree(home)
+    standins.class_folders(root, parts=("train", "elsewhere"), names=BIRDS)
+    refused("has train/ but neither test/ nor val/; add the test images")
+
+
+# --- class lists
+
+
+def test_the_lists_we_ship() -> None:
+    assert imagenet100.shipped() == ["cmc", "first-100", "kaggle", "seed-1993"]
+    lists = {name: imagenet100.read_list(name) for name in imagenet100.shipped()}
+    for name, classes in lists.items():
+        assert len(set(classes)) == 100, name
+        assert classes == sorted(classes)
+        assert all(len(c) == 9 and c[0] == "n" and c[1:].isdigit() for c in classes)
+        text = Path(imagenet100.__file__).with_name("class_lists").joinpath(f"{name}.txt").read_text()
+        assert text.startswith("# ImageNet-100 ")
+        assert "https://" in text, "where it comes from"
+    # the places of the first 100 sorted wnids in numpy's permutation of 1993 are known, and so are the classes there
+    np.random.seed(1993)  # noqa: NPY002 (the rule of the literature)
+    places = sorted(p for p in np.random.permutation(1000)[:100] if p < 100)  # noqa: NPY002
+    assert [lists["first-100"][p] for p in places] == [c for c in lists["seed-1993"] if c <= lists["first-100"][-1]]
+    assert len(set(lists["cmc"]) & set(lists["seed-1993"])) == 7
+
+
+@pytest.mark.parametrize(
+    ("which", "kept"),
+    [("folders", WNIDS), ("file", ("n02000004", "n01000003")), ("relative", ("n02000004", "n01000003"))],
+)
+def test_which_classes_imagenet100_has(
+    root: Path, which: str, kept: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = standins.class_folders(root)
+    file = root / "mine.txt"
+    file.write_text("# mine\n\nn02000004 some words, as some lists have\n  n01000003  \n")
+    monkeypatch.chdir(root)
+    class_list = {"folders": "folders", "file": str(file), "relative": "mine.txt"}[which]
+    data = imagenet100.load(root, size=SIZE, class_list=class_list)
+    assert data.class_names == tuple(sorted(kept))
+    chosen = tuple({c: files for c, files in side.items() if c in kept} for side in written)
+    assert shown(data) == expected(chosen)  # type: ignore[arg-type]
+
+
+def test_imagenet100_says_which_list_the_folders_are(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = tuple(imagenet100.read_list("cmc"))
+    standins.class_folders(root, names=names[:4])
+    assert "the 4 class folders are none of the known lists (cmc, first-100" in imagenet100.scan(root).notes[0]
+    for part in ("train", "val"):
+        for name in names:
+            (root / part / name).mkdir(exist_ok=True)
+    assert imagenet100.scan(root).notes == ["the 100 class folders are those of the list 'cmc'"]
+    monkeypatch.setattr(imagenet100, "WHOLE", Official(100, 1, 1))
+    with pytest.raises(
+        OptionError, match="holds all 100 classes; say which hundred with .*class_list=LIST .*first-100"
+    ):
+        imagenet100.scan(root)
+
+
+def test_two_lists_of_one_tree_do_not_push_each_other_out(root: Path, own_cache: Path) -> None:
+    standins.class_folders(root)
+    for name, text in (("a", "n02000004\nn01000003\n"), ("b", "n01000001\nn01000003\n")):
+        (root / name).write_text(text)
+        imagenet100.load(root, size=SIZE, class_list=str(root / name))
+    imagenet1k.load(root, size=SIZE)
+    assert len(list(own_cache.rglob("*.npy"))) == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "error", "match"),
+    [
+        (None, OptionError, "class_list=.*list: neither one of folders, cmc, .* nor a file"),
+        ("# nothing\n", OptionError, "class_list=.*: no class in it; write the name of a class folder on each line"),
+        ("n01000001\nn01000001 x\n", OptionError, "'n01000001' is there more than once"),
+        (
+            "n01000001\n" + "".join(f"n0900000{i}\n" for i in range(7)),
+            DataError,
+            "7 of 8 classes have no folder in .*train: n09000000, .*n09000004 and 2 more; add their images",
+        ),
+    ],
+)
+def test_bad_class_lists(root: Path, text: str | None, error: type[Exception], match: str) -> None:
+    standins.class_folders(root)
+    if text is not None:
+        (root / "list").write_text(text)
+    with pytest.raises(error, match=match):
+        imagenet100.load(root, size=SIZE, class_list=str(root / "list"))
+
+
+# --- verify
+
+
+@pytest.mark.parametrize("name", NEW)
+def test_verify_a_sound_copy(root: Path, efcil: Command, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(name, root)
+    monkeypatch.setattr(sources.module(name), "OFFICIAL", OFFICIAL)
+    code, out, err = efcil("data", "verify", name, "--data", root)
+    assert (code, err) == (0, "")
+    lines = [line for line in out.splitlines() if not line.startswith("note: ")]
+    assert lines == [
+        f"{name}: 4 classes, 24 training and 8 test images (6 and 2 a class), all readable, the counts of the official set"
+    ]
+    assert efcil("data", "verify", name, root)[1] == out  # the place alone will do
+
+
+@pytest.mark.parametrize("name", NEW)
+def test_verify_finds_what_is_wrong(root: Path, efcil: Command, name: str) -> None:
+    write(name, root)
+    sources.load(name, root, sources.find(name).options(size=SIZE))  # type: ignore[call-arg] # a cache hides nothing
+    path = an_image(root)
+    kept = path.stat()
+    path.write_bytes(path.read_bytes()[:-100] + bytes(100))
+    path.write_bytes(path.read_bytes()[:-200])
+    assert path.stat().st_size != kept.st_size
+    code, out, err = efcil("data", "verify", name, "--data", root)
+    assert code == 2
+    problems = [line for line in out.splitlines() if line.startswith("problem: ")]
+    assert f"{path.name}: truncated image" in problems[0]
+    assert problems[1] == f"problem: 4 classes, the official set has {sources.module(name).OFFICIAL.classes:,}"
+    assert err == f"efcil: {name} in {root}: {len(problems)} problems, listed above; mend or replace these files\n"
+    code, out, _ = efcil("data", "verify", name, "--data", root, "--skip-bad")
+    assert code == 2, "the counts still differ"
+    assert "note: " in out
+    assert "problem: 4 classes" in out
+    assert "problem: images/" not in out
+
+
+def test_verify_folders_and_pixels(root: Path, efcil: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    standins.class_folders(root)
+    assert efcil("data", "verify", "folder", "--data", root)[1].startswith("folder: 4 classes, 24 training and 8 test")
+    code, out, err = efcil("data", "verify", "folder", "--data", root / "train")
+    assert (code, err) == (0, "")
+    assert out == "folder: 4 classes, 20 training and 4 test images (5 and 1 a class), all readable\n"
+    an_image(root / "train").write_bytes(b"")
+    code, out, _ = efcil("data", "verify", "folder", "--data", root / "train")
+    assert code == 2
+    assert "the file is empty" in out
+    code, out, _ = efcil("data", "verify", "folder", "--data", root / "train", "--skip-bad")
+    assert code == 0
+    assert "the file is empty" in out
+    for path in sorted((root / "train" / WNIDS[0]).iterdir())[1:]:
+        path.unlink()
+    code, out, _ = efcil("data", "verify", "folder", "--data", root / "train")
+    assert code == 2
+    assert f"class '{WNIDS[0]}' has only one image, but needs at least two" in out
+
+    binary = root / "cifar-100-binary"
+    binary.mkdir()
+    (binary / "fine_label_names.txt").write_text("a\nb\n")
+    for part, count in (("train", 6), ("test", 2)):
+        records = np.zeros((count, 3074), np.uint8)
+        records[:, 1] = np.arange(count) % 2
+        (binary / f"{part}.bin").write_bytes(records.tobytes())
+    code, out, _ = efcil("data", "verify", "cifar100", "--data", root)
+    assert code == 2
+    assert "problem: 6 training images, the official set has 50,000" in out
+    monkeypatch.setattr(cifar100, "OFFICIAL", Official(2, 6, 2))
+    code, out, err = efcil("data", "verify", "cifar100", "--data", root)
+    assert (code, err) == (0, "")
+    assert out.startswith("cifar100: 2 classes, 6 training and 2 test images (3 and 1 a class), all readable")
+
+
+def test_verify_takes_a_class_list_and_one_directory(root: Path, efcil: Command) -> None:
+    standins.class_folders(root)
+    (root / "list").write_text("n02000004\nn01000003\n")
+    _, out, _ = efcil("data", "verify", "imagenet100", "--data", root, "--set", f"data.class_list={root / 'list'}")
+    assert "problem: 2 classes, the official set has 100" in out
+    code, _, err = efcil("data", "verify", "imagenet100", root, "--data", root)
+    assert code == 2
+    assert "the directory is given twice" in err
+    code, _, err = efcil("data", "verify", "imagenet100")
+    assert code == 2
+    assert "imagenet100 needs --data DIR" in err
+
+
+def test_data_list_says_what_each_set_is(efcil: Command) -> None:
+    _, out, _ = efcil("data", "list")
+    for name in NEW:
+        first, second = out[out.index(f"\n{name} ") + 1 :].splitlines()[:2]
+        assert "decoded" in first, "its size"
+        assert "licence: " in second
+        assert "get it: " in second
+
+
+# --- presets
+
+
+def planned(dataset: str, preset: str | None = None, methods: tuple[str, ...] = ("dpcr",)) -> Plan:
+    return resolve(Request(methods, dataset, tasks=10, preset=preset))
+
+
+@pytest.mark.parametrize(
+    ("dataset", "stem", "augment", "crop", "stored", "lr", "weight", "ridge", "sigma", "compensation"),
+    [
+        ("tiny-imagenet", "cifar", "crop-flip", None, 64, 0.001, 10, 2000, 0.3, 1.5),
+        ("imagenet100", "small", "resized-crop", 224, 256, 0.05, 5, 2000, 1.0, 1.0),
+        ("imagenet1k", "small", "resized-crop", 224, 256, 0.05, 5, 2000, 1.0, 1.0),
+        ("cub200", "imagenet", "resized-crop", 224, 256, 0.05, 10, 200, 1.0, 1.0),
+    ],
+)
+def test_the_papers_settings(
+    dataset: str,
+    stem: str,
+    augment: str,
+    crop: int | None,
+    stored: int,
+    lr: float,
+    weight: float,
+    ridge: float,
+    sigma: float,
+    compensation: float,
+) -> None:
+    plan = planned(dataset, methods=("dpcr", "sdc", "ds-al"))
+    t, o = plan.training, {name: options for name, (_, options) in plan.methods.items()}
+    assert plan.preset == "paper"
+    assert (t.stem, t.augment, t.crop, flat(plan.data)["size"]) == (stem, augment, crop, stored)
+    assert (t.backbone, t.batch_size, t.first.epochs, t.first.lr, t.first.milestones) == (
+        "resnet18",
+        128,
+        200,
+        0.1,
+        (60, 120, 160),
+    )
+    assert (t.later.epochs, t.later.lr, t.later.milestones, t.distill_weight) == (100, lr, (45, 90), weight)
+    found = flat(o["dpcr"]) | flat(o["sdc"]) | {"compensation": flat(o["ds-al"])["compensation"]}
+    assert flat(o["dpcr"])["ridge"] == ridge
+    assert (found["sigma"], found["compensation"]) == (sigma, compensation)
+    assert planned(dataset, methods=("pass",)).methods["pass"][1].proto_weight == (  # type: ignore[attr-defined]
+        0.1 if dataset == "tiny-imagenet" else 10
+    )
+
+
+@pytest.mark.parametrize(
+    ("dataset", "different"),
+    [
+        (
+            "tiny-imagenet",
+            {"later.lr": 0.05},
+        ),  # its settings for Tiny-ImageNet and ImageNet never take effect (FACTS 2.6)
+        ("imagenet100", {"distill_weight": 10}),
+        ("imagenet1k", {"distill_weight": 10}),
+        ("cub200", {}),
+    ],
+)
+def test_the_released_codes_settings(dataset: str, different: dict[str, Any]) -> None:
+    paper, released = (flat(planned(dataset, preset).training) for preset in ("paper", "released_code"))
+    assert {k: v for k, v in released.items() if paper[k] != v} == {"last_batch": "keep", **different}
+
+
+# --- whole runs
+
+
+@pytest.mark.parametrize("name", NEW)
+def test_a_whole_run_on_a_stand_in(root: Path, tmp_path: Path, efcil: Command, name: str) -> None:
+    write(name, root)
+    quick = ["width=2", "backbone=resnet10", "first.epochs=1", "later.epochs=1", "crop=16", "data.size=20"]
+    settings = [
+        part for setting in (*quick, "first.milestones=[]", "later.milestones=[]") for part in ("--set", setting)
+    ]
+    arguments = ["run", "dpcr", name, "--data", root, "--tasks", 2, "--order", "1993", "--out", tmp_path / "r"]
+    code, out, err = efcil(*arguments, "--device", "cpu", *settings)
+    assert code == 0, err
+    assert f"not the official {name}: 4 classes" in out
+    summary = json.loads((tmp_path / "r" / "summary.json").read_text())
+    assert (summary["dataset"], summary["preset"], summary["task_sizes"]) == (name, "paper", [2, 2])
+    assert len(summary["A_t"]) == 2
+
+
+def test_skip_bad_reaches_the_loader(root: Path, tmp_path: Path, efcil: Command) -> None:
+    standins.tiny_imagenet(root)
+    an_image(root).write_bytes(b"no image")
+    arguments = [
+        "run",
+        "lwf-ncm",
+        "tiny-imagenet",
+        "--data",
+        root,
+        "--tasks",
+        2,
+        "--out",
+        tmp_path / "r",
+        "--device",
+        "cpu",
+    ]
+    small = ["width=2", "backbone=resnet10", "first.epochs=1", "later.epochs=1", "data.size=16"]
+    settings = [part for setting in small for part in ("--set", setting)]
+    code, _, err = efcil(*arguments, *settings)
+    assert code == 2
+    assert "not an image in a format that can be read" in err
+    settings += [part for setting in ("first.milestones=[]", "later.milestones=[]") for part in ("--set", setting)]
+    code, out, err = efcil(*arguments, *settings, "--skip-bad")
+    assert code == 0, err
+    assert "skipped train/" in out

@@ -1,0 +1,462 @@
+"""FOSTER against literal transcriptions of its equations; what learns when; its states; its two classifiers."""
+
+import copy
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from efcil.experiment import Request, resolve
+from efcil.features import TaskFeatures
+from efcil.methods import METHODS
+from efcil.metrics import AccuracyMatrix
+from efcil.protocol import Evaluator, learn_stream
+from efcil.representations.foster import FOSTER, Booster, FOSTEROptions, class_weights
+from efcil.tasks import TaskStream
+from efcil.training.exemplars import Exemplars
+from efcil.training.extraction import extract
+from efcil.training.loop import Pixels
+from efcil.training.machine import Machine
+from efcil.training.schedule import Schedule
+from problems import TINY, blobs
+
+SIZES = (2, 3, 1)
+SHORT = {
+    **TINY,
+    "first": Schedule(epochs=3, lr=0.05, curve="cosine", weight_decay=5e-4),
+    "later": Schedule(epochs=3, lr=0.05, curve="cosine", weight_decay=5e-4),
+    "compression": Schedule(epochs=2, lr=0.05, curve="cosine"),
+    "memory": 18,
+    "okd_weight": 0.7,  # nothing at a value where a factor cannot be seen
+    "temperature": 1.7,
+}
+
+
+class Watch:
+    """Keeps a copy of all networks and of the momenta after each epoch, and of what survives each task."""
+
+    def __init__(self, representation):
+        self.representation, self.reports, self.ends = representation, [], []
+
+    def after_epoch(self, report, optimiser):
+        state = {k: v.clone() for k, v in self.representation.state(teacher=True).items()}
+        momenta = {k: v.clone() for k, v in optimiser.momenta().items()}
+        self.reports.append((report.task, report.epoch, report.loss, state, momenta, set(optimiser.named)))
+
+    def before_readouts(self, task):
+        pass
+
+    def after_task(self, task):
+        self.ends.append({k: v.clone() for k, v in self.representation.state(teacher=False).items()})
+
+
+def made(machine, channels=3, **options):
+    return FOSTER(FOSTEROptions(**{**SHORT, **options}), channels, machine, 0)
+
+
+def learn(representation, data, sizes=SIZES, readouts=None, **where):
+    """Run the protocol with both classifiers; return them, their matrices and what was seen."""
+    machine = representation.machine
+    stream = TaskStream(data.train, np.arange(len(data.class_names)), sizes)
+    evaluator = Evaluator(data, stream, machine)
+    factories = METHODS["foster"].heads
+    readouts = readouts or {name: factory(METHODS["foster"].options()) for name, factory in factories.items()}
+    matrices = {name: AccuracyMatrix(evaluator.totals()) for name in readouts}
+    for matrix in matrices.values():  # tasks that were learned before
+        for task in range(where.get("first_task", 0)):
+            matrix.record(task, [0] * (task + 1), [0] * (task + 1))
+    watch = Watch(representation)
+    learn_stream(stream, data, evaluator, representation, readouts, matrices, watch, **where)
+    return readouts, matrices, watch
+
+
+@pytest.fixture(scope="module")
+def whole(machine, data):
+    """One run of three tasks."""
+    representation = made(machine)
+    return representation, *learn(representation, data)
+
+
+def at_task(machine, data, index=1, **options):
+    """A representation inside a task: begun and prepared, with its images and labels."""
+    representation = made(machine, **options)
+    stream = TaskStream(data.train, np.arange(len(data.class_names)), SIZES)
+    for earlier in range(index + 1):
+        task = stream[earlier]
+        pixels = Pixels(machine.tensor(task.images), data.mean, data.std, machine)
+        labels = machine.tensor(task.labels)
+        with torch.no_grad():  # as if something had been learned
+            for parameter in representation.student.backbone.parameters():
+                noise = torch.randn(parameter.shape, generator=torch.Generator().manual_seed(earlier))
+                parameter.add_(0.1 * parameter.std(correction=0) * noise)
+        representation.begin(task)
+        for head in (representation.head, representation.booster.head):  # biases that are not all zero
+            nn.init.uniform_(head.bias, generator=torch.Generator().manual_seed(earlier))
+        representation.prepare(0, pixels, labels)
+        if earlier < index:
+            representation.finish(TaskFeatures(earlier, representation, pixels, labels, None))
+    return representation, pixels, labels
+
+
+def literal_weights(counts, beta):
+    effective = [(1 - beta**n) / (1 - beta) for n in counts]
+    total = sum(1 / e for e in effective)
+    return [1 / e / total * len(counts) for e in effective]
+
+
+def softmax(row, temperature=1.0):
+    powers = [math.exp(z / temperature) for z in row]
+    return [p / sum(powers) for p in powers]
+
+
+def cross(row, target, temperature=1.0):
+    return -sum(t * math.log(p) for t, p in zip(target, softmax(row, temperature), strict=True))
+
+
+# --- equations --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("beta", [0.96, 0.97, 0.999])
+def test_class_weights_are_their_formula(beta):
+    counts = [20, 5, 500, 1, 130]
+    got = class_weights(torch.tensor(counts), beta)
+    assert got.dtype == torch.float32
+    np.testing.assert_allclose(got.numpy(), literal_weights(counts, beta), rtol=1e-6)
+    assert class_weights(torch.tensor(counts), 0.0).tolist() == [1.0] * 5
+
+
+def test_boosting_is_its_three_terms(machine, data):
+    """Image by image: cross-entropy of logits / weights, cross-entropy on new features, distillation of old logits."""
+    r, pixels, labels = at_task(machine, data)
+    r.old = 2
+    r.enter(0)
+    r.train()
+    images, every = r.studied(0, pixels, labels)
+    rows = torch.tensor([0, 7, 20, -1, -12])
+    x, y = images.normalise(images.images[rows]), every[rows]
+    assert {int(c) for c in y} & {0, 1}
+    assert {int(c) for c in y} & {2, 3, 4}
+    new = copy.deepcopy(r.booster).train()
+    with torch.no_grad():
+        known, added = r.teacher.backbone.eval()(x).double(), new.backbone(x).double()
+        logits = (torch.cat([known, added], 1) @ new.head.weight.double().T + new.head.bias.double()).tolist()
+        alone = (added @ new.auxiliary.weight.double().T + new.auxiliary.bias.double()).tolist()
+        old = (known @ r.teacher.head.weight.double().T + r.teacher.head.bias.double()).tolist()
+    weights = literal_weights([9, 9, 12, 12, 12], 0.96)
+    want = 0.0
+    for row, own, before, label in zip(logits, alone, old, y.tolist(), strict=True):
+        exact = [float(c == label) for c in range(5)]
+        want += cross([z / w for z, w in zip(row, weights, strict=True)], exact) / 5
+        want += cross(own, exact) / 5
+        want += 0.7 * cross(row[:2], softmax(before, 1.7), 1.7) / 5
+    assert r.loss(x, y).item() == pytest.approx(want, rel=1e-5)
+
+
+def test_compression_is_balanced_distillation(machine, data):
+    """Image by image: the boosted model's softened predictions, weighted by class, adding to one again."""
+    r, pixels, labels = at_task(machine, data)
+    r.old = 2
+    r.prepare(1, pixels, labels)
+    r.enter(1)
+    r.train()
+    nn.init.normal_(r.booster.head.weight, std=2.0, generator=torch.Generator().manual_seed(5))
+    x, y = pixels.normalise(pixels.images[:5]), labels[:5]
+    student = copy.deepcopy(r.student).train()
+    with torch.no_grad():
+        both = torch.cat([r.teacher.backbone.eval()(x), r.booster.backbone.eval()(x)], 1).double()
+        target = (both @ r.booster.head.weight.double().T + r.booster.head.bias.double()).tolist()
+        logits = (student.backbone(x).double() @ student.head.weight.double().T + student.head.bias.double()).tolist()
+    weights = literal_weights([9, 9, 12, 12, 12], 0.97)
+    want = 0.0
+    for row, theirs in zip(logits, target, strict=True):
+        weighted = [w * p for w, p in zip(weights, softmax(theirs, 1.7), strict=True)]
+        want += cross(row, [w / sum(weighted) for w in weighted], 1.7) / 5
+    r.train()
+    assert r.loss(x, y).item() == pytest.approx(want, rel=1e-5)
+    assert r.loss(x, y.flip(0)).item() == r.loss(x, y).item(), "labels play no part"
+
+
+def test_the_first_task_is_plain_cross_entropy(machine, data):
+    r, pixels, labels = at_task(machine, data, index=0)
+    r.enter(0)
+    x = pixels.normalise(pixels.images[:6])
+    r.eval()
+    want = nn.functional.cross_entropy(r.head(r.student.backbone(x)), labels[:6])
+    torch.testing.assert_close(r.loss(x, labels[:6]), want)
+
+
+def test_bf16_losses_are_float32_and_close(machine, data):
+    half = Machine.choose("cpu", precision="bf16")
+    for stage in (0, 1):
+        losses = []
+        for where in (machine, half):
+            r, pixels, labels = at_task(where, data)
+            r.old = 2
+            r.enter(stage)
+            r.train()
+            with where.autocast():
+                losses.append(r.loss(pixels.normalise(pixels.images[:8]), labels[:8]))
+        assert losses[1].dtype == torch.float32
+        torch.testing.assert_close(*losses, rtol=0.05, atol=0.02)
+
+
+def test_images_are_counted_exemplars_included(machine, data):
+    keep = np.ones(len(data.train.labels), bool)
+    keep[np.flatnonzero(data.train.labels == 3)[:7]] = False  # class 3 has five images only
+    train = type(data.train)(data.train.images[keep], data.train.labels[keep])
+    uneven = type(data)("uneven", data.class_names, train, data.test, data.mean, data.std)
+    r, _, _ = at_task(machine, uneven, index=2, memory=30)
+    assert r.counts.tolist() == [6, 6, 6, 5, 6, 12]
+
+
+# --- what starts where, and what learns when --------------------------------------------------------------------------
+
+
+def test_a_booster_starts_from_the_old_network(machine, data):
+    r, _, _ = at_task(machine, data, index=2)
+    booster = Booster(copy.deepcopy(r.booster.backbone), r.dim)
+    booster.begin(r.teacher, 9, torch.Generator().manual_seed(3))
+    for key, value in r.teacher.backbone.state_dict().items():
+        assert torch.equal(booster.backbone.state_dict()[key], value), key
+    old, head = r.teacher.head, booster.head
+    assert head.weight.shape == (9, 2 * r.dim)
+    assert booster.auxiliary.weight.shape == (9, r.dim)
+    assert torch.equal(head.weight[:5, : r.dim], old.weight)
+    assert torch.equal(head.bias[:5], old.bias)
+    assert old.bias.abs().min() > 0
+    for fresh, dim in (
+        (head.weight[5:], 2 * r.dim),
+        (head.weight[:5, r.dim :], 2 * r.dim),
+        (booster.auxiliary.weight, r.dim),
+    ):
+        assert (fresh != 0).all(), "oofc = ft: nothing is zeroed"
+        assert 0.8 * (3 / dim) ** 0.5 < fresh.abs().max() <= (3 / dim) ** 0.5  # torch's kaiming_uniform, linear
+    assert not head.bias[5:].any()
+    assert not booster.auxiliary.bias.any()
+
+
+def part(state, name):
+    return {k: v for k, v in state.items() if k.startswith(name)}
+
+
+def same(a, b):
+    return a.keys() == b.keys() and all(torch.equal(v, b[k]) for k, v in a.items())
+
+
+def test_only_one_network_learns_in_a_stage(whole):
+    reports = whole[3].reports
+    assert [(task, epoch) for task, epoch, *_ in reports] == [(0, e) for e in range(3)] + [
+        (t, e) for t in (1, 2) for e in range(5)
+    ]
+    for before, after in itertools.pairwise(reports):
+        if before[0] != after[0]:
+            continue
+        boosting, compressing = after[0] > 0 and after[1] < 3, after[0] > 0 and after[1] > 3
+        if after[0] > 0:
+            assert same(part(before[3], "teacher."), part(after[3], "teacher.")), "with its running statistics"
+        assert same(part(before[3], "student."), part(after[3], "student.")) == boosting, after[:2]
+        if boosting or compressing:
+            assert same(part(before[3], "booster."), part(after[3], "booster.")) == compressing, after[:2]
+    for task, epoch, *_, learned in reports:
+        assert {name.split(".")[0] for name in learned} == {"booster" if task and epoch < 3 else "student"}
+    statistics = [r[3]["booster.backbone.bn1.running_mean"] for r in reports if r[:2] in ((1, 1), (1, 2))]
+    assert not torch.equal(*statistics), "batch norm of the booster learns"
+
+
+def test_only_the_network_that_learns_is_in_training_mode(machine, data):
+    r, *_ = at_task(machine, data)
+    for old, stage, learns in ((0, 0, "student"), (2, 0, "booster"), (2, 1, "student")):
+        r.old = old
+        r.enter(stage)
+        for mode in (True, False):
+            r.train(mode)
+            for name in ("student", "booster", "teacher"):
+                network = getattr(r, name)
+                assert {m.training for m in network.modules()} == {mode and name == learns}, (old, stage, name)
+                assert {p.requires_grad for p in network.parameters()} == {name == learns}, (old, stage, name)
+
+
+def test_a_stage_changes_every_part_of_what_learns(whole):
+    """Both heads and the backbone of the booster; backbone and head of the student."""
+    states = {report[:2]: report[3] for report in whole[3].reports}
+    for before, after, names in (
+        ((1, 0), (1, 2), ("booster.head.weight", "booster.auxiliary.weight", "booster.backbone.conv1.weight")),
+        ((1, 3), (1, 4), ("student.head.weight", "student.head.bias", "student.backbone.conv1.weight")),
+    ):
+        for name in names:
+            assert (states[before][name] != states[after][name]).all(), name
+
+
+def test_the_student_waits_as_the_old_network_until_compression(whole):
+    states = {report[:2]: report[3] for report in whole[3].reports}
+    boosted = states[1, 2]
+    for key, value in part(boosted, "teacher.backbone.").items():
+        assert torch.equal(value, boosted[key.replace("teacher.", "student.")]), key
+    assert torch.equal(boosted["student.head.weight"][:2], boosted["teacher.head.weight"])
+    assert torch.equal(boosted["student.head.bias"][:2], boosted["teacher.head.bias"])
+    assert boosted["student.head.weight"].shape[0] == 5
+
+
+def test_the_next_task_starts_from_the_compressed_student(whole):
+    states = {report[:2]: report[3] for report in whole[3].reports}
+    for task in (1, 2):
+        end = whole[3].ends[task - 1]
+        for key, value in part(states[task, 0], "teacher.").items():
+            assert torch.equal(value, end[key.replace("teacher.", "student.")]), key
+
+
+# --- exemplars and classifiers ----------------------------------------------------------------------------------------
+
+
+def test_exemplars_are_herded_with_the_boosted_features(machine, data):
+    r, pixels, labels = at_task(machine, data)
+    nn.init.normal_(r.booster.backbone.layer4[0].conv1.weight, generator=torch.Generator().manual_seed(1))
+    nn.init.normal_(r.student.backbone.layer4[0].conv1.weight, generator=torch.Generator().manual_seed(2))
+    before = r.exemplars
+    old, new, student = (extract(n.backbone, pixels, machine) for n in (r.teacher, r.booster, r.student))
+    chosen = {
+        name: Exemplars.chosen(torch.cat(parts, 1), pixels, labels, 18 // 5).images
+        for name, parts in {
+            "both": (old, new),
+            "all": (old, new, student),
+            "old": (old,),
+            "student": (student,),
+        }.items()
+    }
+    assert all(not torch.equal(chosen["both"], chosen[other]) for other in ("all", "old", "student"))
+    r.finish(TaskFeatures(1, r, pixels, labels, None))
+    kept = r.exemplars.labels
+    assert kept.tolist() == [0] * 3 + [1] * 3 + [2] * 3 + [3] * 3 + [4] * 3
+    assert torch.equal(r.exemplars.images[kept >= 2], chosen["both"])
+    assert torch.equal(r.exemplars.images[kept < 2], before.reduced(3).images)
+
+
+def test_two_classifiers_are_the_student_and_the_boosted_model(whole, data, machine):
+    r, readouts, *_ = whole
+    pixels = Pixels(machine.tensor(data.test.images), data.mean, data.std, machine)
+    features = extract(r.backbone, pixels, machine)
+    assert features.shape == (30, r.backbone.dim) == (30, 3 * r.dim)
+    with torch.no_grad():
+        x = pixels.normalise(pixels.images)
+        old, new, single = (n.backbone.eval()(x) for n in (r.teacher, r.booster, r.student))
+        torch.testing.assert_close(readouts["compressed"].scores(features), r.student.head(single))
+        torch.testing.assert_close(readouts["boosted"].scores(features), r.booster.head(torch.cat([old, new], 1)))
+    assert not torch.allclose(readouts["boosted"].scores(features), readouts["compressed"].scores(features))
+    assert list(METHODS["foster"].heads) == ["compressed", "boosted"]
+    assert METHODS["foster"].main(METHODS["foster"].options()) == "compressed"
+    assert METHODS["foster"].published == "boosted"
+
+
+def test_classifiers_are_copies(whole):
+    """What is learned later does not change what was read out."""
+    r, readouts, *_ = whole
+    assert readouts["compressed"].head.weight.data_ptr() != r.student.head.weight.data_ptr()
+    assert readouts["boosted"].head.weight.data_ptr() != r.booster.head.weight.data_ptr()
+
+
+def test_after_the_first_task_both_are_the_only_network(machine, data):
+    r = made(machine)
+    readouts, matrices, _ = learn(r, data, sizes=(6,))
+    assert matrices["compressed"] == matrices["boosted"]
+    features = torch.rand(4, r.backbone.dim)
+    assert features.shape == (4, r.dim)
+    assert torch.equal(readouts["compressed"].scores(features), readouts["boosted"].scores(features))
+    assert readouts["boosted"].scores(features).shape == (4, 6)
+
+
+# --- states -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("epoch", range(1, 5))
+def test_a_run_taken_up_in_either_stage_is_bit_identical(machine, data, whole, epoch):
+    """After one and two epochs of boosting, at its end, and in the middle of compression."""
+    _, readouts, matrices, watch = whole
+    _, _, _, state, momenta, _ = next(r for r in watch.reports if r[:2] == (1, epoch - 1))
+    again = made(machine)
+    again.load_state({k: v.clone() for k, v in watch.ends[0].items()})
+    again.load_state({k: v.clone() for k, v in state.items()})
+    others, measured, seen = learn(again, data, first_task=1, first_epoch=epoch, momenta=momenta)
+    losses = {r[:2]: r[2] for r in watch.reports}
+    assert all(r[2] == losses[r[:2]] for r in seen.reports)
+    assert len(seen.reports) == 5 - epoch + 5
+    assert same(seen.ends[-1], watch.ends[-1])
+    for name, readout in others.items():
+        assert same(readout.state(), readouts[name].state())
+        assert measured[name].A_t[1:] == matrices[name].A_t[1:]
+
+
+@pytest.mark.parametrize("task", [1, 2])
+def test_what_survives_a_task_is_enough_for_the_next(machine, data, whole, task):
+    again = made(machine)
+    again.load_state({k: v.clone() for k, v in whole[3].ends[task - 1].items()})
+    _, _, seen = learn(again, data, first_task=task)
+    assert same(seen.ends[-1], whole[3].ends[-1])
+
+
+def test_what_survives_keeps_both_classifiers_working(machine, data, whole):
+    r, readouts, _, watch = whole
+    again = made(machine)
+    again.load_state({k: v.clone() for k, v in watch.ends[-1].items()})
+    pixels = Pixels(machine.tensor(data.test.images), data.mean, data.std, machine)
+    features = extract(again.backbone, pixels, machine)
+    assert torch.equal(features, extract(r.backbone, pixels, machine))
+    for name, readout in readouts.items():
+        other = METHODS["foster"].heads[name](METHODS["foster"].options())
+        other.load_state(readout.state())
+        assert torch.equal(other.scores(features), readout.scores(features))
+    assert not part(watch.ends[0], "booster."), "there is none in the first task"
+    assert not part(watch.ends[0], "teacher.")
+    assert "counts" not in watch.ends[-1]
+
+
+# --- problems of other shapes, options --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("size", "channels"), [(8, 3), (11, 1)])
+def test_it_learns(machine, size, channels):
+    problem = blobs(classes=5, size=size, channels=channels, noise=25.0)
+    r = made(
+        machine,
+        channels,
+        augment="none",
+        width=4,
+        memory=36,
+        first=Schedule(epochs=8, lr=0.1, curve="cosine"),
+        later=Schedule(epochs=8, lr=0.1, curve="cosine"),
+        compression=Schedule(epochs=8, lr=0.1, curve="cosine"),
+    )
+    _, matrices, _ = learn(r, problem, sizes=(3, 2))
+    for name, matrix in matrices.items():
+        assert matrix.A_t[-1] > 60, name  # chance is 20
+
+
+def test_the_paper_preset_is_pycils():
+    plan = resolve(Request(("foster:memory=500",), "cifar100", tasks=10))
+    t = plan.training
+    assert isinstance(t, FOSTEROptions)
+    schedules = [(s.epochs, s.lr, s.curve, s.milestones, s.weight_decay) for s in (t.first, t.later, t.compression)]
+    cosine = (0.1, "cosine", ())
+    assert schedules == [(200, *cosine, 5e-4), (170, *cosine, 5e-4), (130, *cosine, 0.0)]
+    assert (t.boosting_beta, t.compression_beta, t.okd_weight, t.temperature, t.memory) == (0.96, 0.97, 1.0, 2.0, 500)
+    assert (t.backbone, t.batch_size, t.augment) == ("resnet18", 128, "cifar-autoaugment")
+    assert (
+        resolve(Request(("foster",), "cifar100", tasks=10, preset="released_code")).training.compression
+        == t.compression
+    )
+    assert FOSTEROptions() == FOSTEROptions(first=t.first, later=t.later, compression=t.compression, memory=2000)
+
+
+@pytest.mark.parametrize("dataset", ["digits", "glyphs", "folder"])
+def test_the_quick_preset_is_short_and_valid(dataset):
+    t = resolve(Request(("foster",), dataset, tasks=5, preset="quick")).training
+    assert {s.curve for s in (t.first, t.later, t.compression)} == {"cosine"}
+    assert t.later.epochs + t.compression.epochs <= 40
+
+
+def test_stages_are_boosting_and_compression(machine):
+    r = made(machine)
+    assert r.stages(0) == (r.options.first,)
+    assert r.stages(1) == r.stages(7) == (r.options.later, r.options.compression)

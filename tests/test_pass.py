@@ -1,0 +1,405 @@
+"""PASS against literal transcriptions of its equations, and what must hold of it."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+
+from efcil.data.dataset import DataSet, ImageSet
+from efcil.errors import DataError
+from efcil.experiment import Request, resolve
+from efcil.methods import METHODS
+from efcil.metrics import AccuracyMatrix
+from efcil.protocol import Evaluator, learn_stream
+from efcil.representations.pass_ import PASS, PASSOptions, class_spread, rotated
+from efcil.tasks import TaskStream
+from efcil.training.loop import Pixels
+from efcil.training.machine import Machine
+from efcil.training.schedule import Schedule
+from problems import TINY, blobs
+
+SIZES = (2, 3, 1)
+SCHEDULE = Schedule(epochs=3, lr=2e-3, milestones=(2,), weight_decay=2e-4)
+SMALL = {**TINY, "augment": "none", "first": SCHEDULE, "later": SCHEDULE}
+SETTINGS = {"softmax_temperature": 0.3, "fkd_weight": 0.7, "proto_weight": 1.9}
+
+
+class Watch:
+    """Runs `each_epoch` and `each_task`."""
+
+    def __init__(self, each_epoch=lambda report, optimiser: None, each_task=lambda task: None):
+        self.after_epoch, self.after_task = each_epoch, each_task
+
+    def before_readouts(self, task):
+        pass
+
+
+def learner(machine, channels=3, seed=0, **options):
+    return PASS(PASSOptions(**{**SMALL, **options}), channels, machine, seed)
+
+
+def run(representation, data, watch=None, sizes=SIZES, **where):
+    """Learn a stream; return the readout and the accuracies."""
+    stream = TaskStream(data.train, np.arange(sum(sizes)), sizes)
+    evaluator = Evaluator(data, stream, representation.machine)
+    readout, matrix = METHODS["pass"].readout(None), AccuracyMatrix(evaluator.totals())
+    for _ in range(where.get("first_task", 0)):
+        matrix.record(matrix.tasks_done, [0] * (matrix.tasks_done + 1), [0] * (matrix.tasks_done + 1))
+    learn_stream(
+        stream, data, evaluator, representation, {"pass": readout}, {"pass": matrix}, watch or Watch(), **where
+    )
+    return readout, matrix
+
+
+def batch(data, classes, count=5):
+    """Normalised images of some classes, and their labels."""
+    rows = np.flatnonzero(np.isin(data.train.labels, classes))[:count]
+    pixels = Pixels(torch.from_numpy(data.train.images[rows]), data.mean, data.std, Machine.choose("cpu"))
+    return pixels.normalise(pixels.images), torch.from_numpy(data.train.labels[rows])
+
+
+@pytest.fixture(scope="module")
+def second(machine, data):
+    """A learner with other settings in the middle of its second task: two old classes, three new."""
+    representation, stop = learner(machine, **SETTINGS), KeyError("in the middle")
+
+    def each_epoch(report, optimiser):
+        if (report.task, report.epoch) == (1, 1):
+            raise stop
+
+    with pytest.raises(KeyError):
+        run(representation, data, Watch(each_epoch))
+    return representation
+
+
+def changed(representation, **options):
+    """The same learner with other options."""
+    other = copy.copy(representation)
+    other._modules = dict(representation._modules)  # which a plain copy shares
+    other.options = representation.options.model_copy(update=options)
+    return other
+
+
+def drawn_from(representation, seed=5):
+    representation.noise.manual_seed(seed)
+    return representation
+
+
+# --- rotations --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("size", "channels"), [(8, 3), (5, 1), (6, 4)])
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_each_image_is_turned_four_times(size, channels, layout):
+    images = torch.rand(3, channels, size, size).contiguous(memory_format=layout)
+    turned, targets = rotated(images, torch.tensor([4, 0, 7]))
+    assert turned.is_contiguous(memory_format=layout)
+    found = dict(zip(targets.tolist(), turned, strict=True))
+    assert len(found) == 12
+    for image, label in zip(images, (4, 0, 7), strict=True):
+        for turn in range(4):
+            want = np.rot90(image.numpy(), turn, axes=(1, 2))
+            assert np.array_equal(found[4 * label + turn].numpy(), want), (label, turn)
+
+
+def test_images_that_are_not_square_are_refused(machine):
+    with pytest.raises(DataError, match=r"must be square, got 8 x 6"):
+        rotated(torch.rand(2, 3, 8, 6), torch.tensor([0, 1]))
+    wide = blobs()
+    parts = [ImageSet(part.images[..., :6].copy(), part.labels) for part in (wide.train, wide.test)]
+    with pytest.raises(DataError, match="must be square"):
+        run(learner(machine), DataSet("wide", wide.class_names, *parts, mean=wide.mean, std=wide.std))
+
+
+# --- the loss ---------------------------------------------------------------------------------------------------------
+
+
+def literal_cross_entropy(logits, targets):
+    """-log of the target's share, row by row."""
+    losses = [-(row[t] - torch.log(sum(torch.exp(v) for v in row))) for row, t in zip(logits, targets, strict=True)]
+    return sum(losses) / len(losses)
+
+
+def literal_loss(representation, images, labels, draws=0, seed=5):
+    """The published step in float64: images stacked beside their rotations, three terms. Returns each of them."""
+    o, net, old_net = (
+        representation.options,
+        *(copy.deepcopy(m).double() for m in (representation.student, representation.teacher)),
+    )
+    inputs, targets = [], []
+    for image, label in zip(images.double(), labels.tolist(), strict=True):
+        for turn in range(4):
+            inputs.append(torch.from_numpy(np.rot90(image.numpy(), turn, axes=(1, 2)).copy()))
+            targets.append(4 * label + turn)
+    net.train()
+    old_net.eval()
+    with torch.no_grad():
+        features, before = (n.backbone(torch.stack(inputs)) for n in (net, old_net))
+        weight, bias = net.head.weight, net.head.bias
+        terms = [literal_cross_entropy((features @ weight.T + bias) / o.softmax_temperature, targets)]
+        if draws:
+            terms.append(sum((a - b) ** 2 for a, b in zip(features.flatten(), before.flatten(), strict=True)) ** 0.5)
+            source = torch.Generator().manual_seed(seed)
+            classes = torch.randint(representation.old, (draws,), generator=source)
+            noise = torch.randn(draws, weight.shape[1], generator=source).double()
+            augmented = [
+                representation.prototypes[c].double() + representation.radius * n
+                for c, n in zip(classes, noise, strict=True)
+            ]
+            logits = torch.stack(augmented) @ weight.T + bias
+            terms.append(literal_cross_entropy(logits / o.softmax_temperature, [4 * c for c in classes.tolist()]))
+    return terms
+
+
+def close(got, want):
+    torch.testing.assert_close(got.double(), want, rtol=2e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("temperature", [0.1, 1.0])
+def test_the_first_task_is_cross_entropy_over_rotations(machine, data, temperature):
+    representation = learner(machine, softmax_temperature=temperature)
+    representation.begin(TaskStream(data.train, np.arange(6), SIZES)[0])
+    images, labels = batch(data, (0, 1))
+    (want,) = literal_loss(representation, images, labels)
+    state = representation.noise.get_state()
+    close(representation.train().loss(images, labels), want)
+    assert torch.equal(representation.noise.get_state(), state), "nothing is drawn yet"
+
+
+def test_later_tasks_add_the_distance_and_the_prototypes(data, second):
+    images, labels = batch(data, (2, 3, 4))
+    terms = literal_loss(second, images, labels, draws=second.options.batch_size)
+    assert min(terms) > 0.05, "every term is seen"
+    weights = (1.0, SETTINGS["fkd_weight"], SETTINGS["proto_weight"])
+    close(drawn_from(second).train().loss(images, labels), sum(w * t for w, t in zip(weights, terms, strict=True)))
+    for fkd, proto in ((0.0, 0.0), (1.0, 0.0), (0.0, 1.0)):
+        other = drawn_from(changed(second, fkd_weight=fkd, proto_weight=proto))
+        close(other.loss(images, labels), terms[0] + fkd * terms[1] + proto * terms[2])
+
+
+def test_the_distance_is_of_the_whole_batch(data, second):
+    """Not a mean: a batch twice over is sqrt(2) times as far, in eval mode, where its images do not mix."""
+    images, labels = batch(data, (2, 3, 4))
+    one, two = (changed(second, fkd_weight=w, proto_weight=0.0) for w in (0.0, 1.0))
+    second.student.eval()
+    far = [
+        two.loss(x, y) - one.loss(x, y) for x, y in ((images, labels), (images.repeat(2, 1, 1, 1), labels.repeat(2)))
+    ]
+    assert float((far[1] / far[0]).detach()) == pytest.approx(2**0.5, rel=1e-4)
+
+
+def test_the_loss_draws_from_its_own_noise_alone(data, second):
+    images, labels = batch(data, (2, 3, 4))
+    second.student.eval()
+    before = torch.get_rng_state()
+    losses = [float(drawn_from(second, seed).loss(images, labels).detach()) for seed in (1, 1, 2)]
+    assert losses[0] == losses[1] != losses[2]
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize(("old", "new", "times"), [(2, 3, 1), (6, 2, 3), (5, 2, 2), (4, 4, 1)])
+def test_how_many_prototypes_a_step_draws(machine, old, new, times):
+    for draws, factor in (("batch", 1), ("balanced", times)):
+        representation = learner(machine, proto_draws=draws)
+        representation.head.grow(old + new, torch.Generator())
+        representation.old, representation.prototypes = old, torch.zeros(old, representation.head.weight.shape[1])
+        features, targets = representation.augmented()
+        assert len(features) == len(targets) == factor * representation.options.batch_size
+
+
+def test_balanced_draws_are_the_same_loss_of_more_prototypes(data, second):
+    images, labels = batch(data, (4,))
+    other = changed(second, proto_draws="balanced")
+    other.student = copy.deepcopy(second.student)
+    other.head.make_room(
+        {k: v[:12] for k, v in second.head.state_dict().items()}
+    )  # three classes, of which two are old
+    other.head.load_state_dict({k: v[:12] for k, v in second.head.state_dict().items()})
+    other.student_features = other.student.backbone
+    labels = labels - 2
+    terms = literal_loss(other, images, labels, draws=2 * other.options.batch_size)
+    weights = (1.0, SETTINGS["fkd_weight"], SETTINGS["proto_weight"])
+    close(drawn_from(other).train().loss(images, labels), sum(w * t for w, t in zip(weights, terms, strict=True)))
+
+
+def test_augmented_prototypes_are_normal_about_theirs(machine):
+    """Every old class equally often, unrotated, with the radius as standard deviation in each dimension."""
+    representation = learner(machine, batch_size=30000)
+    representation.old, representation.radius = 3, torch.tensor(0.5, dtype=torch.float64)
+    representation.prototypes = torch.arange(48.0).view(3, 16)
+    features, targets = drawn_from(representation).augmented()
+    assert features.dtype == torch.float32
+    assert sorted(set(targets.tolist())) == [0, 4, 8]
+    assert (torch.bincount(targets // 4) / 30000 - 1 / 3).abs().max() < 0.02
+    noise = features - representation.prototypes[targets // 4]
+    assert noise.mean(0).abs().max() < 0.02
+    covariance = torch.cov(noise.T)
+    assert (covariance - 0.25 * torch.eye(16)).abs().max() < 0.01
+
+
+def test_classification_is_float32_under_autocast(second):
+    """A temperature of 0.1 multiplies bfloat16's rounding of logits by ten."""
+    narrow = changed(second)
+    narrow.machine = Machine.choose("cpu", precision="bf16")
+    features, targets = torch.rand(6, second.head.weight.shape[1]), torch.arange(6)
+    want = second.classification(features, targets)
+    with narrow.machine.autocast():
+        got = narrow.classification(features, targets)
+    assert torch.equal(got, want)
+
+
+# --- prototypes and radius --------------------------------------------------------------------------------------------
+
+
+def literal_protos(features, labels):
+    """Mean of each class, and the trace of numpy's covariance by the dimension."""
+    means, spreads = [], []
+    for c in np.unique(labels):
+        vectors = features[labels == c]
+        means.append(np.mean(vectors, axis=0))
+        spreads.append(np.trace(np.cov(vectors.T)) / vectors.shape[1])
+    return np.stack(means), spreads
+
+
+def test_class_spread_is_its_equation():
+    features = torch.randn(40, 7, generator=torch.Generator().manual_seed(0)) + 3
+    labels = torch.arange(40) % 3 + 5
+    means, spreads = literal_protos(features.double().numpy(), labels.numpy())
+    got_means, got_spreads = class_spread(features, labels)
+    np.testing.assert_allclose(got_means.numpy(), means, rtol=1e-12)
+    np.testing.assert_allclose(got_spreads.numpy(), spreads, rtol=1e-12)
+    lonely = class_spread(features, torch.tensor([1] + [0] * 39))[1]
+    assert lonely[1] == 0
+    assert lonely[0] > 0
+
+
+@pytest.mark.parametrize("classes", ["first", "all"])
+def test_prototypes_stay_and_the_radius_is_the_root_of_the_mean_spread(machine, data, classes):
+    representation = learner(machine, radius_classes=classes)
+    prototypes, spreads, radii, features = [], [], [], {}
+
+    def each_task(task):
+        own = np.isin(data.train.labels, np.arange(sum(SIZES))[sum(SIZES[:task]) : sum(SIZES[: task + 1])])
+        pixels = Pixels(torch.from_numpy(data.train.images[own]), data.mean, data.std, machine)
+        with torch.no_grad():
+            features[task] = representation.backbone.eval()(pixels.normalise(pixels.images)).double().numpy()
+        means, spread = literal_protos(features[task], data.train.labels[own])
+        prototypes.append(means)
+        spreads.extend(spread)
+        radii.append(np.sqrt(np.mean(spreads if classes == "all" else spreads[: SIZES[0]])))
+        np.testing.assert_allclose(representation.prototypes.numpy(), np.concatenate(prototypes), rtol=1e-4, atol=1e-6)
+        assert float(representation.radius) == pytest.approx(radii[-1], rel=1e-5)
+
+    run(representation, data, Watch(each_task=each_task))
+    assert len(radii) == 3
+    assert (len({round(r, 6) for r in radii}) == 1) == (classes == "first")
+
+
+# --- head, readout, memory --------------------------------------------------------------------------------------------
+
+
+def test_scores_are_the_rows_of_images_that_are_not_rotated(machine, data):
+    representation = learner(machine)
+    readout, _ = run(representation, data)
+    features = torch.rand(5, representation.head.weight.shape[1])
+    head = representation.head
+    want = torch.stack([features @ head.weight[4 * c] + head.bias[4 * c] for c in range(6)], 1)
+    torch.testing.assert_close(readout.scores(features), want.detach(), rtol=1e-5, atol=1e-6)
+    again = METHODS["pass"].readout(None)
+    again.load_state({k: v.clone() for k, v in readout.state().items()})
+    assert torch.equal(again.scores(features), readout.scores(features))
+    kept = sum(v.numel() for v in readout.state().values()) + representation.prototypes.numel()
+    assert kept == 6 * (5 * features.shape[1] + 4)
+    assert METHODS["pass"].memory == "5d + 4"
+
+
+# --- what learns, what rests ------------------------------------------------------------------------------------------
+
+
+def test_teacher_and_prototypes_rest_while_all_of_the_student_learns(machine, data):
+    representation = learner(machine)
+    seen = {}
+
+    def each_epoch(report, optimiser):
+        assert isinstance(optimiser.update, torch.optim.Adam)
+        assert {name.split(".")[0] for name in optimiser.named} == {"student"}
+        if report.task == 1:
+            assert not any(p.requires_grad for p in representation.teacher.parameters())
+            seen[report.epoch] = copy.deepcopy(representation.state(teacher=True))
+
+    after_first = {}
+    watch = Watch(each_epoch, lambda task: after_first.setdefault(task, copy.deepcopy(representation.state(False))))
+    run(representation, data, watch)
+    one, two = seen[0], seen[1]
+    for name, value in after_first[0].items():
+        rests = name in ("prototypes", "radius")
+        taught = two[name if rests else name.replace("student.", "teacher.")]
+        assert torch.equal(taught, value), name  # the teacher is the student after the first task, and stays so
+        assert rests or not torch.equal(two[name], one[name]), name
+    old_rows = slice(0, 4 * SIZES[0])
+    assert not torch.equal(two["student.head.weight"][old_rows], after_first[0]["student.head.weight"])
+    assert torch.equal(representation.prototypes[: SIZES[0]], after_first[0]["prototypes"])
+
+
+# --- taking up a run --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("task", "epoch"), [(0, 1), (1, 2), (2, 1)])
+def test_a_run_taken_up_in_the_middle_is_the_same_to_the_bit(machine, data, task, epoch):
+    options = {"augment": "crop-flip", "radius_classes": "all"}
+    whole, kept = learner(machine, **options), {}
+
+    def each_epoch(report, optimiser):
+        if (report.task, report.epoch + 1) == (task, epoch):
+            kept["state"] = {k: v.clone() for k, v in whole.state(teacher=True).items()}
+            kept["momenta"] = {k: v.clone() for k, v in optimiser.momenta().items()}
+
+    readout, matrix = run(whole, data, Watch(each_epoch))
+    resumed = learner(machine, seed=0, **options)
+    resumed.load_state(kept["state"])
+    again, other = run(resumed, data, first_task=task, first_epoch=epoch, momenta=kept["momenta"])
+    for name, value in whole.state(teacher=True).items():
+        assert torch.equal(resumed.state(teacher=True)[name], value), name
+    assert all(torch.equal(v, again.state()[k]) for k, v in readout.state().items())
+    assert other.A_t[-1] == matrix.A_t[-1]
+
+
+# --- problems ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("size", "channels", "crop"), [(11, 1, None), (16, 1, 12), (12, 3, None)])
+def test_other_sizes_and_grey_images(machine, size, channels, crop):
+    data = blobs(classes=4, size=size, channels=channels)
+    representation = learner(machine, channels, augment="crop-flip", crop=crop)
+    readout, matrix = run(representation, data, sizes=(2, 2))
+    assert readout.scores(torch.rand(3, 16)).shape == (3, 4)
+    assert torch.isfinite(representation.prototypes).all()
+    assert matrix.tasks_done == 2
+
+
+def test_it_learns_and_the_old_classes_are_kept_by_what_pass_adds(machine):
+    data, schedule = blobs(per_class=16), Schedule(epochs=8, lr=1e-2, milestones=(6,), weight_decay=2e-4)
+    how = {"width": 4, "first": schedule, "later": schedule}
+    _, matrix = run(learner(machine, **how), data, sizes=(3, 3))
+    _, bare = run(learner(machine, **how, fkd_weight=0.0, proto_weight=0.0), data, sizes=(3, 3))
+    assert matrix.A_t[0] > 90
+    assert matrix.A_t[1] > 70, "chance is 17"
+    assert matrix.A_t[1] > bare.A_t[1] + 10
+
+
+# --- settings ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("preset", "draws", "classes"), [("paper", "balanced", "all"), ("released_code", "batch", "first")]
+)
+def test_settings_on_cifar100_are_the_published_ones(preset, draws, classes):
+    o = resolve(Request(("pass",), "cifar100", tasks=10, preset=preset)).training
+    assert (o.backbone, o.stem, o.augment, o.batch_size) == ("resnet18", "cifar", "cifar-autoaugment", 64)
+    assert (o.optimiser, o.softmax_temperature, o.fkd_weight, o.proto_weight) == ("adam", 0.1, 10.0, 0.1)
+    assert (o.proto_draws, o.radius_classes) == (draws, classes)
+    for schedule in (o.first, o.later):
+        assert (schedule.epochs, schedule.weight_decay) == (101, 2e-4)
+        rates = [schedule.rate(epoch) for epoch in (0, 44, 45, 89, 90, 100)]
+        assert rates == pytest.approx([1e-3, 1e-3, 1e-4, 1e-4, 1e-5, 1e-5])

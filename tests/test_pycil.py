@@ -1,0 +1,279 @@
+"""PyCIL's files: each becomes the run it was there, and what does not is told.
+
+tests/data/pycil holds the keys and values of PyCIL's own files (LAMDA-CL/PyCIL, exps/), and of FeCAM's and DPCR's.
+"""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from efcil.cli import _increment
+from efcil.config import flat, keys
+from efcil.configfile import merged
+from efcil.errors import OptionError
+from efcil.experiment import Request, resolve
+from efcil.methods import METHODS
+from efcil.pycil import KEYS, is_pycil, translated
+from efcil.representations import REPRESENTATIONS
+from test_cli import efcil  # noqa: F401 (a fixture)
+
+FILES = {path.stem: json.loads(path.read_text()) for path in sorted((Path(__file__).parent / "data/pycil").glob("*"))}
+BLANK = {
+    **dict.fromkeys(("data", "tasks", "init_cls", "increment", "preset", "out"), None),
+    **{"method": "", "dataset": "", "order": "identity", "seed": 0, "device": "auto", "settings": [], "config": None},
+}
+
+
+def plan_of(options):
+    return resolve(
+        Request(
+            (options["method"],),
+            options["dataset"],
+            tasks=options["tasks"],
+            init_cls=options["init_cls"],
+            increment=_increment(options["increment"]),
+            order=options["order"],
+            preset=options["preset"],
+            settings=tuple(options["settings"]),
+        )
+    )
+
+
+def read(tmp_path, tree, typed=()):
+    path = tmp_path / "exp.json"
+    path.write_text(json.dumps(tree))
+    return merged(path, {**BLANK, **dict(typed)}, set(dict(typed)))
+
+
+def told(tree, **typed):
+    return "\n".join(translated(tree, typed)[1])
+
+
+def refused(tree):
+    with pytest.raises(OptionError) as error:
+        translated(tree, {})
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+# --- every file -------------------------------------------------------------------------------------------------------
+
+WANTED = {  # what PyCIL trains with, from its files and its models/*.py
+    "icarl": {"first.milestones": [60, 120, 170], "later.epochs": 170, "later.milestones": [80, 120], "memory": 2000},
+    "lwf": {"later.epochs": 250, "later.milestones": [60, 120, 180, 220], "later.lr": 0.1, "distill_weight": 3.0},
+    "finetune": {"later.epochs": 80, "later.milestones": [40, 70], "first.milestones": [60, 120, 170]},
+    "podnet": {"first.curve": "cosine", "later.epochs": 160, "balance.lr": 0.005, "balance.epochs": 20, "proxies": 10},
+    "foster": {
+        **{"first.epochs": 200, "later.epochs": 170, "compression.epochs": 130, "compression.weight_decay": 0.0},
+        **{"boosting_beta": 0.96, "compression_beta": 0.97, "memory_per_class": 20, "head": "boosted"},
+        **{"later.weight_decay": 5e-4, "okd_weight": 1.0, "temperature": 2.0, "compression.lr": 0.1},
+    },
+    "pass": {
+        **{"first.epochs": 101, "later.milestones": [45, 90], "first.lr": 0.001, "later.drop": 0.1, "batch_size": 64},
+        **{"proto_weight": 10.0, "fkd_weight": 10.0, "softmax_temperature": 0.1, "optimiser": "adam"},
+        **{"backbone": "resnet18", "first.weight_decay": 2e-4, "later.weight_decay": 2e-4},
+    },
+    "acil": {"buffer": 8192, "ridge": 0.1, "first.epochs": 160, "first.milestones": [120, 140], "first.lr": 0.1},
+    "ds-al": {"buffer": 8192, "ridge": 0.1, "compensation": 0.6, "first.weight_decay": 5e-4, "first.drop": 0.1},
+    "fecam": {"power": 0.5, "shrink_off_diagonal": 1.0, "first.curve": "cosine", "first.epochs": 200},
+    "dpcr": {"ridge": 200.0, "shift_ridge": 1e-9, "later.epochs": 100, "later.lr": 0.05, "ridge_images": "augmented"},
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_every_file_is_the_run_it_was(tmp_path, name):
+    options = read(tmp_path, FILES[name])
+    plan = plan_of(options)
+    assert list(plan.methods) == [name]
+    assert (plan.dataset, plan.order, options["device"]) == ("cifar100", "1993", "cuda:0")
+    assert plan.tasks == {key: FILES[name][key] for key in ("init_cls", "increment")}
+    found = {**flat(plan.training), **flat(plan.methods[name][1])}
+    wanted = {"backbone": FILES[name]["convnet_type"].removeprefix("cosine_"), "stem": "cifar", **WANTED[name]}
+    wanted["augment"] = "cifar-autoaugment" if name == "dpcr" else "cifar-brightness"
+    assert {key: found[key] for key in wanted} == wanted
+
+
+def test_there_is_a_file_for_every_method_and_each_key_is_an_option():
+    assert set(FILES) == set(KEYS) == set(WANTED)
+    for name, table in KEYS.items():
+        method = METHODS[name]
+        known = {*keys(method.options), *keys(REPRESENTATIONS[method.representation].options_type)}
+        assert {ours for value in table.values() for ours in value.split()} <= known
+
+
+def test_notes_name_every_key_of_the_file():
+    for name, tree in FILES.items():
+        text = told(tree)
+        silent = {"model_name", "dataset", "shuffle", "fixed_memory", "configurations", "scheduler"}
+        only = {"foster": {"oofc", "is_teacher_wa", "is_student_wa"}, "dpcr": {"DPCR", "cosine"}}.get(name, set())
+        only |= (
+            {"ncm", "tukey", "diagonal", "per_class", "full_cov", "shrink", "norm_cov"} if name == "fecam" else set()
+        )
+        only |= {"inplace_repeat"} if name in ("acil", "ds-al") else set()  # as they must be: nothing to say
+        assert [key for key in set(tree) - silent - only if key not in text] == [], name
+
+
+def test_notes_say_what_became_what():
+    text = told(FILES["foster"])
+    assert "lr=0.1 -> later.lr, compression.lr" in text
+    assert "memory_size (fixed_memory=true)" in text
+    assert "num_workers (images lie decoded in memory" in text
+    assert 'first.curve="cosine"' in text
+    assert "resnet18_cbam is resnet18: PyCIL's forward never applies the attention" in told(FILES["pass"])
+    assert "memory_per_class (lwf keeps no old images)" in told(FILES["lwf"])
+
+
+# --- names and values -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [
+        ("CIFAR100", "cifar100"),
+        ("cifar100_aa", "cifar100"),
+        ("tinyimagenet200", "tiny-imagenet"),
+        ("tiny-imagenet", "tiny-imagenet"),
+        ("imagenet100", "imagenet100"),
+        ("imagenet1000", "imagenet1k"),
+        ("cub", "cub200"),
+        ("cub200", "cub200"),
+    ],
+)
+def test_data_sets(theirs, ours):
+    assert translated({**FILES["icarl"], "dataset": theirs}, {})[0]["dataset"] == ours
+
+
+def test_stem_and_augmentation_are_those_of_its_code():
+    def settings(**more):
+        return translated({**FILES["icarl"], "convnet_type": "resnet18", **more}, {})[0]["set"]
+
+    assert settings(dataset="imagenet100")["stem"] == "imagenet"  # 10 + 10 + ...
+    assert settings(dataset="imagenet100", init_cls=50)["stem"] == "small"
+    assert settings(dataset="tinyimagenet200")["stem"] == "cifar"
+    assert settings(dataset="cifar100_aa")["augment"] == "cifar-autoaugment"
+    assert "augment" not in settings(dataset="imagenet100")
+
+
+@pytest.mark.parametrize(
+    ("device", "ours"), [(["0"], "cuda:0"), (["2", "3"], "cuda:2"), ([-1], "cpu"), (["-1"], "cpu"), ("1", "cuda:1")]
+)
+def test_devices(device, ours):
+    assert translated({**FILES["icarl"], "device": device}, {})[0]["device"] == ours
+
+
+def test_memory_is_in_all_or_of_each_class():
+    shared = translated({**FILES["foster"], "fixed_memory": False}, {})[0]["set"]
+    assert shared["memory"] == 2000
+    assert "memory_per_class" not in shared
+    fixed = translated(FILES["foster"], {})[0]["set"]
+    assert fixed["memory_per_class"] == 20
+    assert "memory" not in fixed
+    without = {key: value for key, value in FILES["foster"].items() if key != "memory_per_class"}
+    assert "fixed_memory=true needs memory_per_class" in refused(without)
+
+
+def test_the_seed_is_the_class_order():
+    tree = FILES["icarl"]
+    assert translated({**tree, "seed": 7}, {})[0]["order"] == "7"
+    assert translated({**tree, "shuffle": False}, {})[0]["order"] == "identity"
+    several = {**tree, "seed": [1993, 1994]}
+    assert translated(several, {})[0]["order"] == "1993"
+    assert "`efcil compare --orders 1993,1994` runs them all" in told(several)
+    both, notes = translated(several, {}, compare=True)
+    assert (both["methods"], both["orders"]) == ("icarl", "1993,1994")
+    assert "compare --orders" not in "\n".join(notes)
+
+
+def test_step_size_and_schedulers():
+    assert translated({**FILES["pass"], "step_size": 30}, {})[0]["set"]["later.milestones"] == [30, 60, 90]
+    tree = json.loads(json.dumps(FILES["acil"]))
+    tree["configurations"]["cifar100"]["scheduler"]["type"] = "CosineAnnealing"
+    settings = translated(tree, {})[0]["set"]
+    assert (settings["first.curve"], settings["first.milestones"]) == ("cosine", [])
+
+
+# --- what is refused --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["der", "wa", "bic", "memo", "rmm-foster", "simplecil"])
+def test_methods_that_are_not_here(name):
+    text = refused({**FILES["icarl"], "model_name": name})
+    assert f"model_name={name} is not here" in text
+    assert "acil, ds-al, fecam, finetune, foster, icarl, lwf, pass, podnet" in text
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("foster", {"lambda_odk": 1}, "lambda_odk is not a key of foster: did you mean 'lambda_okd'?"),
+        ("icarl", {"beta1": 1}, "beta1 is not a key of icarl"),
+        ("foster", {"oofc": "az"}, 'oofc="az": only "ft" is here'),
+        ("fecam", {"full_cov": False}, "full_cov=false: only true is here"),
+        ("icarl", {"convnet_type": "memo_resnet32"}, "convnet_type=memo_resnet32 is not here: there are resnet18"),
+        ("icarl", {"dataset": "cifar10"}, "dataset=cifar10 is not here"),
+        ("icarl", {"seed": "x"}, "seed="),
+        ("icarl", {"device": ["gpu"]}, "must be a list of GPU numbers"),
+        ("pass", {"step_size": 0}, "step_size=0"),
+        ("ds-al", {"gamma_comp": 3, "gamma": 1, "configurations": {}}, "both streams have one ridge"),
+        ("acil", {"scheduler": {"type": "Step"}, "configurations": {}}, "scheduler.type=Step"),
+        ("acil", {"dataset": "imagenet100"}, "configurations has nothing for dataset=imagenet100"),
+    ],
+)
+def test_what_cannot_be_taken_over_is_refused(name, change, message):
+    assert message in refused({**FILES[name], **change})
+
+
+def test_all_mistakes_are_told_at_once():
+    text = refused({**FILES["foster"], "oofc": "az", "bata1": 1, "dataset": "mnist"})
+    assert "oofc" in text
+    assert "did you mean 'beta1'?" in text
+    assert "dataset=mnist" in text
+
+
+# --- beside what is typed ---------------------------------------------------------------------------------------------
+
+
+def test_only_its_files_are_taken_for_such():
+    assert is_pycil(FILES["acil"])
+    assert not is_pycil({"method": "dpcr", "init_cls": 10})
+    assert not is_pycil({"model_name": "x"})
+
+
+def test_what_is_typed_wins(tmp_path):
+    typed = {"order": "5", "device": "cpu", "settings": ["later.epochs=3"]}
+    options = read(tmp_path, FILES["icarl"], typed)
+    assert (options["order"], options["device"]) == ("5", "cpu")
+    assert plan_of(options).training.later.epochs == 3
+    split = plan_of(read(tmp_path, FILES["icarl"], {"tasks": 5})).tasks
+    assert split == {"tasks": 5}
+
+
+def test_another_method_or_data_set_that_is_typed_leaves_out_what_was_not_its_own(tmp_path):
+    options = read(tmp_path, FILES["foster"], {"method": "dpcr", "dataset": "digits"})
+    plan = plan_of(options)
+    assert (list(plan.methods), plan.dataset, plan.training.backbone) == (["dpcr"], "digits", "resnet32")
+    assert plan.training.augment == "digits"
+    assert any("dpcr was typed" in note for note in options["notes"])
+
+
+def test_the_command_runs_such_a_file(efcil, tmp_path, monkeypatch):  # noqa: F811
+    tree = {**FILES["icarl"], "init_cls": 5, "increment": 5, "memory_size": 40}
+    (tmp_path / "icarl.json").write_text(json.dumps(tree))
+    quick = [
+        part for key in ("first", "later") for part in ("--set", f"{key}.epochs=1", "--set", f"{key}.milestones=[]")
+    ]
+    typed = ["icarl", "digits", "--device", "cpu", "--out", tmp_path / "run", "--set", "width=2", "--quiet"]
+    code, out, err = efcil("run", *typed, "--config", tmp_path / "icarl.json", *quick)
+    assert (code, out) == (0, "")
+    assert "note: a PyCIL file: method icarl" in err
+    summary = json.loads((tmp_path / "run/summary.json").read_text())
+    assert (summary["method"], summary["order"], summary["task_sizes"]) == ("icarl", "1993", [5, 5])
+    assert summary["training"]["memory"] == 40
+    assert summary["training"]["backbone"] == "resnet32"
+
+
+def test_json_that_is_none_is_told(tmp_path):
+    (tmp_path / "a.json").write_text("{'a': 1}")
+    with pytest.raises(OptionError, match="is not JSON"):
+        merged(tmp_path / "a.json", BLANK, set())
