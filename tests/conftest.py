@@ -1,8 +1,11 @@
 """Fixtures that every test may use."""
 
+import sys
+
 import pytest
 import torch
 
+from efcil import cli
 from efcil.training.machine import Machine
 from problems import blobs
 
@@ -20,3 +23,19 @@ def machine():
 @pytest.fixture(scope="session")
 def data():
     return blobs()
+
+
+@pytest.fixture
+def efcil(monkeypatch, capsys):
+    """Run the command in this process: (exit code, standard output, standard error)."""
+
+    def call(*arguments):
+        monkeypatch.setattr(sys, "argv", ["efcil", *map(str, arguments)])
+        code = 0
+        try:
+            cli.main()
+        except SystemExit as stop:
+            code = stop.code or 0
+        return (int(code), *capsys.readouterr())
+
+    return call

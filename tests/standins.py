@@ -1,4 +1,4 @@
-"""Small copies of the official sets' layouts, drawn with `glyphs`: the real loaders read them, no download is needed."""
+"""Small copies of the official sets, in their layouts, drawn with `glyphs`: the real loaders read them."""
 
 from __future__ import annotations
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from efcil.data import cifar100
+from efcil.data.dataset import Official
 from efcil.errors import DataError
 
 NAMES = ["apple", "baby", "worm"]
@@ -131,7 +132,7 @@ def test_a_copy_that_is_not_the_official_one_is_noted(tmp_path, monkeypatch):
     official = {name: f"md5:{cifar100._md5(folder / name)}" for name in ("train", "test", "meta")}
     for name, checksum in official.items():
         monkeypatch.setitem(cifar100.REMOTE.files, name, checksum)
-    monkeypatch.setattr(cifar100, "_OFFICIAL_COUNTS", {"train": 9, "test": 6})
+    monkeypatch.setattr(cifar100, "OFFICIAL", Official(3, 9, 6))
     assert cifar100.load(tmp_path).notes == ()
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from efcil.data import cache
+from efcil.data import cache, workers
 from efcil.data.cache import cache_directory
 from efcil.data.dataset import DataSet
 from efcil.data.decode import read_image
@@ -76,7 +76,7 @@ def no_decoding(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*args: Any, **options: Any) -> None:
         raise AssertionError("decoded again")
 
-    monkeypatch.setattr(cache, "read_image", refuse)
+    monkeypatch.setattr(workers, "read_image", refuse)
 
 
 # --- what is read
@@ -354,7 +354,7 @@ def test_several_workers_give_the_same_bytes_as_one(root: Path, tmp_path: Path) 
 
 def test_a_worker_that_dies_is_one_line(root: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(root, {"a": 40})
-    monkeypatch.setattr(cache, "_start_worker", os.abort)
+    monkeypatch.setattr(workers, "_start_worker", os.abort)
     with pytest.raises(DataError, match="a decoding process died") as caught:
         load(root, size=SIZE, workers=2)
     assert "\n" not in str(caught.value)
@@ -464,8 +464,27 @@ def test_a_full_disk_is_told_before_decoding(root: Path, monkeypatch: pytest.Mon
     fill(root, {"a": 2})
     no_decoding(monkeypatch)
     monkeypatch.setattr(cache.shutil, "disk_usage", lambda path: Usage)
-    with pytest.raises(DataError, match="GB are needed for 2 decoded images"):
-        load(root, size=SIZE)
+    with pytest.raises(DataError, match="GB are needed for 2 decoded images.*data.stream=true"):
+        load(root, size=SIZE, stream=False)
+
+
+def test_what_would_fill_the_disk_is_read_as_it_is_needed(
+    root: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without being told; with the same images, and the same recorded split."""
+    fill(root, {"a": 3, "b": 4})
+    with monkeypatch.context() as patch:
+        patch.setattr(cache.shutil, "disk_usage", lambda path: Usage)
+        data = load(root, size=SIZE)
+    assert any("7 images are read as they are needed" in note for note in data.notes)
+    assert kept(own_cache, "*.npy") == []
+    assert len(kept(own_cache, "split-*.json")) == 1
+    whole = load(root, size=SIZE)
+    assert not any("read as they are needed" in note for note in whole.notes)
+    for part, other in ((data.train, whole.train), (data.test, whole.test)):
+        assert np.array_equal(np.asarray(part.images), other.images)
+        assert np.array_equal(part.labels, other.labels)
+    assert load(root, size=SIZE, stream=True).fingerprint() == whole.fingerprint()
 
 
 class Usage:
@@ -500,7 +519,7 @@ def test_bad_images_are_listed_or_skipped(root: Path, monkeypatch: pytest.Monkey
         tried.append(name)
         return read_image(source, size, channels, name=name)
 
-    monkeypatch.setattr(cache, "read_image", seen)
+    monkeypatch.setattr(workers, "read_image", seen)
     assert shown(load(root, size=SIZE, skip_bad=True)) == good
     assert set(tried) == {*(f"a/{i}.png" for i in range(6)), "b/1.png"}
     with pytest.raises(DataError, match="7 files cannot be used"):
@@ -530,7 +549,7 @@ def test_a_file_that_could_not_be_read_once_gets_another_chance(root: Path, monk
         return read_image(source, size, channels, name=name)
 
     with monkeypatch.context() as patch:
-        patch.setattr(cache, "read_image", failing)
+        patch.setattr(workers, "read_image", failing)
         assert 2 not in shown(load(root, size=SIZE, skip_bad=True))
     assert shown(load(root, size=SIZE)) == classes
 

@@ -257,7 +257,7 @@ def test_another_method_or_data_set_that_is_typed_leaves_out_what_was_not_its_ow
     assert any("dpcr was typed" in note for note in options["notes"])
 
 
-def test_the_command_runs_such_a_file(efcil, tmp_path, monkeypatch):  # noqa: F811
+def test_the_command_runs_such_a_file(efcil, tmp_path):  # noqa: F811
     tree = {**FILES["icarl"], "init_cls": 5, "increment": 5, "memory_size": 40}
     (tmp_path / "icarl.json").write_text(json.dumps(tree))
     quick = [

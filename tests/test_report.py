@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import base64
 import csv
+import hashlib
 import io
 import json
 import re
+import shutil
 import struct
 import subprocess
 import sys
+from html import unescape
 from html.parser import HTMLParser
 from statistics import fmean, stdev
 from xml.etree import ElementTree
@@ -182,6 +186,16 @@ def test_a_method_keeps_its_colour_whatever_else_is_drawn():
             assert styles_for([group])[group.label] == together[group.label]
 
 
+def test_classifiers_and_variants_have_the_methods_colour_and_a_line_of_their_own():
+    names = ["dpcr:ridge=1", "dpcr", "icarl/nme", "icarl/cnn"]
+    (benchmark,) = benchmarks_of(runs_of(summary(name) for name in names))
+    styles = styles_for(benchmark.groups)
+    assert len({styles[name].slot for name in names if name.startswith("dpcr")}) == 1
+    assert styles["icarl/nme"].slot == styles["icarl/cnn"].slot
+    assert styles["dpcr"].dash == ()
+    assert len({(style.slot, style.dash) for style in styles.values()}) == len(names)
+
+
 # --- tables ----------------------------------------------------------------------------------------------------
 
 
@@ -293,6 +307,18 @@ def test_curves_are_the_means_against_the_classes_seen():
     assert axes.get_xlabel() == "classes seen"
 
 
+def test_the_legend_of_many_methods_fits_beside_its_panel():
+    runs = [summary(f"method {i}", 0.5 + 0.01 * i) for i in range(40)] + [summary(dataset="other")]
+    figure = curve_figure(runs)
+    figure_bytes(figure, "png")  # warnings are errors: an axis that vanished would be told
+    many, few = figure.axes
+    assert many.get_window_extent().height > 1.5 * few.get_window_extent().height
+    for axes in figure.axes:
+        legend = axes.get_legend().get_window_extent()
+        assert legend.y1 - legend.y0 < 1.15 * axes.get_tightbbox().height
+    assert many.get_legend().get_window_extent().y0 > few.get_legend().get_window_extent().y1
+
+
 def test_each_benchmark_has_its_panel_and_tasks_are_counted_without_sizes():
     runs = [summary(), summary(dataset="other", task_sizes=None)]
     first, second = curve_figure(runs).axes
@@ -349,8 +375,8 @@ def test_page_holds_the_numbers_the_best_in_bold_and_the_details():
     text = html_page([good, bad])
     page = Page(text)
     body = "".join(page.text)
-    assert f'<td class="n"><strong>{good["A_f"]:.2f}</strong>' in text
-    assert f'<td class="n">{bad["A_f"]:.2f}</td>' in text
+    assert f'<td class="n" data-v="{good["A_f"]!r}"><strong>{good["A_f"]:.2f}</strong>' in text
+    assert f'<td class="n" data-v="{bad["A_f"]!r}">{bad["A_f"]:.2f}</td>' in text
     for run in (good, bad):
         assert run["command"] in body
         assert ", ".join(f"{value:.2f}" for value in run["A_t"]) in body
@@ -364,15 +390,18 @@ def test_page_holds_the_numbers_the_best_in_bold_and_the_details():
     assert "prefers-color-scheme:dark" in text
 
 
-def test_page_loads_and_runs_nothing():
+def test_page_loads_nothing_and_runs_only_its_own_script():
     text = html_page([summary(), summary("ldc", done=1), summary(sizes=(1,) * 20)])
     page = Page(text)
     assert "://" not in text
     assert "url(" not in text
     assert "@import" not in text
-    assert not {"script", "link", "iframe", "img", "object"} & set(page.tags)
+    assert not {"link", "iframe", "img", "object"} & set(page.tags)
     assert not [name for name, _ in page.attributes if name in ("src", "href") or name.startswith("on")]
-    assert ("content", "default-src 'none'; style-src 'unsafe-inline'; img-src data:") in page.attributes
+    (script,) = re.findall(r"<script>(.*?)</script>", text, flags=re.DOTALL)
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    policy = f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src 'sha256-{digest}'"
+    assert ("content", policy) in page.attributes
 
 
 @pytest.mark.parametrize("key", ["method", "preset", "dataset", "order", "device", "commit", "command", "config_text"])
@@ -380,10 +409,145 @@ def test_every_text_is_escaped(key):
     runs = [summary("ldc"), summary(**{"preset": "other", key: EVIL}), summary(order="2", run_dir=f"/r/{EVIL}")]
     text = html_page(runs)
     page = Page(text)
-    assert "script" not in page.tags
-    assert "<script" not in text
+    assert page.tags.count("script") == text.count("<script") == 1  # the page's own
     assert EVIL in "".join(page.text)
     assert "<script" not in markdown_table(runs)
+
+
+def table_of(text):
+    """The first table of results as {head: (attributes, [data-v of each row])}, in the order of its columns."""
+    (table,) = re.findall(r'<table class="results">(.*?)</table>', text, flags=re.DOTALL)[:1]
+    head, body = table.split("<tbody>")
+    heads = [
+        (re.sub("<[^>]*>", "", inner), attributes) for attributes, inner in re.findall("<th( [^>]*)>(.*?)</th>", head)
+    ]
+    rows = [re.findall(r'<t[hd][^>]* data-v="([^"]*)"', row) for row in body.split("</tr>")[:-1]]
+    assert {len(row) for row in rows} == {len(heads)}
+    return {name: (attributes, [row[i] for row in rows]) for i, (name, attributes) in enumerate(heads)}
+
+
+def test_cells_carry_what_they_are_sorted_by():
+    runs = [summary("dpcr", 0.9), summary("ldc", 0.7, forgetting=None, seconds=None), summary("adc", done=0)]
+    table = table_of(html_page(runs))
+    assert list(table) == ["Method", "Af", "Aavg", "Top-5", "Old", "New", "Forgetting", "BWT", "Time"]
+    assert table["Method"][1] == ["dpcr", "ldc", "adc"]
+    assert [float(v) for v in table["Af"][1][:2]] == [runs[0]["A_f"], runs[1]["A_f"]]
+    assert table["Af"][1][2] == ""
+    assert table["Forgetting"][1][1:] == ["", ""]
+    assert table["Time"][1] == ["12.5", "", "12.5"]
+    first = {name: re.search('data-first="(.*?)"', attributes)[1] for name, (attributes, _) in table.items()}
+    assert [name for name, way in first.items() if way == "rising"] == ["Method", "Forgetting", "Time"]
+    assert all('scope="col"' in attributes for attributes, _ in table.values())
+
+
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
+CLICKS = """<script>
+const said = [];
+const names = () => [...document.querySelectorAll(".results tbody th")].map((th) => th.dataset.v).join(" ");
+for (const column of [1, 1, 6, 0, 0]) {
+  const head = document.querySelectorAll(".results thead th")[column];
+  head.querySelector("button").click();
+  said.push(head.getAttribute("aria-sort") + ": " + names());
+}
+said.push(document.querySelectorAll("[aria-sort]").length + " " + document.querySelectorAll(".command button").length);
+document.title = said.join("; ");
+</script></body>"""
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
+def test_a_browser_sorts_the_table_and_unknown_values_come_last(tmp_path):
+    runs = [
+        summary("b", 0.9, forgetting=5.0),
+        summary("c", 0.7, forgetting=40.0),
+        summary("a", 0.8, forgetting=9.0),
+        summary("none", done=0),
+    ]
+    page = html_page(runs).replace("</body>", CLICKS)
+    page = re.sub('<meta http-equiv="Content-Security-Policy"[^>]*>', "", page)  # which would not let the test click
+    (tmp_path / "page.html").write_text(page, encoding="utf-8")
+    quiet = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking")
+    command = [CHROMIUM, *quiet, f"--user-data-dir={tmp_path}/profile", "--dump-dom", f"file://{tmp_path}/page.html"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    assert re.search("<title>(.*?)</title>", done.stdout)[1].split("; ") == [
+        "descending: b a c none",
+        "ascending: c a b none",
+        "ascending: b a c none",  # 5 < 9 < 40, as numbers
+        "ascending: a b c none",
+        "descending: none c b a",  # names are all known
+        "1 4",
+    ]
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
+def test_a_browser_lets_the_pages_own_script_run(tmp_path):
+    (tmp_path / "page.html").write_text(html_page([summary()]), encoding="utf-8")
+    quiet = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking")
+    command = [CHROMIUM, *quiet, f"--user-data-dir={tmp_path}/profile", "--dump-dom", f"file://{tmp_path}/page.html"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.count('<button type="button">') == len(COLUMNS) + 2 + 1  # heads, and the command's
+
+
+def test_page_tells_time_device_and_commands_once():
+    both = "efcil compare dpcr,ldc digits --out 'a b'"
+    runs = [summary("dpcr", seconds=90.0, command=both), summary("ldc", 0.7, seconds=45.0, command=both, device="H200")]
+    text = html_page(runs)
+    assert '<span class="bar" style="--w:100.0%"></span><span class="pair">1 min 30 s</span>' in text
+    assert '<span class="bar" style="--w:50.0%"></span><span class="pair">45.0 s</span>' in text
+    assert '<span class="under">H200</span>' in text
+    commands = re.findall(r'<p class="muted">(.*?)</p><div class="command"><code tabindex="0">(.*?)</code>', text)
+    assert [(who, unescape(re.sub("<[^>]*>", "", what))) for who, what in commands] == [("dpcr, ldc", both)]
+    same = html_page([summary("dpcr"), summary("ldc")])
+    assert "On cpu. Methods that are compared" in same
+    assert '<span class="under">cpu' not in same
+    assert "Time of a run" not in html_page([summary(seconds=None)])
+    assert "<h3>Commands" not in html_page([summary(command="")])
+
+
+def test_a_method_with_two_classifiers_has_two_rows_everywhere(tmp_path):
+    nme, cnn = summary("icarl", 0.8), summary("icarl", 0.6)
+    numbers = ("A_t", "A5_t", "A_f", "A_avg", "matrix", "old", "new", "forgetting", "bwt")
+    both = {**nme, "heads": {name: {key: one[key] for key in numbers} for name, one in (("nme", nme), ("cnn", cnn))}}
+    written = write_report([both, summary("dpcr", 0.9)], tmp_path)
+    assert {"matrix-icarl-nme.png", "matrix-icarl-cnn.png"} <= set(written)
+    table = table_of(written["report.html"].read_text(encoding="utf-8"))
+    assert table["Method"][1] == ["dpcr", "icarl/nme", "icarl/cnn"]
+    assert [float(v) for v in table["Af"][1][1:]] == [nme["A_f"], cnn["A_f"]]
+    assert html_page([both]).count("<figcaption>") == 2
+    rows = rows_of(markdown_table([both]))[2:]
+    assert [(row[0], row[1].strip("*")) for row in rows] == [
+        ("icarl/nme", f"{nme['A_f']:.2f}"),
+        ("icarl/cnn", f"{cnn['A_f']:.2f}"),
+    ]
+    assert [row["method"] for row in csv.DictReader(io.StringIO(csv_table([both])))] == ["icarl/nme", "icarl/cnn"]
+    assert rf"icarl/cnn & {cnn['A_f']:.2f} &" in latex_table([both])
+    labels = [text.get_text() for text in curve_figure([both]).axes[0].get_legend().get_texts()]
+    assert [label.split()[0] for label in labels] == ["icarl/nme", "icarl/cnn"]
+
+
+def test_class_orders_read_the_same_however_they_came():
+    runs = [summary("dpcr", order=order) for order in ("1993", "identity", "200")]
+    runs += [summary("ldc", 0.7, order=order) for order in ("200", "1993", "identity")]
+    runs += [summary("adc", 0.6)]
+    rows = {row[0]: row for row in rows_of(markdown_table(runs))[2:]}
+    assert rows["dpcr"][8] == rows["ldc"][8] == "identity, 200, 1993"
+    page = html_page(runs)
+    assert "class orders: identity, 200, 1993</li>" in page
+    assert page.count('<span class="under">order') == 1
+    assert '<span class="under">order 1993</span>' in page
+
+
+def test_the_ink_of_a_matrix_has_the_better_contrast():
+    text = html_page([summary(matrix=[[53.9, None, None], [54.0, 68.9, None], [69.0, 90.0, 10.0]])])
+    assert re.findall(r'<td class="(lo|mid|hi)" style', text) == ["lo", "mid", "mid", "hi", "hi", "lo"]
+
+
+def test_page_is_fit_for_print_and_the_dark():
+    text = html_page([summary()])
+    sheet = text[text.index("<style>") : text.index("</style>")]
+    assert "@media print{" in sheet
+    assert "print-color-adjust:exact" in sheet  # else the matrices are white on white
+    assert sheet.count("@media screen and (prefers-color-scheme:dark)") == 2  # paper is never dark
+    assert "@media(prefers-color-scheme" not in sheet
 
 
 def test_names_stay_inside_their_markdown_cell():

@@ -86,7 +86,7 @@ class WandB(Tracker):
         self.out, self.about = out, about
         self._module = _imported("wandb", "wandb")
         self._run: Any = None
-        self._there = 0  # steps that W&B has already
+        self._lines, self._there = 0, 0  # lines seen, and how many of them W&B has already
 
     def begin(self, events: Iterable[Event]) -> None:
         """Start a run, or take up the one this directory began."""
@@ -102,13 +102,16 @@ class WandB(Tracker):
             resume="allow",
             reinit="create_new",  # class orders that are trained at once are runs of one process
         )
-        self._there = self._run.step
+        self._run.define_metric("epoch")
+        self._run.define_metric("*", step_metric="epoch")
+        self._lines, self._there = 0, self._run.step
         super().begin(events)
 
     def write(self, values: Mapping[str, float]) -> None:
-        """Log the values, unless an earlier process did."""
-        if self.step >= self._there:
-            self._run.log(dict(values), step=self.step)
+        """Log the values, unless an earlier process did: W&B's own steps only rise, so they count the lines."""
+        if self._lines >= self._there:
+            self._run.log({"epoch": self.step, **values}, step=self._lines)
+        self._lines += 1
 
     def close(self) -> None:
         """Finish the run."""

@@ -36,10 +36,11 @@ class GlyphsOptions(Options):
 
 
 class FilesOptions(Options):
-    """Options of sets of image files, which are decoded once."""
+    """Options of sets of image files, which are decoded once, or read as they are needed."""
 
     size: int = Field(default=256, ge=8)  # side of the stored square
     skip_bad: bool = False
+    stream: bool | None = None  # read as needed; null: only where the decoded array would fill half of the free disk
 
 
 class FolderOptions(FilesOptions):

@@ -15,14 +15,11 @@ import multiprocessing
 import os
 import re
 import shutil
-import signal
 import sys
 import tempfile
-import threading
 import time
-import types
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,18 +29,17 @@ import numpy as np
 import numpy.typing as npt
 
 from efcil.data.dataset import DataSet, ImageSet, Official, listed
-from efcil.data.decode import read_image
+from efcil.data.workers import CHANNELS, cores, decode_chunk, pool_of, problem, starting
 from efcil.errors import DataError, EfcilError, OptionError
 from efcil.files import StrPath, read_json, replaced, write_json
 
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm"})
 IGNORED = frozenset({"thumbs.db", "desktop.ini", "__macosx"})  # what file managers leave behind
-MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # ImageNet's, as for every set of photographs (FACTS 1)
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # ImageNet's, as for every set of photographs
 
 Progress = Callable[[int, int], None]
 
 _VERSION = 1  # of the cache: raise it when decoding or the files' layout changes
-_CHANNELS = 3
 _CHUNK = 32  # images a worker decodes before it reports
 _FEW = 512  # below this, starting processes costs more than they save
 _STALE_SECONDS = 3600.0  # a temporary array that nobody wrote to for so long was left by a killed build
@@ -130,10 +126,13 @@ def decoded(
     workers: int | None = None,
     cache: StrPath | None = None,
     skip_bad: bool = False,
+    stream: bool | None = None,
     progress: Progress | None = None,
 ) -> DataSet:
     """Return the images of a tree as squares of `size` pixels, decoded once and mapped from the cache ever after.
 
+    With `stream`, or without it where the array would take more than half of the free disk, nothing is decoded now:
+    the images are read as they are needed, each time again, by worker processes.
     Files that are no images, or damaged, raise one DataError that names them, or are skipped and noted (`skip_bad`).
     `workers` defaults to one process per core, or none for few images; `progress(done, total)` follows the decoding.
     """
@@ -143,31 +142,52 @@ def decoded(
     tree.split.check(tree, tree.files)
 
     store = _Store.of(tree, home(tree, cache), size)
-    entry = store.find(tree)
+    entry = None if stream else store.find(tree)
+    if entry is None and (stream or (stream is None and not store.fits(tree))):
+        return _streamed(tree, name, store, workers)
     if entry is None:
         with _written_to(store.folder):
             entry = store.build(tree, skip_bad=skip_bad, workers=workers, progress=progress)
     if entry.bad and not skip_bad:
         raise _bad_files(entry.bad)
 
-    notes = list(tree.notes)
-    skipped = [*tree.strays, *entry.bad]
+    return _data_set(tree, name, entry.images, entry.labels, entry.train, [*tree.strays, *entry.bad], [])
+
+
+def _data_set(
+    tree: Tree, name: str, images: Any, labels: Sequence[int], train: int, skipped: Sequence[str], notes: Sequence[str]
+) -> DataSet:
+    """Put images, the first `train` of them for training, and what there is to say together."""
+    notes = [*tree.notes, *notes]
     if skipped:
         notes.append(f"skipped {listed(skipped)}")
-    labels = np.asarray(entry.labels, dtype=np.int64)
+    every = np.asarray(labels, dtype=np.int64)
     if tree.official is not None:
-        counts = (np.bincount(part, minlength=len(tree.class_names)) for part in np.split(labels, [entry.train]))
+        counts = (np.bincount(part, minlength=len(tree.class_names)) for part in np.split(every, [train]))
         if differences := tree.official.differences(tree.class_names, *counts):
             notes.append(f"not the official {name}: {'; '.join(differences)}")
     return DataSet(
         name=name,
         class_names=tree.class_names,
-        train=ImageSet(entry.images[: entry.train], labels[: entry.train]),
-        test=ImageSet(entry.images[entry.train :], labels[entry.train :]),
+        train=ImageSet(images[:train], every[:train]),
+        test=ImageSet(images[train:], every[train:]),
         mean=MEAN,
         std=STD,
         notes=tuple(notes),
     )
+
+
+def _streamed(tree: Tree, name: str, store: _Store, workers: int | None) -> DataSet:
+    from efcil.data.stream import Decoder, Streamed
+
+    rows, train = store.rows(tree, tree.files)
+    with _written_to(store.folder):
+        store.folder.mkdir(parents=True, exist_ok=True)
+        tree.split.record(tree.split.sides(tree, rows, store.folder), store.folder)
+    decoder = Decoder(tree.root, [file.name for file in rows], store.size, workers)
+    images = Streamed(decoder, np.arange(len(rows)))
+    note = f"{len(rows):,} images are read as they are needed, by {decoder.workers} processes"
+    return _data_set(tree, name, images, [file.label for file in rows], train, tree.strays, [note])
 
 
 def check_decoding(size: int, workers: int | None) -> None:
@@ -237,7 +257,7 @@ class _Store:
 
     @classmethod
     def of(cls, tree: Tree, folder: Path, size: int) -> _Store:
-        digest = hashlib.sha256(repr((_VERSION, _CHANNELS, size, tree.class_names)).encode("utf-8", "backslashreplace"))
+        digest = hashlib.sha256(repr((_VERSION, CHANNELS, size, tree.class_names)).encode("utf-8", "backslashreplace"))
         for file in tree.files:
             digest.update(os.fsencode(file.name) + f"\0{file.size}\0{file.mtime_ns}\n".encode())
         return cls(folder, f"{tree.split.key}-{size}px-{digest.hexdigest()[:24]}", size)
@@ -258,10 +278,10 @@ class _Store:
             names, labels, train, bad = kept["files"], kept["labels"], kept["train"], kept["bad"]
         except (EfcilError, OSError, ValueError, KeyError, TypeError):
             return None
-        if images.shape != (len(names), _CHANNELS, self.size, self.size) or images.dtype != np.uint8:
+        if images.shape != (len(names), CHANNELS, self.size, self.size) or images.dtype != np.uint8:
             return None
         # Bad files are tried again: a missing permission or a failing network leaves no trace in the fingerprint.
-        if any(_problem(tree.root, name, self.size) is None for name in bad):
+        if any(problem(tree.root, name, self.size) is None for name in bad):
             return None
         rows, count = self.rows(tree, [file for file in tree.files if file.name not in bad])
         if ([file.name for file in rows], [file.label for file in rows], count) != (names, labels, train):
@@ -279,11 +299,11 @@ class _Store:
         self.folder.mkdir(parents=True, exist_ok=True)
         self.clear_stale()
         rows, train = self.rows(tree, tree.files)
-        needed = len(rows) * _CHANNELS * self.size**2
+        needed = self.needed(len(rows))
         if needed > (free := shutil.disk_usage(self.folder).free):
             raise DataError(
                 f"{self.folder}: {needed / 1e9:.1f} GB are needed for {len(rows)} decoded images, {free / 1e9:.1f} GB "
-                "are free; make room, choose another cache (EFCIL_CACHE) or a smaller size"
+                "are free; make room, choose another cache (EFCIL_CACHE), a smaller size or --set data.stream=true"
             )
         with replaced(self.array) as temporary:
             names = [file.name for file in rows]
@@ -315,6 +335,15 @@ class _Store:
         )
         self.clear_superseded()
         return _Entry(np.load(self.array, mmap_mode="r", allow_pickle=False), labels, train, list(bad.values()))
+
+    def needed(self, count: int) -> int:
+        """Bytes that the array of so many images takes."""
+        return count * CHANNELS * self.size**2
+
+    def fits(self, tree: Tree) -> bool:
+        """Whether the array leaves half of the free disk to others."""
+        there = next(folder for folder in (self.folder, *self.folder.parents) if folder.exists())
+        return self.needed(len(tree.files)) <= shutil.disk_usage(there).free / 2
 
     def clear_stale(self) -> None:
         """Remove what killed builds left."""
@@ -352,10 +381,10 @@ def _decode_all(
     """Decode the files into a new array file, one row each; returns what is wrong with which."""
     # Rows are written, not mapped: on a full disk a write fails with an error, a map kills the process.
     with open(target, "wb") as file:
-        shape = (len(names), _CHANNELS, size, size)
+        shape = (len(names), CHANNELS, size, size)
         np.lib.format.write_array_header_1_0(file, {"descr": "|u1", "fortran_order": False, "shape": shape})
         start = file.tell()
-        row = _CHANNELS * size * size
+        row = CHANNELS * size * size
         file.truncate(start + len(names) * row)
     jobs = [
         (os.fspath(root), names[i : i + _CHUNK], os.fspath(target), start + i * row, size)
@@ -372,27 +401,25 @@ def _decode_all(
     return {name: bad[name] for name in names if name in bad}  # in the order of the files, whichever worker was first
 
 
-def _processes(workers: int | None, count: int) -> int:
+def _processes(wanted: int | None, count: int) -> int:
     if multiprocessing.current_process().daemon:  # such a process may not have children
         return 1
-    if workers is None:
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        workers = 1 if count < _FEW else min(cores, 32)
-    return min(workers, -(-count // _CHUNK))
+    if wanted is None:
+        wanted = 1 if count < _FEW else min(cores(), 32)
+    return min(wanted, -(-count // _CHUNK))
 
 
 def _results(
     jobs: Sequence[tuple[Any, ...]], processes: int, target: Path
 ) -> Generator[tuple[int, dict[str, str]], None, None]:
     if processes == 1:
-        yield from (_decode_chunk(*job) for job in jobs)
+        yield from (decode_chunk(*job) for job in jobs)
         return
-    context = multiprocessing.get_context("spawn")  # fork is unsafe beside CUDA and threads (FACTS 7.6)
-    pool = ProcessPoolExecutor(processes, mp_context=context, initializer=_start_worker)
+    pool = pool_of(processes)
     finished = False
     try:
-        with _hidden_main(), _held_interrupt():
-            futures = [pool.submit(_decode_chunk, *job) for job in jobs]
+        with starting():
+            futures = [pool.submit(decode_chunk, *job) for job in jobs]
         for future in as_completed(futures):
             yield future.result()
         finished = True
@@ -405,68 +432,6 @@ def _results(
             with contextlib.suppress(OSError):
                 target.unlink()  # tells the workers to stop at the next image
         pool.shutdown(wait=True, cancel_futures=True)
-
-
-@contextlib.contextmanager
-def _hidden_main() -> Iterator[None]:
-    """Keep spawned workers from running the user's script again, which needs a main guard otherwise."""
-    # multiprocessing looks at __main__ when it starts a process, that is inside `submit`; a worker needs nothing of it.
-    main = sys.modules["__main__"]
-    sys.modules["__main__"] = types.ModuleType("__main__")
-    try:
-        yield
-    finally:
-        sys.modules["__main__"] = main
-
-
-@contextlib.contextmanager
-def _held_interrupt() -> Iterator[None]:
-    """Start processes deaf to Ctrl-C, which reaches the whole group: the parent ends them, without their tracebacks."""
-    if not hasattr(signal, "pthread_sigmask"):
-        yield
-        return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # children inherit it; here it comes later
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def _start_worker() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # for systems without masks
-    threading.Thread(target=_follow_parent, daemon=True).start()
-
-
-def _follow_parent() -> None:
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()  # returns when it has died, however it died: no orphan waits for work for ever
-        os._exit(1)
-
-
-def _decode_chunk(root: str, names: Sequence[str], target: str, offset: int, size: int) -> tuple[int, dict[str, str]]:
-    """Decode consecutive rows into the array file; bad ones stay black and are reported."""
-    rows = np.zeros((len(names), _CHANNELS, size, size), dtype=np.uint8)
-    bad: dict[str, str] = {}
-    for row, name in zip(rows, names, strict=True):
-        if not os.path.exists(target):
-            return 0, {}  # the build was given up
-        try:
-            row[:] = read_image(os.path.join(root, name), size, _CHANNELS, name=name)
-        except DataError as error:
-            bad[name] = str(error)
-    with open(target, "r+b") as file:
-        file.seek(offset)
-        file.write(rows.data)
-    return len(names), bad
-
-
-def _problem(root: Path, name: str, size: int) -> str | None:
-    try:
-        read_image(root / name, size, _CHANNELS, name=name)
-    except DataError as error:
-        return str(error)
-    return None
 
 
 def _reorder(path: Path, order: Sequence[int]) -> None:

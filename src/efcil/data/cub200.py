@@ -24,9 +24,16 @@ _LISTS = ("images.txt", "image_class_labels.txt", "train_test_split.txt", "class
 _AGAIN = "unpack CUB_200_2011.tgz again"
 
 
-def load(directory: StrPath, *, size: int = 256, skip_bad: bool = False, progress: Progress | None = None) -> DataSet:
+def load(
+    directory: StrPath,
+    *,
+    size: int = 256,
+    skip_bad: bool = False,
+    stream: bool | None = None,
+    progress: Progress | None = None,
+) -> DataSet:
     """Load CUB-200-2011 from its folder or the one that holds it."""
-    return decoded(scan(directory), NAME, size=size, skip_bad=skip_bad, progress=progress)
+    return decoded(scan(directory), NAME, size=size, skip_bad=skip_bad, stream=stream, progress=progress)
 
 
 def scan(directory: StrPath) -> Tree:
@@ -79,6 +86,11 @@ def _scan_official(root: Path) -> Tree:
         raise DataError(
             f"{NAME}: {len(missing)} images of images.txt are not in {root / 'images'}: {listed(missing)}; {_AGAIN}"
         )
+    present = {(file.label, file.side) for file in tree.files}
+    for label, name in enumerate(tree.class_names):
+        for side in ("train", "test"):
+            if (label, side) not in present:
+                raise DataError(f"{NAME}: the lists in {root} give class '{name}' no {side} images; {_AGAIN}")
     return tree
 
 

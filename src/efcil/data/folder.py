@@ -33,6 +33,7 @@ def load(
     workers: int | None = None,
     cache: StrPath | None = None,
     skip_bad: bool = False,
+    stream: bool | None = None,
     progress: Progress | None = None,
 ) -> DataSet:
     """Load a tree of class folders as squares of `size` pixels, decoded once and mapped from the cache ever after.
@@ -44,7 +45,9 @@ def load(
     check_decoding(size, workers)
     tree = scan(directory, test_share=test_share, seed=seed)
     name = tree.root.name or "folder"
-    return decoded(tree, name, size=size, workers=workers, cache=cache, skip_bad=skip_bad, progress=progress)
+    return decoded(
+        tree, name, size=size, workers=workers, cache=cache, skip_bad=skip_bad, stream=stream, progress=progress
+    )
 
 
 def scan(directory: StrPath, *, test_share: float = 0.2, seed: int = 0) -> Tree:

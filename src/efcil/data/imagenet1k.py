@@ -23,9 +23,16 @@ _INNER = ("ILSVRC/Data/CLS-LOC", "Data/CLS-LOC", "imagenet")  # Kaggle's archive
 _VALPREP = "https://raw.githubusercontent.com/soumith/imagenetloader.torch/master/valprep.sh"
 
 
-def load(directory: StrPath, *, size: int = 256, skip_bad: bool = False, progress: Progress | None = None) -> DataSet:
+def load(
+    directory: StrPath,
+    *,
+    size: int = 256,
+    skip_bad: bool = False,
+    stream: bool | None = None,
+    progress: Progress | None = None,
+) -> DataSet:
     """Load ImageNet-1k from the folder that holds train/ and val/."""
-    return decoded(scan(directory), NAME, size=size, skip_bad=skip_bad, progress=progress)
+    return decoded(scan(directory), NAME, size=size, skip_bad=skip_bad, stream=stream, progress=progress)
 
 
 def scan(directory: StrPath) -> Tree:

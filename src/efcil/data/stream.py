@@ -7,7 +7,6 @@ once, so that the workers are never idle while the device computes.
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import os
 import tempfile
 import weakref
@@ -20,7 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from efcil.data.cache import _CHANNELS, _decode_chunk, _held_interrupt, _hidden_main, _start_worker
+from efcil.data.workers import CHANNELS, cores, decode_chunk, pool_of, starting
 from efcil.errors import DataError
 
 Images = npt.NDArray[np.uint8]
@@ -32,10 +31,8 @@ class Decoder:
 
     def __init__(self, root: Path, names: Sequence[str], size: int, workers: int | None = None):
         self.root, self.names, self.size = os.fspath(root), list(names), size
-        self.shape = (_CHANNELS, size, size)
-        self.workers = (
-            workers or (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()) or 1
-        )
+        self.shape = (CHANNELS, size, size)
+        self.workers = workers or cores()
         self._pool: ProcessPoolExecutor | None = None
         self._home: tempfile.TemporaryDirectory[str] | None = None
         self._free: list[tuple[int, Path]] = []  # slots: images that fit, file
@@ -45,8 +42,7 @@ class Decoder:
         if self._pool is None:
             shared = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
             self._home = tempfile.TemporaryDirectory(prefix="efcil-", dir=shared)
-            context = multiprocessing.get_context("spawn")  # fork is unsafe beside CUDA and threads
-            self._pool = ProcessPoolExecutor(self.workers, mp_context=context, initializer=_start_worker)
+            self._pool = pool_of(self.workers)
             weakref.finalize(self, _end, self._pool, self._home)
         return self._pool
 
@@ -69,10 +65,10 @@ class Decoder:
                 ) from error
         else:
             self._free.remove(slot)
-        with _hidden_main(), _held_interrupt():
+        with starting():
             jobs = [
                 pool.submit(
-                    _decode_chunk,
+                    decode_chunk,
                     self.root,
                     [self.names[r] for r in rows[i : i + JOB]],
                     os.fspath(slot[1]),

@@ -25,9 +25,16 @@ OFFICIAL = Official(200, 100_000, 10_000, train_each=500, test_each=50)
 _AGAIN = "unpack tiny-imagenet-200.zip again"
 
 
-def load(directory: StrPath, *, size: int = 64, skip_bad: bool = False, progress: Progress | None = None) -> DataSet:
+def load(
+    directory: StrPath,
+    *,
+    size: int = 64,
+    skip_bad: bool = False,
+    stream: bool | None = None,
+    progress: Progress | None = None,
+) -> DataSet:
     """Load Tiny-ImageNet from its folder or the one that holds it; grey images become RGB."""
-    return decoded(scan(directory), NAME, size=size, skip_bad=skip_bad, progress=progress)
+    return decoded(scan(directory), NAME, size=size, skip_bad=skip_bad, stream=stream, progress=progress)
 
 
 def scan(directory: StrPath) -> Tree:
@@ -72,10 +79,8 @@ def _add_annotated(tree: Tree) -> None:
     for number, line in enumerate(lines(path), 1):
         words = line.split()
         if len(words) < 2 or words[1] not in known:
-            raise DataError(
-                f"{NAME}: {path}, line {number}: '{line[:60]}' is not an image with one of the {len(known)} classes; "
-                f"{_AGAIN}"
-            )
+            what = f"'{' '.join(words[:2])}' is not an image with one of the {len(known)} classes"
+            raise DataError(f"{NAME}: {path}, line {number}: {what}; {_AGAIN}")
         labels[words[0]] = known[words[1]]
     add_images(tree, "val/images", "test", labels)
     there = {os.path.basename(file.name) for file in tree.files if file.side == "test"}

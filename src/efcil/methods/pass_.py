@@ -16,7 +16,7 @@ Differences from the published code (the authors', and PyCIL's, which the DPCR p
 - The radius is the first task's in the paper and the authors' code (`radius_classes=first`); PyCIL's also takes in each
   later task's classes (`all`, the preset `paper`).
 - A step draws `batch_size` prototypes in the authors' code (`proto_draws=batch`), in PyCIL that times old // new
-  classes (`balanced`, the preset `paper`), which fails where there are fewer old classes than new; we draw once the batch then.
+  classes (`balanced`, the preset `paper`), which fails with fewer old classes than new; we draw one batch then.
 - `proto_weight` is 10 in both; the DPCR paper tuned it: 0.1 on CIFAR-100 and Tiny-ImageNet, 10 on ImageNet-100.
 - Theirs run the network twice on a batch, once for logits and once for features, which moves the running statistics
   of batch normalisation twice a step; we run it once.

@@ -25,8 +25,11 @@ def curve_figure(summaries: Iterable[Summary]) -> Figure:
 
     benchmarks = benchmarks_of(runs_of(summaries))
     styles = styles_for(group for benchmark in benchmarks for group in benchmark.groups)
-    figure = Figure(figsize=(9.0, 4.6 * len(benchmarks)), dpi=150, layout="constrained")
-    panels = figure.subplots(len(benchmarks), 1, squeeze=False)[:, 0]
+    heights = [
+        max(4.6, 1.0 + 0.22 * len(benchmark.groups)) for benchmark in benchmarks
+    ]  # inches; the legend is as high
+    figure = Figure(figsize=(9.0, sum(heights)), dpi=150, layout="constrained")
+    panels = figure.subplots(len(benchmarks), 1, squeeze=False, height_ratios=heights)[:, 0]
     for axes, benchmark in zip(panels, benchmarks, strict=True):
         _curves(axes, benchmark, styles)
     return figure
@@ -82,7 +85,7 @@ def matrix_figure(summary: Summary) -> Figure:
             for i, value in enumerate(row):
                 if value == value:
                     text = f"{value:.1f}" if size <= 12 else f"{value:.0f}"
-                    colour = "black" if value < 60 else "white"
+                    colour = "black" if value < 69 else "white"  # which has the better contrast on the map's blue
                     axes.text(i, t, text, ha="center", va="center", fontsize=9 if size <= 12 else 8, color=colour)
     dress(axes, None)
     axes.tick_params(length=0, labelsize=9 if size <= 12 else 8)

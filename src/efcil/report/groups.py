@@ -88,8 +88,8 @@ class Group:
 
     @property
     def orders(self) -> str:
-        """The class orders, each once."""
-        return ", ".join(dict.fromkeys(run.order or "?" for run in self.runs))
+        """The class orders, each once, seeds last."""
+        return _listed(self.runs)
 
     @property
     def seconds(self) -> Value | None:
@@ -149,6 +149,11 @@ class Benchmark:
         return value is not None and not group.partial and f"{value.mean:.2f}" == self.best(column)
 
     @property
+    def orders(self) -> str:
+        """The class orders of all its runs."""
+        return _listed(run for group in self.groups for run in group.runs)
+
+    @property
     def notes(self) -> list[str]:
         """What a reader must know before comparing the rows."""
         notes = []
@@ -192,6 +197,11 @@ def _groups(runs: list[Run], presets: dict[str, set[str]]) -> list[Group]:
             names = _apart([run.run_dir for run in members])
             groups += [Group(f"{label} [{name}]", method, (run,)) for name, run in zip(names, members, strict=True)]
     return groups
+
+
+def _listed(runs: Iterable[Run]) -> str:
+    orders = {run.order or "?" for run in runs}
+    return ", ".join(sorted(orders, key=lambda order: (order.isdigit(), int(order) if order.isdigit() else 0, order)))
 
 
 def _apart(directories: list[str]) -> list[str]:

@@ -1,21 +1,26 @@
-"""One page that holds a whole report: no script, nothing loaded from anywhere, light and dark."""
+"""One page that holds a whole report: nothing is loaded from anywhere; light, dark and on paper.
+
+Its only script sorts tables and copies commands (page.js); without it the page is whole.
+"""
 
 from __future__ import annotations
 
+import base64
+import hashlib
 from collections.abc import Iterable
 from html import escape
 from importlib import resources
 
 import efcil
-from efcil.report.groups import COLUMNS, NONE, Benchmark, Group, benchmarks_of
+from efcil.report.groups import COLUMNS, NONE, Benchmark, Group, Value, benchmarks_of
 from efcil.report.load import Run, Summary, runs_of
 from efcil.report.styles import COLOURS, DARK_COLOURS, Style, short, styles_for
 from efcil.report.svg import balance_svg, curves_svg, scale_svg, swatch_svg
 
 __all__ = ["html_page"]
 
-# Even if a name slipped through the escaping, the browser would neither run nor load anything.
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+# Even if a name slipped through the escaping, the browser would run nothing but page.js and load nothing.
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src 'sha256-{}'"
 _SHARED = {column.key: column for column in COLUMNS}
 
 
@@ -34,38 +39,45 @@ def html_page(summaries: Iterable[Summary]) -> str:
     unfinished = sum(run.partial for run in runs)
     if unfinished:
         count += ", partial" if unfinished == len(runs) else f", {unfinished} of them partial"
+    script = _file("page.js")
+    allowed = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">\n'
-        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY.format(allowed)}">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         '<meta name="color-scheme" content="light dark">\n'
         f"<title>{escape(title)}</title>\n<style>{_style_sheet()}</style></head>\n<body><main>\n"
         f'<header><p class="eyebrow">Class-incremental learning report</p><h1>{escape(title)}</h1>'
         f'<p class="lead">{count}. Accuracies in percent, on the test images of all classes seen.</p></header>\n'
         f"{body}"
-        f"<footer>Made by efcil {escape(efcil.__version__)}.</footer>\n</main></body></html>\n"
+        f"<footer>Made by efcil {escape(efcil.__version__)}.</footer>\n</main>\n"
+        f"<script>{script}</script></body></html>\n"
     )
+
+
+def _file(name: str) -> str:
+    return resources.files("efcil.report").joinpath(name).read_text(encoding="utf-8")
 
 
 def _style_sheet() -> str:
     light, dark = (
         "".join(f"--c{slot}:{colour};" for slot, colour in enumerate(colours)) for colours in (COLOURS, DARK_COLOURS)
     )
-    sheet = resources.files("efcil.report").joinpath("page.css").read_text(encoding="utf-8")
-    return f"{sheet}:root{{{light}}}@media(prefers-color-scheme:dark){{:root{{{dark}}}}}"
+    return f"{_file('page.css')}:root{{{light}}}@media screen and (prefers-color-scheme:dark){{:root{{{dark}}}}}"
 
 
 def _section(benchmark: Benchmark, styles: dict[str, Style]) -> str:
     facts = [f"{benchmark.tasks} tasks"]
     if benchmark.classes_seen:
         facts.insert(0, f"{benchmark.classes_seen[-1]} classes")
-    orders = list(dict.fromkeys(run.order or "?" for group in benchmark.groups for run in group.runs))
-    facts.append(f"class order{'s' if len(orders) > 1 else ''}: {', '.join(orders)}")
+    orders = benchmark.orders
+    facts.append(f"class order{'s' if ',' in orders else ''}: {orders}")
     chips = "".join(f"<li>{escape(fact)}</li>" for fact in facts)
     return (
         f'<section><h2>{escape(benchmark.title)}</h2><ul class="chips">{chips}</ul>\n'
         f"{_tiles(benchmark)}{_table(benchmark, styles)}{_curves(benchmark, styles)}"
-        f"{_balance(benchmark, styles)}{_matrices(benchmark)}{_details(benchmark)}</section>\n"
+        f"{_balance(benchmark, styles)}{_matrices(benchmark)}{_times(benchmark)}{_commands(benchmark)}"
+        f"{_details(benchmark)}</section>\n"
     )
 
 
@@ -93,8 +105,11 @@ def _tiles(benchmark: Benchmark) -> str:
 
 
 def _table(benchmark: Benchmark, styles: dict[str, Style]) -> str:
-    head = "".join(f'<th class="n" title="{escape(column.help)}">{_title(column.title)}</th>' for column in COLUMNS)
-    shared = len({group.orders for group in benchmark.groups}) == 1  # then the chips above say it once
+    head = "".join(
+        f'<th scope="col" class="n" data-first="{"rising" if column.better < 0 else "falling"}" '
+        f'title="{escape(column.help)}">{_title(column.title)}</th>'
+        for column in COLUMNS
+    )
     rows = []
     for group in benchmark.groups:
         cells = []
@@ -105,22 +120,29 @@ def _table(benchmark: Benchmark, styles: dict[str, Style]) -> str:
                 text = f"<strong>{text}</strong>"
             if value is not None and value.spread is not None:
                 text += f'<span class="spread"> ± {value.spread:.2f}</span>'
-            cells.append(f'<td class="n">{text}</td>')
+            cells.append(f'<td class="n" data-v="{_raw(value)}">{text}</td>')
         seconds = group.seconds
         state = f'<span class="badge">{escape(group.status)}</span>' if group.partial else ""
-        if not shared:
+        if group.orders != benchmark.orders:  # else the chips above say it once
             state += f'<span class="under">order {escape(group.orders)}</span>'
         rows.append(
-            f'<tr><th scope="row"><div>{swatch_svg(styles[group.label])}'
+            f'<tr><th scope="row" data-v="{escape(group.label)}"><div>{swatch_svg(styles[group.label])}'
             f'<span class="name">{escape(group.label)}{state}</span></div></th>{"".join(cells)}'
-            f'<td class="n">{_duration(seconds.mean) if seconds else NONE}</td></tr>'
+            f'<td class="n" data-v="{_raw(seconds)}">{_duration(seconds.mean) if seconds else NONE}</td></tr>'
         )
     notes = " ".join(benchmark.notes)
     caption = f'<p class="note">{escape(notes)}</p>' if notes else ""
     return (
-        f'<div class="card scroll"><table class="results"><thead><tr><th>Method</th>{head}'
-        f'<th class="n">Time</th></tr></thead><tbody>{"".join(rows)}</tbody></table>{caption}</div>\n'
+        f'<div class="card"><div class="scroll"><table class="results"><thead><tr>'
+        f'<th scope="col" data-first="rising">Method</th>{head}'
+        f'<th scope="col" class="n" data-first="rising" title="of a run">Time</th></tr></thead>'
+        f"<tbody>{''.join(rows)}</tbody></table></div>{caption}</div>\n"
     )
+
+
+def _raw(value: Value | None) -> str:
+    """What a cell is sorted by."""
+    return "" if value is None else repr(value.mean)
 
 
 def _title(title: str) -> str:
@@ -194,7 +216,7 @@ def _matrix(group: Group, tasks: int) -> str:
             if value is None:
                 cells.append("<td></td>")
                 continue
-            side = "hi" if value >= 60 else "lo"
+            side = "lo" if value < 54 else "mid" if value < 69 else "hi"  # so that the ink has the better contrast
             text = f"{value:.1f}" if tasks <= 10 else f"{value:.0f}"
             hint = f"task {i + 1} after task {t + 1}: {value:.2f} %"
             cells.append(f'<td class="{side}" style="--v:{min(max(value, 0), 100):.1f}%" title="{hint}">{text}</td>')
@@ -207,6 +229,51 @@ def _matrix(group: Group, tasks: int) -> str:
         f' <span class="muted">{escape(about)}</span></figcaption>'
         f'<table class="matrix"><thead><tr><th></th>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table></figure>'
     )
+
+
+def _times(benchmark: Benchmark) -> str:
+    """Seconds of a run and the device, a bar for each group."""
+    timed = [(group, seconds) for group in benchmark.groups if (seconds := group.seconds) is not None]
+    if not timed:
+        return ""
+    longest = max(seconds.mean for _, seconds in timed) or 1.0
+    devices = {
+        group.label: ", ".join(dict.fromkeys(run.device for run in group.runs if run.device)) for group, _ in timed
+    }
+    shared = len(set(devices.values())) == 1
+    rows = []
+    for group, seconds in timed:
+        device = "" if shared else f'<span class="under">{escape(devices[group.label])}</span>'
+        rows.append(
+            f'<li><span class="name" title="{escape(group.label)}">{escape(short(group.label, 34))}{device}</span>'
+            f'<span class="bar" style="--w:{100 * seconds.mean / longest:.1f}%"></span>'
+            f'<span class="pair">{_duration(seconds.mean)}</span></li>'
+        )
+    where = f"On {escape(devices[timed[0][0].label])}. " if shared and devices[timed[0][0].label] else ""
+    return (
+        f'<h3>Time of a run</h3><ul class="card balance-list">{"".join(rows)}</ul>'
+        f'<p class="note">{where}Methods that are compared on one backbone share its time.</p>\n'
+    )
+
+
+def _commands(benchmark: Benchmark) -> str:
+    """Each command once, with the rows it made."""
+    made: dict[str, list[str]] = {}
+    for group in benchmark.groups:
+        for run in group.runs:
+            if run.command:
+                made.setdefault(run.command, []).append(group.label)
+    if not made:
+        return ""
+    blocks = []
+    for command, labels in made.items():
+        rows = list(dict.fromkeys(labels))
+        names = ", ".join(short(label, 34) for label in rows[:6]) + (f" and {len(rows) - 6} more" if rows[6:] else "")
+        words = " ".join(f"<span>{escape(word)}</span>" for word in command.split(" "))  # lines end between words
+        blocks.append(
+            f'<p class="muted">{escape(names)}</p><div class="command"><code tabindex="0">{words}</code></div>'
+        )
+    return f'<h3>Commands</h3><div class="card commands">{"".join(blocks)}</div>\n'
 
 
 def _details(benchmark: Benchmark) -> str:

@@ -150,7 +150,8 @@ def each_head(summary: Summary) -> list[Summary]:
     for head, numbers in heads.items():
         if not isinstance(numbers, Mapping):
             raise RunError(f"{summary.get('run_dir', 'summary')}: 'heads' in {FILE} must hold an object per classifier")
-        found.append({**summary, **numbers, "method": f"{summary['method']}/{head}"})
+        own = {**summary, **numbers, "method": f"{summary['method']}/{head}"}
+        found.append({key: value for key, value in own.items() if key != "heads"})  # it has only one now
     return found
 
 

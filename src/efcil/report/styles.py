@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -44,11 +45,11 @@ def styles_for(groups: Iterable[Group]) -> dict[str, Style]:
     collides, moves on to another dash.
     """
     wanted = {group.label: group.method for group in groups}
-    first = sorted(wanted, key=lambda label: (wanted[label] not in _KNOWN, label != wanted[label], label))
+    first = sorted(wanted, key=lambda label: (wanted[label].split("/")[0] not in _KNOWN, label != wanted[label], label))
     taken: set[int] = set()
     result = {}
     for label in first:
-        method = wanted[label]
+        method = re.split("[/:]", wanted[label])[0]  # classifiers and variants of a method have its colour
         start = _KNOWN.index(method) if method in _KNOWN else zlib.crc32(method.encode()) % 16
         # First the other dashes of the same colour, then the next colour.
         tries = ((start + 8 * dash) % 32 // 8 * 8 + (start + colour) % 8 for colour in range(8) for dash in range(4))

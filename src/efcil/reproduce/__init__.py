@@ -10,6 +10,7 @@ is never mixed in.
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,6 +72,15 @@ class Wanted:
     command: str = "efcil reproduce"
     device: str = "cpu"
     settings: tuple[str, ...] = ()
+
+    def shown(self, r: Reproduction) -> str:
+        """Return the command that makes one table or figure, without the directories of this machine."""
+        parts = ["efcil", "reproduce", r.name]
+        for option, values in (("orders", self.orders), ("tasks", self.tasks), ("only", self.only)):
+            parts += [f"--{option}", ",".join(map(str, values))] if values else []
+        for setting in self.settings:
+            parts += ["--set", setting]
+        return shlex.join([*parts, *(word for name in r.grid for word in ("--data", f"{name}=DIR"))])
 
 
 @dataclass(frozen=True)
@@ -137,7 +147,7 @@ def _table(methods: Mapping[str, str], source: str) -> Callable[[Reproduction, M
     def make(r: Reproduction, measured: Measured, wanted: Wanted) -> Files:
         table = Table(r.name, r.about, source, tuple(r.splits(wanted)), methods, r.chosen_orders(wanted))
         return {
-            "md": table.markdown(measured, wanted.command),
+            "md": table.markdown(measured, wanted.shown(r)),
             "tex": table.latex(measured),
             "csv": table.csv(measured),
         }
@@ -147,23 +157,34 @@ def _table(methods: Mapping[str, str], source: str) -> Callable[[Reproduction, M
 
 def _picture(r: Reproduction, wanted: Wanted, figure: Any, numbers: Any, missing: Sequence[str]) -> Files:
     """Return a figure's files, with a page that shows it, says how it was made and what is not in it."""
-    lines = [f"# {r.about}", "", f"`{wanted.command}`", ""]
+    lines = [f"# {r.about}", "", f"`{wanted.shown(r)}`", ""]
     files: Files = {"json": json.dumps(numbers, indent=1) + "\n"}
     if figure is not None:
         lines += [f"![{r.about}]({r.name}.png)", ""]
         files |= {kind: figure_bytes(figure, kind) for kind in ("png", "svg")}
-    lines += [f"Not measured: {what}." for what in missing]
+    if missing:
+        lines += ["Not measured:", "", *(f"- {what}" for what in missing)]
     return {"md": "\n".join(lines).rstrip() + "\n", **files}
+
+
+def _absent(block: Block, names: Sequence[str], of: Mapping[str, str]) -> list[str]:
+    """Say what a data set and split lacks."""
+    if not names:
+        return []
+    return [f"{block.title}: {'all of it' if list(names) == list(of) else ', '.join(names)}"]
 
 
 def _curves(r: Reproduction, measured: Measured, wanted: Wanted) -> Files:
     summaries, missing = [], []
     for block in r.splits(wanted):
+        absent = []
         for method in _MAIN:
             found = [measured.summary(block.dataset, block.tasks, o, method) for o in r.chosen_orders(wanted)]
             summaries += [s for s in found if s is not None]
             if None in found:
-                missing.append(f"{method} on {block.title}, {found.count(None)} of {len(found)} orders")
+                some = f" ({found.count(None)} of {len(found)} orders)" if any(found) else ""
+                absent.append(method + some)
+        missing += _absent(block, absent, _MAIN)
     numbers = [{k: s[k] for k in ("method", "dataset", "tasks", "order", "A_t")} for s in summaries]
     return _picture(r, wanted, curve_figure(summaries) if summaries else None, numbers, missing)
 
@@ -178,7 +199,7 @@ def _cip(r: Reproduction, measured: Measured, wanted: Wanted) -> Files:
         )
         if old:
             numbers[block.title] = {name: {"old": old[name], "new": new[name]} for name in old}
-        missing += [f"{name} on {block.title}" for name in _CIP if name not in old]
+        missing += _absent(block, [name for name in _CIP if name not in old], _CIP)
     return _picture(r, wanted, figures.cip_figure(numbers, _CIP) if numbers else None, numbers, missing)
 
 
@@ -186,6 +207,7 @@ def _balance(r: Reproduction, measured: Measured, wanted: Wanted) -> Files:
     numbers: dict[str, dict[str, dict[str, Value]]] = {}
     missing = []
     for block in r.splits(wanted):
+        absent = []
         for method in _BALANCE:
             runs = [
                 run for o in r.chosen_orders(wanted) if (run := measured.get(block.dataset, block.tasks, o, method))
@@ -195,7 +217,8 @@ def _balance(r: Reproduction, measured: Measured, wanted: Wanted) -> Files:
             if len(whole) == len(values):
                 numbers.setdefault(block.title, {})[method] = whole
             else:
-                missing.append(f"{method} on {block.title}")
+                absent.append(method)
+        missing += _absent(block, absent, _BALANCE)
     plain = {t: {m: {k: v.mean for k, v in own.items()} for m, own in ms.items()} for t, ms in numbers.items()}
     return _picture(r, wanted, figures.balance_figure(numbers, _BALANCE) if numbers else None, plain, missing)
 

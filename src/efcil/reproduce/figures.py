@@ -55,6 +55,7 @@ def cip_figure(
                 style = {"color": COLOURS[slot], "marker": MARKERS[slot], "markersize": 4.5, "linewidth": 1.8}
                 own.plot(range(1, len(y) + 1), y, label=words[method], linestyle=("-", "--", ":")[slot % 3], **style)
             dress(own, f"{dataset}: {side} classes")
+            own.set_xticks(range(1, 1 + max(len(lines[side]) for lines in methods.values())))
             own.set_xlabel("task")
             own.set_ylabel("accuracy, %")
             own.grid(axis="y", color=FAINT, linewidth=0.8)
@@ -82,7 +83,7 @@ def balance_figure(numbers: Mapping[str, Mapping[str, Mapping[str, Value]]], wor
         own.set_ylabel("accuracy after the last task, %")
         own.grid(axis="y", color=FAINT, linewidth=0.8)
         own.set_axisbelow(True)
-    axes[0].legend(frameon=False, fontsize=8.5)
+    axes[-1].legend(frameon=False, fontsize=8.5, loc="center left", bbox_to_anchor=(1.0, 0.5))
     return figure
 
 
@@ -94,9 +95,8 @@ def gamma_figure(numbers: Mapping[str, Mapping[str, Any]]) -> Figure:
             style = {"color": COLOURS[slot], "marker": MARKERS[slot], "linestyle": ("-", "--")[slot]}
             own.plot(found["gamma"], found[key], label=label, markersize=4.5, linewidth=1.8, **style)
         own.axvline(found["chosen"], color="#888888", linewidth=1, linestyle=":")
-        own.annotate(
-            "paper's", (found["chosen"], own.get_ylim()[0]), fontsize=8, color="#555555", ha="right", rotation=90
-        )
+        where = {"xycoords": own.get_xaxis_transform(), "textcoords": "offset points", "xytext": (4, -2), "va": "top"}
+        own.annotate("the paper's", (found["chosen"], 1.0), fontsize=8, color="#555555", **where)
         own.set_xscale("log")
         dress(own, dataset)
         own.set_xlabel(r"$\gamma$")
@@ -114,7 +114,7 @@ def embed(features: Array, kind: str, seed: int = 0) -> Array:
         flat: Array = centred @ axes[:2].T
         return flat
     try:
-        from umap import UMAP  # type: ignore[import-not-found, unused-ignore]
+        from umap import UMAP  # type: ignore[import-not-found, import-untyped, unused-ignore]
     except ImportError:
         raise OptionError("this figure needs UMAP: pip install 'efcil[umap]'") from None
     found: Array = UMAP(n_neighbors=30, min_dist=0.3, metric="cosine", random_state=seed, n_jobs=1).fit_transform(
@@ -218,9 +218,10 @@ def shift_figure(
             hatch=hatch,
             edgecolor="white",
         )
-        right.bar_label(
-            bars, [f"{h:.0f}" if h >= 4 else "" for h in heights], label_type="center", fontsize=9, color=INK
-        )
+        texts = [f"{h:.0f}" if h >= 4 else "" for h in heights]
+        plain = {"facecolor": "white", "edgecolor": "none", "pad": 1.5}  # a number is not read against a pattern
+        for text in right.bar_label(bars, texts, label_type="center", fontsize=9, color=INK):
+            text.set_bbox(plain if text.get_text() else None)
         bottom += heights
     right.set_xticks(range(len(shares)), list(shares), fontsize=9)
     dress(right, "(b) what they are classified as")

@@ -342,7 +342,7 @@ def train(
             rate = schedule.rate(epoch)
             if not mean < float("inf"):
                 raise TrainingError(
-                    f"the loss is {mean} in task {task + 1}, epoch {before + epoch + 1} (learning rate {rate:g}): the last "
-                    "good checkpoint is kept; lower the rate (--set first.lr=... or later.lr=...) in a new --out"
+                    f"the loss is {mean} in task {task + 1}, epoch {before + epoch + 1} (learning rate {rate:g}): the "
+                    "last good checkpoint is kept; lower the rate (--set first.lr=... or later.lr=...) in a new --out"
                 )
             after_epoch(EpochReport(task, before + epoch, epochs or schedule.epochs, mean, rate), optimiser)

@@ -1,0 +1,102 @@
+"""Processes that decode images: no script runs twice for them, Ctrl-C is not theirs, none outlives its parent."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import types
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+import numpy as np
+
+from efcil.data.decode import read_image
+from efcil.errors import DataError
+
+CHANNELS = 3
+
+
+def cores() -> int:
+    """Return how many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def pool_of(processes: int) -> ProcessPoolExecutor:
+    """Return a pool of decoding processes; they start at the first `submit`, which `starting` must surround."""
+    context = multiprocessing.get_context("spawn")  # fork is unsafe beside CUDA and threads
+    return ProcessPoolExecutor(processes, mp_context=context, initializer=_start_worker)
+
+
+@contextlib.contextmanager
+def starting() -> Iterator[None]:
+    """Surround every `submit`: it may start a process."""
+    with _hidden_main(), _held_interrupt():
+        yield
+
+
+@contextlib.contextmanager
+def _hidden_main() -> Iterator[None]:
+    """Keep spawned workers from running the user's script again, which needs a main guard otherwise."""
+    # multiprocessing looks at __main__ when it starts a process, that is inside `submit`; a worker needs nothing of it.
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = types.ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
+
+
+@contextlib.contextmanager
+def _held_interrupt() -> Iterator[None]:
+    """Start processes deaf to Ctrl-C, which reaches the whole group: the parent ends them, without their tracebacks."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # children inherit it; here it comes later
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _start_worker() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # for systems without masks
+    threading.Thread(target=_follow_parent, daemon=True).start()
+
+
+def _follow_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()  # returns when it has died, however it died: no orphan waits for work for ever
+        os._exit(1)
+
+
+def decode_chunk(root: str, names: Sequence[str], target: str, offset: int, size: int) -> tuple[int, dict[str, str]]:
+    """Decode consecutive rows into the array file; bad ones stay black and are reported."""
+    rows = np.zeros((len(names), CHANNELS, size, size), dtype=np.uint8)
+    bad: dict[str, str] = {}
+    for row, name in zip(rows, names, strict=True):
+        if not os.path.exists(target):
+            return 0, {}  # the build was given up
+        try:
+            row[:] = read_image(os.path.join(root, name), size, CHANNELS, name=name)
+        except DataError as error:
+            bad[name] = str(error)
+    with open(target, "r+b") as file:
+        file.seek(offset)
+        file.write(rows.data)
+    return len(names), bad
+
+
+def problem(root: Path, name: str, size: int) -> str | None:
+    """Say why an image cannot be decoded, or nothing."""
+    try:
+        read_image(root / name, size, CHANNELS, name=name)
+    except DataError as error:
+        return str(error)
+    return None

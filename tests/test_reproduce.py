@@ -1,0 +1,371 @@
+"""The paper's tables and figures by name: which runs they need, what is never mixed into them, and their files."""
+
+import csv
+import io
+import json
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+import standins
+from efcil.errors import OptionError
+from efcil.methods import METHODS
+from efcil.report.groups import NONE
+from efcil.reproduce import NAMES, Wanted, find
+from efcil.reproduce.cells import EXEMPLARS, GROUPS, Cell, Measured, published
+from efcil.reproduce.complexity import formula, measure
+from efcil.reproduce.figures import embed, regions
+from efcil.reproduce.snapshots import Snapshot, gamma_grid
+from efcil.reproduce.tables import Block, Table
+from efcil.stats import ClassStats
+from problems import draw
+from reference import ridge_joint
+
+SMALL = (
+    *("backbone=resnet10", "width=2", "first.epochs=1", "first.milestones=[]", "later.epochs=1", "later.milestones=[]"),
+    *("augment=none", "buffer=16", "crop=16", "data.size=16", "batch_size=8"),
+)
+
+
+def summary(cell, method, A_f, **more):
+    """A complete summary, as a run of the cell would write it."""
+    plan = cell.plan()
+    options = plan.methods[method][1].model_dump(mode="json")
+    A_t = [A_f + 10.0 * (cell.tasks - t - 1) for t in range(cell.tasks)]
+    return {
+        **{"method": method, "preset": "paper", "dataset": cell.dataset, "tasks": cell.tasks, "order": cell.order},
+        **{"seed": 0, "A_f": A_f, "A_avg": A_f + 5, "A_t": A_t, "old": [None] + [40.0] * (cell.tasks - 1)},
+        **{"new": [60.0] * cell.tasks, "status": "complete", "tasks_done": cell.tasks, "seconds": 100.0},
+        **{"device": "GPU", "options": options, "training": plan.training.model_dump(mode="json"), **more},
+    }
+
+
+def stored(place, *summaries):
+    for number, one in enumerate(summaries):
+        path = place / f"{number}" / "summary.json"
+        path.parent.mkdir(parents=True)
+        path.write_text(json.dumps(one))
+    return place
+
+
+CELL = Cell("cifar100", 10, "1993", "trajectory")
+
+
+# -- which runs --------------------------------------------------------------------------------------------------------
+
+
+def test_every_table_and_figure_is_there():
+    tables = "table1 table-cub table-imagenet1k ablation table-ncm table-ebcil"
+    figures = "curves cip balance boundaries gamma shift complexity"
+    assert sorted(NAMES) == sorted(f"{tables} {figures}".split())
+    with pytest.raises(OptionError, match="'tabel1' is not a table or figure of the paper: did you mean 'table1'"):
+        find("tabel1")
+
+
+def test_a_trajectory_serves_all_that_can_be_read_from_it():
+    """What shares a backbone is measured together, and every label is one that can be run."""
+    for group, labels in GROUPS.items():
+        kinds = {METHODS[label.split(":")[0]].representation for label in labels}
+        assert kinds <= {"lwf", "frozen"} if group == "trajectory" else len(kinds) == 1
+        Cell("cifar100", 10, "identity", group).plan()
+    assert {m.name for m in METHODS.values() if m.representation in ("lwf", "frozen")} <= {
+        *(label.split(":")[0] for label in GROUPS["trajectory"]),
+        "rrcr+tssp+cip+cn",  # the same as dpcr
+    }
+    assert len(EXEMPLARS) == 6
+
+
+@pytest.mark.parametrize(
+    ("name", "runs"),
+    [
+        ("table1", 3 * 2 * 3 * 2),  # data sets, splits, orders, trajectory and PASS
+        ("table-cub", 1),
+        ("table-imagenet1k", 1),
+        ("ablation", 3),
+        ("table-ncm", 2 * 2 * 3),
+        ("table-ebcil", 2 * 2 * 7),
+        ("gamma", 3),
+        ("complexity", 0),
+    ],
+)
+def test_the_papers_grids(tmp_path, name, runs):
+    assert len(find(name).cells(Wanted(tmp_path))) == runs
+
+
+def test_orders_tasks_and_only_choose(tmp_path):
+    r = find("table1")
+    wanted = Wanted(tmp_path, orders=("1993",), tasks=(20,))
+    assert {(c.tasks, c.order) for c in r.cells(wanted)} == {(20, "1993")}
+    one = r.to_run(replace(wanted, only=("cifar100", "pass")))
+    assert one == [Cell("cifar100", 20, "1993", "pass")]
+    assert {c.group for c in r.to_run(replace(wanted, only=("dpcr",)))} == {"trajectory"}
+    with pytest.raises(OptionError, match="--only dpcrr: not a data set or method of table1: did you mean 'dpcr'"):
+        r.to_run(replace(wanted, only=("dpcrr",)))
+
+
+def test_every_number_of_the_papers_tables_has_its_row():
+    """A method that a table prints is one of its rows, with the paper's numbers beside it."""
+    for name, source, blocks in (("table1", "Table 1", 6), ("table-ebcil", "Table 6", 4), ("table-ncm", "Table 5", 4)):
+        lines = find(name).make(find(name), Measured(), Wanted(None))["csv"]
+        rows = [row for row in csv.DictReader(io.StringIO(lines)) if row["metric"] == "A_f"]
+        assert all(row["paper"] for row in rows), name
+        assert len({(row["dataset"], row["tasks"]) for row in rows}) == blocks
+        assert published(rows[0]["dataset"], int(rows[0]["tasks"]), rows[0]["method"], source)
+        assert {row["ours"] for row in rows} == {""}
+    assert published("cifar100", 10, "dpcr", "Table 6")["A_f"] == 49.59
+    assert published("cifar100", 10, "dpcr", "Table 2") is None
+
+
+# -- what counts as measured -------------------------------------------------------------------------------------------
+
+
+def read(place, *cells, settings=()):
+    measured = Measured()
+    measured.read([place], cells or [CELL], settings)
+    return measured
+
+
+def test_a_summary_of_the_same_experiment_counts(tmp_path):
+    measured = read(stored(tmp_path, summary(CELL, "dpcr", 50.0)))
+    assert measured.get("cifar100", 10, "1993", "dpcr").A_f == 50.0
+    assert measured.get("cifar100", 10, "1992", "dpcr") is None
+    assert measured.other == []
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"seed": 1}, "seed 1"),
+        ({"preset": "released_code"}, "preset released_code"),
+        ({"options": {"ridge": 100.0}}, "ridge 100.0, not 200.0"),
+        ({"training": {"batch_size": 64}}, "batch_size 64, not 128"),
+        ({"training": {"width": "wide"}}, "its training are not ours"),
+    ],
+)
+def test_a_result_measured_in_another_way_is_not_mixed_in(tmp_path, change, words):
+    one = summary(CELL, "dpcr", 50.0)
+    for key, value in change.items():
+        one[key] = {**one[key], **value} if isinstance(value, dict) else value
+    measured = read(stored(tmp_path, one))
+    assert measured.get("cifar100", 10, "1993", "dpcr") is None
+    assert words in measured.other[0]
+
+
+def test_unfinished_and_foreign_files_do_not_count(tmp_path):
+    stored(tmp_path, summary(CELL, "dpcr", 50.0, status="partial"), {"some": "thing"}, [1, 2])
+    assert read(tmp_path).get("cifar100", 10, "1993", "dpcr") is None
+
+
+def test_an_option_that_did_not_exist_yet_counts_as_its_default(tmp_path):
+    one = summary(CELL, "dpcr", 50.0)
+    del one["training"]["optimiser"]
+    assert read(stored(tmp_path, one)).get("cifar100", 10, "1993", "dpcr")
+    one["training"]["optimiser"] = "adam"
+    other = read(stored(tmp_path / "b", one))
+    assert other.get("cifar100", 10, "1993", "dpcr") is None
+
+
+def test_both_classifiers_of_a_method_are_there(tmp_path):
+    cell = Cell("cifar100", 10, "1993", "icarl-memory=500")
+    heads = {"nme": {"A_f": 39.0, "A_avg": 58.0}, "cnn": {"A_f": 22.0, "A_avg": 45.0}}
+    measured = read(stored(tmp_path, summary(cell, "icarl:memory=500", 39.0, heads=heads)), cell)
+    assert measured.get("cifar100", 10, "1993", "icarl:memory=500/cnn").A_f == 22.0
+
+
+# -- tables ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def ncm(tmp_path):
+    """ADC in three orders, LDC in one, DP-NCM in none."""
+    cells = [Cell("cifar100", 10, order, "trajectory") for order in ("identity", "1992", "1993")]
+    found = [summary(cell, "adc", 46.0 + i) for i, cell in enumerate(cells)] + [summary(cells[2], "ldc", 48.0)]
+    measured = read(stored(tmp_path, *found), *cells)
+    names = {"adc": "ADC", "ldc": "LDC", "dp-ncm": "DP_NCM"}
+    orders = ("identity", "1992", "1993")
+    return Table("t", "A table", "Table 5", (Block("cifar100", 10),), names, orders), measured
+
+
+def test_markdown_has_the_papers_numbers_ours_and_the_difference(ncm):
+    table, measured = ncm
+    text = table.markdown(measured, "efcil reproduce t")
+    rows = {
+        line.split("|")[1].strip(): [c.strip() for c in line.split("|")[2:-1]]
+        for line in text.splitlines()
+        if "|" in line
+    }
+    assert rows["ADC"][:3] == ["47.65", "47.00 ± 1.00", "-0.65"]
+    assert rows["ADC"][6:] == ["identity, 1992, 1993", "100"]
+    assert rows["LDC"][:3] == ["47.40", "48.00", "+0.60"]
+    assert rows["LDC"][6] == "1993"
+    assert rows[r"DP\_NCM"][:3] == ["49.19", "not measured", NONE]
+    assert "`efcil reproduce t`" in text
+    assert not table.complete(measured)
+
+
+def test_latex_and_csv_have_the_same_numbers(ncm):
+    table, measured = ncm
+    tex = table.latex(measured)
+    assert r"ADC & 47.00 {\scriptsize(47.65)} & 52.00 {\scriptsize(62.63)} \\" in tex
+    assert r"LDC & \textbf{48.00} {\scriptsize(47.40)}" in tex
+    assert r"DP\_NCM & -- {\scriptsize(49.19)}" in tex
+    rows = {(r["method"], r["metric"]): r for r in csv.DictReader(io.StringIO(table.csv(measured)))}
+    assert float(rows["adc", "A_f"]["ours"]) == 47.0
+    assert float(rows["adc", "A_f"]["spread"]) == pytest.approx(1.0)
+    assert float(rows["adc", "A_f"]["difference"]) == pytest.approx(-0.65)
+    assert rows["dp-ncm", "A_f"]["ours"] == ""
+
+
+# -- figures -----------------------------------------------------------------------------------------------------------
+
+
+def snapshot(dim=6, classes=4):
+    labels = torch.arange(classes).repeat_interleave(12)
+    centres = draw(classes, dim) * 3
+    before = centres[labels] + draw(len(labels), dim, seed=1) * 0.3
+    after = before @ (torch.eye(dim, dtype=torch.float64) + 0.4 * draw(dim, dim, seed=2))
+    moved, stale = ClassStats.from_features(after, labels), ClassStats.from_features(before, labels)
+    return Snapshot(before.float(), after.float(), labels, {"dpcr": moved, "rrcr": stale}), before, after, labels
+
+
+def test_gamma_grid_is_one_ridge_solution_each():
+    shot, _, after, labels = snapshot()
+    grid = gamma_grid(shot, 200.0)
+    assert 200.0 in grid["gamma"]
+    assert grid["gamma"] == sorted(grid["gamma"])
+    for gamma, with_cn, without in zip(grid["gamma"], grid["with_cn"], grid["without_cn"], strict=True):
+        weight = ridge_joint(after, labels, range(4), gamma)
+        for found, w in ((without, weight), (with_cn, weight / weight.norm(dim=0))):
+            right = (shot.after.double() @ w).argmax(1) == labels
+            assert found == pytest.approx(100 * right.double().mean().item())
+
+
+def test_principal_axes_and_regions():
+    points = draw(50, 5).numpy() * np.array([10, 5, 1, 1, 1])
+    flat = embed(points, "pca")
+    centred = points - points.mean(0)
+    values, vectors = np.linalg.eigh(centred.T @ centred)
+    expected = centred @ vectors[:, ::-1][:, :2]
+    assert np.allclose(np.abs(flat), np.abs(expected))
+    assert values[-1] > values[-2]
+    corners = np.array([[0.0, 0.0], [1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
+    (_, _), area = regions(corners, np.array([0, 1, 2, 3]), 4, side=10, near=1)
+    assert [area[0, 0], area[0, -1], area[-1, 0], area[-1, -1]] == [0, 1, 2, 3]
+
+
+def test_umap_is_an_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "umap", None)
+    with pytest.raises(OptionError, match=r"pip install 'efcil\[umap\]'"):
+        embed(np.zeros((4, 3)), "umap")
+
+
+def test_costs_follow_the_papers_formula():
+    assert formula("DP", 1000, 10, 30) == 1000 * 100 + 20 * (1000 + 100 * 10)
+    assert formula("RRCR", 1000, 10, 30) == 1000 * 100 + 10 * 30 + 1000
+    times = measure(200, 16, 20, torch.device("cpu"), repeats=1)
+    assert set(times) == {"DP", "RRCR"}
+    assert all(t > 0 for t in times.values())
+
+
+# -- the whole command, on small copies of the real sets ---------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A small Tiny-ImageNet of ten classes, so that it can be split into ten tasks."""
+    home = tmp_path_factory.mktemp("reproduce")
+    names = tuple(f"n{i:08d}" for i in range(10))
+    standins.tiny_imagenet(home / "tiny", names=names, train=4, test=2, size=16)
+    return home
+
+
+@pytest.fixture
+def command(made, monkeypatch, efcil):
+    monkeypatch.setenv("EFCIL_CACHE", str(made / "cache"))
+    settings = [part for setting in SMALL for part in ("--set", setting)]
+
+    def call(*arguments, out="out"):
+        return efcil("reproduce", *arguments, "--out", made / out, "--device", "cpu", *settings)
+
+    return call
+
+
+def test_a_grid_runs_resumes_and_is_not_done_again(made, command):
+    names = "table-ncm,cip,gamma,curves,balance"
+    arguments = (
+        names,
+        "--data",
+        f"tiny-imagenet={made / 'tiny'}",
+        "--tasks",
+        "10",
+        "--orders",
+        "1993",
+        "--only",
+        "dpcr",
+    )
+    code, _, err = command(*arguments)
+    assert code == 0, err
+    run = made / "out" / "runs" / "tiny-imagenet" / "T10" / "order-1993" / "trajectory"
+    assert len(list(run.glob("*/summary.json"))) == len(GROUPS["trajectory"])
+    assert (run / "snapshots" / "task-02.safetensors").exists()
+    assert (run / "snapshots" / "task-10.safetensors").exists()
+    for name, kinds in (("table-ncm", "md tex csv"), ("gamma", "md json png svg"), ("cip", "md json png svg")):
+        assert all((made / "out" / f"{name}.{kind}").stat().st_size for kind in kinds.split())
+    text = (made / "out" / "table-ncm.md").read_text()
+    assert "efcil reproduce table-ncm" in text
+    assert "tiny-imagenet=DIR" in text
+    assert str(made) not in text
+    assert "not measured" in text.split("## tiny-imagenet, T = 10")[0]  # CIFAR-100 was not run
+    assert "not measured" not in text.split("## tiny-imagenet, T = 10")[1].split("##")[0]
+    assert "pass" in (made / "out" / "balance.md").read_text()
+    grid = json.loads((made / "out" / "gamma.json").read_text())
+    final = json.loads((run / "dpcr" / "summary.json").read_text())["A_f"]
+    (own,) = grid.values()
+    assert own["with_cn"][own["gamma"].index(own["chosen"])] == pytest.approx(final)
+    before = {path: path.stat().st_mtime_ns for path in run.rglob("*") if path.is_file()}
+    code, _, err = command(*arguments)
+    assert code == 0, err
+    assert {path: path.stat().st_mtime_ns for path in run.rglob("*") if path.is_file()} == before
+
+
+def test_results_from_elsewhere_are_used(made, command):
+    code, _, err = command("cip", "--from", str(made / "out"), out="second")
+    assert code == 0, err
+    assert not (made / "second" / "runs").exists()
+    numbers = json.loads((made / "second" / "cip.json").read_text())
+    assert list(numbers) == ["tiny-imagenet, T = 10"]
+
+
+def test_without_data_nothing_runs_and_all_is_shown_as_missing(made, command):
+    code, out, err = command("table1", "--tasks", "10", out="third")
+    assert code == 0, err
+    assert "not run, since no directory is given: cifar100, imagenet100, tiny-imagenet" in out
+    assert "not measured" in out
+    assert not (made / "third" / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("nothing",), "'nothing' is not a table or figure"),
+        (("table1", "--data", "somewhere"), "--data somewhere: must be NAME=DIR"),
+        (("table1", "--data", "cifar=x"), "unknown data set 'cifar'"),
+        (("table1", "--tasks", "7"), "--tasks 7: table1 has only 10, 20"),
+        (("table1", "--tasks", "ten"), "--tasks ten: must be numbers"),
+        (("table1", "--from", "nowhere"), "--from nowhere: no such directory"),
+    ],
+)
+def test_bad_input(made, command, arguments, words):
+    code, _, err = command(*arguments, out="bad")
+    assert code == 2
+    assert words in err
+    assert not (made / "bad").exists()
+
+
+def test_the_names_are_listed(efcil):
+    code, out, _ = efcil("reproduce")
+    assert code == 0
+    assert all(name in out for name in NAMES)
