@@ -23,6 +23,9 @@ BLANK = {
     **dict.fromkeys(("data", "tasks", "init_cls", "increment", "preset", "out"), None),
     **{"method": "", "dataset": "", "order": "identity", "seed": 0, "device": "auto", "settings": [], "config": None},
 }
+_SETTINGS = [f"{stage}.{setting}" for stage in ("first", "later") for setting in ("epochs=1", "milestones=[]")]
+_SETTINGS += ["width=2", "data.classes=4", "data.size=8", "data.train_per_class=6", "data.test_per_class=2"]
+QUICK = [part for setting in _SETTINGS for part in ("--set", setting)]  # of a run on glyphs
 
 
 def plan_of(options):
@@ -100,6 +103,16 @@ def test_there_is_a_file_for_every_method_and_each_key_is_an_option():
         method = METHODS[name]
         known = {*keys(method.options), *keys(REPRESENTATIONS[method.representation].options_type)}
         assert {ours for value in table.values() for ours in value.split()} <= known
+
+
+@pytest.mark.parametrize("name", KEYS)
+def test_every_key_reaches_every_option_it_stands_for(name):
+    for key, ours in KEYS[name].items():
+        tree = {k: v for k, v in FILES[name].items() if k != "configurations"}
+        outer, _, inner = key.partition(".")
+        tree[outer] = {inner: 7} if inner else 7
+        settings = translated(tree, {})[0]["set"]
+        assert {option: settings[option] for option in ours.split()} == dict.fromkeys(ours.split(), 7)
 
 
 def test_notes_name_every_key_of_the_file():
@@ -215,9 +228,11 @@ def test_methods_that_are_not_here(name):
         ("icarl", {"seed": "x"}, "seed="),
         ("icarl", {"device": ["gpu"]}, "must be a list of GPU numbers"),
         ("pass", {"step_size": 0}, "step_size=0"),
-        ("ds-al", {"gamma_comp": 3, "gamma": 1, "configurations": {}}, "both streams have one ridge"),
-        ("acil", {"scheduler": {"type": "Step"}, "configurations": {}}, "scheduler.type=Step"),
-        ("acil", {"dataset": "imagenet100"}, "configurations has nothing for dataset=imagenet100"),
+        ("ds-al", {"configurations": {"cifar100": {"gamma_comp": 3, "gamma": 1}}}, "both streams have one ridge"),
+        ("acil", {"configurations": {"cifar100": {"scheduler": {"type": "Step"}}}}, "scheduler.type=Step"),
+        ("acil", {"configurations": {"cifar100": {"scheduler": "Step"}}}, 'scheduler="Step": must be a mapping'),
+        ("acil", {"configurations": [1]}, "configurations=[1]: must be a mapping"),
+        ("acil", {"dataset": "imagenet100"}, "imagenet100=null: must be a mapping"),
     ],
 )
 def test_what_cannot_be_taken_over_is_refused(name, change, message):
@@ -255,22 +270,33 @@ def test_another_method_or_data_set_that_is_typed_leaves_out_what_was_not_its_ow
     assert (list(plan.methods), plan.dataset, plan.training.backbone) == (["dpcr"], "digits", "resnet32")
     assert plan.training.augment == "digits"
     assert any("dpcr was typed" in note for note in options["notes"])
+    unheard = {**FILES["foster"], "model_name": "der", "dataset": "mnist"}  # which does not matter then
+    assert list(plan_of(read(tmp_path, unheard, {"method": "dpcr", "dataset": "digits"})).methods) == ["dpcr"]
+    released = read(tmp_path, FILES["dpcr"], {"method": "dpcr", "dataset": "digits"})
+    assert plan_of(released).preset == "quick"
 
 
 def test_the_command_runs_such_a_file(efcil, tmp_path):  # noqa: F811
-    tree = {**FILES["icarl"], "init_cls": 5, "increment": 5, "memory_size": 40}
+    tree = {**FILES["icarl"], "init_cls": 2, "increment": 2, "memory_size": 8}
     (tmp_path / "icarl.json").write_text(json.dumps(tree))
-    quick = [
-        part for key in ("first", "later") for part in ("--set", f"{key}.epochs=1", "--set", f"{key}.milestones=[]")
-    ]
-    typed = ["icarl", "digits", "--device", "cpu", "--out", tmp_path / "run", "--set", "width=2", "--quiet"]
-    code, out, err = efcil("run", *typed, "--config", tmp_path / "icarl.json", *quick)
+    typed = ["icarl", "glyphs", "--device", "cpu", "--out", tmp_path / "run", "--quiet"]
+    code, out, err = efcil("run", *typed, "--config", tmp_path / "icarl.json", *QUICK)
     assert (code, out) == (0, "")
-    assert "note: a PyCIL file: method icarl" in err
+    assert "note: a PyCIL file: init_cls 2, increment 2, order 1993\n" in err
     summary = json.loads((tmp_path / "run/summary.json").read_text())
-    assert (summary["method"], summary["order"], summary["task_sizes"]) == ("icarl", "1993", [5, 5])
-    assert summary["training"]["memory"] == 40
-    assert summary["training"]["backbone"] == "resnet32"
+    assert (summary["method"], summary["order"], summary["task_sizes"]) == ("icarl", "1993", [2, 2])
+    assert (summary["training"]["memory"], summary["training"]["backbone"]) == (8, "resnet32")
+
+
+def test_compare_takes_all_seeds_of_such_a_file(efcil, tmp_path):  # noqa: F811
+    tree = {**FILES["finetune"], "init_cls": 2, "increment": 2, "seed": [3, 4]}
+    (tmp_path / "finetune.json").write_text(json.dumps(tree))
+    typed = ["finetune", "glyphs", "--device", "cpu", "--out", tmp_path / "both", "--quiet"]
+    code, _, err = efcil("compare", *typed, "--config", tmp_path / "finetune.json", *QUICK)
+    assert code == 0, err
+    assert err.count("note: a PyCIL file: init_cls 2, increment 2, orders 3,4\n") == 1
+    orders = [json.loads(path.read_text())["order"] for path in sorted((tmp_path / "both").rglob("summary.json"))]
+    assert orders == ["3", "4"]
 
 
 def test_json_that_is_none_is_told(tmp_path):

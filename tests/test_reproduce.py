@@ -369,3 +369,26 @@ def test_the_names_are_listed(efcil):
     code, out, _ = efcil("reproduce")
     assert code == 0
     assert all(name in out for name in NAMES)
+
+
+@pytest.mark.slow
+def test_boundaries_and_shift_are_drawn(made, command):
+    """On the snapshots of a run: a stand-in for CIFAR-100 would need its own format, so the cell is put in place."""
+    code, _, err = command("cip", "--data", f"tiny-imagenet={made / 'tiny'}", "--tasks", "10", "--orders", "1993")
+    assert code == 0, err
+    own = made / "out" / "runs" / "tiny-imagenet" / "T10" / "order-1993" / "trajectory" / "snapshots"
+    place = made / "drawn" / CELL.place / "snapshots"
+    place.mkdir(parents=True)
+    (place / "task-02.safetensors").write_bytes((own / "task-02.safetensors").read_bytes())
+    code, _, err = command("boundaries,shift", out="drawn")
+    assert code == 0, err
+    shares = json.loads((made / "drawn" / "shift.json").read_text())
+    ((_, found),) = shares.items()
+    for parts in found["classified as"].values():
+        assert sum(parts.values()) == pytest.approx(100)
+    right = json.loads((made / "drawn" / "boundaries.json").read_text())
+    ((_, numbers),) = right.items()
+    assert set(numbers["right"]) == {"without DP", "with DP"}
+    for name in ("boundaries", "shift"):
+        assert (made / "drawn" / f"{name}.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+        assert "<svg" in (made / "drawn" / f"{name}.svg").read_text()[:600]

@@ -28,6 +28,10 @@ class CheckpointError(EfcilError):
     """A checkpoint that is damaged or belongs to another run."""
 
 
+class ModelError(EfcilError):
+    """A model directory that is damaged, of another format or in the way, or a model that cannot do what was asked."""
+
+
 class TrainingError(EfcilError):
     """Training that cannot go on: a loss that is not finite, or memory that ran out."""
 

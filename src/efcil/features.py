@@ -23,6 +23,7 @@ class TaskFeatures:
     """A learned task as statistics, shift estimators and heads see it. Features are computed once, when asked for."""
 
     frozen = False  # whether `new` means the backbone after the first task
+    rests = False  # whether the backbone has not changed since the task before: nothing moves then
 
     def __init__(
         self, index: int, representation: Representation, pixels: Pixels, labels: Tensor, transform: Transform | None
@@ -43,6 +44,20 @@ class TaskFeatures:
         """Return the same task as methods with a frozen backbone see it: new features are the first backbone's."""
         other = copy.copy(self)
         other._found, other.frozen = {}, True
+        return other
+
+    def only(self, rows: Tensor) -> TaskFeatures:
+        """Return the task as if it had these of its images (n,) alone; features that are known are not computed again.
+
+        The images must be on the device.
+        """
+        other = copy.copy(self)
+        clean = self.pixels()
+        assert isinstance(clean.images, Tensor)
+        other.labels, other._pixels = self.labels[rows], {"clean": clean.showing(clean.images[rows])}
+        computed = ("new", "old", "first")
+        kept = {key: value for key, value in self._found.items() if isinstance(key, tuple) and key[0] in computed}
+        other._found = {key: value[rows] for key, value in kept.items() if key[1] == "clean"}
         return other
 
     def new(self, view: View = "clean") -> Tensor:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Protocol
 
 import numpy as np
 from torch import Tensor
 
+from efcil.data.augment import Transform
 from efcil.data.dataset import DataSet
 from efcil.features import TaskFeatures
 from efcil.methods.base import Readout
 from efcil.metrics import AccuracyMatrix, count_correct
 from efcil.representations import Representation
-from efcil.tasks import TaskStream
+from efcil.tasks import Task, TaskStream
 from efcil.training.extraction import extract
 from efcil.training.images import first, stored
 from efcil.training.loop import EpochReport, Optimiser, Pixels, train
@@ -77,6 +78,52 @@ class Evaluator:
         return hits
 
 
+def train_task(
+    representation: Representation,
+    task: Task,
+    pixels: Pixels,
+    labels: Tensor,
+    transform: Transform | None,
+    *,
+    first_epoch: int = 0,
+    momenta: dict[str, Tensor] | None = None,
+    after_epoch: Callable[[EpochReport, Optimiser], None] = lambda report, optimiser: None,
+) -> None:
+    """Let the backbone learn one task, all stages of it; with `first_epoch` and `momenta` from the middle of it."""
+    options, index = representation.options, task.index
+    stages, before = representation.stages(index), 0
+    if stages and not first_epoch:
+        representation.begin(task)
+    representation.old = task.first_class
+    for stage, schedule in enumerate(stages):
+        start = max(0, first_epoch - before)  # beyond the stage's end: it was over when the run was taken up
+        if start == 0:
+            representation.prepare(stage, pixels, labels)
+        if start < schedule.epochs:
+            representation.enter(stage)
+            train(
+                representation,
+                representation.loss,
+                *representation.studied(stage, pixels, labels),
+                schedule=schedule,
+                transform=transform,
+                batch_size=options.batch_size,
+                last_batch=options.last_batch,
+                machine=representation.machine,
+                seed=representation.seed,
+                task=index,
+                rule=options.optimiser,
+                momentum=options.momentum,
+                noise=representation.noise,
+                before=before,
+                epochs=sum(s.epochs for s in stages),
+                start=start,
+                momenta=momenta if start else None,
+                after_epoch=after_epoch,
+            )
+        before += schedule.epochs
+
+
 def learn_stream(
     stream: TaskStream,
     data: DataSet,
@@ -95,43 +142,22 @@ def learn_stream(
 
     The readouts named in `frozen` learn and are measured with the backbone as it was after the first task.
     """
-    machine, options = representation.machine, representation.options
+    machine = representation.machine
     transform = representation.transform(data.size)
     for index in range(first_task, len(stream)):
         task = stream.upto(index) if representation.all_data else stream[index]
         labels = machine.tensor(task.labels)
         pixels = Pixels(stored(task.images, machine.device), data.mean, data.std, machine)
-        stages, before = representation.stages(index), 0
-        if stages and not first_epoch:
-            representation.begin(task)
-        representation.old = task.first_class
-        for stage, schedule in enumerate(stages):
-            start = max(0, first_epoch - before)  # beyond the stage's end: it was over when the run was taken up
-            if start == 0:
-                representation.prepare(stage, pixels, labels)
-            if start < schedule.epochs:
-                representation.enter(stage)
-                train(
-                    representation,
-                    representation.loss,
-                    *representation.studied(stage, pixels, labels),
-                    schedule=schedule,
-                    transform=transform,
-                    batch_size=options.batch_size,
-                    last_batch=options.last_batch,
-                    machine=machine,
-                    seed=representation.seed,
-                    task=index,
-                    rule=options.optimiser,
-                    momentum=options.momentum,
-                    noise=representation.noise,
-                    before=before,
-                    epochs=sum(s.epochs for s in stages),
-                    start=start,
-                    momenta=momenta if start else None,
-                    after_epoch=observer.after_epoch,
-                )
-            before += schedule.epochs
+        train_task(
+            representation,
+            task,
+            pixels,
+            labels,
+            transform,
+            first_epoch=first_epoch,
+            momenta=momenta,
+            after_epoch=observer.after_epoch,
+        )
         if frozen and index == 0:
             representation.keep_first()
         first_epoch, momenta = 0, None

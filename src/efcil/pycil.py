@@ -112,7 +112,7 @@ IGNORED: dict[str, dict[str, str]] = {  # why a key changes nothing, for any met
     "fecam": {"T": "FeCAM does not read it"},
     "acil": {"IL_batch_size": _BATCHES, "train_eval_freq": "test images are seen after a task only"},
     "ds-al": {"IL_batch_size": _BATCHES, "train_eval_freq": "test images are seen after a task only"},
-    "dpcr": {"resume": "say --resume", "model_dir": "say --out", "aug": "one view of an image in a step"},
+    "dpcr": {"resume": "say --resume", "model_dir": "say --out"},
 }
 _SHARED = (
     *("model_name", "dataset", "init_cls", "increment", "convnet_type", "shuffle", "seed", "device"),
@@ -140,15 +140,15 @@ class Translation:
         self.problems: list[str] = []
         self._protocol()
         self._network()
-        named = str(typed.get("method") or typed.get("methods") or self.method)
-        if named == self.method:
+        if self.other:
+            left = f"what the file says of {self.tree['model_name']} and its memory is left out"
+            self.notes.append(f"{self.other} was typed: {left}")
+        elif self.method:
             self._memory()
             self._method()
-        elif self.method:
-            self.notes.append(f"{named} was typed: what the file says of {self.method} and its memory is left out")
         if self.problems:
             raise OptionError("a PyCIL file: " + "; ".join(self.problems))
-        what = ", ".join(f"{key} {value}" for key, value in self.options.items())
+        what = ", ".join(f"{key} {value}" for key, value in self.options.items() if key not in typed)
         self.notes.insert(0, f"a PyCIL file: {what}")
         for title, lines in (("taken over", self.mapped), ("ignored", self.ignored)):
             if lines:
@@ -158,17 +158,19 @@ class Translation:
         """Method, data set, split, class order, device."""
         name, released = str(self.tree["model_name"]).lower(), bool(self.tree.get("DPCR"))
         self.method = "dpcr" if name == "lwf" and released else METHODS.get(name, "")
-        if not self.method:
+        chosen = str(self.typed.get("method") or self.typed.get("methods") or self.method)
+        self.other = chosen if chosen != self.method else ""  # a method that is typed instead of the file's
+        if not chosen:
             have = ", ".join(sorted({*METHODS.values()}))
             self.problems.append(f"model_name={name} is not here; of PyCIL's there are {have} (all: `efcil methods`)")
         self._say("method", "methods", self.method)
         dataset = str(self.tree.get("dataset", "")).lower()
-        if dataset not in DATASETS:
+        if dataset not in DATASETS and "dataset" not in self.typed:
             have = ", ".join(sorted({*DATASETS.values()}))
             self.problems.append(f"dataset={dataset} is not here: there are {have} (your own pictures: type folder)")
         self.dataset = DATASETS.get(dataset, "")
         self.options["dataset"] = self.dataset
-        if released and "released_code" in preset_names(self.dataset):
+        if released and "dataset" not in self.typed and "released_code" in preset_names(self.dataset):
             self.options["preset"] = "released_code"  # its hyper-parameters are in that code
         for key in ("init_cls", "increment"):
             if key in self.tree:
@@ -266,7 +268,7 @@ class Translation:
                     self.problems.append(f"{key}={json.dumps(value)}: only {json.dumps(only[key])} is here")
             elif key in keys:
                 self._set(key if key in own else "", dict.fromkeys(keys[key].split(), value))
-            elif key not in known and self.method:
+            elif key not in known:
                 self.problems.append(f"{key} is not a key of {self.method}: {nearest(key, known)}")
         self.settings |= FIXED.get(self.method, {})
         self._special(own)
@@ -281,12 +283,20 @@ class Translation:
     def _unfolded(self) -> dict[str, Any]:
         """The file's keys; of `configurations` those of the data set, and a `scheduler`'s as scheduler.KEY."""
         tree = {key: value for key, value in self.tree.items() if key not in _SHARED}
-        sections = tree.pop("configurations", {})
-        if sections and self.tree.get("dataset") not in sections:
-            self.problems.append(f"configurations has nothing for dataset={self.tree.get('dataset')}")
-        tree |= sections.get(self.tree.get("dataset"), {})
-        scheduler = tree.pop("scheduler", {})
-        return tree | ({f"scheduler.{k}": v for k, v in scheduler.items()} if isinstance(scheduler, dict) else {})
+        if "configurations" in tree:
+            tree |= self._mapping(self._mapping(tree, "configurations"), str(self.tree.get("dataset")))
+            del tree["configurations"]
+        if "scheduler" in tree:
+            tree |= {f"scheduler.{key}": value for key, value in self._mapping(tree, "scheduler").items()}
+            del tree["scheduler"]
+        return tree
+
+    def _mapping(self, tree: Mapping[str, Any], key: str) -> dict[str, Any]:
+        found = tree.get(key)
+        if not isinstance(found, dict):
+            self.problems.append(f"{key}={json.dumps(found)}: must be a mapping of settings")
+            return {}
+        return found
 
     def _special(self, own: Mapping[str, Any]) -> None:
         """Keys that become something else than a value of ours."""

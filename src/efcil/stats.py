@@ -227,6 +227,18 @@ class ClassStats:
         """
         return self._where(~torch.isin(self.classes, self._known(classes)))
 
+    def renumbered(self, classes: Iterable[int] | Tensor) -> ClassStats:
+        """The same statistics under other numbers, one for each class in order; no number twice.
+
+        >>> ClassStats.from_features(torch.eye(2), torch.arange(2)).renumbered([5, 3]).mean.tolist()
+        [[0.0, 1.0], [1.0, 0.0]]
+        """
+        numbers = classes if isinstance(classes, Tensor) else torch.tensor(list(classes), dtype=torch.int64)
+        if numbers.shape != self.classes.shape:
+            raise OptionError(f"renumbered got {len(numbers)} numbers for {len(self)} classes")
+        ordered, order = torch.sort(numbers.to(self.classes))
+        return ClassStats(ordered, self.count[order], self.mean[order], self.gram[order])
+
     def _known(self, classes: Iterable[int] | Tensor) -> Tensor:
         wanted = classes if isinstance(classes, Tensor) else torch.tensor(list(classes), dtype=torch.int64)
         wanted = wanted.reshape(-1).to(self.classes)

@@ -25,4 +25,12 @@ class CosineHead(GrowingHead):
         """Add rows for new classes, uniform in +-1/sqrt(dim)."""
         dim = self.weight.shape[1]
         rows = uniform(classes, dim, dim**-0.5, source)
+        self.extend(rows)
+
+    def extend(self, rows: Tensor) -> None:
+        """Add given rows (classes, dim)."""
         self.weight = nn.Parameter(torch.cat([self.weight.detach(), rows.to(self.weight)]))
+
+    def keep(self, positions: Tensor) -> None:
+        """Keep the rows of some classes only."""
+        self.weight = nn.Parameter(self.weight.detach()[positions])

@@ -26,6 +26,6 @@ class ADC(LwFNCM):
 
     def learn(self, task: TaskFeatures) -> None:
         """Move the old means, add the new ones."""
-        if self.means is not None:
+        if self.means is not None and not task.rests:
             self.means = self.means + adversarial_drift(self.means, task, self.options)
         super().learn(task)

@@ -31,6 +31,21 @@ class Readout(Protocol):
         """Take up what `state` returned."""
 
 
+class Additive(Readout, Protocol):
+    """A readout whose classes stand apart: more images of an old class can be added, classes dropped, readouts joined.
+
+    A readout that has these three says `adds = True`; others need not know of them.
+    """
+
+    adds: bool
+
+    def keep(self, positions: Tensor) -> None:
+        """Keep the classes at these positions (k,) only; they become 0 .. k - 1."""
+
+    def absorb(self, other: Any, positions: Tensor) -> None:
+        """Add what another readout of this kind learned with the same backbone; its classes are at `positions` here."""
+
+
 class ReadoutFactory(Protocol):
     """A readout's class, called with its options."""
 

@@ -25,13 +25,43 @@ from efcil.stats import ClassStats
 class LwFNCM:
     """Means stay where they were when their class was learned."""
 
+    adds = True
+
     def __init__(self, options: Options):
         self.means: Tensor | None = None  # (classes, dim)
+        self.count: Tensor | None = None  # (classes,) images behind each mean
 
     def learn(self, task: TaskFeatures) -> None:
         """Add the means of the new classes."""
-        new = task.stats().mean
-        self.means = new if self.means is None else torch.cat([self.means, new])
+        self._add(task.stats())
+
+    def _add(self, new: ClassStats) -> None:
+        """Add the means of new classes; the mean of a class that comes again becomes that of all its images."""
+        if self.means is None or self.count is None:
+            self.means, self.count = new.mean, new.count
+            return
+        known = new.classes < len(self.means)
+        if bool(known.any()):
+            again, means, count = new.classes[known], self.means.clone(), self.count.clone()
+            count[again] += new.count[known]
+            means[again] += (new.count[known] / count[again])[:, None] * (new.mean[known] - means[again])
+            self.means, self.count = means, count
+        self.means = torch.cat([self.means, new.mean[~known].to(self.means)])
+        self.count = torch.cat([self.count, new.count[~known]])
+
+    def keep(self, positions: Tensor) -> None:
+        """Keep some classes only."""
+        assert self.means is not None
+        assert self.count is not None
+        self.means, self.count = self.means[positions], self.count[positions]
+
+    def absorb(self, other: LwFNCM, positions: Tensor) -> None:
+        """Add the means of another."""
+        assert other.means is not None
+        assert other.count is not None
+        order = positions.argsort()
+        gram = other.means.new_zeros(len(order), other.means.shape[1], 1).expand(-1, -1, other.means.shape[1])
+        self._add(ClassStats(positions[order], other.count[order], other.means[order], gram))
 
     def scores(self, features: Tensor) -> Tensor:
         """Return the cosine to each mean."""
@@ -39,17 +69,21 @@ class LwFNCM:
         return cosine_scores(features, self.means)
 
     def state(self) -> dict[str, Tensor]:
-        """Return the means."""
+        """Return the means and how many images are behind each."""
         assert self.means is not None
-        return {"means": self.means}
+        assert self.count is not None
+        return {"means": self.means, "count": self.count}
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Take them up."""
+        """Take them up; runs of earlier versions did not count."""
         self.means = state["means"]
+        self.count = state.get("count", torch.ones(len(self.means), dtype=torch.int64, device=self.means.device))
 
 
 class DPNCM:
     """Means follow the dual projection."""
+
+    adds = True
 
     def __init__(self, options: DualProjectionOptions):
         self.options = options
@@ -58,6 +92,17 @@ class DPNCM:
     def learn(self, task: TaskFeatures) -> None:
         """Move the old classes, add the new ones."""
         self.stats = task.joined(dual_projection(self.stats, task, self.options))
+
+    def keep(self, positions: Tensor) -> None:
+        """Keep some classes only."""
+        assert self.stats is not None
+        self.stats = self.stats.select(positions).renumbered(range(len(positions)))
+
+    def absorb(self, other: DPNCM, positions: Tensor) -> None:
+        """Add the statistics of another."""
+        assert self.stats is not None
+        assert other.stats is not None
+        self.stats = self.stats.joined(other.stats.renumbered(positions))
 
     def scores(self, features: Tensor) -> Tensor:
         """Return the cosine to each moved mean."""

@@ -36,6 +36,8 @@ class DPCROptions(DualProjectionOptions):
 class DPCR:
     """The closed-form part of DPCR, Algorithm 1 from "Shift Estimation" on."""
 
+    adds = True
+
     def __init__(self, options: DPCROptions):
         self.options = options
         self.stats: ClassStats | None = None
@@ -46,8 +48,24 @@ class DPCR:
         o = self.options
         old = dual_projection(self.stats, task, o)  # Eq. 3-7, 16, 17
         self.stats = task.joined(old)  # Eq. 15
-        weight = ridge_weight(task.joined(old, o.ridge_images), o.ridge)  # Eq. 18-21
-        self.weight = normalise_columns(weight) if o.normalise else weight  # Eq. 22
+        self._solve(task.joined(old, o.ridge_images))
+
+    def _solve(self, stats: ClassStats) -> None:
+        weight = ridge_weight(stats, self.options.ridge)  # Eq. 18-21
+        self.weight = normalise_columns(weight) if self.options.normalise else weight  # Eq. 22
+
+    def keep(self, positions: Tensor) -> None:
+        """Keep some classes only, and solve again."""
+        assert self.stats is not None
+        self.stats = self.stats.select(positions).renumbered(range(len(positions)))
+        self._solve(self.stats)
+
+    def absorb(self, other: DPCR, positions: Tensor) -> None:
+        """Add the statistics of another, and solve again."""
+        assert self.stats is not None
+        assert other.stats is not None
+        self.stats = self.stats.joined(other.stats.renumbered(positions))
+        self._solve(self.stats)
 
     def scores(self, features: Tensor) -> Tensor:
         """Return features @ weight."""

@@ -61,7 +61,8 @@ class DSAL:
                 main, second = self.main, self.second
             targets, first = one_hot_labels(task)
             main.learn(features, targets, first)  # Eq. 11, 12
-            residue = targets - main.scores(features, first)  # Eq. 13; without earlier classes: cleansed, Eq. 15
+            answer = main.scores(features, first)[:, : targets.shape[1]]
+            residue = targets - answer  # Eq. 13; of the task's classes only: cleansed, Eq. 15
             second.learn(features, residue, first)  # Eq. 17, 18
 
     def scores(self, features: Tensor) -> Tensor:

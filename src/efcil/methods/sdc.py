@@ -12,7 +12,6 @@ Measured: not yet.
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
@@ -32,13 +31,10 @@ class SDC(LwFNCM):
     def learn(self, task: TaskFeatures) -> None:
         """Move the old means, add the new ones."""
         o, view = self.options, self.options.shift_images
-        new = ClassStats.from_features(self._embedded(task.new()), task.labels).mean
-        if self.means is None:
-            self.means = new
-            return
-        old_images, new_images = self._embedded(task.old(view)), self._embedded(task.new(view))
-        drift = kernel_drift(self.means, old_images, new_images, o.sigma, o.floor)
-        self.means = torch.cat([self.means + drift, new])
+        if self.means is not None and not task.rests:
+            old_images, new_images = self._embedded(task.old(view)), self._embedded(task.new(view))
+            self.means = self.means + kernel_drift(self.means, old_images, new_images, o.sigma, o.floor)
+        self._add(ClassStats.from_features(self._embedded(task.new()), task.labels))
 
     def _embedded(self, features: Tensor) -> Tensor:
         return normalize(features.double(), dim=1) if self.options.unit_features else features

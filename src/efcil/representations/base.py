@@ -77,6 +77,7 @@ class Representation(nn.Module, ABC):
         self.teacher = self._new_classifier(seed)
         self.teacher.requires_grad_(False)
         self.old = 0  # classes learned before this task
+        self.present: Tensor | None = None  # positions of the classes in this task, where old ones are among them
         self.anchor: nn.Module | None = None  # the backbone as it was after the first task, where a method asks for it
         self.noise = torch.Generator(machine.device)  # what the loss may draw from; seeded anew for each epoch
         # Compiled once for all tasks: weights are copied into the same modules, the growing head stays outside.
@@ -189,3 +190,15 @@ class Representation(nn.Module, ABC):
 def new_class_loss(logits: Tensor, labels: Tensor, old: int) -> Tensor:
     """Cross-entropy over the logits of the task's new classes only (first term of Eq. 1)."""
     return torch.nn.functional.cross_entropy(logits[:, old:].float(), labels - old)
+
+
+def present_class_loss(logits: Tensor, labels: Tensor, present: Tensor) -> Tensor:
+    """Cross-entropy over the logits of the classes in the task, `present` (ascending), old and new.
+
+    It is the first term of Eq. 1 for a task in which old classes come again; classes that are absent have no part.
+
+    >>> logits = torch.tensor([[1.0, 2.0, 4.0]])
+    >>> float(present_class_loss(logits, torch.tensor([2]), torch.tensor([1, 2])))  # log(1 + exp(2 - 4))
+    0.126928...
+    """
+    return torch.nn.functional.cross_entropy(logits[:, present].float(), torch.searchsorted(present, labels))

@@ -10,7 +10,7 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import log_softmax, softmax
 
-from efcil.representations.base import Representation, TrainingOptions, new_class_loss
+from efcil.representations.base import Representation, TrainingOptions, new_class_loss, present_class_loss
 
 
 class LwFOptions(TrainingOptions):
@@ -39,7 +39,10 @@ class LwF(Representation):
             with torch.no_grad(), self.machine.beside():
                 target = self.teacher.head(self.teacher_features(images))
         logits = self.head(self.student_features(images))
-        loss = new_class_loss(logits, labels, self.old)
+        if self.present is None:
+            loss = new_class_loss(logits, labels, self.old)
+        else:
+            loss = present_class_loss(logits, labels, self.present)
         if self.old:
             self.machine.join()
             loss = loss + self.options.distill_weight * distillation(

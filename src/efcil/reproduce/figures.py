@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -113,13 +114,13 @@ def embed(features: Array, kind: str, seed: int = 0) -> Array:
         _, _, axes = np.linalg.svd(centred, full_matrices=False)
         flat: Array = centred @ axes[:2].T
         return flat
-    try:
-        from umap import UMAP  # type: ignore[import-not-found, import-untyped, unused-ignore]
-    except ImportError:
-        raise OptionError("this figure needs UMAP: pip install 'efcil[umap]'") from None
-    found: Array = UMAP(n_neighbors=30, min_dist=0.3, metric="cosine", random_state=seed, n_jobs=1).fit_transform(
-        features
-    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of other things that UMAP could also do, and of its own dependencies
+        try:
+            from umap import UMAP
+        except ImportError:
+            raise OptionError("this figure needs UMAP: pip install 'efcil[umap]'") from None
+        found = UMAP(n_neighbors=30, min_dist=0.3, metric="cosine", random_state=seed, n_jobs=1).fit_transform(features)
     return np.asarray(found, dtype=np.float64)
 
 

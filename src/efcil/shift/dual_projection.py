@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import Field, model_validator
+from torch import Tensor
 
 from efcil.config import Options
 from efcil.features import TaskFeatures, View
-from efcil.linalg import RankRule, task_shift
+from efcil.linalg import RankRule, feature_products, relative_ridge, task_shift, task_shift_from_gram
 from efcil.stats import ClassStats
+
+FEW = 4
+"""Images per dimension below which a task has few (docs/fidelity.md): the plain solution then fits their noise."""
 
 
 class DualProjectionOptions(Options):
@@ -16,6 +22,8 @@ class DualProjectionOptions(Options):
     shift: bool = True  # TSSP; without it old statistics stay where they were
     shift_ridge: float = Field(default=1e-9, ge=0)  # epsilon of Eq. 5
     shift_images: View = "clean"
+    few_images: Literal["plain", "identity"] = "plain"  # a task of fewer than 4 dim images: Eq. 5 as it is, or ...
+    few_ridge: float = Field(default=0.1, gt=0)  # ... ridge towards the identity, this share of trace / dim
     rank_rule: RankRule = "positive"  # CIP; "none" leaves it out
     rank_tolerance: float | None = Field(default=None, gt=0, lt=1)  # of the rules `tolerance` and `energy`
 
@@ -29,13 +37,21 @@ class DualProjectionOptions(Options):
 
 def dual_projection(stats: ClassStats | None, task: TaskFeatures, options: DualProjectionOptions) -> ClassStats | None:
     """Move the statistics of old classes from the backbone before the task to the one after it."""
-    if stats is None or not options.shift:
+    if stats is None or not options.shift or task.rests:
         return stats
-    view, ridge = options.shift_images, options.shift_ridge
+    view, how = options.shift_images, (options.shift_ridge, options.few_images, options.few_ridge)
 
     def move() -> ClassStats:
-        shared = task.once(("shift", view, ridge), lambda: task_shift(task.old(view), task.new(view), ridge))  # Eq. 5
+        shared = task.once(("shift", view, *how), lambda: _shift(task.old(view), task.new(view), options))
         return stats.projected(shared, rule=options.rank_rule, tolerance=options.rank_tolerance)
 
     # Methods compared on one trajectory start from the same statistics and move them once.
-    return task.once((stats, view, ridge, options.rank_rule, options.rank_tolerance), move)
+    return task.once((stats, view, *how, options.rank_rule, options.rank_tolerance), move)
+
+
+def _shift(old: Tensor, new: Tensor, options: DualProjectionOptions) -> Tensor:
+    """Eq. 5; of few images, where asked for, with a ridge towards the identity: what they do not show stays."""
+    if options.few_images == "plain" or len(old) >= FEW * old.shape[1]:
+        return task_shift(old, new, options.shift_ridge)
+    gram, cross = feature_products(old, new)
+    return task_shift_from_gram(gram, cross, relative_ridge(gram, options.few_ridge), "identity")

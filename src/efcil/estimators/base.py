@@ -1,0 +1,163 @@
+"""What the estimators share: checking input, and the classes that come with it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import _check_sample_weight, check_is_fitted
+
+from efcil.errors import OptionError
+from efcil.estimators.sums import FeatureSums
+
+try:
+    from sklearn.utils.validation import validate_data
+except ImportError:  # scikit-learn 1.5
+
+    def validate_data(estimator: Any, X: Any, y: Any = "no_validation", **options: Any) -> Any:
+        """Do what 1.6 and later do, by the method that was there before."""
+        return estimator._validate_data(X=X, y=y, **options)
+
+
+FLOATS = (np.float64, np.float32)
+FAMILY = {"b": "bool", "i": "number", "u": "number", "f": "number", "U": "string", "S": "bytes", "O": "object"}
+
+
+class ParameterError(OptionError, ValueError):
+    """A parameter or an argument that cannot be used; a ValueError too, as scikit-learn's users expect."""
+
+
+def union(known: NDArray[Any], new: NDArray[Any]) -> NDArray[Any]:
+    """All labels, sorted, each once; numbers and strings do not mix, since numpy would make strings of the numbers.
+
+    >>> union(np.array(["cat"]), np.array(["horse", "cat"])).tolist()
+    ['cat', 'horse']
+    >>> union(np.array([1, 2]), np.array(["1"]))
+    Traceback (most recent call last):
+    efcil.estimators.base.ParameterError: labels are string ('1'), the classes so far number (1, 2); ...
+    """
+    if len(known) == 0:
+        return np.unique(new)
+    families = [FAMILY.get(labels.dtype.kind, labels.dtype.kind) for labels in (known, new)]
+    if families[0] != families[1] and set(families) != {"object", "string"}:
+        raise ParameterError(
+            f"labels are {families[1]} ({_some(new)}), the classes so far {families[0]} ({_some(known)}); "
+            f"give all labels as one kind"
+        )
+    return np.union1d(known, new)
+
+
+def _some(labels: NDArray[Any]) -> str:
+    shown = ", ".join(repr(label) for label in labels[:5].tolist())
+    return shown + (", ..." if len(labels) > 5 else "")
+
+
+class IncrementalEstimator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
+    """A classifier that is a function of `FeatureSums`: any batches of the same rows give the same classifier.
+
+    A subclass says how sums become attributes (`_solved`) and attributes scores (`_scores`).
+    """
+
+    _scatter = True  # whether it needs X'X
+
+    classes_: NDArray[Any]
+    class_count_: NDArray[np.float64]
+    n_features_in_: int
+
+    def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
+        """Learn from rows X (n, n_features) and labels y (n,) alone; what was learned before is dropped.
+
+        `sample_weight` (n,), zero or more: a row of weight two counts as two rows, one of weight zero as none.
+        """
+        rows, labels, weight = self._checked(X, y, sample_weight, first=True)
+        classes = np.unique(labels)
+        self._take(self._sums_of(rows, labels, weight, classes), classes, announced=False)
+        return self
+
+    def partial_fit(
+        self, X: ArrayLike, y: ArrayLike, classes: ArrayLike | None = None, sample_weight: ArrayLike | None = None
+    ) -> Self:
+        """Learn from more rows, of old classes, new ones or both; the result is that of `fit` on all rows so far.
+
+        Without `classes`, a label that was not seen before is a new class. With `classes`, these are the labels that
+        may come, in this call and later ones, and any other is an error; giving it again adds to them. A class
+        without a row has a place in `classes_` and is never predicted. Where a call fails, nothing has changed.
+        """
+        first = not hasattr(self, "_sums")
+        rows, labels, weight = self._checked(X, y, sample_weight, first)
+        known = np.empty(0) if first else self.classes_
+        announced = classes is not None or (not first and self._announced)
+        if classes is not None:
+            known = union(known, np.atleast_1d(np.asarray(classes)))
+        every = union(known, labels)
+        if announced and len(every) > len(known):
+            unknown = np.setdiff1d(every, known)
+            raise ParameterError(
+                f"y holds {_some(unknown)}, not among the announced classes ({_some(known)}); "
+                f"give partial_fit `classes` with them, or leave `classes` out from the first call on"
+            )
+        sums = self._sums_of(rows, labels, weight, every)
+        if not first:
+            sums = self._sums.spread(np.searchsorted(every, self.classes_), len(every)).joined(sums)
+        self._take(sums, every, announced)
+        return self
+
+    def decision_function(self, X: ArrayLike) -> NDArray[np.float64]:
+        """Return the score of each class, (n, n_classes); for two classes that of the second less the first's, (n,)."""
+        scores = self._scores_of(X)
+        return scores[:, 1] - scores[:, 0] if len(self.classes_) == 2 else scores
+
+    def predict(self, X: ArrayLike) -> NDArray[Any]:
+        """Return the class of the highest score among those that had a row, (n,)."""
+        scores = self._scores_of(X)
+        return self.classes_[np.where(self.class_count_ > 0, scores, -np.inf).argmax(1)]
+
+    # --- for subclasses -------------------------------------------------------------------------------------------
+
+    def _solved(self, sums: FeatureSums) -> Mapping[str, Any]:
+        """Attributes of the classifier that these sums give."""
+        raise NotImplementedError
+
+    def _scores(self, rows: NDArray[Any]) -> NDArray[np.float64]:
+        """Score rows (n, n_features) for each class, (n, n_classes)."""
+        raise NotImplementedError
+
+    def _scores_of(self, X: ArrayLike) -> NDArray[np.float64]:
+        check_is_fitted(self)
+        return self._scores(validate_data(self, X, reset=False, dtype=FLOATS))
+
+    def _checked(
+        self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None, first: bool
+    ) -> tuple[NDArray[Any], NDArray[Any], NDArray[np.float64]]:
+        rows, labels = validate_data(self, X, y, reset=first, dtype=FLOATS)
+        check_classification_targets(labels)
+        weight = np.asarray(_check_sample_weight(sample_weight, rows, dtype=np.float64))
+        if weight.min() < 0 or not weight.any():
+            raise ParameterError(
+                f"sample_weight is {weight.min():g} to {weight.max():g}; "
+                f"wanted zero or more for each row, and not zero for all"
+            )
+        return rows, labels, weight
+
+    def _sums_of(
+        self, rows: NDArray[Any], labels: NDArray[Any], weight: NDArray[np.float64], classes: NDArray[Any]
+    ) -> FeatureSums:
+        index = np.searchsorted(classes, labels)
+        sums = FeatureSums.from_rows(rows, index, weight, len(classes), self._scatter)
+        if not (bool(sums.scatter.isfinite().all()) and bool(sums.mean.isfinite().all())):
+            raise ParameterError(
+                f"X holds values up to {np.abs(rows).max():.3g}, whose squares overflow; scale the features first, "
+                f"for example with StandardScaler"
+            )
+        return sums
+
+    def _take(self, sums: FeatureSums, classes: NDArray[Any], announced: bool) -> None:
+        solved = self._solved(sums)  # may fail: before anything is changed
+        self.classes_, self._sums, self._announced = classes, sums, announced
+        self.class_count_ = sums.count.numpy()
+        for name, value in solved.items():
+            setattr(self, name, value)

@@ -1,0 +1,82 @@
+"""Choose a ridge by generalised cross-validation, from sums alone: the rows are gone.
+
+With H = X (X'X + r I)^-1 X' the score of a ridge r is (Golub, Heath and Wahba 1979)
+
+    GCV(r) = n |(I - H) Y|^2 / trace(I - H)^2
+
+Let X'X = V diag(l) V', and e_i = |v_i' X'Y|^2 / l_i the part of |Y|^2 that lies along the i-th direction of the rows.
+Then H keeps the share l_i / (l_i + r) of it, so that with the rank p
+
+    |(I - H) Y|^2 = |Y|^2 - sum_i e_i + sum_i e_i (r / (l_i + r))^2
+    trace(I - H)  = n - p + sum_i r / (l_i + r)
+
+in which nothing cancels but the first difference, which does not depend on r. An intercept takes one more degree of
+freedom (`free`), and X and Y are then centred. Y is one-hot: |Y|^2 = n, or n - sum_c n_c^2 / n when centred.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from efcil.estimators.sums import FeatureSums
+from efcil.linalg import DTYPE, EPS, relative_ridge
+
+LOWEST, HIGHEST = 1e-6, 1e3
+"""Ridges tried, in units of the mean eigenvalue of X'X."""
+
+STEPS = 4
+"""Ridges tried in a decade. They are the same numbers whatever the data, so that rounding does not change the choice."""
+
+NOTHING = 1e-9
+"""Share of |Y|^2 below which the part that no direction explains is rounding."""
+
+AS_GOOD = 1e-6
+"""Among scores that differ relatively by less than this, the largest ridge is taken."""
+
+
+def gcv_scores(gram: Tensor, cross: Tensor, square: float, rows: float, ridges: Tensor, free: int = 0) -> Tensor:
+    """GCV of each of `ridges` (m,) from X'X (dim, dim), X'Y (dim, k), |Y|^2 and n: (m,), infinite where n is too small.
+
+    >>> gcv_scores(torch.eye(1).double(), torch.ones(1, 1).double(), 1.0, 2.0, torch.tensor([1.0])).tolist()
+    [0.2222222222222222]
+    """
+    values, vectors = torch.linalg.eigh(gram)
+    shown = values > len(gram) * EPS * values[-1]
+    values = values[shown]
+    explained = (vectors[:, shown].T @ cross).square().sum(1) / values
+    unexplained = square - float(explained.sum())
+    if unexplained <= NOTHING * square:
+        unexplained = 0.0
+    cut = ridges[:, None] / (values + ridges[:, None])  # (m, p)
+    freedom = rows - free - len(values) + cut.sum(1)
+    scores = rows * (unexplained + cut.square() @ explained) / freedom.square()
+    return torch.where(freedom > 0, scores, math.inf)
+
+
+def candidates(gram: Tensor) -> Tensor:
+    """Ridges to try for X'X: powers 10^(j / STEPS) from LOWEST to HIGHEST times its mean eigenvalue; 1 if that is zero.
+
+    >>> found = candidates(torch.eye(3))
+    >>> len(found), float(found[0]), float(found[-1])
+    (37, 1e-06, 1000.0)
+    """
+    scale = relative_ridge(gram, 1.0)
+    if not scale > 0:
+        return torch.ones(1, dtype=DTYPE)
+    low, high = (STEPS * math.log10(scale * bound) for bound in (LOWEST, HIGHEST))
+    return torch.tensor([10.0 ** (j / STEPS) for j in range(math.ceil(low), math.floor(high) + 1)], dtype=DTYPE)
+
+
+def best_ridge(sums: FeatureSums, intercept: bool) -> float:
+    """Return the ridge of least GCV; of equally good ones the largest."""
+    square = sums.total
+    if intercept:
+        square -= float(sums.count.square().sum()) / sums.total
+        sums = sums.centred()
+    gram = sums.gram_sum()
+    ridges = candidates(gram)
+    scores = gcv_scores(gram, sums.cross, square, sums.total, ridges, free=int(intercept))
+    return float(ridges[scores <= scores.min() * (1 + AS_GOOD)][-1])

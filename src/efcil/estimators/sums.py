@@ -1,0 +1,129 @@
+"""What an estimator keeps of its rows: weight and mean of each class, and the scatter of all rows. They add.
+
+`efcil.stats.ClassStats` keeps a Gram for each class, because the classes of a moving backbone move apart. Plain
+features do not move, so one matrix for all classes is enough: 2 MB at 512 dimensions however many classes there are.
+It is kept about the mean of all rows, not about zero: the Gram about zero follows from it without cancellation, and
+an intercept from features that lie far from zero loses no digits. Weights are real numbers; a row of weight two
+counts as two rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from efcil.linalg import DTYPE, symmetrised
+
+ROWS_AT_ONCE = 1 << 13
+"""Rows turned into float64 at a time: 32 MB of 512 dimensions."""
+
+
+@dataclass(frozen=True, eq=False)
+class FeatureSums:
+    """Sums over weighted rows x of k classes; `efcil.linalg.ridge_weight` takes it for the statistics it is.
+
+    >>> x, label = np.array([[1.0], [3.0], [8.0]]), np.array([0, 0, 1])
+    >>> sums = FeatureSums.from_rows(x, label, np.ones(3), classes=2)
+    >>> sums.count.tolist(), sums.mean.tolist(), sums.scatter.tolist(), sums.gram_sum().tolist()
+    ([2.0, 1.0], [[2.0], [8.0]], [[26.0]], [[74.0]])
+    """
+
+    count: Tensor  # (k,) float64: sum of the weights of each class
+    mean: Tensor  # (k, dim): zero where the count is
+    scatter: Tensor  # (dim, dim): sum of w (x - m)'(x - m) about the mean m of all rows; (0, 0) if it was not asked for
+
+    @classmethod
+    def empty(cls, dim: int, classes: int, scatter: bool = True) -> FeatureSums:
+        """Sums of no row."""
+        zeros = torch.zeros(classes, dim, dtype=DTYPE)
+        side = dim if scatter else 0
+        return cls(zeros.new_zeros(classes), zeros, zeros.new_zeros(side, side))
+
+    @classmethod
+    def from_rows(
+        cls,
+        rows: NDArray[np.floating],
+        index: NDArray[np.intp],
+        weight: NDArray[np.float64],
+        classes: int,
+        scatter: bool = True,
+    ) -> FeatureSums:
+        """Sum rows (n, dim) of the classes `index` (n,), 0 to `classes` - 1, with their `weight` (n,).
+
+        10,000 rows of 512 float64 take about 0.15 s on one core, nearly all of it the product X'X; beyond the rows
+        themselves `ROWS_AT_ONCE` rows and two (dim, dim) matrices are held, never anything of n x n.
+        """
+        sums = cls.empty(rows.shape[1], classes, scatter)
+        for start in range(0, len(rows), ROWS_AT_ONCE):
+            part = slice(start, start + ROWS_AT_ONCE)
+            x = torch.from_numpy(np.array(rows[part], dtype=np.float64))  # a copy: it is worked on in place
+            w, at = torch.tensor(weight[part], dtype=DTYPE), torch.tensor(index[part], dtype=torch.int64)
+            total = w.sum()
+            if total == 0:
+                continue
+            centre = (w @ x) / total
+            x -= centre
+            count = w.new_zeros(classes).index_add_(0, at, w)
+            offset = x.new_zeros(classes, x.shape[1]).index_add_(0, at, x * w[:, None])
+            there = (count > 0)[:, None]
+            mean = torch.where(there, centre + offset / torch.where(there, count[:, None], 1.0), 0.0)
+            x *= w.sqrt()[:, None]
+            sums = sums.joined(cls(count, mean, symmetrised(x.T @ x) if scatter else sums.scatter))
+        return sums
+
+    @property
+    def total(self) -> float:
+        """Sum of all weights: the number of rows, where they are not weighted."""
+        return float(self.count.sum())
+
+    @property
+    def centre(self) -> Tensor:
+        """Mean m of all rows, (dim,)."""
+        return (self.count / self.count.sum().clamp_min(torch.finfo(DTYPE).tiny)) @ self.mean
+
+    @property
+    def cross(self) -> Tensor:
+        """X'Y of one-hot labels, (dim, k)."""
+        return self.mean.T * self.count
+
+    def gram_sum(self) -> Tensor:
+        """X'X about zero, (dim, dim): scatter + N m'm."""
+        centre = self.centre
+        return self.scatter + self.total * torch.outer(centre, centre)
+
+    def centred(self) -> FeatureSums:
+        """The sums of x - m: X'X is then the scatter, and X'Y is that of centred labels too, since they sum to zero.
+
+        >>> sums = FeatureSums.from_rows(np.array([[1.0], [5.0]]), np.array([0, 1]), np.ones(2), classes=2).centred()
+        >>> sums.mean.tolist(), sums.gram_sum().tolist()
+        ([[-2.0], [2.0]], [[8.0]])
+        """
+        return replace(self, mean=torch.where((self.count > 0)[:, None], self.mean - self.centre, 0.0))
+
+    def joined(self, other: FeatureSums) -> FeatureSums:
+        """Sums of the rows of both; scatters add, and the distance of their means adds its own part.
+
+        >>> one, two = (FeatureSums.from_rows(np.array([[v]]), np.array([0]), np.ones(1), 1) for v in (1.0, 5.0))
+        >>> one.joined(two).mean.tolist(), one.joined(two).scatter.tolist()
+        ([[3.0]], [[8.0]])
+        """
+        if self.total == 0 or other.total == 0:
+            return other if self.total == 0 else self
+        count = self.count + other.count
+        share = other.count / torch.where(count > 0, count, 1.0)
+        mean = self.mean + share[:, None] * (other.mean - self.mean)
+        apart = other.centre - self.centre
+        scatter = self.scatter + other.scatter
+        if len(scatter):
+            scatter += self.total * other.total / (self.total + other.total) * torch.outer(apart, apart)
+        return FeatureSums(count, mean, scatter)
+
+    def spread(self, at: NDArray[np.intp], classes: int) -> FeatureSums:
+        """The same sums among more classes: what was class i becomes class `at[i]` of `classes`."""
+        index = torch.tensor(at, dtype=torch.int64)
+        count, mean = self.count.new_zeros(classes), self.mean.new_zeros(classes, self.mean.shape[1])
+        return replace(self, count=count.index_copy_(0, index, self.count), mean=mean.index_copy_(0, index, self.mean))

@@ -1,0 +1,127 @@
+"""What holds for every request: a limited body, headers that keep browsers strict, counts and times."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from efcil.serve.limits import Limits
+from efcil.serve.metrics import Metrics
+
+PAUSE = 60.0  # seconds a client may be silent in the middle of its request
+DRAIN = 10.0  # seconds in which the rest of a refused request is thrown away
+# The page loads nothing from elsewhere; blob: is for showing the pictures that were dropped on it.
+PAGE_POLICY = (
+    "default-src 'self'; img-src 'self' blob: data:; object-src 'none'; base-uri 'none'; form-action 'self'; "
+    "frame-ancestors 'none'"
+)
+HEADERS = {
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    "referrer-policy": "no-referrer",
+    "cross-origin-resource-policy": "same-origin",
+}
+
+
+class _Body:
+    """The body of one request, counted while it comes in."""
+
+    def __init__(self, receive: Receive, headers: Headers, limit: int):
+        self._receive, self._limit = receive, limit
+        length = headers.get("content-length", "")
+        self._declared = int(length) if length.isdigit() else 0
+        self._asks_first = "expect" in headers
+        self.count, self.ended = 0, False
+
+    async def receive(self) -> Message:
+        """Return the next part; too many bytes or too long a silence are refused."""
+        if self.ended:
+            return await self._receive()  # waits for the client to go
+        if self._declared > self._limit:
+            raise self._too_large()
+        try:
+            message = await asyncio.wait_for(self._next(), PAUSE)
+        except TimeoutError:
+            raise HTTPException(408, f"nothing came for {PAUSE:.0f} seconds") from None
+        if self.count > self._limit:
+            raise self._too_large()
+        return message
+
+    async def _next(self) -> Message:
+        message = await self._receive()
+        self.count += len(message.get("body", b""))
+        self.ended = not message.get("more_body", False)
+        return message
+
+    def _too_large(self) -> HTTPException:
+        return HTTPException(413, f"the request has more than {self._limit:,} bytes; send fewer or smaller pictures")
+
+    async def drain(self) -> None:
+        """Throw away the rest of a refused request: a client that is still sending would not read the answer.
+
+        Not without end: of what is far beyond the limit the connection is closed instead.
+        """
+        if self.ended or self._declared > 4 * self._limit or (self._asks_first and not self.count):
+            return
+        try:
+            async with asyncio.timeout(DRAIN):
+                while not self.ended and self.count <= 4 * self._limit:
+                    await self._next()
+        except TimeoutError:
+            pass
+
+
+class Guard:
+    """ASGI middleware around the whole service."""
+
+    def __init__(self, app: ASGIApp, limits: Limits, metrics: Metrics):
+        self.app, self.limits, self.metrics = app, limits, metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one request."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        started, status = time.perf_counter(), 500
+        body = _Body(receive, Headers(scope=scope), self.limits.bytes)
+
+        async def answer(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                await body.drain()
+                _add_headers(MutableHeaders(scope=message))
+            await send(message)
+
+        try:
+            await self.app(scope, body.receive, answer)
+        finally:
+            route = _route(scope)
+            method = scope["method"] if scope["method"] in _METHODS else "other"
+            self.metrics.requests.add(method, route, str(status))
+            self.metrics.seconds.add(time.perf_counter() - started, route)
+
+
+_METHODS = {"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"}
+
+
+def _route(scope: Scope) -> str:
+    """Return the pattern that a request matched, never its own words: labels must stay few."""
+    if path := getattr(scope.get("route"), "path", None):
+        return str(path)
+    return "/page" if scope["path"].startswith("/page/") else "none"
+
+
+def _add_headers(headers: MutableHeaders) -> None:
+    for key, value in HEADERS.items():
+        headers[key] = value
+    html = headers.get("content-type", "").startswith("text/html")
+    headers["content-security-policy"] = PAGE_POLICY if html else "default-src 'none'; frame-ancestors 'none'"
+    if "etag" not in headers:
+        headers["cache-control"] = "no-store"
+    else:
+        headers["cache-control"] = "no-cache"

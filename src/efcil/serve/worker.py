@@ -1,0 +1,72 @@
+"""The process that teaches: `python -m efcil.serve.worker`, started by the service, never by hand.
+
+It reads one line of JSON from its standard input (see jobs.py), teaches the copy of the model it is given, saves it
+there and tells its progress as lines of JSON. When its input ends, the service is gone and so is the process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import threading
+from typing import IO, Any
+
+from efcil.errors import EfcilError
+
+
+def main() -> int:
+    """Teach as told; return the exit code."""
+    said = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)  # whatever a library prints must not stand between the lines of JSON
+    order = json.loads(sys.stdin.readline())
+    threading.Thread(target=_follow_the_service, daemon=True).start()
+    with contextlib.suppress(OSError):
+        os.nice(order["nice"])
+    try:
+        _teach(order, said)
+    except EfcilError as error:
+        _say(said, event="failed", reason=str(error))
+        return error.exit_code
+    except MemoryError:
+        _say(said, event="failed", reason="memory ran out; teach fewer pictures at once")
+        return 3
+    except OSError as error:
+        _say(said, event="failed", reason=f"{error.strerror or error}")
+        return 3
+    _say(said, event="saved")
+    return 0
+
+
+def _teach(order: dict[str, Any], said: IO[str]) -> None:
+    import numpy as np
+    import torch
+
+    from efcil.model import IncrementalClassifier
+
+    torch.set_num_threads(order["threads"])
+    model = IncrementalClassifier.load(order["model"], device=order["device"])
+    pixels = np.load(order["pixels"], mmap_mode="r", allow_pickle=False)
+
+    def tell(progress: Any) -> None:
+        _say(said, event="progress", done=progress.done, total=progress.total, message=progress.message)
+
+    given = {key: order[key] for key in ("epochs", "budget") if order[key] is not None}
+    model.learn(np.array(pixels), order["labels"], callbacks=(tell,), **given)
+    model.save(order["model"])
+
+
+def _say(said: IO[str], **event: Any) -> None:
+    said.write(json.dumps(event) + "\n")
+    said.flush()
+
+
+def _follow_the_service() -> None:
+    """End with the service, however it ended: nobody would take the model."""
+    sys.stdin.read()
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
