@@ -15,6 +15,7 @@ LAYERS = (
     ("data",),
     ("tasks",),
     ("backbones", "heads"),
+    ("estimators",),
     ("training",),
     ("representations",),
     ("features",),

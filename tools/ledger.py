@@ -17,6 +17,7 @@ import re
 import shlex
 import statistics
 import sys
+import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -25,6 +26,7 @@ from typing import Any
 
 from efcil.errors import EfcilError, RunError
 from efcil.files import atomic_write_text, read_json, write_json
+from efcil.methods import METHODS, Method
 from efcil.report import load_summaries
 from efcil.report.groups import NONE, Value, benchmarks_of
 from efcil.report.load import Run, runs_of
@@ -418,6 +420,36 @@ def methods_text(sections: list[Section]) -> str:
     return json.dumps(found, indent=1, sort_keys=True) + "\n"
 
 
+def measured_text(file: str, sections: list[Section]) -> str:
+    """What a method's file says was measured: of each method whose classifier it holds, on CIFAR-100."""
+    found: dict[str, list[str]] = {}
+    for section in sections:
+        if section.title not in ("cifar100, T = 10", "cifar100, T = 20"):
+            continue
+        for label, numbers, row in section.lines(False):
+            name = label.partition(":")[0].partition("/")[0]
+            key = row.entries[0].paper_key if row else label
+            method = METHODS.get(name)
+            if method is None or row is None or not _holds(file, method, key.partition("/")[2]):
+                continue
+            pair = " / ".join(v.text() for m in METRICS if (v := row.value(m)))
+            paper = f" ({numbers['A_f']:.2f} / {numbers['A_avg']:.2f})" if numbers else ""
+            found.setdefault(key, []).append(f"{section.title.partition(', ')[2]} {pair}{paper}")
+    parts = [f"`{key}` {', '.join(values)}" for key, values in sorted(found.items())]
+    text = (
+        f"Measured on CIFAR-100, A_f / A_avg, in brackets the paper's: {'; '.join(parts)}."
+        if parts
+        else "Measured: not yet."
+    )
+    return textwrap.fill(text, 120, break_on_hyphens=False, break_long_words=False)
+
+
+def _holds(file: str, method: Method, head: str) -> bool:
+    factory: Any = method.heads.get(head, method.readout)
+    modules = {factory.__module__, method.options.__module__} if method.heads else {factory.__module__}
+    return f"efcil.methods.{file}" in modules
+
+
 def wanted_files(root: Path) -> tuple[dict[Path, str], list[str]]:
     """(what the files should hold, what a reader should know)."""
     results = root / "results"
@@ -433,6 +465,10 @@ def wanted_files(root: Path) -> tuple[dict[Path, str], list[str]]:
         "docs/fidelity.md": variants_text(sections),
         "docs/performance.md": benchmarks_text(results),
     }
+    for path in sorted((root / "src" / "efcil" / "methods").glob("*.py")):
+        text = path.read_text(encoding="utf-8")
+        if found := re.search(r"^Measured.*?\.$(?=\n\"\"\"|\n\n)", text, re.MULTILINE | re.DOTALL):
+            wanted[path] = text[: found.start()] + measured_text(path.stem, sections) + text[found.end() :]
     for name, block in blocks.items():
         text = (root / name).read_text(encoding="utf-8") if (root / name).is_file() else ""
         if BEGIN not in text or END not in text.partition(BEGIN)[2]:

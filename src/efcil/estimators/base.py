@@ -127,7 +127,7 @@ class IncrementalEstimator(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         raise NotImplementedError
 
     def _scores_of(self, X: ArrayLike) -> NDArray[np.float64]:
-        check_is_fitted(self)
+        check_is_fitted(self, "classes_")
         return self._scores(validate_data(self, X, reset=False, dtype=FLOATS))
 
     def _checked(
@@ -158,6 +158,6 @@ class IncrementalEstimator(ClassifierMixin, BaseEstimator):  # type: ignore[misc
     def _take(self, sums: FeatureSums, classes: NDArray[Any], announced: bool) -> None:
         solved = self._solved(sums)  # may fail: before anything is changed
         self.classes_, self._sums, self._announced = classes, sums, announced
-        self.class_count_ = sums.count.numpy()
+        self.class_count_ = sums.count.numpy().copy()
         for name, value in solved.items():
             setattr(self, name, value)

@@ -28,7 +28,7 @@ LOWEST, HIGHEST = 1e-6, 1e3
 """Ridges tried, in units of the mean eigenvalue of X'X."""
 
 STEPS = 4
-"""Ridges tried in a decade. They are the same numbers whatever the data, so that rounding does not change the choice."""
+"""Ridges tried in a decade: the same numbers whatever the data, so that rounding does not change the choice."""
 
 NOTHING = 1e-9
 """Share of |Y|^2 below which the part that no direction explains is rounding."""

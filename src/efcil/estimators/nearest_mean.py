@@ -48,7 +48,7 @@ class NearestMeanClassifier(IncrementalEstimator):
     means_: NDArray[np.float64]
 
     def _solved(self, sums: FeatureSums) -> Mapping[str, Any]:
-        return {"means_": sums.mean.numpy()}
+        return {"means_": sums.mean.numpy().copy()}
 
     def _scores(self, rows: NDArray[Any]) -> NDArray[np.float64]:
         return cosine_scores(torch.tensor(rows), torch.tensor(self.means_)).numpy()

@@ -98,7 +98,8 @@ class RidgeReconstructionClassifier(IncrementalEstimator):
     >>> model = model.partial_fit(cats, ["cat"] * 50).partial_fit(dogs, ["dog"] * 50).partial_fit(hens, ["hen"] * 50)
     >>> model.predict([[5, 0], [0, 5], [-5, -5]])
     array(['cat', 'dog', 'hen'], dtype='<U3')
-    >>> at_once = RidgeReconstructionClassifier().fit(np.vstack([cats, dogs, hens]), np.repeat(["cat", "dog", "hen"], 50))
+    >>> rows, labels = np.vstack([hens, cats, dogs]), np.repeat(["hen", "cat", "dog"], 50)
+    >>> at_once = RidgeReconstructionClassifier().fit(rows, labels)
     >>> np.allclose(model.coef_, at_once.coef_, rtol=0, atol=1e-12)
     True
 
@@ -121,18 +122,18 @@ class RidgeReconstructionClassifier(IncrementalEstimator):
 
     def solve(self) -> Self:
         """Solve again from the sums, after `set_params`: no row is needed."""
-        check_is_fitted(self)
+        check_is_fitted(self, "classes_")
         self._take(self._sums, self.classes_, self._announced)
         return self
 
-    @available_if(_estimates_probabilities)
+    @available_if(_estimates_probabilities)  # type: ignore[untyped-decorator]
     def predict_proba(self, X: ArrayLike) -> NDArray[np.float64]:
         """Return probabilities, (n, n_classes): those nearest to the scores. Not there with ``normalise=True``.
 
-        Regression on one-hot labels estimates the probability of each class as well as a linear function of the features
-        can (in squared error); the estimate may leave 0..1, so its nearest point among probabilities is taken. They are
-        shrunk towards the classes' shares by the ridge, may be exactly 0 and 1, and favour no class that
-        `predict` does not. For log loss calibrate `decision_function` with ``CalibratedClassifierCV``.
+        Regression on one-hot labels estimates the probability of each class as well as a linear function of the
+        features can (in squared error); the estimate may leave 0..1, so the nearest probabilities are taken. The order
+        of the classes stays that of the scores. They can be exactly 0 and 1: for log loss, or where they must be
+        calibrated, put ``CalibratedClassifierCV`` around it.
         """
         scores = self._scores_of(X)
         seen = self.class_count_ > 0
@@ -164,10 +165,11 @@ class RidgeReconstructionClassifier(IncrementalEstimator):
     def _ridge(self, sums: FeatureSums) -> float:
         if isinstance(self.ridge, str) and self.ridge == "auto":
             return best_ridge(sums, self.fit_intercept)
-        fits = isinstance(self.ridge, Real) and not isinstance(self.ridge, (bool, np.bool_))
-        if not fits or not (math.isfinite(self.ridge) and self.ridge >= 0):
-            raise ParameterError(f"ridge is {self.ridge!r}; wanted a finite number, zero or more, or 'auto'")
-        return float(self.ridge)
+        ridge: Any = self.ridge
+        number = isinstance(ridge, Real) and not isinstance(ridge, bool)
+        if not (number and math.isfinite(ridge) and ridge >= 0):
+            raise ParameterError(f"ridge is {ridge!r}; wanted a finite number, zero or more, or 'auto'")
+        return float(ridge)
 
     def _scores(self, rows: NDArray[Any]) -> NDArray[np.float64]:
         return rows @ self._columns.T + self._constants

@@ -8,6 +8,8 @@ new features of the current task (TSSP), projected onto each class's row space (
 anew by ridge regression from all classes' moved statistics (RRCR), and each class's column is normalised (CN).
 
 What survives a task: per class its count, mean and Gram matrix, dim (dim + 1) / 2 + dim + 1 numbers.
+Measured on CIFAR-100, A_f / A_avg, in brackets the paper's: `dpcr` T = 10 52.27 ± 0.62 / 65.05 ± 0.53 (50.24 / 63.21),
+T = 20 39.58 ± 1.72 / 55.40 ± 0.86 (38.98 / 54.42).
 """
 
 from __future__ import annotations

@@ -44,7 +44,8 @@ class _Body:
         if self._declared > self._limit:
             raise self._too_large()
         try:
-            message = await asyncio.wait_for(self._next(), PAUSE)
+            async with asyncio.timeout(PAUSE):
+                message = await self._next()
         except TimeoutError:
             raise HTTPException(408, f"nothing came for {PAUSE:.0f} seconds") from None
         if self.count > self._limit:
@@ -121,7 +122,4 @@ def _add_headers(headers: MutableHeaders) -> None:
         headers[key] = value
     html = headers.get("content-type", "").startswith("text/html")
     headers["content-security-policy"] = PAGE_POLICY if html else "default-src 'none'; frame-ancestors 'none'"
-    if "etag" not in headers:
-        headers["cache-control"] = "no-store"
-    else:
-        headers["cache-control"] = "no-cache"
+    headers["cache-control"] = "no-cache" if "etag" in headers else "no-store"  # only the page's files may be kept

@@ -1,0 +1,209 @@
+"""Teaching jobs: one at a time, each in a process of its own, on a copy of the model."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import secrets
+import shutil
+import signal
+import sys
+from collections import deque
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from efcil.errors import EfcilError, RunError
+from efcil.serve.lesson import Lesson
+from efcil.serve.metrics import Metrics
+from efcil.serve.store import Conflict, Store
+
+KEPT = 100  # jobs that are remembered
+NICE = 10  # how far the teaching stands back behind the answers
+log = logging.getLogger("efcil.serve")
+
+
+class NoJob(EfcilError):
+    """A job that is not known."""
+
+
+class _Cancelled(Exception):
+    pass
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+@dataclass
+class Job:
+    """A teaching and how far it is."""
+
+    id: str
+    classes: list[str]
+    status: str = "queued"  # then running, then done | failed | cancelled
+    progress: float = 0.0
+    message: str = "getting ready"
+    started: str = field(default_factory=_now)
+    ended: str | None = None
+
+    def __post_init__(self) -> None:
+        self.stop = asyncio.Event()  # somebody wants it to end
+        self.placing = False  # the new model is learned and on its way in: too late to cancel
+        self.task: asyncio.Task[None] | None = None
+
+    def described(self) -> dict[str, Any]:
+        """Return what the outside may know."""
+        names = ("id", "status", "progress", "message", "started", "ended", "classes")
+        return {name: getattr(self, name) for name in names}
+
+
+class Jobs:
+    """Starts, follows and cancels teachings."""
+
+    def __init__(self, store: Store, metrics: Metrics, threads: int):
+        self.store, self.metrics, self.threads = store, metrics, threads
+        self._jobs: dict[str, Job] = {}
+
+    @property
+    def running(self) -> Job | None:
+        """The job that has not ended, if there is one."""
+        return next((job for job in self._jobs.values() if job.ended is None), None)
+
+    def list(self) -> list[Job]:
+        """Return all jobs that are remembered, the newest first."""
+        return list(self._jobs.values())[::-1]
+
+    def find(self, name: str) -> Job:
+        """Return a job by its id."""
+        if name not in self._jobs:
+            raise NoJob("no such job; GET /jobs lists them")
+        return self._jobs[name]
+
+    def start(self, lesson: Lesson, epochs: int | None, budget: float | None) -> Job:
+        """Start a teaching; the right to change the model must have been claimed, and is given back at its end."""
+        job = Job(secrets.token_hex(8), lesson.classes)
+        self._jobs[job.id] = job
+        while len(self._jobs) > KEPT:
+            del self._jobs[next(iter(self._jobs))]
+        order = {"labels": lesson.labels, "epochs": epochs, "budget": budget, "device": self.store.device}
+        job.task = asyncio.create_task(self._run(job, lesson, {**order, "threads": self.threads, "nice": NICE}))
+        return job
+
+    async def cancel(self, name: str) -> Job:
+        """End a job; the model stays as it is."""
+        job = self.find(name)
+        if job.ended is not None:
+            raise Conflict(f"the job has ended already: {job.status}")
+        if job.placing:
+            raise Conflict("the job has learned and its model is being put in place; use /undo to go back")
+        job.stop.set()
+        await self._wait(job)
+        return job
+
+    async def close(self) -> None:
+        """Cancel what runs, or let it finish where it is past that."""
+        if (job := self.running) is not None:
+            if not job.placing:
+                job.stop.set()
+            await self._wait(job)
+
+    @staticmethod
+    async def _wait(job: Job) -> None:
+        if job.task is not None:
+            await asyncio.shield(job.task)
+
+    async def _run(self, job: Job, lesson: Lesson, order: dict[str, Any]) -> None:
+        place = self.store.work / job.id
+        log.info("job %s: %d pictures of %d classes", job.id, len(lesson.labels), len(lesson.classes))
+        status, message = "failed", "internal error; see the service's log"
+        try:
+            await asyncio.to_thread(self._prepare, place, lesson)
+            del lesson
+            await self._teach(job, {**order, "model": str(place / "model"), "pixels": str(place / "pixels.npy")})
+            job.placing, job.message = True, "putting the new model in place"
+            await asyncio.to_thread(self.store.take, place / "model")
+            status, message = "done", f"learned; the model is now version {self.store.current.version}"
+        except _Cancelled:
+            status, message = "cancelled", "cancelled; the model is as it was"
+        except EfcilError as error:
+            message = str(error)
+        except OSError as error:
+            message = f"{error.strerror or error}; the model is as it was"
+        except Exception:
+            log.exception("job %s", job.id)
+        finally:
+            await asyncio.to_thread(shutil.rmtree, place, ignore_errors=True)
+            self.store.release()
+            job.status, job.message, job.ended = status, message.replace(str(place), "upload"), _now()
+            job.progress = 1.0 if status == "done" else job.progress
+            self.metrics.jobs.add(status)
+            log.info("job %s: %s: %s", job.id, status, job.message)
+
+    def _prepare(self, place: Path, lesson: Lesson) -> None:
+        place.mkdir()
+        lesson.save(place / "pixels.npy")
+        self.store.copy(place / "model")
+
+    async def _teach(self, job: Job, order: dict[str, Any]) -> None:
+        """Run the process to its end; raise what ended it unless it was success."""
+        pipe = asyncio.subprocess.PIPE
+        # A session of its own: Ctrl-C in the service's terminal is the service's business.
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "efcil.serve.worker"), stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True
+        )
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stderr is not None
+        stopper = asyncio.create_task(_kill_on(job.stop, process))
+        errors = asyncio.create_task(_tail(process.stderr))
+        reason = None
+        try:
+            process.stdin.write(json.dumps(order).encode() + b"\n")
+            job.status, job.message = "running", "starting"
+            async for line in process.stdout:
+                event = json.loads(line)
+                if event["event"] == "progress":
+                    share = event["done"] / event["total"] if event["total"] else 0.0
+                    job.progress, job.message = max(job.progress, min(share, 1.0)), event["message"]
+                elif event["event"] == "failed":
+                    reason = event["reason"]
+            code = await process.wait()
+        finally:
+            stopper.cancel()
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+            said = await errors
+            process.stdin.close()
+        if job.stop.is_set():
+            raise _Cancelled
+        if code:
+            if reason is None:
+                log.error("job %s: the process said:\n%s", job.id, said)
+            raise RunError(reason or _why(code, said))
+
+
+async def _kill_on(stop: asyncio.Event, process: asyncio.subprocess.Process) -> None:
+    await stop.wait()
+    if process.returncode is None:
+        process.kill()  # it works on a copy: there is nothing it would have to tidy up
+
+
+async def _tail(stream: asyncio.StreamReader) -> str:
+    """Read a stream to its end and return the last of it."""
+    last: deque[bytes] = deque(maxlen=8)
+    while chunk := await stream.read(1024):
+        last.append(chunk)
+    return b"".join(last).decode("utf-8", "replace").strip()
+
+
+def _why(code: int, said: str) -> str:
+    """Say why a process ended that did not say so itself."""
+    if code < 0:
+        name = signal.Signals(-code).name if -code in set(signal.Signals) else str(-code)
+        hint = "; perhaps memory ran out" if -code == signal.SIGKILL else ""
+        return f"the teaching process was ended by {name}{hint}; the model is as it was"
+    return f"the teaching process failed with code {code}: {said.splitlines()[-1] if said else 'it said nothing'}"

@@ -1,0 +1,920 @@
+"use strict";
+// The page of `efcil serve`: ask about pictures, teach a class, look after the classes.
+// Text that comes from the server or from file names only ever becomes text, never markup.
+
+const $ = (id) => document.getElementById(id);
+const ROWS = 12; // classes shown before "Show all"
+const PAIRS = 20; // lines in the picture of look-alikes
+const BATCH = { files: 8, bytes: 24e6 }; // one request of /predict: small, so that answers come one after another
+const JUNK = /^(\..*|thumbs\.db|desktop\.ini)$/i; // what file managers leave in folders
+
+const state = { classes: null, similar: [], version: null, online: null, sort: { key: "learned", rises: false }, all: false, job: null };
+
+function make(tag, className = "", text = null) {
+  const element = document.createElement(tag);
+  if (className) element.className = className;
+  if (text !== null) element.textContent = text;
+  return element;
+}
+
+const quoted = (name) => `“${name}”`;
+const counted = (n, one, many) => `${n.toLocaleString("en")} ${n === 1 ? one : many}`;
+const megabytes = (files) => `${Math.max(1, Math.round(files.reduce((sum, file) => sum + file.size, 0) / 1e6))} MB`;
+
+/** Percent, rounded down so that it never seems to reach a threshold that it missed. */
+function percent(share) {
+  return share > 0 && share < 0.01 ? "under 1 %" : `${Math.floor(share * 100 + 1e-9)} %`;
+}
+
+/** "9 of 10" for a recall in percent; said with care where it is not exactly that. */
+function foundAgain(recall) {
+  if (recall === null || recall === undefined) return "too few to say";
+  const tenths = Math.round(recall / 10);
+  if (Math.abs(recall - tenths * 10) < 0.05) return `${tenths} of 10`;
+  if (tenths === 10) return "over 9 of 10";
+  return tenths === 0 ? "under 1 of 10" : `about ${tenths} of 10`;
+}
+
+// ---- telling people -------------------------------------------------------------------------------------------------
+
+/** Have a screen reader say something, also when it is what was said last. */
+function say(text, urgent = false) {
+  const region = $(urgent ? "alarm" : "said");
+  region.textContent = "";
+  setTimeout(() => { region.textContent = text; }, 50);
+}
+
+let toastTimer = 0;
+function toast(text, bad = false) {
+  clearTimeout(toastTimer);
+  $("toast").querySelector("p").textContent = text;
+  $("toast").classList.toggle("bad", bad);
+  $("toast").hidden = false;
+  say(text, bad);
+  if (!bad) toastTimer = setTimeout(() => { $("toast").hidden = true; }, 10000);
+}
+$("toast").querySelector("button").addEventListener("click", () => { $("toast").hidden = true; });
+
+// ---- talking to the server ------------------------------------------------------------------------------------------
+
+/** What the server refused, or status 0 where it did not answer. */
+class Refused extends Error {
+  constructor(status, body) {
+    const detail = body?.detail;
+    const text = Array.isArray(detail) ? detail.map((entry) => entry.msg).join("; ") : detail;
+    super(status === 0 ? "The server does not answer." : text || `The server answered with error ${status}.`);
+    this.status = status;
+    this.body = body;
+  }
+}
+class Stopped extends Error {} // the person said no
+
+async function call(path, { method = "GET", body, json } = {}) {
+  const headers = {};
+  if (json !== undefined) headers["Content-Type"] = "application/json";
+  if (method !== "GET" && token()) headers.Authorization = `Bearer ${token()}`;
+  let answer;
+  try {
+    answer = await fetch(path, { method, headers, body: json === undefined ? body : JSON.stringify(json), cache: "no-store" });
+  } catch {
+    throw new Refused(0);
+  }
+  const content = await answer.json().catch(() => null);
+  if (!answer.ok) throw new Refused(answer.status, content);
+  if (content === null) throw new Refused(answer.status, { detail: "The server gave an answer that is not understood." });
+  return content;
+}
+
+/** POST a form and follow how much of it has been sent. */
+function upload(path, form, follow, signal) {
+  return new Promise((resolve, reject) => {
+    const request = new XMLHttpRequest();
+    request.open("POST", path);
+    if (token()) request.setRequestHeader("Authorization", `Bearer ${token()}`);
+    request.responseType = "json";
+    request.upload.addEventListener("progress", (event) => { if (event.lengthComputable) follow(event.loaded / event.total); });
+    request.addEventListener("load", () => {
+      if (request.status >= 200 && request.status < 300 && request.response) resolve(request.response);
+      else reject(new Refused(request.status, request.response));
+    });
+    request.addEventListener("error", () => reject(new Refused(0)));
+    request.addEventListener("abort", () => reject(new Stopped()));
+    signal.addEventListener("abort", () => request.abort());
+    request.send(form);
+  });
+}
+
+// ---- dialogs and the token ------------------------------------------------------------------------------------------
+
+/** Show a dialog; true when it was accepted. Escape and the first button mean no. */
+function answered(dialog) {
+  dialog.returnValue = "";
+  dialog.showModal();
+  return new Promise((resolve) => {
+    dialog.addEventListener("close", () => resolve(dialog.returnValue === "ok"), { once: true });
+  });
+}
+for (const button of document.querySelectorAll("dialog [data-close]")) {
+  button.addEventListener("click", () => button.closest("dialog").close(""));
+}
+
+function confirmed(title, text, yes, no) {
+  $("ask-dialog-title").textContent = title;
+  $("ask-dialog-text").textContent = text;
+  $("ask-dialog").querySelector("[type=submit]").textContent = yes;
+  $("ask-dialog").querySelector("[data-close]").textContent = no;
+  return answered($("ask-dialog"));
+}
+
+const token = () => sessionStorage.getItem("token") ?? "";
+function keepToken(value) {
+  if (value) sessionStorage.setItem("token", value);
+  else sessionStorage.removeItem("token");
+  $("token-open").textContent = value ? "Change token" : "Enter token";
+}
+const WHY = $("token-why").textContent;
+
+async function askToken(why, bad = false) {
+  $("token-why").textContent = why;
+  $("token-why").classList.toggle("error", bad);
+  $("token").value = "";
+  if (!(await answered($("token-dialog")))) return false;
+  keepToken($("token").value.trim());
+  $("token").value = "";
+  return true;
+}
+$("token-open").addEventListener("click", async () => {
+  if (await askToken(WHY)) toast(token() ? "The token is kept until you close this tab." : "The token is removed.");
+});
+
+/** Do what needs the token; ask for it, and again, as long as the server wants another one. */
+async function allowed(action) {
+  for (;;) {
+    try {
+      return await action();
+    } catch (error) {
+      if (error.status !== 401) throw error;
+      const wrong = token() !== "";
+      keepToken("");
+      if (!(await askToken(wrong ? "The server does not accept that token. Try again." : WHY, wrong))) throw new Stopped();
+    }
+  }
+}
+
+// ---- the state of the server ----------------------------------------------------------------------------------------
+
+let healthTimer = 0;
+let retryLater = []; // cards that wait for the server
+
+async function checkHealth() {
+  clearTimeout(healthTimer);
+  try {
+    const health = await call("health");
+    const back = state.online !== true;
+    setOnline(true);
+    if (back || health.model.version !== state.version) await loadClasses();
+    state.version = health.model.version;
+    if (health.job && !state.job) follow(health.job);
+    if (back && retryLater.length) ask(retryLater.splice(0));
+  } catch (error) {
+    if (error.status === undefined) throw error;
+    setOnline(false);
+  }
+  healthTimer = setTimeout(checkHealth, state.online ? 5000 : 2000);
+}
+
+function setOnline(online) {
+  if (online === false && state.online !== false) say($("offline").querySelector("p").textContent, true);
+  if (online && state.online === false) say("The server answers again.");
+  state.online = online;
+  $("offline").hidden = online;
+  showStatus();
+}
+
+function showStatus() {
+  const classes = state.classes?.length ?? 0;
+  const [name, text] =
+    state.online === null ? ["waiting", "Connecting…"]
+    : !state.online ? ["down", "The server does not answer"]
+    : state.job ? ["busy", "Learning. Questions are answered as before."]
+    : ["ready", classes ? `Ready, knows ${counted(classes, "class", "classes")}` : "Ready, knows no class yet"];
+  if ($("status").textContent !== text) $("status").textContent = text;
+  $("status").dataset.state = name;
+  $("undo").disabled = !state.online || Boolean(state.job);
+}
+$("offline-retry").addEventListener("click", checkHealth);
+document.addEventListener("visibilitychange", () => { if (!document.hidden) checkHealth(); });
+
+/** Something failed: a lost server has its own message, everything else is said here. */
+function report(error, prefix = "") {
+  if (error instanceof Stopped) return;
+  if (error.status === 0) checkHealth();
+  else toast(prefix + error.message, true);
+  if (error.status === undefined) throw error; // a mistake of this page
+}
+
+// ---- pictures that come in: chosen, dropped, pasted -----------------------------------------------------------------
+
+/** Read the files of a drop, those in folders too; `folders` holds the folders that had files in them. */
+async function dropped(transfer) {
+  const entries = [...transfer.items].filter((item) => item.kind === "file").map((item) => item.webkitGetAsEntry?.());
+  const plain = [...transfer.files];
+  if (!entries.some((entry) => entry?.isDirectory)) return { files: plain, folders: [] };
+  const files = [];
+  const folders = new Set();
+  const walk = async (entry, parent) => {
+    if (entry.isFile) {
+      if (parent && JUNK.test(entry.name)) return;
+      files.push(await new Promise((resolve, reject) => { entry.file(resolve, reject); }));
+      folders.add(parent);
+      return;
+    }
+    const reader = entry.createReader();
+    for (;;) { // a reader gives a hundred entries at a time, and none when it is done
+      const some = await new Promise((resolve, reject) => { reader.readEntries(resolve, reject); });
+      if (!some.length) return;
+      for (const one of some) await walk(one, entry.name);
+    }
+  };
+  for (const entry of entries) if (entry) await walk(entry, "");
+  return { files, folders: [...folders] };
+}
+
+function picker(button, input, take) {
+  button.addEventListener("click", () => input.click());
+  input.addEventListener("change", () => {
+    const files = [...input.files];
+    input.value = ""; // so that the same file can be chosen again
+    if (files.length) take(files, []);
+  });
+}
+picker($("ask-drop"), $("ask-files"), askAbout);
+picker($("teach-drop"), $("teach-files"), addToPool);
+
+// A file dropped beside the zones must not replace the page: the whole teaching card teaches, the rest asks.
+const zone = (event) => ($("teach").contains(event.target) ? "teach" : "ask");
+const holdsFiles = (event) => event.dataTransfer?.types.includes("Files");
+function mark(name) {
+  for (const one of ["ask", "teach"]) $(`${one}-drop`).classList.toggle("over", one === name);
+}
+addEventListener("dragover", (event) => {
+  if (!holdsFiles(event)) return;
+  event.preventDefault();
+  event.dataTransfer.dropEffect = "copy";
+  mark(zone(event));
+});
+addEventListener("dragleave", (event) => { if (!event.relatedTarget) mark(null); });
+addEventListener("drop", async (event) => {
+  if (!holdsFiles(event)) return;
+  event.preventDefault();
+  mark(null);
+  const take = zone(event) === "teach" ? addToPool : askAbout;
+  try {
+    const { files, folders } = await dropped(event.dataTransfer);
+    if (files.length) take(files, folders);
+    else toast("There was no picture in what you dropped.", true);
+  } catch {
+    toast("What you dropped cannot be read.", true);
+  }
+});
+
+let pasted = 0;
+addEventListener("paste", (event) => {
+  const files = [...(event.clipboardData?.files ?? [])];
+  if (!files.length) return;
+  event.preventDefault();
+  const named = files.map((file) => new File([file], /^image\.\w+$/.test(file.name) ? `pasted ${++pasted}.${file.name.split(".").pop()}` : file.name, { type: file.type }));
+  ($("teach").contains(document.activeElement) ? addToPool : askAbout)(named, []);
+});
+
+/** A small picture of a file; `blank` marks the box where the browser cannot show it (HEIC, not a picture). */
+function preview(file, box) {
+  const image = make("img");
+  image.alt = "";
+  image.decoding = "async";
+  image.addEventListener("error", () => box.classList.add("blank"));
+  image.src = URL.createObjectURL(file);
+  box.append(image);
+  return () => URL.revokeObjectURL(image.src);
+}
+
+// ---- asking ---------------------------------------------------------------------------------------------------------
+
+const cards = []; // {file, item, answer, drop}
+let asking = Promise.resolve();
+
+function askAbout(files) {
+  const fresh = files.map((file) => {
+    const item = make("li", "answer waiting");
+    const thumb = make("div", "thumb");
+    const drop = preview(file, thumb);
+    const what = make("div", "what");
+    what.append(make("p", "file", file.name), make("p", "label"), make("div", "sure"), make("p", "others"));
+    what.querySelector(".file").title = file.name;
+    const use = make("button", "quiet teach-it", "Teach with it");
+    use.type = "button";
+    use.setAttribute("aria-label", `Teach with ${file.name}`);
+    use.addEventListener("click", () => {
+      addToPool([file], []);
+      $("name").focus();
+    });
+    what.append(use);
+    item.append(thumb, what);
+    return { file, item, drop, answer: null };
+  });
+  cards.unshift(...fresh);
+  $("answers").prepend(...fresh.map((card) => card.item));
+  fresh.forEach(showCard);
+  showAskNote();
+  ask(fresh);
+}
+
+/** Ask about pictures, some at a time, after those that were there before. */
+function ask(wanted) {
+  asking = asking.then(async () => {
+    let left = wanted.filter((card) => cards.includes(card));
+    const total = left.length;
+    while (left.length) {
+      let size = 0;
+      let bytes = 0;
+      while (size < left.length && size < BATCH.files && (size === 0 || bytes + left[size].file.size <= BATCH.bytes)) bytes += left[size++].file.size;
+      await askSome(left.slice(0, size));
+      left = left.slice(size).filter((card) => cards.includes(card));
+    }
+    if (total) say(spoken(wanted));
+  });
+}
+
+async function askSome(some) {
+  const form = new FormData();
+  for (const { file } of some) form.append("files", file, file.name);
+  let predictions;
+  try {
+    predictions = (await call("predict?top=3", { method: "POST", body: form })).predictions;
+  } catch (error) {
+    if (error.status === undefined) throw error;
+    if (Array.isArray(error.body?.predictions)) predictions = error.body.predictions; // none of them was readable
+    else if (error.status === 0) {
+      retryLater.push(...some);
+      checkHealth();
+      return;
+    } else if (error.status === 413 && some.length > 1) { // too large together
+      for (const one of some) await askSome([one]);
+      return;
+    } else {
+      const why = error.status === 413 ? `This picture is too large for the server (${megabytes([some[0].file])}).` : error.message;
+      predictions = some.map(() => ({ error: why }));
+    }
+  }
+  some.forEach((card, index) => {
+    card.answer = predictions[index] ?? { error: "The server gave no answer for this picture." };
+    showCard(card);
+  });
+  showAskNote();
+}
+
+const threshold = () => Number($("threshold").value) / 100;
+const isNone = (answer) => answer.label === null || answer.confidence < threshold();
+
+function showCard({ item, answer }) {
+  const part = (name) => item.querySelector(name);
+  const failed = answer?.error !== undefined;
+  item.className = `answer${!answer ? " waiting" : failed ? " bad" : isNone(answer) ? " none" : ""}`;
+  part(".teach-it").hidden = failed;
+  part(".sure").hidden = failed;
+  if (!answer) {
+    part(".label").textContent = "Looking…";
+    return;
+  }
+  if (failed) {
+    part(".label").textContent = "No answer";
+    part(".others").textContent = answer.error;
+    return;
+  }
+  const none = isNone(answer);
+  const best = answer.top?.[0] ?? answer;
+  part(".label").textContent = none ? "None of these" : answer.label;
+  const track = make("div", "track");
+  const fill = make("i");
+  fill.style.width = `${100 * best.confidence}%`;
+  track.append(fill);
+  part(".sure").replaceChildren(track, make("b", "", percent(best.confidence)));
+  const rest = (answer.top ?? []).slice(none ? 0 : 1).map((one) => `${one.label} ${percent(one.confidence)}`);
+  part(".others").textContent = rest.length ? `${none ? "Nearest: " : "Or: "}${rest.join(", ")}` : "";
+}
+
+function tally(some) {
+  const done = some.filter((card) => card.answer);
+  const failed = done.filter((card) => card.answer.error !== undefined);
+  const none = done.filter((card) => card.answer.error === undefined && isNone(card.answer));
+  const parts = [counted(some.length, "picture", "pictures")];
+  if (done.length < some.length) parts.push(`${some.length - done.length} waiting`);
+  if (none.length) parts.push(`${none.length} none of these`);
+  if (failed.length) parts.push(`${failed.length} not readable`);
+  return parts.join(", ");
+}
+
+function spoken(some) {
+  if (some.length > 1) return `Answered: ${tally(some)}.`;
+  const { file, answer } = some[0];
+  if (!answer) return `${file.name} waits for the server.`;
+  if (answer.error !== undefined) return `${file.name}: ${answer.error}`;
+  return `${file.name}: ${isNone(answer) ? "none of these" : `${answer.label}, ${percent(answer.confidence)}`}`;
+}
+
+function showAskNote() {
+  const untaught = state.classes?.length === 0;
+  $("ask-note").textContent = cards.length ? tally(cards) : untaught ? "Nothing is taught yet. Teach a first class, then ask." : "The answers appear here.";
+  $("ask-clear").hidden = cards.length === 0;
+}
+
+$("threshold").addEventListener("input", () => {
+  $("threshold-value").textContent = `${$("threshold").value} %`;
+  $("threshold").setAttribute("aria-valuetext", `${$("threshold").value} %`);
+  cards.forEach(showCard);
+  showAskNote();
+});
+$("ask-clear").addEventListener("click", () => {
+  for (const { drop } of cards) drop();
+  cards.length = 0;
+  retryLater = [];
+  $("answers").replaceChildren();
+  showAskNote();
+  $("ask-drop").focus();
+});
+
+// ---- teaching -------------------------------------------------------------------------------------------------------
+
+let pool = []; // {file, item, drop}
+const isZip = (file) => /\.zip$/i.test(file.name);
+const archive = () => pool.find(({ file }) => isZip(file))?.file;
+const sameFile = (a, b) => a.name === b.name && a.size === b.size && a.lastModified === b.lastModified;
+
+function addToPool(files, folders) {
+  teachError("");
+  if (folders.length > 1) {
+    teachError("There is more than one folder in it. Drop one folder for one class, or a zip with a folder for each class.");
+    return;
+  }
+  const zips = files.filter(isZip);
+  if (zips.length && (zips.length + pool.length > 1 || files.length > 1)) {
+    teachError("A zip goes alone. Remove the other pictures first.");
+    return;
+  }
+  if (archive()) emptyPool();
+  if (folders[0] && !$("name").value) $("name").value = folders[0];
+  const known = files.filter((file) => pool.some((one) => sameFile(one.file, file))).length;
+  for (const file of files) {
+    if (pool.some((one) => sameFile(one.file, file))) continue;
+    const item = make("li", isZip(file) ? "zip" : "");
+    const button = make("button");
+    button.type = "button";
+    button.title = button.ariaLabel = `Remove ${file.name}`;
+    const drop = isZip(file) ? () => {} : preview(file, button);
+    if (isZip(file)) button.append(`${file.name} (${megabytes([file])})`);
+    const entry = { file, item, drop };
+    button.addEventListener("click", () => {
+      const next = item.nextElementSibling ?? item.previousElementSibling;
+      drop();
+      item.remove();
+      pool = pool.filter((one) => one !== entry);
+      showPool();
+      (next?.querySelector("button") ?? $("teach-drop")).focus();
+    });
+    item.append(button);
+    pool.push(entry);
+    $("pool").append(item);
+  }
+  showPool();
+  say(`${counted(pool.length, "picture", "pictures")} to learn from${known ? `, ${known} were there already` : ""}.`);
+}
+
+function emptyPool() {
+  for (const { drop } of pool) drop();
+  pool = [];
+  $("pool").replaceChildren();
+  showPool();
+}
+
+function showPool() {
+  const zip = archive();
+  $("teach-clear").hidden = pool.length === 0;
+  $("teach-hint").textContent =
+    zip ? "Each folder in the zip is learned as a class with its name."
+    : !pool.length ? "A few dozen different pictures work best."
+    : `${counted(pool.length, "picture", "pictures")}. ${pool.length < 5 ? "More would be better: a few dozen work best." : pool.length < 20 ? "Good. More make it surer." : "That is plenty."}`;
+  $("name").disabled = Boolean(zip);
+  showName();
+}
+
+function showName() {
+  const name = $("name").value.trim();
+  const same = state.classes?.find((one) => one.name === name);
+  const close = state.classes?.find((one) => one.name.toLowerCase() === name.toLowerCase());
+  $("name-hint").textContent =
+    archive() ? "The names come from the folders in the zip."
+    : same ? `${quoted(name)} is known from ${counted(same.images, "picture", "pictures")}. These are added to it.`
+    : close ? `There is a class ${quoted(close.name)}. Write it the same way to add to it.`
+    : name ? `${quoted(name)} will be a new class.`
+    : "A class is one kind of thing. A new name adds one; a known name gets more pictures.";
+}
+$("name").addEventListener("input", () => { teachError(""); showName(); });
+$("teach-clear").addEventListener("click", () => {
+  emptyPool();
+  $("teach-drop").focus();
+});
+
+function teachError(text, field = null) {
+  $("teach-error").textContent = text;
+  $("teach-error").hidden = !text;
+  $("name").toggleAttribute("aria-invalid", false);
+  if (field === "name") $("name").setAttribute("aria-invalid", "true");
+  if (text) say(text, true);
+  if (field) $(field).focus();
+}
+
+$("teach-form").addEventListener("submit", async (event) => {
+  event.preventDefault();
+  const name = $("name").value.trim();
+  const zip = archive();
+  if (state.job) return teachError("Something is being learned. Wait for its end, or stop it.");
+  if (!zip && !name) return teachError("Give the class a name.", "name");
+  if (!pool.length) return teachError("Add pictures to learn from.", "teach-drop");
+  teachError("");
+  const form = new FormData();
+  if (zip) form.append("archive", zip, zip.name);
+  else {
+    form.append("label", name);
+    for (const { file } of pool) form.append("files", file, file.name);
+  }
+  const sent = [...pool];
+  const stop = new AbortController();
+  const title = `Learning ${zip ? zip.name : quoted(name)}`;
+  state.job = { id: null, stop, name, sent };
+  showJob("running", title, "Sending the pictures", 0);
+  say(`${title}. Sending ${counted(sent.length, zip ? "file" : "picture", zip ? "files" : "pictures")}.`);
+  try {
+    const follower = (share) => showJob("running", title, share < 1 ? `Sending the pictures: ${percent(share)}` : "Sent. Waiting for the server.", 0);
+    const answer = await allowed(() => upload("teach", form, follower, stop.signal));
+    await follow(answer.job, { name, sent, title });
+  } catch (error) {
+    state.job = null;
+    $("job").hidden = true;
+    showStatus();
+    showTeachButton();
+    if (error instanceof Stopped) return say("Nothing was taught.");
+    if (error.status === undefined) throw error;
+    if (error.status === 0) {
+      // A server that stops reading a large upload looks like one that is gone.
+      const alive = await call("health").then(() => true, () => false);
+      teachError(alive ? `The server did not take the pictures (${megabytes(sent.map((one) => one.file))}). They may be too large together: try fewer.` : "The pictures were not sent: the server does not answer. They are still here; try again later.");
+      checkHealth();
+    } else if (error.status === 413) teachError(`The pictures are too large together (${megabytes(sent.map((one) => one.file))}). Remove some, or use smaller ones. ${error.body?.detail ?? ""}`.trim());
+    else teachError(error.message);
+  }
+});
+
+function showTeachButton() {
+  $("teach-go").setAttribute("aria-disabled", String(Boolean(state.job)));
+  $("teach-go").textContent = state.job ? "Teaching…" : "Teach";
+}
+
+function showJob(status, title, note, progress) {
+  $("job").hidden = false;
+  $("job").dataset.state = status;
+  $("job-title").firstChild.textContent = title;
+  $("job-note").textContent = note;
+  const running = status === "running" || status === "queued";
+  $("job-bar").value = 100 * progress;
+  $("job-bar").hidden = status === "failed" || status === "cancelled";
+  $("job-cancel").hidden = !running;
+  $("job-close").hidden = running;
+  showTeachButton();
+  showStatus();
+}
+
+/** Follow a job to its end; `mine` says what this page sent for it. */
+async function follow(id, mine = null) {
+  state.job = { ...state.job, id };
+  let said = 0;
+  let job;
+  for (;;) {
+    try {
+      job = await call(`jobs/${encodeURIComponent(id)}`);
+    } catch (error) {
+      if (error.status === undefined) throw error;
+      if (error.status === 404) {
+        job = { status: "failed", message: "The server was started again and does not know this teaching any more." };
+      } else { // keep following: the job goes on without us
+        setOnline(false);
+        await new Promise((resolve) => { setTimeout(resolve, 2000); });
+        continue;
+      }
+    }
+    if (state.online === false) checkHealth();
+    if (!["queued", "running"].includes(job.status)) break;
+    const names = job.classes?.length ? job.classes : mine?.name ? [mine.name] : [];
+    const what = names.length === 1 ? quoted(names[0]) : names.length ? counted(names.length, "class", "classes") : "new pictures";
+    const share = job.progress ?? 0;
+    showJob(job.status, `Learning ${what}`, `${percent(share)}${job.message ? `, ${job.message}` : ""}`, share);
+    if (Math.floor(share * 4) > said) {
+      said = Math.floor(share * 4);
+      say(`Learning ${what}: ${percent(share)}`);
+    }
+    await new Promise((resolve) => { setTimeout(resolve, 600); });
+  }
+  state.job = null;
+  await finish(job, mine);
+}
+
+async function finish(job, mine) {
+  const names = job.classes?.length ? job.classes : mine?.name ? [mine.name] : [];
+  const what = names.length === 1 ? quoted(names[0]) : names.length ? counted(names.length, "class", "classes") : "The new pictures";
+  const hadFocus = document.activeElement === $("job-cancel");
+  if (job.status === "done") {
+    await loadClasses();
+    const learned = names.length === 1 ? state.classes?.find((one) => one.name === names[0]) : null;
+    const note = !learned ? "Ask about pictures now." : learned.recall === null || learned.recall === undefined ? "There were too few pictures to check it. Ask about some now." : `Found again: ${foundAgain(learned.recall)}.`;
+    showJob("done", `${what} ${names.length > 1 || !names.length ? "are" : "is"} learned`, note, 1);
+    if (mine) {
+      if (mine.sent.every((one) => pool.includes(one)) && mine.sent.length === pool.length) emptyPool();
+      else for (const one of mine.sent) if (pool.includes(one)) one.item.querySelector("button").click();
+      if ($("name").value.trim() === mine.name) $("name").value = "";
+      showName();
+    }
+    say(`${what} learned. ${note}`);
+  } else if (job.status === "cancelled") {
+    showJob("cancelled", "Stopped", "Nothing has changed.", 0);
+    say("Teaching stopped. Nothing has changed.");
+  } else {
+    showJob("failed", `${what} could not be learned`, `${job.message || "The server gave no reason."} The classes are as they were before.`, 0);
+    say(`${what} could not be learned. ${job.message ?? ""}`, true);
+  }
+  if (hadFocus) $("job-close").focus();
+}
+
+$("job-cancel").addEventListener("click", async () => {
+  const { id, stop } = state.job ?? {};
+  if (!id) return stop?.abort();
+  try {
+    await allowed(() => call(`jobs/${encodeURIComponent(id)}/cancel`, { method: "POST" }));
+    if (state.job) $("job-note").textContent = "Stopping…";
+  } catch (error) {
+    report(error, "Not stopped. ");
+  }
+});
+$("job-close").addEventListener("click", () => {
+  $("job").hidden = true;
+  $("teach-drop").focus();
+});
+
+// ---- the classes ----------------------------------------------------------------------------------------------------
+
+async function loadClasses() {
+  const answer = await call("classes").catch((error) => { report(error, "The classes could not be read. "); });
+  if (!answer) return;
+  state.classes = answer.classes;
+  state.similar = answer.similar ?? [];
+  showClasses();
+  drawAlike();
+  showAskNote();
+  showName();
+  showStatus();
+}
+
+const byName = (a, b) => a.name.localeCompare(b.name, undefined, { numeric: true, sensitivity: "base" });
+function sorted(classes) {
+  const { key, rises } = state.sort;
+  const value = (one) => (key === "learned" ? Date.parse(one.learned) : one[key]);
+  const known = (one) => key === "name" || (value(one) ?? null) !== null && !Number.isNaN(value(one));
+  const order = (a, b) => (key === "name" ? byName(a, b) : value(a) - value(b));
+  const list = classes.filter(known).sort((a, b) => (rises ? order(a, b) : -order(a, b)) || byName(a, b));
+  return [...list, ...classes.filter((one) => !known(one)).sort(byName)]; // what is not known comes last
+}
+
+function when(date) {
+  const time = make("time");
+  const parsed = new Date(date);
+  time.dateTime = date ?? "";
+  time.textContent = Number.isNaN(parsed.getTime()) ? "unknown" : parsed.toLocaleDateString("en-GB", { day: "numeric", month: "short", year: "numeric" });
+  return time;
+}
+
+function cell(tag, className, ...content) {
+  const made = make(tag, className);
+  made.setAttribute("role", tag === "th" ? "rowheader" : "cell");
+  if (tag === "th") made.scope = "row";
+  made.append(...content);
+  return made;
+}
+
+function showClasses() {
+  const total = state.classes.length;
+  const wanted = $("filter").value.trim().toLowerCase();
+  const matching = sorted(state.classes).filter((one) => one.name.toLowerCase().includes(wanted));
+  const shown = state.all || wanted ? matching : matching.slice(0, ROWS);
+  const images = state.classes.reduce((sum, one) => sum + one.images, 0);
+  $("classes-note").textContent =
+    !total ? "No class yet. Give a name and some pictures under “Teach a class”; it appears here."
+    : wanted && !matching.length ? `No class has ${quoted($("filter").value.trim())} in its name.`
+    : `${counted(total, "class", "classes")}, learned from ${counted(images, "picture", "pictures")}${wanted ? `; ${matching.length} shown` : ""}`;
+  $("table").hidden = !shown.length;
+  $("recall-hint").hidden = !total;
+  $("filter-label").hidden = total <= ROWS && !wanted;
+  $("more").hidden = Boolean(wanted) || total <= ROWS;
+  $("more").textContent = state.all ? `Show the first ${ROWS}` : `Show all ${total}`;
+  $("more").setAttribute("aria-expanded", String(state.all));
+  for (const head of $("table").tHead.rows[0].cells) {
+    if (head.dataset.key === state.sort.key) head.setAttribute("aria-sort", state.sort.rises ? "ascending" : "descending");
+    else head.removeAttribute("aria-sort");
+  }
+  const focused = document.activeElement?.dataset?.forget;
+  $("table").tBodies[0].replaceChildren(...shown.map(row));
+  if (focused !== undefined) [...document.querySelectorAll("[data-forget]")].find((one) => one.dataset.forget === focused)?.focus();
+}
+
+function row(one) {
+  const line = make("tr");
+  line.setAttribute("role", "row");
+  const known = one.recall !== null && one.recall !== undefined;
+  const found = make("div", known ? "found" : "found unknown");
+  if (known) {
+    const track = make("div", "track");
+    const fill = make("i");
+    fill.style.width = `${one.recall}%`;
+    track.append(fill);
+    found.append(track);
+  }
+  found.append(make("span", "", known ? foundAgain(one.recall) : "too few to say"));
+  const forget = make("button", "quiet", "Forget");
+  forget.type = "button";
+  forget.dataset.forget = one.name;
+  forget.setAttribute("aria-label", `Forget ${one.name}`);
+  forget.addEventListener("click", () => forgetClass(one, line));
+  const images = make("span", "unit", one.images === 1 ? " picture" : " pictures");
+  line.append(
+    cell("th", "", one.name),
+    cell("td", "n", one.images.toLocaleString("en"), images),
+    cell("td", "when", when(one.learned)),
+    cell("td", "", found),
+    cell("td", "last", forget),
+  );
+  return line;
+}
+
+async function forgetClass(one, line) {
+  const text = `It was learned from ${counted(one.images, "picture", "pictures")}. To know it again, it must be taught again.`;
+  if (!(await confirmed(`Forget ${quoted(one.name)}?`, text, "Forget it", "Keep it"))) return;
+  const next = (line.nextElementSibling ?? line.previousElementSibling)?.querySelector("button");
+  try {
+    await allowed(() => call("forget", { method: "POST", json: { classes: [one.name] } }));
+    const name = next?.dataset.forget;
+    await loadClasses();
+    toast(`${quoted(one.name)} is forgotten.`);
+    ([...document.querySelectorAll("[data-forget]")].find((button) => button.dataset.forget === name) ?? $("classes")).focus();
+  } catch (error) {
+    report(error, `${quoted(one.name)} was not forgotten. `);
+  }
+}
+
+$("undo").addEventListener("click", async () => {
+  if (!(await confirmed("Undo the last teaching?", "The classes go back to what they were before it.", "Undo it", "Leave as it is"))) return;
+  try {
+    await allowed(() => call("undo", { method: "POST" }));
+    await loadClasses();
+    toast("The last teaching is undone.");
+  } catch (error) {
+    report(error, "Not undone. ");
+  }
+});
+
+for (const head of $("table").querySelectorAll("th[data-key]")) {
+  head.querySelector("button").addEventListener("click", () => {
+    const { key } = head.dataset;
+    const same = state.sort.key === key;
+    state.sort = { key, rises: same ? !state.sort.rises : key === "name" };
+    showClasses();
+    say(`Sorted by ${head.textContent.trim().toLowerCase()}, ${state.sort.rises ? "rising" : "falling"}.`);
+  });
+}
+$("filter").addEventListener("input", showClasses);
+$("more").addEventListener("click", () => {
+  state.all = !state.all;
+  showClasses();
+});
+
+// ---- which classes look alike ---------------------------------------------------------------------------------------
+
+/** Put names in a row so that the closest pairs stand beside each other: chains joined at their nearer ends. */
+function seriated(pairs) {
+  const chain = new Map();
+  for (const [a, b] of pairs) {
+    const left = chain.get(a) ?? [a];
+    const right = chain.get(b) ?? [b];
+    if (left === right) continue;
+    if (left.indexOf(a) < (left.length - 1) / 2) left.reverse();
+    if (right.indexOf(b) > (right.length - 1) / 2) right.reverse();
+    const joined = [...left, ...right];
+    for (const name of joined) chain.set(name, joined);
+  }
+  return [...new Set(chain.values())].flat();
+}
+
+const SVG = "http://www.w3.org/2000/svg";
+function draw(tag, attributes, text = null) {
+  const element = document.createElementNS(SVG, tag);
+  for (const [key, value] of Object.entries(attributes)) element.setAttribute(key, value);
+  if (text !== null) element.textContent = text;
+  return element;
+}
+
+/** Shorten a text element until it fits. */
+function fit(element, name, width) {
+  element.textContent = name;
+  let length = name.length;
+  while (length > 1 && element.getComputedTextLength() > width) {
+    length -= Math.max(1, Math.floor(length / 12));
+    element.textContent = `${name.slice(0, length).trimEnd()}…`;
+  }
+}
+
+function drawAlike() {
+  const total = state.classes?.length ?? 0;
+  const limit = Math.min(PAIRS, Math.max(3, Math.round(total * 1.2)));
+  const pairs = [...state.similar].sort((a, b) => b[2] - a[2]).slice(0, limit);
+  const names = seriated(pairs);
+  $("alike-note").textContent =
+    total < 2 ? "Teach at least two classes to see which ones look alike."
+    : !pairs.length ? "No two classes look alike."
+    : `A thicker line means more alike, and more easily mixed up.${names.length < total ? ` Of ${total} classes, the ${names.length} in the closest pairs are shown.` : ""}`;
+  $("alike-details").hidden = !pairs.length;
+  $("alike-list").replaceChildren(...pairs.map(([a, b, share]) => {
+    const item = make("li", "", `${a} and ${b}`);
+    item.append(make("span", "", ` ${percent(Math.max(0, share))} alike`));
+    return item;
+  }));
+  if (!pairs.length) return $("alike-picture").replaceChildren();
+
+  const width = Math.max(240, $("alike-picture").clientWidth);
+  const step = names.length > 24 ? 22 : 28;
+  const svg = draw("svg", { role: "img", width, height: names.length * step + 8, viewBox: `0 0 ${width} ${names.length * step + 8}` });
+  const nearest = pairs.slice(0, 3).map(([a, b]) => `${a} and ${b}`).join("; ");
+  svg.setAttribute("aria-label", `Lines between classes that look alike. The closest: ${nearest}.`);
+  $("alike-picture").replaceChildren(svg);
+
+  const x = Math.round(Math.min(width * 0.5, 260));
+  const y = new Map(names.map((name, index) => [name, index * step + step / 2 + 4]));
+  const spans = pairs.map(([a, b]) => Math.abs(y.get(a) - y.get(b)));
+  const longest = Math.max(...spans);
+  const [low, high] = [pairs[pairs.length - 1][2], pairs[0][2]];
+  const reach = width - x - 10 - (pairs.length <= 6 ? 44 : 8);
+  const lines = pairs.map(([a, b, share], index) => {
+    const strength = high > low ? (share - low) / (high - low) : 1;
+    const depth = Math.max(18, Math.min(reach, Math.max(spans[index] * 0.5, reach * (spans[index] / longest) ** 0.6 * 0.8)));
+    const [top, bottom] = [Math.min(y.get(a), y.get(b)), Math.max(y.get(a), y.get(b))];
+    const path = draw("path", { d: `M${x + 10} ${top}A${depth} ${(bottom - top) / 2} 0 0 1 ${x + 10} ${bottom}`, "stroke-width": 1.5 + 6 * strength, "stroke-opacity": 0.55 + 0.4 * strength });
+    path.append(draw("title", {}, `${a} and ${b}: ${percent(Math.max(0, share))} alike`));
+    svg.append(path);
+    const parts = [path];
+    if (pairs.length <= 6) {
+      const label = draw("text", { class: "pct", x: x + 10 + depth + 8, y: (top + bottom) / 2 + 4 }, percent(Math.max(0, share)));
+      svg.append(label);
+      parts.push(label);
+    }
+    return { a, b, parts };
+  });
+  const nodes = new Map();
+  for (const name of names) {
+    const node = draw("g", { class: "node" });
+    const text = draw("text", { x: x - 2, y: y.get(name) + 5, "text-anchor": "end" });
+    node.append(draw("rect", { x: 0, y: y.get(name) - step / 2, width: x + 16, height: step }), text, draw("circle", { cx: x + 9, cy: y.get(name), r: 4 }), draw("title", {}, name));
+    svg.append(node);
+    fit(text, name, x - 4);
+    nodes.set(name, node);
+    node.addEventListener("pointerenter", () => pick(name));
+    node.addEventListener("pointerleave", () => pick(null));
+  }
+  function pick(name) {
+    svg.classList.toggle("picked", name !== null);
+    for (const node of nodes.values()) node.classList.remove("on");
+    nodes.get(name)?.classList.add("on");
+    for (const { a, b, parts } of lines) {
+      const on = a === name || b === name;
+      for (const part of parts) part.classList.toggle("on", on);
+      if (on) for (const end of [a, b]) nodes.get(end).classList.add("on");
+    }
+  }
+}
+
+let drawnWidth = 0;
+new ResizeObserver(([entry]) => {
+  const width = Math.round(entry.contentRect.width);
+  if (width === drawnWidth) return;
+  drawnWidth = width;
+  if (state.classes) drawAlike();
+}).observe($("alike-picture"));
+
+keepToken(token());
+showStatus();
+showPool();
+checkHealth();
