@@ -1,6 +1,9 @@
 """Fixtures that every test may use."""
 
+import os
 import sys
+
+os.environ["SCIPY_ARRAY_API"] = "1"  # read when scipy is imported; without it scikit-learn's checks skip some
 
 import pytest
 import torch
@@ -28,6 +31,7 @@ def data():
 @pytest.fixture
 def efcil(monkeypatch, capsys):
     """Run the command in this process: (exit code, standard output, standard error)."""
+    monkeypatch.setenv("COLUMNS", "160")  # tables are not folded
 
     def call(*arguments):
         monkeypatch.setattr(sys, "argv", ["efcil", *map(str, arguments)])

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -12,29 +13,10 @@ import pytest
 import yaml
 from PIL import Image
 
-from efcil import cli
 from efcil.methods import METHODS, measured
 
 QUICK = ["width=2", "first.epochs=2", "later.epochs=1", "first.milestones=[]", "later.milestones=[]"]
 TINY = [part for setting in QUICK for part in ("--set", setting)]
-
-
-@pytest.fixture
-def efcil(monkeypatch, capsys):
-    """Run the command in this process: (exit code, standard output, standard error)."""
-    monkeypatch.setenv("COLUMNS", "160")  # tables are not folded
-
-    def call(*arguments):
-        monkeypatch.setattr(sys, "argv", ["efcil", *map(str, arguments)])
-        try:
-            cli.main()
-            code = 0
-        except SystemExit as stop:
-            code = stop.code or 0
-        out, err = capsys.readouterr()
-        return code, out, err
-
-    return call
 
 
 @pytest.fixture
@@ -578,16 +560,48 @@ def test_damaged_checkpoint_is_passed_over(efcil, tmp_path):
     assert json.loads((out / "summary.json").read_text())["matrix"] == want
 
 
-def test_interrupt_says_how_to_go_on(efcil, tmp_path, monkeypatch):
-    from efcil import runs
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_lets_the_step_finish_and_the_run_go_on(efcil, tmp_path, monkeypatch, number, code):
+    """Told in the middle of an epoch: the step is finished and saved, and the rest is what it would have been."""
+    from efcil.training import loop
 
-    def stop(self, report, optimiser):
-        raise KeyboardInterrupt
+    arguments = ["run", "dpcr", "digits", "--tasks", 2, *TINY]
+    assert efcil(*arguments, "--out", tmp_path / "whole", "--quiet")[0] == 0
+    steps = []
+    original = loop.Step.__call__
 
-    monkeypatch.setattr(runs.Run, "after_epoch", stop)
-    code, out, _ = efcil("run", "lwf", "digits", "--tasks", 2, "--out", tmp_path / "r", *TINY)
+    def signalled(self, batch, labels):
+        original(self, batch, labels)
+        steps.append(len(labels))
+        if len(steps) in (3, 20):
+            os.kill(os.getpid(), number)
+
+    monkeypatch.setattr(loop.Step, "__call__", signalled)
+    for _ in range(2):
+        found, out, err = efcil(*arguments, "--out", tmp_path / "r", "--resume")
+        assert found == code
+        assert "finishing the step and saving" in out
+        assert f"go on with --resume --out {tmp_path / 'r'}" in err
+        assert list((tmp_path / "r" / "checkpoints").glob("task-*-epoch-*.safetensors"))
+    assert efcil(*arguments, "--out", tmp_path / "r", "--resume")[0] == 0
+    assert (tmp_path / "r" / "metrics.jsonl").read_text() == (tmp_path / "whole" / "metrics.jsonl").read_text()
+    matrices = [json.loads((tmp_path / name / "summary.json").read_text())["matrix"] for name in ("r", "whole")]
+    assert matrices[0] == matrices[1]
+
+
+def test_a_second_signal_ends_at_once(efcil, tmp_path, monkeypatch):
+    from efcil.training import loop
+
+    def signalled(self, batch, labels):
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+        raise AssertionError("the second one must not wait")
+
+    monkeypatch.setattr(loop.Step, "__call__", signalled)
+    code, _, err = efcil("run", "lwf", "digits", "--tasks", 2, "--out", tmp_path / "r", *TINY)
     assert code == 130
-    assert f"interrupted; go on with --resume --out {tmp_path / 'r'}" in out
+    assert "interrupted by SIGINT; go on with --resume" in err
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_what_is_learned_again_is_logged_once(efcil, tmp_path):

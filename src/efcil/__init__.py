@@ -1,28 +1,29 @@
 """Exemplar-free class-incremental learning: models that learn new classes while the old images are gone."""
 
+from __future__ import annotations
+
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from efcil.estimators import NearestMeanClassifier, RidgeReconstructionClassifier
+    from efcil.model import IncrementalClassifier
 
 __version__ = "0.1.0"
-
-# Imported when they are asked for: `import efcil` stays instant, without torch.
-_WHERE = {
-    "NearestMeanClassifier": "efcil.estimators",
-    "RidgeReconstructionClassifier": "efcil.estimators",
-}
-
-__all__ = ["NearestMeanClassifier", "RidgeReconstructionClassifier", "__version__"]
+__all__ = ["IncrementalClassifier", "NearestMeanClassifier", "RidgeReconstructionClassifier", "__version__"]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _WHERE:
-        raise AttributeError(f"module 'efcil' has no attribute '{name}'")
-    import importlib
+    """Import what is heavy when it is asked for: `import efcil` stays instant."""
+    if name == "IncrementalClassifier":
+        from efcil.model import IncrementalClassifier
 
-    return getattr(importlib.import_module(_WHERE[name]), name)
+        return IncrementalClassifier
+    if name in ("NearestMeanClassifier", "RidgeReconstructionClassifier"):
+        from efcil import estimators
+
+        return getattr(estimators, name)
+    raise AttributeError(f"module 'efcil' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_WHERE})
+    return sorted({*globals(), *__all__})

@@ -131,11 +131,9 @@ def _execute(methods: list[str], dataset: str, o: dict[str, Any], compare: bool 
     try:
         _say(o, voice)
         run = _run(methods, dataset, o, compare, voice)
-        try:
-            run.execute(o["resume"])
-        except KeyboardInterrupt:
-            voice.note(f"interrupted; go on with --resume --out {run.out}")
-            raise
+        from efcil.runs import execute_all
+
+        execute_all([run], o["resume"], 1, f"go on with --resume --out {run.out}")
     finally:
         voice.close()
 
@@ -343,6 +341,53 @@ def methods() -> None:
     Console().print(table)
     print("paper, ours: A_f / A_avg on CIFAR-100 in ten tasks, mean over class orders; - is not measured")
     print("with exemplars: 500 in all, the classifier that the paper printed")
+
+
+@app.command()
+def serve(
+    model: Annotated[Path, typer.Argument(help="Model directory.")],
+    host: Annotated[str, typer.Option(help="Address to listen on; the default is this machine's own.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")] = 8000,
+    token: Annotated[
+        str | None,
+        typer.Option(envvar="EFCIL_TOKEN", help="Token for everything that writes; one is made and shown if missing."),
+    ] = None,
+    max_mib: Annotated[int, typer.Option(min=1, help="MiB of a request.")] = 64,
+    max_unpacked_mib: Annotated[int, typer.Option(min=1, help="MiB of all that an uploaded zip unpacks to.")] = 256,
+    max_megapixels: Annotated[int, typer.Option(min=1, help="Million pixels of a picture.")] = 40,
+    max_predict_files: Annotated[int, typer.Option(min=1, help="Pictures of a request to /predict.")] = 64,
+    max_teach_files: Annotated[int, typer.Option(min=1, help="Pictures of a request to /teach.")] = 1000,
+    tls_cert: Annotated[Path | None, typer.Option(help="Certificate (PEM) to answer with TLS.")] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="Private key (PEM) of the certificate.")] = None,
+    device: Device = "auto",
+    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads of answers; all cores by default.")] = None,
+    teach_threads: Annotated[
+        int | None, typer.Option(min=1, help="CPU threads of a teaching; half of the cores by default.")
+    ] = None,
+) -> None:
+    """Serve a model over HTTP: predictions, teaching and a page to do both with. Needs the extra `serve`."""
+    from efcil.serve.command import serve as run_service
+    from efcil.serve.limits import MIB, Limits
+
+    if (tls_cert is None) != (tls_key is None):
+        raise OptionError("--tls-cert and --tls-key belong together: give both or none")
+    run_service(
+        model,
+        host=host,
+        port=port,
+        token=token,
+        limits=Limits(
+            bytes=max_mib * MIB,
+            unpacked=max_unpacked_mib * MIB,
+            pixels=max_megapixels * 1_000_000,
+            predict_files=max_predict_files,
+            teach_files=max_teach_files,
+        ),
+        device=device,
+        threads=threads,
+        teach_threads=teach_threads,
+        tls=(tls_cert, tls_key) if tls_cert and tls_key else None,
+    )
 
 
 @app.command()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import signal
 from collections.abc import Iterable
 
 
@@ -50,6 +51,14 @@ class NotFiniteError(NumericalError):
 
 class NotPositiveDefiniteError(NumericalError):
     """A matrix that must be positive definite is not, within the accuracy of its arithmetic."""
+
+
+class Interrupted(EfcilError):
+    """A signal ended the command; what was done is kept."""
+
+    def __init__(self, number: int, remedy: str):
+        super().__init__(f"interrupted by {signal.Signals(number).name}; {remedy}")
+        self.exit_code = 128 + number
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -12,6 +12,7 @@ from efcil.data.augment import Transform
 from efcil.representations import Representation
 from efcil.stats import ClassStats
 from efcil.training.extraction import extract
+from efcil.training.images import part
 from efcil.training.loop import Pixels
 from efcil.training.machine import Purpose, generator
 
@@ -47,14 +48,10 @@ class TaskFeatures:
         return other
 
     def only(self, rows: Tensor) -> TaskFeatures:
-        """Return the task as if it had these of its images (n,) alone; features that are known are not computed again.
-
-        The images must be on the device.
-        """
+        """Return the task as if it had these images (n,) alone; features that are known are not computed again."""
         other = copy.copy(self)
         clean = self.pixels()
-        assert isinstance(clean.images, Tensor)
-        other.labels, other._pixels = self.labels[rows], {"clean": clean.showing(clean.images[rows])}
+        other.labels, other._pixels = self.labels[rows], {"clean": clean.showing(part(clean.images, rows))}
         computed = ("new", "old", "first")
         kept = {key: value for key, value in self._found.items() if isinstance(key, tuple) and key[0] in computed}
         other._found = {key: value[rows] for key, value in kept.items() if key[1] == "clean"}

@@ -27,7 +27,7 @@ def replaced(path: StrPath) -> Iterator[Path]:
     temporary = path.with_name(f".{path.stem[:64]}.{os.getpid()}-{secrets.token_hex(6)}.tmp{path.suffix}")
     try:
         yield temporary
-        _sync(temporary)
+        sync_file(temporary)
         os.replace(temporary, path)
     except BaseException:
         with contextlib.suppress(OSError):
@@ -40,10 +40,11 @@ def sync_directory(directory: StrPath) -> None:
     """Make renames in a directory survive a power cut, where the system can do that."""
     # Windows cannot open a directory and some network file systems refuse to sync one: the rename stands all the same.
     with contextlib.suppress(OSError):
-        _sync(directory)
+        sync_file(directory)
 
 
-def _sync(path: StrPath) -> None:
+def sync_file(path: StrPath) -> None:
+    """Make what was written to a file survive a power cut."""
     # Windows syncs only what is open for writing; POSIX opens a directory only for reading.
     descriptor = os.open(path, os.O_RDWR if os.name == "nt" else os.O_RDONLY)
     try:

@@ -17,7 +17,7 @@ from efcil.representations import Representation
 from efcil.tasks import Task, TaskStream
 from efcil.training.extraction import extract
 from efcil.training.images import first, stored
-from efcil.training.loop import EpochReport, Optimiser, Pixels, train
+from efcil.training.loop import EpochReport, Middle, OnStop, Optimiser, Pixels, train
 from efcil.training.machine import Machine
 
 
@@ -87,17 +87,23 @@ def train_task(
     *,
     first_epoch: int = 0,
     momenta: dict[str, Tensor] | None = None,
+    middle: Middle | None = None,
     after_epoch: Callable[[EpochReport, Optimiser], None] = lambda report, optimiser: None,
+    stop: Callable[[], bool] = lambda: False,
+    on_stop: OnStop = lambda task, middle, optimiser: None,
 ) -> None:
-    """Let the backbone learn one task, all stages of it; with `first_epoch` and `momenta` from the middle of it."""
+    """Let the backbone learn one task, all stages of it; with `first_epoch` and `momenta` from the middle of it, with
+    `middle` from the middle of that epoch. `stop` and `on_stop` are those of `train`.
+    """
     options, index = representation.options, task.index
     stages, before = representation.stages(index), 0
-    if stages and not first_epoch:
+    taken_up = first_epoch > 0 or middle is not None
+    if stages and not taken_up:
         representation.begin(task)
     representation.old = task.first_class
     for stage, schedule in enumerate(stages):
         start = max(0, first_epoch - before)  # beyond the stage's end: it was over when the run was taken up
-        if start == 0:
+        if start == 0 and middle is None:
             representation.prepare(stage, pixels, labels)
         if start < schedule.epochs:
             representation.enter(stage)
@@ -118,9 +124,13 @@ def train_task(
                 before=before,
                 epochs=sum(s.epochs for s in stages),
                 start=start,
-                momenta=momenta if start else None,
+                momenta=momenta if start or middle is not None else None,
+                middle=middle,
                 after_epoch=after_epoch,
+                stop=stop,
+                on_stop=on_stop,
             )
+            middle = None
         before += schedule.epochs
 
 
@@ -137,8 +147,11 @@ def learn_stream(
     first_task: int = 0,
     first_epoch: int = 0,
     momenta: dict[str, Tensor] | None = None,
+    middle: Middle | None = None,
+    stop: Callable[[], bool] = lambda: False,
+    on_stop: OnStop = lambda task, middle, optimiser: None,
 ) -> None:
-    """Learn the tasks from `first_task` on; with `first_epoch` and `momenta` from the middle of that task.
+    """Learn the tasks from `first_task` on; with `first_epoch`, `momenta` and `middle` as `train_task`.
 
     The readouts named in `frozen` learn and are measured with the backbone as it was after the first task.
     """
@@ -156,11 +169,14 @@ def learn_stream(
             transform,
             first_epoch=first_epoch,
             momenta=momenta,
+            middle=middle,
             after_epoch=observer.after_epoch,
+            stop=stop,
+            on_stop=on_stop,
         )
         if frozen and index == 0:
             representation.keep_first()
-        first_epoch, momenta = 0, None
+        first_epoch, momenta, middle = 0, None, None
         observer.before_readouts(index)
         learned = TaskFeatures(index, representation, pixels, labels, transform)
         with machine.exclusive():

@@ -9,9 +9,10 @@ import fcntl
 import hashlib
 import json
 import os
+import signal
 import threading
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
@@ -23,7 +24,7 @@ from torch import Tensor
 
 from efcil import data as sources
 from efcil.data.dataset import DataSet
-from efcil.errors import RunError
+from efcil.errors import Interrupted, RunError
 from efcil.experiment import Plan, commit, versions
 from efcil.files import atomic_write_text, write_json
 from efcil.methods.base import Readout
@@ -37,7 +38,7 @@ from efcil.tasks import TaskStream, class_order
 from efcil.tracking import Tracker
 from efcil.training.checkpoint import CheckpointStore, save_tensors
 from efcil.training.extraction import extract
-from efcil.training.loop import EpochReport, Optimiser
+from efcil.training.loop import EpochReport, Middle, Optimiser, Stopped
 from efcil.training.machine import Machine, own_stream
 
 Summary = dict[str, Any]
@@ -126,7 +127,8 @@ class Run:
         self.log = Log(self.home / "metrics.jsonl", trackers)
         self.matrices: dict[str, AccuracyMatrix] = {}
         self.seconds = 0.0
-        self.stop = threading.Event()  # set from outside: the run ends after this epoch
+        self.training = False  # from here on a signal waits for the end of a step
+        self.stop = threading.Event()  # set from outside: the run ends after this step, and saves it
 
     # -- what others see ---------------------------------------------------------------------------------------------
 
@@ -228,13 +230,16 @@ class Run:
             self.reporter.note("this run is finished")
             self.reporter.finished(finished, str(self.out))
             return finished
-        task, epoch, momenta, earlier = 0, 0, None, 0.0
+        task, epoch, momenta, middle, earlier = 0, 0, None, None, 0.0
         if point is not None:
             task, epoch, earlier = point.task, point.epoch or 0, point.meta["seconds"]
             self._restore(point.tensors, point.meta)
             if point.epoch is not None:
                 representation.load_state(_on(machine, point.partial))
                 momenta = _below(point.partial, "optimiser.")
+                if steps := point.meta.get("steps", 0):
+                    loop = _below(point.partial, "loop.")
+                    middle = Middle(epoch, steps, loop["total"], loop.get("noise"))
         self.log.cut(task, epoch)
         self._clock = lambda: earlier + time.perf_counter() - self._began
         self._saved = time.monotonic()
@@ -242,8 +247,10 @@ class Run:
         problem = f"{data.name}: {len(data.class_names)} classes in {len(stream)} tasks"
         title = f"{', '.join(self.plan.methods)} on {problem}, {machine.name}"
         if point is not None:
-            self.reporter.note(f"going on after task {task}" + (f", epoch {epoch} of task {task + 1}" if epoch else ""))
+            where = f", epoch {epoch} of task {task + 1}" if epoch else f", in task {task + 1}" if middle else ""
+            self.reporter.note(f"going on after task {task}{where}")
         self.reporter.started(title, epochs, sum(epochs[:task]) + epoch)
+        self.training = True
         learn_stream(
             stream,
             data,
@@ -256,6 +263,9 @@ class Run:
             first_task=task,
             first_epoch=epoch,
             momenta=momenta,
+            middle=middle,
+            stop=self.stop.is_set,
+            on_stop=self.on_stop,
         )
         self.store.wait()
         self.seconds = self._clock()
@@ -287,16 +297,25 @@ class Run:
 
     def after_epoch(self, report: EpochReport, optimiser: Optimiser) -> None:
         """Log the epoch; keep it when the last checkpoint is old enough."""
-        if self.stop.is_set():
-            raise KeyboardInterrupt
         self.log.add(task=report.task + 1, epoch=report.epoch + 1, loss=report.loss, lr=report.lr)
         self.reporter.epoch(report)
         now = time.monotonic()
         if now - self._saved >= self.checkpoint_seconds and report.epoch + 1 < report.epochs:
-            tensors = self.representation.state(teacher=True)
-            tensors |= {f"optimiser.{name}": value for name, value in optimiser.momenta().items()}
-            self.store.save_epoch(report.task + 1, report.epoch + 1, tensors, {"seconds": self._clock()})
+            tensors, meta = self._in_task(optimiser), {"seconds": self._clock()}
+            self.store.save_epoch(report.task + 1, report.epoch + 1, tensors, meta)
             self._saved = time.monotonic()
+
+    def _in_task(self, optimiser: Optimiser) -> dict[str, Tensor]:
+        momenta = {f"optimiser.{name}": value for name, value in optimiser.momenta().items()}
+        return self.representation.state(teacher=True) | momenta
+
+    def on_stop(self, task: int, middle: Middle, optimiser: Optimiser) -> None:
+        """Keep the middle of an epoch, and wait until it is on disk."""
+        tensors = self._in_task(optimiser) | {"loop.total": middle.total}
+        if middle.noise is not None:
+            tensors["loop.noise"] = middle.noise
+        self.store.save_epoch(task + 1, middle.epoch, tensors, {"seconds": self._clock(), "steps": middle.steps})
+        self.store.wait()
 
     def before_readouts(self, task: int) -> None:
         """Tell that training is over."""
@@ -326,6 +345,9 @@ class Run:
         self._saved = time.monotonic()
         self._write_summaries()
         self.reporter.task(task, len(self.stream), accuracies)
+        if self.stop.is_set() and task + 1 < len(self.stream):
+            self.store.wait()
+            raise Stopped
 
     def _write_snapshot(self, task: int) -> None:
         """Write test features under both backbones and statistics: before the checkpoint, so that none is missing."""
@@ -373,7 +395,38 @@ class Run:
         return summaries
 
 
-def execute_all(runs: Sequence[Run], resume: bool, at_once: int) -> list[list[Summary]]:
+@contextmanager
+def stoppable(runs: Sequence[Run], remedy: str) -> Iterator[None]:
+    """While runs go on, the first Ctrl-C or SIGTERM lets them finish their step and save; the second ends them at once.
+
+    Either ends as `Interrupted`, with the remedy. Inside it is a KeyboardInterrupt, which nothing on its way swallows.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only the main thread may have handlers
+        return
+    told: list[int] = []
+
+    def tell(number: int, frame: Any) -> None:
+        told.append(number)
+        for run in runs:
+            run.stop.set()
+        if len(told) > 1 or not any(run.training for run in runs):
+            raise KeyboardInterrupt
+        runs[0].reporter.note("finishing the step and saving; once more to stop at once")
+
+    before = {number: signal.signal(number, tell) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise Interrupted(told[0] if told else signal.SIGINT, remedy) from None
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def execute_all(
+    runs: Sequence[Run], resume: bool, at_once: int, remedy: str = "go on with the same command and --resume"
+) -> list[list[Summary]]:
     """Execute runs, several at once in one process where a GPU is not filled by one: a thread and a stream each."""
 
     def one(run: Run) -> list[Summary]:
@@ -382,8 +435,13 @@ def execute_all(runs: Sequence[Run], resume: bool, at_once: int) -> list[list[Su
         with stream:
             return run.execute(resume)
 
-    if at_once <= 1:
-        return [run.execute(resume) for run in runs]
+    with stoppable(runs, remedy):
+        if at_once <= 1:
+            return [run.execute(resume) for run in runs]
+        return _together(one, runs, at_once)
+
+
+def _together(one: Callable[[Run], list[Summary]], runs: Sequence[Run], at_once: int) -> list[list[Summary]]:
     with ThreadPoolExecutor(at_once) as pool:
         futures = [pool.submit(one, run) for run in runs]
         try:

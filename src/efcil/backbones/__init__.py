@@ -1,5 +1,39 @@
 """Backbones: images (n, channels, height, width) in, features (n, dim) out."""
 
-from efcil.backbones.resnet import NAMES, STEMS, ResNet, build
+from __future__ import annotations
 
-__all__ = ["NAMES", "STEMS", "ResNet", "build"]
+from efcil.backbones import resnet
+from efcil.backbones.resnet import NAMES, STEMS, ResNet
+from efcil.backbones.timm_adapter import PREFIX, TimmBackbone, build_timm
+from efcil.errors import OptionError
+
+__all__ = ["NAMES", "STEMS", "ResNet", "TimmBackbone", "build", "build_timm", "is_timm"]
+
+
+def is_timm(name: str) -> bool:
+    """Whether a backbone is timm's.
+
+    >>> is_timm("timm/vit_small_patch16_224"), is_timm("resnet18")
+    (True, False)
+    """
+    return name.startswith(PREFIX)
+
+
+def build(
+    name: str,
+    *,
+    stem: str = "cifar",
+    width: int | None = None,
+    channels: int = 3,
+    seed: int = 0,
+    last_relu: bool = True,
+) -> ResNet | TimmBackbone:
+    """A freshly initialised backbone, the same bits for the same seed: one of ours (`resnet.build`), or `timm/NAME`.
+
+    A timm model brings its own stem; it has no width to choose.
+    """
+    if not is_timm(name):
+        return resnet.build(name, stem=stem, width=width, channels=channels, seed=seed, last_relu=last_relu)
+    if width is not None or not last_relu:
+        raise OptionError(f"backbone {name}: width={width}, last_relu={last_relu}; of a timm model neither can be set")
+    return build_timm(name, channels=channels, seed=seed)

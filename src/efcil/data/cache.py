@@ -29,11 +29,12 @@ import numpy as np
 import numpy.typing as npt
 
 from efcil.data.dataset import DataSet, ImageSet, Official, listed
+from efcil.data.decode import read_image
 from efcil.data.workers import CHANNELS, cores, decode_chunk, pool_of, problem, starting
 from efcil.errors import DataError, EfcilError, OptionError
 from efcil.files import StrPath, read_json, replaced, write_json
 
-SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm"})
+SUFFIXES = frozenset(".jpg .jpeg .png .bmp .gif .tif .tiff .webp .ppm .pgm .heic .heif".split())
 IGNORED = frozenset({"thumbs.db", "desktop.ini", "__macosx"})  # what file managers leave behind
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # ImageNet's, as for every set of photographs
 
@@ -203,6 +204,31 @@ def unreadable(tree: Tree, workers: int | None = None, progress: Progress | None
     with tempfile.TemporaryDirectory(prefix="efcil-") as folder:
         names = [file.name for file in tree.files]
         return _decode_all(tree.root, names, Path(folder) / "glance.npy", _GLANCE, workers, progress)
+
+
+def decoded_here(
+    root: Path, names: Sequence[str], *, size: int, workers: int | None = None, progress: Progress | None = None
+) -> tuple[npt.NDArray[np.uint8], dict[int, str]]:
+    """Decode files into memory, (n, channels, size, size), and say what is wrong with which row; no copy stays on disk.
+
+    Rows that could not be decoded are black. Many files are decoded by several processes, through a temporary file.
+    """
+    check_decoding(size, workers)
+    if _processes(workers, len(names)) > 1:
+        with tempfile.TemporaryDirectory(prefix="efcil-") as folder:
+            target = Path(folder) / "pictures.npy"
+            wrong = _decode_all(root, names, target, size, workers, progress)
+            return np.load(target), {row: wrong[name] for row, name in enumerate(names) if name in wrong}
+    rows = np.zeros((len(names), CHANNELS, size, size), dtype=np.uint8)
+    bad: dict[int, str] = {}
+    for row, name in enumerate(names):
+        try:
+            rows[row] = read_image(root / name, size, CHANNELS, name=name)
+        except DataError as error:
+            bad[row] = str(error)
+        if progress is not None and ((row + 1) % _CHUNK == 0 or row + 1 == len(names)):
+            progress(row + 1, len(names))
+    return rows, bad
 
 
 def cache_directory() -> Path:

@@ -15,6 +15,7 @@ from efcil.errors import DataError, OptionError
 
 # What may be opened. Not everything that Pillow knows: an EPS upload, for one, would start Ghostscript.
 FORMATS = ("JPEG", "PNG", "BMP", "GIF", "TIFF", "WEBP", "PPM")
+_HEIF_BRANDS = (b"heic", b"heix", b"hevc", b"hevx", b"heim", b"heis", b"mif1", b"msf1")  # behind "ftyp", bytes 8 to 12
 MAX_PIXELS = 178_956_970  # where Pillow itself refuses to go on (two thirds of a GiB at its four bytes a pixel)
 
 # Orientation (EXIF tag 274) -> what has to be done to see the picture upright; 1 is upright already.
@@ -62,7 +63,8 @@ def read_image(
                 return _decode(source, size, channels, max_pixels)
             data: bytes | Path = source if isinstance(source, bytes) else Path(source)
             _refuse_empty(data)
-            with Image.open(io.BytesIO(data) if isinstance(data, bytes) else data, formats=FORMATS) as image:
+            formats = _with_heif(FORMATS) if _is_heif(data) else FORMATS
+            with Image.open(io.BytesIO(data) if isinstance(data, bytes) else data, formats=formats) as image:
                 pixels = _decode(image, size, channels, max_pixels, fresh=True)
                 if image.format == "PNG":
                     _refuse_endless(data)
@@ -85,6 +87,26 @@ def read_image(
 def _refuse_empty(data: bytes | Path) -> None:
     if (len(data) if isinstance(data, bytes) else data.stat().st_size) == 0:
         raise DataError("the file is empty")
+
+
+def _is_heif(data: bytes | Path) -> bool:
+    """Whether it is a HEIC photograph, by its first bytes."""
+    if isinstance(data, bytes):
+        head = data[:12]
+    else:
+        with open(data, "rb") as file:
+            head = file.read(12)
+    return head[4:8] == b"ftyp" and head[8:] in _HEIF_BRANDS
+
+
+def _with_heif(formats: tuple[str, ...]) -> tuple[str, ...]:
+    """Teach Pillow to read HEIC, with an extra; it is registered when the first such picture comes."""
+    try:
+        import pillow_heif
+    except ImportError:
+        raise DataError("HEIC pictures need pillow-heif: pip install 'efcil[heic]'") from None
+    pillow_heif.register_heif_opener()
+    return (*formats, "HEIF")
 
 
 def _refuse_endless(data: bytes | Path) -> None:

@@ -51,4 +51,5 @@ class NearestMeanClassifier(IncrementalEstimator):
         return {"means_": sums.mean.numpy().copy()}
 
     def _scores(self, rows: NDArray[Any]) -> NDArray[np.float64]:
-        return cosine_scores(torch.tensor(rows), torch.tensor(self.means_)).numpy()
+        own = np.array(rows, dtype=np.float64, order="C")  # torch takes neither negative strides nor read-only memory
+        return cosine_scores(torch.from_numpy(own), torch.tensor(self.means_)).numpy()

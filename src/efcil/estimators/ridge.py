@@ -83,8 +83,8 @@ class RidgeReconstructionClassifier(IncrementalEstimator):
     -----
     `sample_weight` counts rows: weight two is the same as the row twice. GCV takes their sum for the number of rows.
     Time of `partial_fit`: n dim^2 multiplications for X'X, one Cholesky factor of dim^3 / 3 and, for "auto", one
-    eigendecomposition; 10,000 rows of 512 features take 0.2 s on one core. Memory: two dim x dim matrices, nothing of
-    n x n. Everything is computed in float64.
+    eigendecomposition; 10,000 rows of 512 features take 0.16 s of one core, 0.12 s with a given ridge. Memory: a few
+    dim x dim matrices, nothing of n x n. Everything is computed in float64.
 
     Examples
     --------

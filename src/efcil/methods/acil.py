@@ -58,6 +58,8 @@ def one_hot_labels(task: TaskFeatures) -> tuple[Tensor, int]:
 class ACIL:
     """One stream: ReLU of the expansion."""
 
+    adds = True
+
     def __init__(self, options: ACILOptions):
         self.options = options
         self.place: Tensor | None = None

@@ -31,10 +31,10 @@ class Readout(Protocol):
         """Take up what `state` returned."""
 
 
-class Additive(Readout, Protocol):
-    """A readout whose classes stand apart: more images of an old class can be added, classes dropped, readouts joined.
+class Editable(Readout, Protocol):
+    """What a readout may offer beside: a model that is kept for long asks for it, and does without where it is missing.
 
-    A readout that has these three says `adds = True`; others need not know of them.
+    A task may hold old classes where `adds` is true.
     """
 
     adds: bool

@@ -3,7 +3,7 @@
 LwF-NCM is what the paper's Table 1 calls LwF: its numbers match this classifier, not LwF's own head.
 DP-NCM is the paper's Table 5 (He et al., ICML 2025): DPCR's moved means, read by cosine instead of ridge.
 
-What survives a task: LwF-NCM the mean of each class, dim numbers; DP-NCM mean and Gram, as DPCR.
+What survives a task: LwF-NCM mean and count of each class, dim + 1 numbers; DP-NCM mean and Gram, as DPCR.
 Measured on CIFAR-100, A_f / A_avg, in brackets the paper's: `dp-ncm` T = 10 49.58 ± 0.84 / 63.92 ± 0.63 (49.19 /
 63.47), T = 20 37.11 ± 1.16 / 53.53 ± 1.15 (37.64 / 53.86); `lwf-ncm` T = 10 44.07 ± 0.33 / 58.96 ± 1.00 (42.60 /
 58.51), T = 20 35.73 ± 0.65 / 51.14 ± 1.66 (36.34 / 51.52).

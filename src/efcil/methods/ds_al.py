@@ -39,6 +39,8 @@ class DSALOptions(ACILOptions):
 class DSAL:
     """Two streams: ReLU and tanh of one expansion."""
 
+    adds = True
+
     def __init__(self, options: DSALOptions):
         self.options = options
         self.place: Tensor | None = None

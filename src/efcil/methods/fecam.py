@@ -63,6 +63,12 @@ class FeCAM:
             centres, factors = torch.cat([self.centres, centres]), torch.cat([self.factors, factors])
         self.centres, self.factors = centres, factors
 
+    def keep(self, positions: Tensor) -> None:
+        """Keep some classes only."""
+        assert self.centres is not None
+        assert self.factors is not None
+        self.centres, self.factors = self.centres[positions], self.factors[positions]
+
     def scores(self, features: Tensor) -> Tensor:
         """Return minus the squared distance to each class."""
         assert self.centres is not None

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from efcil.config import Options
 from efcil.features import TaskFeatures
-from efcil.heads import restored
+from efcil.heads import CosineHead, restored
 from efcil.heads.growing import GrowingHead
 
 
@@ -29,6 +29,11 @@ class OwnHead:
     def learn(self, task: TaskFeatures) -> None:
         """Copy the head."""
         self.head = copy.deepcopy(task.representation.head)
+
+    def keep(self, positions: Tensor) -> None:
+        """Keep the rows of some classes only."""
+        assert isinstance(self.head, CosineHead)
+        self.head.keep(positions)
 
     @torch.no_grad()
     def scores(self, features: Tensor) -> Tensor:

@@ -128,7 +128,7 @@ def _run_missing(
     if absent and cells:
         voice.note(f"not run, since no directory is given: {', '.join(absent)} (--data NAME=DIR)")
     if runs:
-        execute_all(runs, True, at_once or machine.runs_at_once)
+        execute_all(runs, True, at_once or machine.runs_at_once, "go on with the same command")
 
 
 def _has(measured: Measured, cell: Cell, label: str) -> bool:

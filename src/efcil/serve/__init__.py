@@ -1,1 +1,1 @@
-"""The service `efcil serve`: answers over HTTP, and a model that is taught while it answers. Needs the extra `serve`."""
+"""The service `efcil serve`: answers over HTTP from a model that is taught meanwhile. Needs the extra `serve`."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import stat
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import PurePosixPath
 from typing import IO
 
@@ -15,6 +16,7 @@ from efcil.serve.limits import MIB, Limits
 from efcil.serve.pictures import shown
 
 CHUNK = MIB
+Picture = tuple[str, str, Callable[[], bytes]]  # a file's name, its class and a way to read it
 _ENTRY = b"PK\x01\x02"  # stands before every entry of a zip's directory
 _ARCHIVES = {".zip", ".tar", ".gz", ".tgz", ".bz2", ".xz", ".7z", ".rar"}
 
@@ -77,7 +79,7 @@ def entries_of(archive: zipfile.ZipFile, limits: Limits) -> tuple[list[Entry], l
             continue
         suffix = PurePosixPath(parts[-1]).suffix.lower()
         if suffix in _ARCHIVES:
-            raise DataError(f"archive: {shown(info.filename)} is an archive inside the archive; send its folders instead")
+            raise DataError(f"archive: {shown(info.filename)} is an archive inside the archive; send its folders")
         unpacked += info.file_size
         if unpacked > limits.unpacked:
             raise TooMuch(f"archive: unpacks to more than {limits.unpacked:,} bytes; send it in parts")
@@ -105,18 +107,17 @@ def _parts(info: zipfile.ZipInfo) -> tuple[str, ...]:
     return parts
 
 
-def pictures(archive: zipfile.ZipFile, limits: Limits, refused: list[tuple[str, str]]) -> Iterator[tuple[str, str, bytes]]:
-    """Yield (name, class, bytes) of each picture, counting what is really unpacked; add what is none to `refused`."""
+def pictures(archive: zipfile.ZipFile, limits: Limits, refused: list[tuple[str, str]]) -> Iterator[Picture]:
+    """Yield each picture, counting what is really unpacked; add the files that are none to `refused`."""
     entries, others = entries_of(archive, limits)
     refused += others
     room = limits.unpacked
-    for entry in entries:
-        try:
-            data = entry.read(room)
-        except TooMuch:
-            raise
-        except DataError as error:
-            refused.append((entry.name, str(error)))
-            continue
+
+    def read(entry: Entry) -> bytes:
+        nonlocal room
+        data = entry.read(room)
         room -= len(data)
-        yield entry.name, entry.label, data
+        return data
+
+    for entry in entries:
+        yield entry.name, entry.label, partial(read, entry)

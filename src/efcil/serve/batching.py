@@ -47,10 +47,8 @@ Scorer = tuple[Sequence[str], Callable[[Pixels], Scores]]
 class Batcher:
     """Answers single pictures from batches; `scorer` is asked for the model anew before each batch."""
 
-    def __init__(
-        self, scorer: Callable[[], Scorer], *, largest: int, waiting: int, observe: Callable[[int], None]
-    ) -> None:
-        self._scorer, self._largest, self._limit, self._observe = scorer, largest, waiting, observe
+    def __init__(self, scorer: Callable[[], Scorer], *, largest: int, observe: Callable[[int], None]) -> None:
+        self._scorer, self._largest, self._observe = scorer, largest, observe
         self._queue: queue.SimpleQueue[_Waiting | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._work, name="efcil-predict", daemon=True)
 
@@ -65,8 +63,6 @@ class Batcher:
 
     async def score(self, pixels: Pixels) -> Scored:
         """Return the confidences of one picture (3, size, size)."""
-        if self._queue.qsize() >= self._limit:
-            raise Busy(f"{self._limit} pictures are waiting already; try again in a moment")
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Scored] = loop.create_future()
         self._queue.put(_Waiting(pixels, future, loop))

@@ -166,8 +166,7 @@ class Jobs:
             async for line in process.stdout:
                 event = json.loads(line)
                 if event["event"] == "progress":
-                    share = event["done"] / event["total"] if event["total"] else 0.0
-                    job.progress, job.message = max(job.progress, min(share, 1.0)), event["message"]
+                    job.progress, job.message = max(job.progress, event["share"]), event["message"]
                 elif event["event"] == "failed":
                     reason = event["reason"]
             code = await process.wait()

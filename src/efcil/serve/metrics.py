@@ -50,7 +50,9 @@ class Counter:
         with self._lock:
             values = sorted(self._values.items())
         head = [f"# HELP {self.name} {self.text}", f"# TYPE {self.name} counter"]
-        return head + [f"{_labelled(self.name, list(zip(self.labels, k, strict=True)))} {_number(v)}" for k, v in values]
+        return head + [
+            f"{_labelled(self.name, list(zip(self.labels, k, strict=True)))} {_number(v)}" for k, v in values
+        ]
 
 
 class Gauge:
@@ -134,6 +136,13 @@ class Metrics:
 
     def text(self) -> str:
         """Return everything in the text format."""
-        counted = (self.requests, self.seconds, self.batches, self.predictions, self.refused, self.jobs)
-        lines = [line for family in (*counted, *self.gauges) for line in family.lines()]
-        return "\n".join(lines) + "\n"
+        counted: tuple[Counter | Histogram, ...] = (
+            self.requests,
+            self.seconds,
+            self.batches,
+            self.predictions,
+            self.refused,
+            self.jobs,
+        )
+        lines = [family.lines() for family in counted] + [gauge.lines() for gauge in self.gauges]
+        return "\n".join(line for family in lines for line in family) + "\n"

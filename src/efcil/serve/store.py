@@ -63,10 +63,14 @@ class Store:
         """Pixels along a side of the pictures that the model sees."""
         return int(self.current.summary["size"])
 
-    def claim(self, what: str) -> None:
-        """Take the right to change the model; it is refused while another change is under way."""
+    def check_free(self) -> None:
+        """Refuse while the model is being changed."""
         if self._claimed is not None:
             raise Conflict(f"{self._claimed}; wait for it to end or cancel it, then try again")
+
+    def claim(self, what: str) -> None:
+        """Take the right to change the model."""
+        self.check_free()
         self._claimed = what
 
     def release(self) -> None:

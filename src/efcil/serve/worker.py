@@ -43,17 +43,17 @@ def _teach(order: dict[str, Any], said: IO[str]) -> None:
     import numpy as np
     import torch
 
-    from efcil.model import IncrementalClassifier
+    from efcil.model import IncrementalClassifier, Progress
 
     torch.set_num_threads(order["threads"])
     model = IncrementalClassifier.load(order["model"], device=order["device"])
-    pixels = np.load(order["pixels"], mmap_mode="r", allow_pickle=False)
+    pixels = torch.from_numpy(np.load(order["pixels"], allow_pickle=False))
 
-    def tell(progress: Any) -> None:
-        _say(said, event="progress", done=progress.done, total=progress.total, message=progress.message)
+    def tell(progress: Progress) -> None:
+        _say(said, event="progress", share=progress.fraction, message=progress.message)
 
     given = {key: order[key] for key in ("epochs", "budget") if order[key] is not None}
-    model.learn(np.array(pixels), order["labels"], callbacks=(tell,), **given)
+    model.learn(pixels, order["labels"], callbacks=(tell,), **given)
     model.save(order["model"])
 
 

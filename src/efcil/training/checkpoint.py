@@ -27,13 +27,14 @@ from efcil.files import replaced
 Tensors = dict[str, Tensor]
 
 
-def _digest(tensors: Mapping[str, Tensor], meta: str) -> str:
-    digest = hashlib.sha256(meta.encode())
+def digest(tensors: Mapping[str, Tensor], meta: str = "") -> str:
+    """SHA-256 of tensors on the CPU, with their names and kinds, and of a text."""
+    found = hashlib.sha256(meta.encode())
     for name in sorted(tensors):
         tensor = tensors[name]
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data if tensor.numel() else b"")
-    return digest.hexdigest()
+        found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        found.update(tensor.reshape(-1).view(torch.uint8).numpy().data if tensor.numel() else b"")
+    return found.hexdigest()
 
 
 def on_cpu(tensors: Mapping[str, Tensor]) -> Tensors:
@@ -54,7 +55,7 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor], meta: Mapping[str, A
 def _write(path: Path, plain: Tensors, meta: Mapping[str, Any]) -> None:
     text = json.dumps(meta, sort_keys=True)
     with replaced(path) as temporary:
-        save_file(plain, temporary, metadata={"meta": text, "sha256": _digest(plain, text)})
+        save_file(plain, temporary, metadata={"meta": text, "sha256": digest(plain, text)})
 
 
 def load_tensors(path: Path) -> tuple[Tensors, dict[str, Any]]:
@@ -64,7 +65,7 @@ def load_tensors(path: Path) -> tuple[Tensors, dict[str, Any]]:
             metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
         text = metadata["meta"]
-        sound = metadata["sha256"] == _digest(tensors, text)
+        sound = metadata["sha256"] == digest(tensors, text)
         meta = json.loads(text)
     except (SafetensorError, KeyError, ValueError, OSError, RuntimeError, OverflowError, MemoryError) as error:
         raise CheckpointError(f"{path} cannot be read: {error or type(error).__name__}") from None

@@ -106,6 +106,11 @@ def first(images: Store, count: int) -> Store:
     return images[:count] if isinstance(images, Tensor) else images.first(count)
 
 
+def part(images: Store, rows: Tensor) -> Store:
+    """Return some of the images; of those that are read when they are asked for nothing is read yet."""
+    return images[rows] if isinstance(images, Tensor) else OnDemand(images.source[rows.cpu().numpy()], images.device)
+
+
 def followed_by(images: Store, others: Tensor) -> Store:
     """Return images and then others."""
     return torch.cat([images, others]) if isinstance(images, Tensor) else images.followed_by(others)

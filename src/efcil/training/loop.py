@@ -80,6 +80,20 @@ class EpochReport:
     lr: float
 
 
+@dataclass(frozen=True)
+class Middle:
+    """An epoch that was left in the middle: what is needed to finish it as if nothing had happened."""
+
+    epoch: int  # of the task, the one that is not finished
+    steps: int  # of it that are done
+    total: Tensor  # their loss
+    noise: Tensor | None  # state of the generator that the loss draws from
+
+
+class Stopped(KeyboardInterrupt):
+    """Training was asked to stop, finished its step and saved what it had."""
+
+
 def batches(count: int, size: int, last: LastBatch) -> Iterator[slice]:
     """Slices of a permuted epoch; `wrap` expects a permutation that `shuffled` has filled up.
 
@@ -244,7 +258,7 @@ class CapturedStep:
     ):
         self.step, self.total, self.noise = step, step.total, noise
         self.batch, self.labels = batch.clone(), labels.clone()
-        kept = [*module.state_dict().values(), *step.optimiser.momenta().values()]
+        kept = [*module.state_dict().values(), *step.optimiser.momenta().values(), step.total]
         saved = [t.clone() for t in kept]
         drawn = noise.get_state() if noise is not None else None
         with step.machine.exclusive():  # one thread compiles and captures at a time; others replay what they have
@@ -253,7 +267,6 @@ class CapturedStep:
             tensor.copy_(value)
         if noise is not None and drawn is not None:
             noise.set_state(drawn)
-        self.total.zero_()
 
     def _record(self) -> None:
         step = self.step
@@ -280,6 +293,9 @@ class CapturedStep:
         self.graph.replay()
 
 
+OnStop = Callable[[int, Middle, Optimiser], None]  # task, where its epoch stands, and the optimiser
+
+
 def train(
     module: nn.Module,
     loss: Loss,
@@ -300,9 +316,15 @@ def train(
     epochs: int | None = None,
     start: int = 0,
     momenta: dict[str, Tensor] | None = None,
+    middle: Middle | None = None,
     after_epoch: Callable[[EpochReport, Optimiser], None] = lambda report, optimiser: None,
+    stop: Callable[[], bool] = lambda: False,
+    on_stop: OnStop = lambda task, middle, optimiser: None,
 ) -> None:
     """Train `module` in place from epoch `start` on; `after_epoch` sees every finished epoch whose loss is finite.
+
+    When `stop` says so, the step is finished, `on_stop` sees where it stands, and `Stopped` is raised; with that as
+    `middle` training goes on in the middle of epoch `start`.
 
     `noise` is what the loss draws from, seeded anew for each epoch. Of a task in several stages this is the one after
     `before` epochs of `epochs` in all; randomness and reports count through the task.
@@ -330,12 +352,23 @@ def train(
             optimiser.rate.fill_(schedule.rate(epoch))
             if noise is not None:
                 noise.manual_seed(seed_of(Purpose.NOISE, seed, task, before + epoch))
-            steps = 0
+            steps, done = 0, 0
+            if middle is not None and epoch == start:
+                done = middle.steps
+                plain.total.copy_(middle.total)
+                if noise is not None and middle.noise is not None:
+                    noise.set_state(middle.noise.cpu())
             for batch, targets in ahead.take(epoch):
+                steps += 1
+                if steps <= done:
+                    continue
                 if machine.capture and step is plain:
                     step = CapturedStep(plain, module, batch, targets, noise)
                 step(batch, targets)
-                steps += 1
+                if stop():
+                    drawn = None if noise is None else noise.get_state()
+                    on_stop(task, Middle(before + epoch, steps, plain.total.clone(), drawn), optimiser)
+                    raise Stopped
             ahead.prepare(epoch + 1)
             mean = plain.total.item() / steps
             plain.total.zero_()

@@ -148,6 +148,8 @@ class Purpose(IntEnum):
     SHIFT = 4  # (seed, task): fitting a shift: first weights, order of the features
     EXPANSION = 5  # (seed): the random matrix that widens features
     NOISE = 6  # (seed, task, epoch): what a loss draws while training
+    DRAWS = 7  # (seed): features drawn from statistics, for calibration
+    HELD_OUT = 8  # (seed, teaching): which pictures of a teaching are held out
 
 
 def seed_of(purpose: Purpose, *where: int) -> int:

@@ -19,7 +19,11 @@ function make(tag, className = "", text = null) {
 
 const quoted = (name) => `“${name}”`;
 const counted = (n, one, many) => `${n.toLocaleString("en")} ${n === 1 ? one : many}`;
-const megabytes = (files) => `${Math.max(1, Math.round(files.reduce((sum, file) => sum + file.size, 0) / 1e6))} MB`;
+const ended = (text) => (/[.!?]$/.test(text) ? text : `${text}.`);
+function bytes(files) {
+  const total = files.reduce((sum, file) => sum + file.size, 0);
+  return total < 1e6 ? `${Math.ceil(total / 1e3)} kB` : `${Math.round(total / 1e6)} MB`;
+}
 
 /** Percent, rounded down so that it never seems to reach a threshold that it missed. */
 function percent(share) {
@@ -196,11 +200,12 @@ function showStatus() {
   const [name, text] =
     state.online === null ? ["waiting", "Connecting…"]
     : !state.online ? ["down", "The server does not answer"]
+    : state.job && !state.job.id ? ["busy", "Sending pictures"]
     : state.job ? ["busy", "Learning. Questions are answered as before."]
     : ["ready", classes ? `Ready, knows ${counted(classes, "class", "classes")}` : "Ready, knows no class yet"];
   if ($("status").textContent !== text) $("status").textContent = text;
   $("status").dataset.state = name;
-  $("undo").disabled = !state.online || Boolean(state.job);
+  $("undo").disabled = !state.online || Boolean(state.job) || !classes;
 }
 $("offline-retry").addEventListener("click", checkHealth);
 document.addEventListener("visibilitychange", () => { if (!document.hidden) checkHealth(); });
@@ -209,7 +214,7 @@ document.addEventListener("visibilitychange", () => { if (!document.hidden) chec
 function report(error, prefix = "") {
   if (error instanceof Stopped) return;
   if (error.status === 0) checkHealth();
-  else toast(prefix + error.message, true);
+  else toast(ended(prefix + error.message), true);
   if (error.status === undefined) throw error; // a mistake of this page
 }
 
@@ -336,8 +341,8 @@ function ask(wanted) {
     const total = left.length;
     while (left.length) {
       let size = 0;
-      let bytes = 0;
-      while (size < left.length && size < BATCH.files && (size === 0 || bytes + left[size].file.size <= BATCH.bytes)) bytes += left[size++].file.size;
+      let weight = 0;
+      while (size < left.length && size < BATCH.files && (size === 0 || weight + left[size].file.size <= BATCH.bytes)) weight += left[size++].file.size;
       await askSome(left.slice(0, size));
       left = left.slice(size).filter((card) => cards.includes(card));
     }
@@ -345,7 +350,7 @@ function ask(wanted) {
   });
 }
 
-async function askSome(some) {
+async function askSome(some, again = 5) {
   const form = new FormData();
   for (const { file } of some) form.append("files", file, file.name);
   let predictions;
@@ -356,13 +361,18 @@ async function askSome(some) {
     if (Array.isArray(error.body?.predictions)) predictions = error.body.predictions; // none of them was readable
     else if (error.status === 0) {
       retryLater.push(...some);
+      some.forEach(showCard);
       checkHealth();
+      return;
+    } else if (error.status === 503 && again) { // busy: it says so, and means soon
+      await new Promise((resolve) => { setTimeout(resolve, 1000); });
+      await askSome(some, again - 1);
       return;
     } else if (error.status === 413 && some.length > 1) { // too large together
       for (const one of some) await askSome([one]);
       return;
     } else {
-      const why = error.status === 413 ? `This picture is too large for the server (${megabytes([some[0].file])}).` : error.message;
+      const why = error.status === 413 ? `This picture is too large for the server (${bytes([some[0].file])}).` : error.message;
       predictions = some.map(() => ({ error: why }));
     }
   }
@@ -376,14 +386,15 @@ async function askSome(some) {
 const threshold = () => Number($("threshold").value) / 100;
 const isNone = (answer) => answer.label === null || answer.confidence < threshold();
 
-function showCard({ item, answer }) {
+function showCard(card) {
+  const { item, answer } = card;
   const part = (name) => item.querySelector(name);
   const failed = answer?.error !== undefined;
   item.className = `answer${!answer ? " waiting" : failed ? " bad" : isNone(answer) ? " none" : ""}`;
   part(".teach-it").hidden = failed;
   part(".sure").hidden = failed;
   if (!answer) {
-    part(".label").textContent = "Looking…";
+    part(".label").textContent = retryLater.includes(card) ? "Waiting for the server" : "Looking…";
     return;
   }
   if (failed) {
@@ -399,7 +410,7 @@ function showCard({ item, answer }) {
   fill.style.width = `${100 * best.confidence}%`;
   track.append(fill);
   part(".sure").replaceChildren(track, make("b", "", percent(best.confidence)));
-  const rest = (answer.top ?? []).slice(none ? 0 : 1).map((one) => `${one.label} ${percent(one.confidence)}`);
+  const rest = (answer.top ?? []).slice(none ? 0 : 1).filter((one) => one.confidence >= 0.01).map((one) => `${one.label} ${percent(one.confidence)}`);
   part(".others").textContent = rest.length ? `${none ? "Nearest: " : "Or: "}${rest.join(", ")}` : "";
 }
 
@@ -410,7 +421,7 @@ function tally(some) {
   const parts = [counted(some.length, "picture", "pictures")];
   if (done.length < some.length) parts.push(`${some.length - done.length} waiting`);
   if (none.length) parts.push(`${none.length} none of these`);
-  if (failed.length) parts.push(`${failed.length} not readable`);
+  if (failed.length) parts.push(`${failed.length} without an answer`);
   return parts.join(", ");
 }
 
@@ -451,6 +462,7 @@ const archive = () => pool.find(({ file }) => isZip(file))?.file;
 const sameFile = (a, b) => a.name === b.name && a.size === b.size && a.lastModified === b.lastModified;
 
 function addToPool(files, folders) {
+  $("pool").style.minHeight = "";
   teachError("");
   if (folders.length > 1) {
     teachError("There is more than one folder in it. Drop one folder for one class, or a zip with a folder for each class.");
@@ -461,7 +473,7 @@ function addToPool(files, folders) {
     teachError("A zip goes alone. Remove the other pictures first.");
     return;
   }
-  if (archive()) emptyPool();
+  if (archive()) takeOut(pool);
   if (folders[0] && !$("name").value) $("name").value = folders[0];
   const known = files.filter((file) => pool.some((one) => sameFile(one.file, file))).length;
   for (const file of files) {
@@ -471,14 +483,11 @@ function addToPool(files, folders) {
     button.type = "button";
     button.title = button.ariaLabel = `Remove ${file.name}`;
     const drop = isZip(file) ? () => {} : preview(file, button);
-    if (isZip(file)) button.append(`${file.name} (${megabytes([file])})`);
+    if (isZip(file)) button.append(`${file.name} (${bytes([file])})`);
     const entry = { file, item, drop };
     button.addEventListener("click", () => {
       const next = item.nextElementSibling ?? item.previousElementSibling;
-      drop();
-      item.remove();
-      pool = pool.filter((one) => one !== entry);
-      showPool();
+      takeOut([entry]);
       (next?.querySelector("button") ?? $("teach-drop")).focus();
     });
     item.append(button);
@@ -489,10 +498,12 @@ function addToPool(files, folders) {
   say(`${counted(pool.length, "picture", "pictures")} to learn from${known ? `, ${known} were there already` : ""}.`);
 }
 
-function emptyPool() {
-  for (const { drop } of pool) drop();
-  pool = [];
-  $("pool").replaceChildren();
+function takeOut(entries) {
+  for (const { drop, item } of entries) {
+    drop();
+    item.remove();
+  }
+  pool = pool.filter((one) => !entries.includes(one));
   showPool();
 }
 
@@ -507,6 +518,7 @@ function showPool() {
   showName();
 }
 
+const NAME_HINT = $("name-hint").textContent;
 function showName() {
   const name = $("name").value.trim();
   const same = state.classes?.find((one) => one.name === name);
@@ -516,11 +528,11 @@ function showName() {
     : same ? `${quoted(name)} is known from ${counted(same.images, "picture", "pictures")}. These are added to it.`
     : close ? `There is a class ${quoted(close.name)}. Write it the same way to add to it.`
     : name ? `${quoted(name)} will be a new class.`
-    : "A class is one kind of thing. A new name adds one; a known name gets more pictures.";
+    : NAME_HINT;
 }
 $("name").addEventListener("input", () => { teachError(""); showName(); });
 $("teach-clear").addEventListener("click", () => {
-  emptyPool();
+  takeOut(pool);
   $("teach-drop").focus();
 });
 
@@ -556,7 +568,7 @@ $("teach-form").addEventListener("submit", async (event) => {
   try {
     const follower = (share) => showJob("running", title, share < 1 ? `Sending the pictures: ${percent(share)}` : "Sent. Waiting for the server.", 0);
     const answer = await allowed(() => upload("teach", form, follower, stop.signal));
-    await follow(answer.job, { name, sent, title });
+    await follow(answer.job, { name, sent, refused: answer.refused ?? [] });
   } catch (error) {
     state.job = null;
     $("job").hidden = true;
@@ -567,10 +579,10 @@ $("teach-form").addEventListener("submit", async (event) => {
     if (error.status === 0) {
       // A server that stops reading a large upload looks like one that is gone.
       const alive = await call("health").then(() => true, () => false);
-      teachError(alive ? `The server did not take the pictures (${megabytes(sent.map((one) => one.file))}). They may be too large together: try fewer.` : "The pictures were not sent: the server does not answer. They are still here; try again later.");
+      teachError(alive ? `The server did not take the pictures (${bytes(sent.map((one) => one.file))}). They may be too large together: try fewer.` : "The pictures were not sent: the server does not answer. They are still here; try again later.");
       checkHealth();
-    } else if (error.status === 413) teachError(`The pictures are too large together (${megabytes(sent.map((one) => one.file))}). Remove some, or use smaller ones. ${error.body?.detail ?? ""}`.trim());
-    else teachError(error.message);
+    } else if (error.status === 413) teachError(`Too much at once (${bytes(sent.map((one) => one.file))}): ${ended(error.message)} Remove some pictures, or use smaller ones.`);
+    else teachError(`Not taught: ${ended(error.message)}`);
   }
 });
 
@@ -627,6 +639,15 @@ async function follow(id, mine = null) {
   await finish(job, mine);
 }
 
+/** The files that the server left out, by name, with the reason of the first. */
+function leftOut(mine) {
+  const refused = mine?.refused ?? [];
+  if (!refused.length) return "";
+  const names = refused.slice(0, 3).map((one) => one.file ?? "a file").join(", ");
+  const more = refused.length > 3 ? ` and ${refused.length - 3} more` : "";
+  return ` Left out: ${names}${more} (${refused[0].error}).`;
+}
+
 async function finish(job, mine) {
   const names = job.classes?.length ? job.classes : mine?.name ? [mine.name] : [];
   const what = names.length === 1 ? quoted(names[0]) : names.length ? counted(names.length, "class", "classes") : "The new pictures";
@@ -635,19 +656,19 @@ async function finish(job, mine) {
     await loadClasses();
     const learned = names.length === 1 ? state.classes?.find((one) => one.name === names[0]) : null;
     const note = !learned ? "Ask about pictures now." : learned.recall === null || learned.recall === undefined ? "There were too few pictures to check it. Ask about some now." : `Found again: ${foundAgain(learned.recall)}.`;
-    showJob("done", `${what} ${names.length > 1 || !names.length ? "are" : "is"} learned`, note, 1);
+    showJob("done", `${what} ${names.length > 1 || !names.length ? "are" : "is"} learned`, note + leftOut(mine), 1);
     if (mine) {
-      if (mine.sent.every((one) => pool.includes(one)) && mine.sent.length === pool.length) emptyPool();
-      else for (const one of mine.sent) if (pool.includes(one)) one.item.querySelector("button").click();
+      $("pool").style.minHeight = `${$("pool").offsetHeight}px`; // nothing jumps under the hand: the room goes at the next click
+      takeOut(mine.sent); // what was added meanwhile stays
       if ($("name").value.trim() === mine.name) $("name").value = "";
       showName();
     }
-    say(`${what} learned. ${note}`);
+    say(`${what} learned. ${note}${leftOut(mine)}`);
   } else if (job.status === "cancelled") {
     showJob("cancelled", "Stopped", "Nothing has changed.", 0);
     say("Teaching stopped. Nothing has changed.");
   } else {
-    showJob("failed", `${what} could not be learned`, `${job.message || "The server gave no reason."} The classes are as they were before.`, 0);
+    showJob("failed", `${what} could not be learned`, `${ended(job.message || "The server gave no reason.")} The classes are as they were before.`, 0);
     say(`${what} could not be learned. ${job.message ?? ""}`, true);
   }
   if (hadFocus) $("job-close").focus();
@@ -660,10 +681,11 @@ $("job-cancel").addEventListener("click", async () => {
     await allowed(() => call(`jobs/${encodeURIComponent(id)}/cancel`, { method: "POST" }));
     if (state.job) $("job-note").textContent = "Stopping…";
   } catch (error) {
-    report(error, "Not stopped. ");
+    report(error, "Not stopped: ");
   }
 });
 $("job-close").addEventListener("click", () => {
+  $("pool").style.minHeight = "";
   $("job").hidden = true;
   $("teach-drop").focus();
 });
@@ -671,10 +693,11 @@ $("job-close").addEventListener("click", () => {
 // ---- the classes ----------------------------------------------------------------------------------------------------
 
 async function loadClasses() {
-  const answer = await call("classes").catch((error) => { report(error, "The classes could not be read. "); });
+  const answer = await call("classes").catch((error) => { report(error, "The classes could not be read: "); });
   if (!answer) return;
   state.classes = answer.classes;
   state.similar = answer.similar ?? [];
+  $("classes").classList.remove("loading");
   showClasses();
   drawAlike();
   showAskNote();
@@ -715,10 +738,11 @@ function showClasses() {
   const shown = state.all || wanted ? matching : matching.slice(0, ROWS);
   const images = state.classes.reduce((sum, one) => sum + one.images, 0);
   $("classes-note").textContent =
-    !total ? "No class yet. Give a name and some pictures under “Teach a class”; it appears here."
+    !total ? "No class yet. The first one in three steps:"
     : wanted && !matching.length ? `No class has ${quoted($("filter").value.trim())} in its name.`
     : `${counted(total, "class", "classes")}, learned from ${counted(images, "picture", "pictures")}${wanted ? `; ${matching.length} shown` : ""}`;
   $("table").hidden = !shown.length;
+  $("steps").hidden = total > 0;
   $("recall-hint").hidden = !total;
   $("filter-label").hidden = total <= ROWS && !wanted;
   $("more").hidden = Boolean(wanted) || total <= ROWS;
@@ -745,7 +769,7 @@ function row(one) {
     track.append(fill);
     found.append(track);
   }
-  found.append(make("span", "", known ? foundAgain(one.recall) : "too few to say"));
+  found.append(make("span", "unit", "found again: "), make("span", "", known ? foundAgain(one.recall) : "too few to say"));
   const forget = make("button", "quiet", "Forget");
   forget.type = "button";
   forget.dataset.forget = one.name;
@@ -763,7 +787,7 @@ function row(one) {
 }
 
 async function forgetClass(one, line) {
-  const text = `It was learned from ${counted(one.images, "picture", "pictures")}. To know it again, it must be taught again.`;
+  const text = `It was learned from ${counted(one.images, "picture", "pictures")}. This cannot be undone, and neither can the last teaching any more.`;
   if (!(await confirmed(`Forget ${quoted(one.name)}?`, text, "Forget it", "Keep it"))) return;
   const next = (line.nextElementSibling ?? line.previousElementSibling)?.querySelector("button");
   try {
@@ -773,7 +797,7 @@ async function forgetClass(one, line) {
     toast(`${quoted(one.name)} is forgotten.`);
     ([...document.querySelectorAll("[data-forget]")].find((button) => button.dataset.forget === name) ?? $("classes")).focus();
   } catch (error) {
-    report(error, `${quoted(one.name)} was not forgotten. `);
+    report(error, `${quoted(one.name)} was not forgotten: `);
   }
 }
 
@@ -784,7 +808,7 @@ $("undo").addEventListener("click", async () => {
     await loadClasses();
     toast("The last teaching is undone.");
   } catch (error) {
-    report(error, "Not undone. ");
+    report(error, "Not undone: ");
   }
 });
 
@@ -805,7 +829,7 @@ $("more").addEventListener("click", () => {
 
 // ---- which classes look alike ---------------------------------------------------------------------------------------
 
-/** Put names in a row so that the closest pairs stand beside each other: chains joined at their nearer ends. */
+/** Groups of linked names, in an order that puts the closest pairs beside each other: chains joined at their nearer ends. */
 function seriated(pairs) {
   const chain = new Map();
   for (const [a, b] of pairs) {
@@ -817,7 +841,7 @@ function seriated(pairs) {
     const joined = [...left, ...right];
     for (const name of joined) chain.set(name, joined);
   }
-  return [...new Set(chain.values())].flat();
+  return [...new Set(chain.values())];
 }
 
 const SVG = "http://www.w3.org/2000/svg";
@@ -842,7 +866,8 @@ function drawAlike() {
   const total = state.classes?.length ?? 0;
   const limit = Math.min(PAIRS, Math.max(3, Math.round(total * 1.2)));
   const pairs = [...state.similar].sort((a, b) => b[2] - a[2]).slice(0, limit);
-  const names = seriated(pairs);
+  const groups = seriated(pairs);
+  const names = groups.flat();
   $("alike-note").textContent =
     total < 2 ? "Teach at least two classes to see which ones look alike."
     : !pairs.length ? "No two classes look alike."
@@ -856,40 +881,61 @@ function drawAlike() {
   if (!pairs.length) return $("alike-picture").replaceChildren();
 
   const width = Math.max(240, $("alike-picture").clientWidth);
-  const step = names.length > 24 ? 22 : 28;
-  const svg = draw("svg", { role: "img", width, height: names.length * step + 8, viewBox: `0 0 ${width} ${names.length * step + 8}` });
+  const svg = draw("svg", { role: "img", width });
   const nearest = pairs.slice(0, 3).map(([a, b]) => `${a} and ${b}`).join("; ");
   svg.setAttribute("aria-label", `Lines between classes that look alike. The closest: ${nearest}.`);
   $("alike-picture").replaceChildren(svg);
 
-  const x = Math.round(Math.min(width * 0.5, 260));
-  const y = new Map(names.map((name, index) => [name, index * step + step / 2 + 4]));
-  const spans = pairs.map(([a, b]) => Math.abs(y.get(a) - y.get(b)));
-  const longest = Math.max(...spans);
+  const labels = new Map(names.map((name) => [name, draw("text", { "text-anchor": "end" })]));
+  svg.append(...labels.values());
+  let x = 0; // where the names end
+  for (const [name, label] of labels) {
+    fit(label, name, Math.min(width * 0.55, 300));
+    x = Math.max(x, Math.ceil(label.getComputedTextLength()));
+  }
+
+  // Each group is a block of names under each other with its lines to their right; blocks fill columns.
+  const step = names.length <= 6 ? 46 : names.length <= 14 ? 34 : 26;
+  const place = new Map(groups.flatMap((group) => group.map((name, index) => [name, index * step + step / 2])));
+  const spans = pairs.map(([a, b]) => Math.abs(place.get(a) - place.get(b)));
+  const numbers = pairs.length <= 6; // more of them would lie over each other
+  const room = numbers ? 62 : 22;
+  const stretch = Math.min(0.8, (width - x - room - 8) / Math.max(...spans));
+  const block = x + stretch * Math.max(...spans) + room;
+  const columns = Array.from({ length: Math.max(1, Math.min(groups.length, Math.floor((width + 12) / (block + 12)))) }, () => 4);
+  const blocks = new Map();
+  for (const group of groups) {
+    const column = columns.indexOf(Math.min(...columns));
+    const holder = draw("g", { transform: `translate(${Math.round(column * (width / columns.length))} ${columns[column]})` });
+    for (const name of group) blocks.set(name, holder);
+    svg.append(holder);
+    columns[column] += group.length * step + 12;
+  }
+  const height = Math.max(...columns);
+  svg.setAttribute("height", height);
+  svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
+
   const [low, high] = [pairs[pairs.length - 1][2], pairs[0][2]];
-  const reach = width - x - 10 - (pairs.length <= 6 ? 44 : 8);
   const lines = pairs.map(([a, b, share], index) => {
     const strength = high > low ? (share - low) / (high - low) : 1;
-    const depth = Math.max(18, Math.min(reach, Math.max(spans[index] * 0.5, reach * (spans[index] / longest) ** 0.6 * 0.8)));
-    const [top, bottom] = [Math.min(y.get(a), y.get(b)), Math.max(y.get(a), y.get(b))];
-    const path = draw("path", { d: `M${x + 10} ${top}A${depth} ${(bottom - top) / 2} 0 0 1 ${x + 10} ${bottom}`, "stroke-width": 1.5 + 6 * strength, "stroke-opacity": 0.55 + 0.4 * strength });
+    const depth = stretch * spans[index];
+    const [top, bottom] = [place.get(a), place.get(b)].sort((one, other) => one - other);
+    const path = draw("path", { d: `M${x + 14} ${top}A${depth} ${(bottom - top) / 2} 0 0 1 ${x + 14} ${bottom}`, "stroke-width": 1.5 + 6 * strength, "stroke-opacity": 0.6 + 0.4 * strength });
     path.append(draw("title", {}, `${a} and ${b}: ${percent(Math.max(0, share))} alike`));
-    svg.append(path);
     const parts = [path];
-    if (pairs.length <= 6) {
-      const label = draw("text", { class: "pct", x: x + 10 + depth + 8, y: (top + bottom) / 2 + 4 }, percent(Math.max(0, share)));
-      svg.append(label);
-      parts.push(label);
-    }
+    if (numbers) parts.push(draw("text", { class: "pct", x: x + 20 + depth, y: (top + bottom) / 2 + 4 }, percent(Math.max(0, share))));
+    blocks.get(a).append(path);
     return { a, b, parts };
   });
+  for (const { a, parts } of lines) blocks.get(a).append(...parts.slice(1)); // numbers lie over all lines
   const nodes = new Map();
-  for (const name of names) {
+  for (const [name, label] of labels) {
     const node = draw("g", { class: "node" });
-    const text = draw("text", { x: x - 2, y: y.get(name) + 5, "text-anchor": "end" });
-    node.append(draw("rect", { x: 0, y: y.get(name) - step / 2, width: x + 16, height: step }), text, draw("circle", { cx: x + 9, cy: y.get(name), r: 4 }), draw("title", {}, name));
-    svg.append(node);
-    fit(text, name, x - 4);
+    label.setAttribute("x", x);
+    label.setAttribute("y", place.get(name) + 5);
+    const area = draw("rect", { x: 0, y: place.get(name) - step / 2, width: x + 20, height: step }); // to point at
+    node.append(area, label, draw("circle", { cx: x + 13, cy: place.get(name), r: 4.5 }), draw("title", {}, name));
+    blocks.get(name).append(node);
     nodes.set(name, node);
     node.addEventListener("pointerenter", () => pick(name));
     node.addEventListener("pointerleave", () => pick(null));

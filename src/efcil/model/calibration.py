@@ -1,0 +1,70 @@
+"""Probabilities without old pictures: one temperature, fitted on features drawn from what is kept of each class.
+
+The probability of a class is softmax(scores / temperature). The temperature is the most likely one for features drawn
+from every class's Gaussian (mean and covariance, from its Gram): the classes of all teachings count alike, and no
+picture is needed. A class of fewer images than dimensions shows only some of its spread, and the classifier was solved
+on what it shows; so the covariance is shrunk towards a ball of the same size, by dim / (dim + images).
+A method that keeps no Gram is fitted on the pictures of the last teaching that were held out.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from efcil.linalg import DTYPE
+from efcil.stats import ClassStats
+from efcil.training.machine import Purpose, generator
+
+DRAWS = 4096  # in all, and no fewer than ...
+DRAWS_EACH = 8
+STEPS = 60  # of bisection, in the logarithm
+RANGE = 1e6  # of temperatures, either way from the scale of the scores
+
+
+def drawn_features(stats: ClassStats, seed: int) -> tuple[Tensor, Tensor]:
+    """Return features (n, dim) drawn from each class's Gaussian, and their classes' places in `stats` (n,)."""
+    each = max(DRAWS_EACH, DRAWS // max(1, len(stats)))
+    source = generator("cpu", Purpose.DRAWS, seed)
+    found = []
+    for index in range(len(stats)):
+        one = stats.select(stats.classes[index : index + 1])
+        spread = one.covariance(unbiased=True)[0]
+        share = stats.dim / (stats.dim + int(one.count))
+        ball = spread.diagonal().mean() * torch.eye(stats.dim, dtype=DTYPE, device=spread.device)
+        values, vectors = torch.linalg.eigh((1 - share) * spread + share * ball)
+        noise = torch.randn(each, stats.dim, dtype=DTYPE, generator=source).to(spread.device)
+        found.append(one.mean + (noise * values.clamp_min(0).sqrt()) @ vectors.T)
+    return torch.cat(found), torch.arange(len(stats), device=stats.mean.device).repeat_interleave(each)
+
+
+def fitted_temperature(scores: Tensor, labels: Tensor) -> float:
+    """Return the temperature under which `labels` (n,) are most likely given scores (n, classes).
+
+    The log-likelihood is concave in 1 / temperature, so its slope is bisected. The target of a row has the share
+    1 - 1 / (n + 2) and all classes together the rest (Laplace's rule), so that scores that are always right give a
+    finite temperature too.
+
+    >>> rng = torch.Generator().manual_seed(0)
+    >>> scores = torch.randn(20000, 3, generator=rng)
+    >>> labels = torch.multinomial(torch.softmax(scores / 0.5, 1), 1, generator=rng)[:, 0]
+    >>> round(fitted_temperature(scores, labels), 1)
+    0.5
+    """
+    scores = scores.to(DTYPE)
+    if scores.shape[1] < 2 or len(scores) == 0:
+        return 1.0
+    rest = 1 / (len(scores) + 2)
+    wanted = (1 - rest) * scores.gather(1, labels[:, None])[:, 0] + rest * scores.mean(1)
+    scale = float(scores.std())
+    if not scale > 0:
+        return 1.0
+    low, high = scale / RANGE, scale * RANGE  # temperatures
+    for _ in range(STEPS):
+        middle = (low * high) ** 0.5
+        expected = (torch.softmax(scores / middle, 1) * scores).sum(1)
+        if float((wanted - expected).sum()) > 0:  # sharper would be likelier
+            high = middle
+        else:
+            low = middle
+    return (low * high) ** 0.5

@@ -1,0 +1,63 @@
+"""How a teaching goes: what callbacks are told, and the bar on a terminal."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+_BEGIN = {"reading": 0.0, "training": 0.05, "solving": 0.95, "learned": 1.0}
+_END = {"reading": 0.05, "training": 0.95, "solving": 1.0, "learned": 1.0}
+
+
+@dataclass(frozen=True)
+class Progress:
+    """A moment of a teaching. Events in their order: `reading`, `training`, `solving`, `learned`."""
+
+    event: str
+    done: int  # pictures read, or epochs trained, of ...
+    total: int
+    message: str
+    loss: float | None = None  # mean loss of the epoch, in training
+
+    @property
+    def fraction(self) -> float:
+        """Share of the whole teaching that is done, as far as it can be known, 0 to 1.
+
+        >>> Progress("training", 10, 20, "").fraction
+        0.5
+        """
+        begin, end = _BEGIN[self.event], _END[self.event]
+        return begin + (end - begin) * (self.done / self.total if self.total else 1.0)
+
+
+Callback = Callable[[Progress], object]
+
+
+@contextlib.contextmanager
+def telling(callbacks: Sequence[Callback], bar: bool) -> Iterator[Callback]:
+    """Yield a function that tells every callback; with `bar` also a bar, where standard error is a terminal."""
+    with contextlib.ExitStack() as stack:
+        listeners = list(callbacks)
+        if bar and sys.stderr.isatty():
+            listeners.append(stack.enter_context(_bar()))
+
+        def tell(progress: Progress) -> None:
+            for listener in listeners:
+                listener(progress)
+
+        yield tell
+
+
+@contextlib.contextmanager
+def _bar() -> Iterator[Callback]:
+    from rich.console import Console
+    from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bars
+
+    columns: list[Any] = [TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn()]
+    with Bars(*columns, console=Console(stderr=True), transient=True) as bars:
+        line = bars.add_task("", total=1.0)
+        yield lambda progress: bars.update(line, completed=progress.fraction, description=progress.message)

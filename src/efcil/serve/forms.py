@@ -1,0 +1,137 @@
+"""Bodies of requests: multipart forms and JSON, read within the limits and told apart by their type."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+from starlette.datastructures import FormData, UploadFile
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+
+from efcil.serve.lesson import Lesson, from_archive, from_files
+from efcil.serve.limits import Limits
+from efcil.serve.pictures import from_base64, shown
+from efcil.serve.schemas import Images
+
+B = TypeVar("B", bound=BaseModel)
+Picture = tuple[str | None, Callable[[], bytes]]  # a name, and a way to read the bytes
+_FIELDS = 8  # more than any form here has
+
+
+def kind(request: Request) -> str:
+    """Return the type of a request's body."""
+    return request.headers.get("content-type", "").partition(";")[0].strip().lower()
+
+
+async def json_body(request: Request, model: type[B]) -> B:
+    """Read a body of JSON."""
+    if kind(request) != "application/json":
+        raise HTTPException(415, "send application/json")
+    try:
+        return model.model_validate_json(await request.body())
+    except ValidationError as error:
+        raise HTTPException(422, explained(error.errors())) from None
+
+
+def explained(errors: Iterable[Mapping[str, Any]]) -> str:
+    """Return pydantic's errors as one line."""
+    lines = []
+    for error in errors:
+        place = ".".join(str(part) for part in error["loc"] if part not in ("query", "path", "body"))
+        lines.append(f"{place}: {error['msg']}" if place else str(error["msg"]))
+    return shown("; ".join(lines))
+
+
+@asynccontextmanager
+async def form(request: Request, files: int, known: tuple[str, ...]) -> AsyncIterator[FormData]:
+    """Read a multipart form of at most `files` files and these fields."""
+    if kind(request) != "multipart/form-data":
+        raise HTTPException(415, "send multipart/form-data")
+    try:
+        opened = await request.form(max_files=files, max_fields=_FIELDS)
+    except HTTPException as error:
+        if error.status_code == 400 and "Too many files" in error.detail:
+            raise HTTPException(413, f"more than {files:,} files; send at most {files:,} at once") from None
+        raise
+    try:
+        if unknown := sorted(set(opened) - set(known)):
+            raise HTTPException(422, f"unknown field {shown(unknown[0])!r}; known: {', '.join(known)}")
+        yield opened
+    finally:
+        await opened.close()
+
+
+def _uploads(fields: FormData, name: str) -> list[UploadFile]:
+    found = fields.getlist(name)
+    if any(not isinstance(value, UploadFile) for value in found):
+        raise HTTPException(422, f"{name}: must be sent as files, with a file name")
+    return [value for value in found if isinstance(value, UploadFile)]
+
+
+@asynccontextmanager
+async def pictures(request: Request, limits: Limits) -> AsyncIterator[list[Picture]]:
+    """Read the pictures of a request for predictions."""
+    if kind(request) == "application/json":
+        given = (await json_body(request, Images)).images
+        if len(given) > limits.predict_files:
+            most = limits.predict_files
+            raise HTTPException(413, f"{len(given):,} images; send at most {most:,} at once")
+        yield [(None, lambda text=text: from_base64(text)) for text in given]  # type: ignore[misc]
+        return
+    if kind(request) != "multipart/form-data":
+        raise HTTPException(415, "send multipart/form-data with files, or application/json with images in base64")
+    async with form(request, limits.predict_files, ("files",)) as fields:
+        uploads = _uploads(fields, "files")
+        if not uploads:
+            raise HTTPException(422, f"files: no picture; send 1 to {limits.predict_files} files")
+        yield [(shown(upload.filename or "") or None, upload.file.read) for upload in uploads]
+
+
+@dataclass(frozen=True)
+class Teaching:
+    """What a request to teach asks for."""
+
+    lesson: Callable[[], Lesson]  # still to be read
+    epochs: int | None
+    budget: float | None
+
+
+@asynccontextmanager
+async def teaching(request: Request, size: int, limits: Limits, known: Sequence[str]) -> AsyncIterator[Teaching]:
+    """Read a request to teach: a zip, or pictures of one class."""
+    names = ("archive", "label", "files", "epochs", "budget")
+    async with form(request, limits.teach_files, names) as fields:
+        archives, files, label = _uploads(fields, "archive"), _uploads(fields, "files"), fields.get("label")
+        if bool(archives) == bool(files) or len(archives) > 1 or bool(files) != isinstance(label, str):
+            raise HTTPException(422, "send either one `archive`, a zip of class folders, or `label` and `files`")
+        epochs = _number(fields, "epochs", 1, 10_000)
+        budget = _number(fields, "budget", 0.1, 86_400.0)
+        if epochs is not None and epochs != int(epochs):
+            raise HTTPException(422, "epochs: must be a whole number")
+        if epochs is not None and budget is not None:
+            raise HTTPException(422, "epochs and budget: give one of them")
+
+        def lesson() -> Lesson:
+            if archives:
+                return from_archive(archives[0].file, size, limits, known)
+            return from_files(((f.filename or "file", f.file) for f in files), str(label), size, limits, known)
+
+        yield Teaching(lesson, None if epochs is None else int(epochs), budget)
+
+
+def _number(fields: FormData, name: str, least: float, most: float) -> float | None:
+    text = fields.get(name)
+    if text is None or text == "":
+        return None
+    try:
+        value = float(text) if isinstance(text, str) else math.nan
+    except ValueError:
+        value = math.nan
+    if not least <= value <= most:
+        raise HTTPException(422, f"{name}: must be a number from {least:g} to {most:g}")
+    return value

@@ -1,0 +1,644 @@
+"""The page of `efcil serve` in a real browser, against a small server that answers like the service (standin.py)."""
+
+import re
+import time
+import zipfile
+
+import pytest
+
+from browser.driving import picture
+from browser.standin import Known, some_classes
+
+pytestmark = pytest.mark.slow
+
+
+def share(text):
+    return int(re.match(r"(\d+) %", text)[1])
+
+
+# ---- asking
+
+
+def test_pictures_get_answers_with_their_confidence(page, red, violet, text_file):
+    page.ask(red, violet, text_file)
+    (name, label, sure), second, third = page.answers()
+    assert (name, label) == ("red.png", "apple")
+    assert share(sure) > 90
+    assert second[:2] == ("violet.png", "plum")
+    assert third == ("notes.jpg", "No answer", "notes.jpg is not a picture that can be read")
+    width = page.js("return document.querySelector('.answer .track i').style.width")
+    assert share(sure) <= float(width.rstrip("%")) < share(sure) + 1
+    loaded = page.js("return [...document.querySelectorAll('.thumb')].map((e) => e.classList.contains('blank'))")
+    assert loaded == [False, False, True]
+    assert page.text("#ask-note") == "3 pictures, 1 without an answer"
+
+
+def test_none_of_these_follows_the_slider_by_keyboard(page, standin, tmp_path):
+    from selenium.webdriver.common.keys import Keys
+
+    page.ask(picture(tmp_path / "between.png", (135, 30, 80)))
+    ((_, label, sure),) = page.answers()
+    asked = standin.requests.count("POST /predict")
+    page.type("#threshold", Keys.HOME)
+    assert page.text("#threshold-value") == "0 %"
+    assert page.answers()[0][1] in ("apple", "plum")
+    page.type("#threshold", Keys.END)
+    ((_, label, sure),) = page.answers()
+    assert label == "None of these"
+    assert re.match(rf"Nearest: (apple|plum) {sure}, (apple|plum) ", page.text(".others"))
+    assert page.text("#ask-note") == "1 picture, 1 none of these"
+    # What it says and what it shows agree at the very step.
+    page.js(
+        "const t = document.getElementById('threshold'); t.value = arguments[0]; t.dispatchEvent(new Event('input'))",
+        share(sure),
+    )
+    assert page.answers()[0][1] != "None of these"
+    page.type("#threshold", Keys.ARROW_RIGHT)
+    assert page.answers()[0][1] == "None of these"
+    assert standin.requests.count("POST /predict") == asked
+
+
+def test_when_no_picture_can_be_read_each_is_named(page, tmp_path):
+    bad = [tmp_path / name for name in ("a.jpg", "b.jpg")]
+    for path in bad:
+        path.write_bytes(b"nothing")
+    page.ask(*bad)
+    assert [row[0] for row in page.answers()] == ["a.jpg", "b.jpg"]
+    assert all(row[2] == f"{row[0]} is not a picture that can be read" for row in page.answers())
+
+
+def test_many_pictures_go_some_at_a_time_and_keep_their_order(page, standin, tmp_path):
+    colours = {"apple": (200, 30, 40), "banana": (230, 210, 60), "plum": (70, 30, 120)}
+    order = (["apple", "plum", "banana", "plum"] * 5)[:18]
+    page.ask(*(picture(tmp_path / f"{index:02d}.png", colours[label]) for index, label in enumerate(order)))
+    assert [row[1] for row in page.answers()] == order
+    assert standin.requests.count("POST /predict") == 3
+    page.click("#ask-clear")
+    assert page.answers() == []
+    assert page.text("#ask-note") == "The answers appear here."
+
+
+def test_drop_and_paste(page, red, violet, greens):
+    page.transfer("#ask-drop", "drop", red)
+    page.wait(lambda: [row[:2] for row in page.answers()] == [("red.png", "apple")])
+    page.transfer("#classes", "drop", violet)  # beside the zone: asks, and does not replace the page
+    page.wait(lambda: [row[1] for row in page.answers()] == ["plum", "apple"])
+    page.transfer("body", "paste", red)
+    page.wait(lambda: [row[1] for row in page.answers()] == ["apple", "plum", "apple"])
+    page.transfer("#teach h2", "drop", *greens)
+    assert len(page.all("#pool li")) == 12
+    page.js("document.getElementById('teach-drop').focus()")
+    page.transfer("#teach-drop", "paste", red)
+    assert len(page.all("#pool li")) == 13
+    assert len(page.answers()) == 3
+
+
+def test_a_picture_that_was_asked_about_can_be_taught_with(page, red):
+    page.ask(red)
+    page.click(".teach-it")
+    assert page.focus() == "name"
+    assert page.js("return document.querySelector('#pool button').ariaLabel") == "Remove red.png"
+
+
+# ---- teaching
+
+
+def test_a_class_is_taught_watched_and_known(page, standin, greens):
+    standin.seconds = 1.5
+    heard = page.listen()
+    page.ask(greens[0])
+    assert page.answers()[0][1] != "lime"
+    page.teach("lime", greens, token="secret")
+    seen = set()
+    page.wait(lambda: seen.add(page.js("return document.getElementById('job-bar').value")) or page.job() == "done")
+    assert len(seen) >= 3
+    assert page.js("return document.getElementById('job-bar').value") == 100
+    assert page.text("#job-title") == "“lime” is learned"
+    assert page.text("#job-note") == "Found again: 9 of 10."
+    assert page.rows()[0] == ["lime", "12", "15 Nov 2026", "9 of 10", "Forget"]
+    assert page.text("#status") == "Ready, knows 4 classes"
+    assert page.all("#pool li") == []
+    assert page.one("#name").get_property("value") == ""
+    page.ask(greens[3])
+    assert page.answers()[0][:2] == ("green-03.png", "lime")
+    said = heard()
+    assert "12 pictures to learn from." in said
+    assert "Learning “lime”. Sending 12 pictures." in said
+    assert any(re.fullmatch(r"Learning “lime”: \d+ %", line) for line in said)
+    assert "“lime” learned. Found again: 9 of 10." in said
+    assert said[-1].startswith("green-03.png: lime, ")
+
+
+def test_files_that_were_left_out_are_named(page, greens, text_file):
+    page.teach("lime", [*greens, text_file], token="secret")
+    page.wait(lambda: page.job() == "done")
+    assert page.text("#job-note") == "Found again: 9 of 10. Left out: notes.jpg (not a picture that can be read)."
+
+
+def test_more_pictures_of_a_known_class(page, standin, red):
+    page.type("#name", "apple")
+    assert page.text("#name-hint") == "“apple” is known from 24 pictures. These are added to it."
+    page.one("#name").clear()
+    page.teach("Apple", [red])
+    assert page.text("#name-hint") == "There is a class “apple”. Write it the same way to add to it."
+    page.click("#token-dialog [data-close]")
+    page.wait(lambda: page.text("#teach-go") == "Teach")
+    assert not page.shown("#job")
+
+
+def test_teaching_needs_a_name_and_pictures(page, standin, red):
+    page.click("#teach-go")
+    assert page.text("#teach-error") == "Give the class a name."
+    assert page.focus() == "name"
+    assert page.one("#name").get_dom_attribute("aria-invalid") == "true"
+    page.type("#name", "lime\n")
+    assert page.text("#teach-error") == "Add pictures to learn from."
+    assert page.focus() == "teach-drop"
+    assert "POST /teach" not in standin.requests
+
+
+def test_pictures_can_be_taken_out_by_keyboard(page, greens):
+    page.one("#teach-files").send_keys("\n".join(map(str, greens[:3])))
+    page.one("#teach-files").send_keys(str(greens[0]))  # once more: is there already
+    assert len(page.all("#pool li")) == 3
+    page.js("document.querySelector('#pool button').focus()")
+    for left in (2, 1):
+        page.press("\n")
+        assert len(page.all("#pool li")) == left
+        assert page.focus().startswith("Remove green-")
+    page.press("\n")
+    assert page.focus() == "teach-drop"
+    assert page.text("#teach-hint") == "A few dozen different pictures work best."
+
+
+def test_a_zip_of_class_folders(page, standin, greens, red, tmp_path):
+    with zipfile.ZipFile(tmp_path / "fruit.zip", "w") as archive:
+        for path in greens:
+            archive.write(path, f"fruit/lime/{path.name}")
+        archive.write(red, "fruit/tomato/red.png")
+    page.one("#teach-files").send_keys(str(tmp_path / "fruit.zip"))
+    assert not page.one("#name").is_enabled()
+    page.one("#teach-files").send_keys("\n".join(map(str, [tmp_path / "fruit.zip", red])))
+    assert page.text("#teach-error") == "A zip goes alone. Remove the other pictures first."
+    page.click("#teach-go")
+    page.type("#token", "secret\n")
+    page.wait(lambda: page.job() == "done")
+    assert page.text("#job-title") == "2 classes are learned"
+    assert {"lime", "tomato"} < set(page.names())
+
+
+def test_the_token_is_asked_until_it_is_right_and_stays_in_the_tab(page, standin, greens):
+    page.teach("lime", greens, token="guess")
+    page.wait(lambda: "does not accept" in page.text("#token-why"))
+    page.wait(lambda: page.shown("#token-dialog"))
+    assert page.js("return sessionStorage.getItem('token')") is None
+    page.type("#token", "secret\n")
+    page.wait(lambda: page.job() == "done")
+    assert page.js("return [sessionStorage.token, localStorage.length, document.cookie]") == ["secret", 0, ""]
+    assert "secret" not in page.js("return location.href + document.documentElement.outerHTML")
+    assert page.text("#token-open") == "Change token"
+    assert standin.requests.count("POST /teach") == 3
+
+
+def test_without_a_token_nothing_is_taught_and_the_pictures_stay(page, greens):
+    from selenium.webdriver.common.keys import Keys
+
+    page.teach("lime", greens)
+    page.wait(lambda: page.shown("#token-dialog"))
+    page.press(Keys.ESCAPE)
+    page.wait(lambda: not page.shown("#job"))
+    assert len(page.all("#pool li")) == 12
+    assert page.text("#teach-go") == "Teach"
+
+
+def test_teaching_can_be_stopped(page, standin, greens):
+    standin.seconds = 30
+    page.teach("lime", greens, token="secret")
+    page.wait(lambda: "epoch" in page.text("#job-note"))
+    page.click("#job-cancel")
+    page.wait(lambda: page.job() == "cancelled")
+    assert page.text("#job-note") == "Nothing has changed."
+    assert page.focus() == "job-close"
+    assert "lime" not in page.names()
+    assert len(page.all("#pool li")) == 12
+    page.click("#job-close")
+    assert not page.shown("#job")
+
+
+def test_a_teaching_that_fails_says_why(page, standin, greens):
+    standin.fails = "lime: the pictures are all the same"
+    page.teach("lime", greens, token="secret")
+    page.wait(lambda: page.job() == "failed")
+    assert page.text("#job-title") == "“lime” could not be learned"
+    assert page.text("#job-note") == "lime: the pictures are all the same. The classes are as they were before."
+    assert len(page.all("#pool li")) == 12
+    assert page.text("#alarm") == "“lime” could not be learned. lime: the pictures are all the same"
+
+
+def test_a_teaching_goes_on_when_the_page_is_loaded_again_and_others_wait(page, standin, greens, red):
+    standin.seconds = 3
+    page.teach("lime", greens, token="secret")
+    page.wait(lambda: "epoch" in page.text("#job-note"))
+    page.driver.refresh()
+    page.wait(lambda: page.job() == "running")
+    assert page.text("#job-title") == "Learning “lime”"
+    assert page.text("#status") == "Learning. Questions are answered as before."
+    page.ask(red)
+    assert page.answers()[0][1] == "apple"
+    page.teach("second", [red])
+    assert page.text("#teach-error") == "Something is being learned. Wait for its end, or stop it."
+    page.wait(lambda: page.job() == "done")
+    assert page.names()[0] == "lime"
+    assert len(page.all("#pool li")) == 1  # what was prepared for the next one
+
+
+def test_what_the_server_refuses_is_said(page, standin, greens, text_file):
+    page.teach("lime", [text_file], token="secret")
+    page.wait(lambda: page.shown("#teach-error"))
+    assert page.text("#teach-error") == "Not taught: there is no readable picture for 'lime'."
+    standin.limit = 2000
+    page.one("#teach-files").send_keys("\n".join(map(str, greens)))
+    page.click("#teach-go")
+    page.wait(lambda: page.text("#teach-error").startswith("Too much at once ("))
+    assert "at most 2000 are taken. Remove some pictures, or use smaller ones." in page.text("#teach-error")
+    assert page.shown("#teach-go")
+
+
+def test_pictures_too_large_together_are_asked_one_by_one(page, standin, red, violet, tmp_path):
+    from PIL import Image
+
+    large = tmp_path / "large.png"
+    Image.effect_noise((200, 200), 90).save(large)
+    standin.limit = max(path.stat().st_size for path in (red, violet)) + 400
+    page.ask(red, large, violet)
+    assert [row[1] for row in page.answers()] == ["apple", "No answer", "plum"]
+    assert re.fullmatch(r"This picture is too large for the server \(\d+ kB\)\.", page.answers()[1][2])
+
+
+# ---- the server is gone
+
+
+def test_a_server_that_is_gone_is_told_and_questions_wait_for_it(page, standin, red, greens):
+    heard = page.listen()
+    standin.stop()
+    page.one("#ask-files").send_keys(str(red))
+    page.wait(lambda: page.shown("#offline"))
+    page.wait(lambda: page.texts(".answer .label") == ["Waiting for the server"])
+    assert page.text("#status") == "The server does not answer"
+    page.teach("lime", greens[:2])
+    page.wait(lambda: "still here; try again later" in page.text("#teach-error"))
+    assert len(page.all("#pool li")) == 2
+    standin.start()
+    page.click("#offline-retry")
+    page.wait(lambda: [row[1] for row in page.answers()] == ["apple"])
+    page.wait(lambda: not page.shown("#offline"))
+    assert page.text("#status") == "Ready, knows 3 classes"
+    assert "The server does not answer. Trying again every few seconds." in heard()
+    page.wait(lambda: "The server answers again." in heard())
+
+
+# ---- the classes
+
+
+def test_forget_asks_first(page, standin):
+    from selenium.webdriver.common.keys import Keys
+
+    page.click("[data-forget=banana]")
+    assert page.text("#ask-dialog-title") == "Forget “banana”?"
+    assert page.focus() == "Keep it"
+    page.press(Keys.ESCAPE)
+    assert page.focus() == "Forget banana"
+    page.click("[data-forget=banana]")
+    page.click("#ask-dialog [data-close]")
+    assert "POST /forget" not in standin.requests
+    page.click("[data-forget=banana]")
+    page.click("#ask-dialog [type=submit]")
+    page.type("#token", "secret\n")
+    page.wait(lambda: page.names() == ["apple", "plum"])
+    assert page.text("#toast p") == "“banana” is forgotten."
+    assert page.focus() == "Forget apple"
+    assert [known.name for known in standin.classes] == ["apple", "plum"]
+
+
+def test_undo(page, standin, greens):
+    page.teach("lime", greens, token="secret")
+    page.wait(lambda: page.job() == "done")
+    page.click("#undo")
+    page.click("#ask-dialog [data-close]")
+    assert len(page.names()) == 4
+    page.click("#undo")
+    page.click("#ask-dialog [type=submit]")
+    page.wait(lambda: page.names() == ["banana", "apple", "plum"])
+    page.click("#undo")
+    page.click("#ask-dialog [type=submit]")
+    page.wait(lambda: page.text("#toast p").startswith("Not undone: there is nothing to undo"))
+    assert "bad" in page.one("#toast").get_dom_attribute("class")
+
+
+def test_the_list_is_sorted_by_its_heads(page):
+    def press(key):
+        page.click(f"th[data-key={key}] button")
+        return page.one("#table [aria-sort]").get_dom_attribute("aria-sort"), page.names()
+
+    assert page.rows() == [
+        ["banana", "3", "2 Nov 2026", "too few to say", "Forget"],
+        ["apple", "24", "1 Oct 2026", "9 of 10", "Forget"],
+        ["plum", "120", "15 Sept 2026", "over 9 of 10", "Forget"],
+    ]
+    assert press("name") == ("ascending", ["apple", "banana", "plum"])
+    assert press("name") == ("descending", ["plum", "banana", "apple"])
+    assert press("images") == ("descending", ["plum", "apple", "banana"])  # as numbers
+    assert press("learned") == ("descending", ["banana", "apple", "plum"])
+    assert press("recall") == ("descending", ["plum", "apple", "banana"])
+    assert press("recall") == ("ascending", ["apple", "plum", "banana"])  # what is not known comes last
+
+
+@pytest.mark.parametrize(
+    ("recall", "words"),
+    [
+        (100.0, "10 of 10"),
+        (99.2, "over 9 of 10"),
+        (85.0, "about 9 of 10"),
+        (80.0, "8 of 10"),
+        (3.0, "under 1 of 10"),
+        (0.0, "0 of 10"),
+    ],
+)
+def test_recall_in_words(page, recall, words):
+    assert page.js("return foundAgain(arguments[0])", recall) == words
+
+
+def test_many_classes_are_cut_found_and_shown(page, standin):
+    standin.classes, standin.version = some_classes(60), 2
+    page.wait(lambda: page.text("#status") == "Ready, knows 60 classes")  # seen without a reload
+    assert len(page.names()) == 12
+    page.click("#more")
+    assert len(page.names()) == 60
+    assert page.one("#more").get_dom_attribute("aria-expanded") == "true"
+    page.type("#filter", "HORN")
+    assert len(page.names()) == 1
+    assert page.text("#classes-note").endswith("; 1 shown")
+    page.type("#filter", "x")
+    assert page.text("#classes-note") == "No class has “HORNx” in its name."
+    assert not page.shown("#table")
+
+
+def test_nothing_is_taught_yet(page, standin, red, greens):
+    standin.classes, standin.version = [], 2
+    page.wait(lambda: page.text("#status") == "Ready, knows no class yet")
+    assert page.text("#classes-note") == "No class yet. The first one in three steps:"
+    assert page.shown("#steps")
+    assert not page.shown("#table")
+    assert page.text("#ask-note") == "Nothing is taught yet. Teach a first class, then ask."
+    assert page.text("#alike-note") == "Teach at least two classes to see which ones look alike."
+    assert not page.one("#undo").is_enabled()
+    page.ask(red)
+    assert page.answers() == [("red.png", "No answer", "the model knows no class yet; teach it first")]
+    page.teach("lime", greens, token="secret")
+    page.wait(lambda: page.names() == ["lime"])
+    assert not page.shown("#steps")
+
+
+def test_names_are_text_and_never_markup(page, standin, tmp_path):
+    name = "<img src=x onerror=\"document.title='run'\"> & “quotes”"
+    standin.classes.append(Known(name, (10.0, 250.0, 10.0), 8, "2026-11-03", 80.0))
+    standin.version += 1
+    page.wait(lambda: name in page.names())
+    page.ask(picture(tmp_path / "<b onclick=x>bold.png", (10, 250, 10)))
+    assert page.answers()[0][:2] == ("<b onclick=x>bold.png", name)
+    page.click("#table tbody tr:first-child [data-forget]")
+    assert name in page.text("#ask-dialog-title")
+    assert page.js("return document.title") == "Picture classes"
+    assert page.js("return document.querySelectorAll('main img[src=x], main b[onclick]').length") == 0
+
+
+# ---- the picture of look-alikes
+
+
+@pytest.mark.parametrize(
+    ("number", "width"), [(2, 1280), (3, 360), (3, 1280), (12, 390), (60, 1600), (60, 360), (200, 1280), (200, 360)]
+)
+def test_look_alikes_can_be_read(page, standin, number, width):
+    standin.classes = some_classes(number)
+    page.open(width)
+    page.wait(lambda: page.all("#alike-picture path"))
+    drawn = page.js("""
+        const picture = document.getElementById("alike-picture").getBoundingClientRect();
+        const box = (e) => { const r = e.getBoundingClientRect(); return [r.left - picture.left, r.top - picture.top, r.right - picture.left, r.bottom - picture.top]; };
+        return {width: picture.width, lines: [...document.querySelectorAll("#alike-picture path")].map(box),
+                names: [...document.querySelectorAll("#alike-picture .node text")].map((e) => [e.textContent, ...box(e)]),
+                titles: [...document.querySelectorAll("#alike-picture .node title")].map((e) => e.textContent)}""")
+    wanted = standin.similar()[: min(20, max(3, round(number * 1.2)))]
+    assert len(drawn["lines"]) == len(wanted)
+    assert set(drawn["titles"]) == {name for pair in wanted for name in pair[:2]}
+    for left, _, right, _ in [*drawn["lines"], *(row[1:] for row in drawn["names"])]:
+        assert left >= -1
+        assert right <= drawn["width"] + 4
+    boxes = [row[1:] for row in drawn["names"]]
+    for index, one in enumerate(boxes):
+        for other in boxes[:index]:
+            apart = one[2] <= other[0] or other[2] <= one[0] or one[3] <= other[1] + 1 or other[3] <= one[1] + 1
+            assert apart, "two names lie over each other"
+    listed = page.texts("#alike-list li")
+    assert [line.rsplit(" ", 3)[0] for line in listed] == [f"{a} and {b}" for a, b, _ in wanted]
+    label = page.one("#alike-picture svg").get_dom_attribute("aria-label")
+    assert f"{wanted[0][0]} and {wanted[0][1]}" in label
+
+
+def test_the_closest_pair_has_the_thickest_line(page, standin):
+    widths = page.js(
+        "return [...document.querySelectorAll('#alike-picture path')].map((e) => [e.textContent, +e.getAttribute('stroke-width')])"
+    )
+    closest = standin.similar()[0]
+    assert max(widths, key=lambda row: row[1])[0].startswith(f"{closest[0]} and {closest[1]}: ")
+
+
+# ---- for everybody
+
+
+def test_by_keyboard_alone(page, standin, greens):
+    """From the top, with Tab and Enter only: every stop can be seen, and every control is reached."""
+    from selenium.webdriver.common.keys import Keys
+
+    page.js(
+        "window.opened = []; for (const i of document.querySelectorAll('input[type=file]')) i.addEventListener('click', (e) => { e.preventDefault(); opened.push(i.id); })"
+    )
+    stops = []
+    for _ in range(40):
+        page.press(Keys.TAB)
+        where, outline, seen = (
+            page.js("""const e = document.activeElement, r = e.getBoundingClientRect(), s = getComputedStyle(e);
+            return [e.id || e.dataset.forget || e.textContent.trim(), parseFloat(s.outlineWidth) && s.outlineStyle !== "none", r.width > 0 && r.bottom > 0 && r.top < innerHeight]""")
+        )
+        if where in stops or where.startswith("Skip to") and stops:
+            break
+        assert outline, f"{where} does not show its focus"
+        assert seen, f"{where} is out of sight"
+        stops.append(where)
+        if where in ("ask-drop", "teach-drop"):
+            page.press(Keys.ENTER)
+    assert stops[:7] == [
+        "Skip to the pictures",
+        "token-open",
+        "ask-drop",
+        "threshold",
+        "name",
+        "teach-drop",
+        "teach-go",
+    ]
+    assert {"undo", "Name", "Pictures", "Learned", "Found again", "banana", "apple", "plum", "As a list"} <= set(stops)
+    assert page.js("return opened") == ["ask-files", "teach-files"]
+    page.one("#teach-files").send_keys("\n".join(map(str, greens)))
+    page.js("document.getElementById('name').focus()")
+    page.press("lime" + Keys.ENTER)
+    page.wait(lambda: page.focus() == "token")
+    page.press("secret" + Keys.ENTER)
+    page.wait(lambda: page.job() == "done")
+    assert page.focus() == "name"
+
+
+def test_every_control_has_a_name(page, standin, red, greens):
+    standin.classes, standin.version = some_classes(20), 2
+    page.wait(lambda: page.text("#status") == "Ready, knows 20 classes")
+    page.ask(red)
+    page.one("#teach-files").send_keys("\n".join(map(str, greens)))
+    tree = page.driver.execute_cdp_cmd("Accessibility.getFullAXTree", {})["nodes"]
+    roles = (
+        "button",
+        "textbox",
+        "searchbox",
+        "slider",
+        "link",
+        "table",
+        "progressbar",
+        "list",
+        "dialog",
+        "img",
+        "image",
+        "region",
+        "columnheader",
+        "rowheader",
+        "cell",
+    )
+    found = [
+        (n["role"]["value"], n.get("name", {}).get("value", ""))
+        for n in tree
+        if not n["ignored"] and n["role"]["value"] in roles
+    ]
+    unnamed = [role for role, name in found if not name.strip() and role not in ("list", "cell")]
+    assert unnamed == []
+    for role, name in [
+        ("slider", "Say “none of these” when less sure than"),
+        ("textbox", "Name of the class"),
+        ("region", "What is in the picture?"),
+        ("table", "Classes"),
+        ("button", "Teach with red.png"),
+        ("button", "Remove green-00.png"),
+        ("button", "Forget plum"),
+        ("list", "Answers"),
+    ]:
+        assert (role, name) in found
+
+
+CONTRAST = """
+const channels = (text) => text.match(/[\\d.]+/g).map(Number);
+const light = ([r, g, b]) => [r, g, b].map((v) => (v /= 255) <= .03928 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4).reduce((s, v, i) => s + v * [.2126, .7152, .0722][i], 0);
+const back = (e) => { for (; e; e = e.parentElement) { const c = channels(getComputedStyle(e).backgroundColor); if (c.length < 4 || c[3] === 1) return c; if (c[3] > .5) return c; } return [255, 255, 255]; };
+const bad = [];
+const walk = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+let count = 0;
+while (walk.nextNode()) {
+  const e = walk.currentNode.parentElement;
+  if (!walk.currentNode.textContent.trim() || !e.checkVisibility() || e.closest(".unseen, .skip, script, title")) continue;
+  const style = getComputedStyle(e);
+  const front = channels(e instanceof SVGElement ? style.fill : style.color);
+  const [a, b] = [light(front), light(back(e))].sort((x, y) => y - x);
+  count += 1;
+  if ((a + .05) / (b + .05) < 4.5) bad.push([walk.currentNode.textContent.trim(), ((a + .05) / (b + .05)).toFixed(2)]);
+}
+return [count, bad];
+"""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_contrast_of_every_text(page, standin, red, greens, text_file, scheme):
+    page.open(prefers_color_scheme=scheme)
+    assert page.js("return matchMedia('(prefers-color-scheme: dark)').matches") == (scheme == "dark")
+    page.js("const t = document.getElementById('threshold'); t.value = 100; t.dispatchEvent(new Event('input'))")
+    page.ask(red, text_file)
+    count, bad = page.js(CONTRAST)
+    assert count > 40
+    assert bad == []
+    standin.fails, standin.seconds = "no", 1
+    page.teach("lime", greens, token="secret")
+    page.wait(lambda: "epoch" in page.text("#job-note"))
+    assert page.js(CONTRAST)[1] == []
+    page.wait(lambda: page.job() == "failed")
+    page.click("#undo")
+    page.click("#ask-dialog [type=submit]")
+    page.wait(lambda: page.shown("#toast"))
+    page.click("[data-forget=apple]")
+    assert page.shown("#ask-dialog")
+    assert page.js(CONTRAST)[1] == []
+
+
+def test_contrast_is_measured(page):
+    page.js("document.querySelector('#ask-note').style.color = '#999'")
+    assert page.js(CONTRAST)[1] == [["The answers appear here.", "2.85"]]
+
+
+@pytest.mark.parametrize("width", [320, 360, 390, 768, 1024, 1280, 1600, 2560])
+def test_no_sideways_scrolling_at_any_width(page, standin, red, text_file, greens, width):
+    standin.classes = [*some_classes(20), Known("W" * 90, (1.0, 2.0, 3.0), 12, "2026-11-14", 100.0)]
+    page.open(width)
+    page.ask(red, text_file)
+    page.teach("a name that is rather long " * 5, greens)
+    page.wait(lambda: page.shown("#token-dialog"))
+    inside = """const limit = document.documentElement.clientWidth;
+        return [...document.querySelectorAll("body *")].filter((e) => e.checkVisibility() && !e.closest(".unseen, .skip, thead .last, #pool"))
+            .filter((e) => { const r = e.getBoundingClientRect(); return r.width && (r.right > limit + 1 || r.left < -1); })
+            .map((e) => e.outerHTML.slice(0, 80))"""
+    assert page.js("return document.documentElement.scrollWidth <= document.documentElement.clientWidth")
+    assert page.js(inside) == []
+
+
+def test_nothing_jumps(page, standin, red, violet, greens):
+    """Layout shift as browsers count it, from the load to a taught class."""
+    standin.classes, standin.delay, standin.seconds = some_classes(8), 0.8, 1.5
+    page.open()
+    page.js(
+        "window.shifts = []; new PerformanceObserver((list) => { for (const e of list.getEntries()) if (!e.hadRecentInput) shifts.push(e.value); }).observe({type: 'layout-shift', buffered: true})"
+    )
+    page.ask(red, violet)
+    page.teach("lime", greens, token="secret")
+    page.wait(lambda: page.job() == "done")
+    time.sleep(0.3)
+    assert sum(page.js("return shifts")) < 0.05
+
+
+def test_motion_is_left_out_where_it_is_not_wanted(page, red):
+    moving = "return [...document.querySelectorAll('*')].filter((e) => getComputedStyle(e).transitionDuration !== '0s').length"
+    page.ask(red)
+    assert page.js(moving) > 0
+    page.open(prefers_reduced_motion="reduce")
+    page.ask(red)
+    assert page.js(moving) == 0
+
+
+def test_nothing_comes_from_elsewhere(page, standin, red):
+    page.ask(red)
+    hosts = page.js("return [...new Set(performance.getEntriesByType('resource').map((e) => new URL(e.name).origin))]")
+    assert set(hosts) <= {standin.url.rstrip("/"), "null"}  # null: pictures shown from memory
+    links = page.js("return [...document.querySelectorAll('[href], [src]')].map((e) => e.href || e.src)")
+    assert all(str(link).startswith((standin.url, "data:", "blob:")) for link in links)
+    page.js("const s = document.createElement('script'); s.textContent = 'document.title = 1'; document.body.append(s)")
+    page.wait(lambda: any("Content Security Policy" in line for line in page.errors()))  # the policy is in force
+    assert page.js("return document.title") == "Picture classes"
+
+
+def test_without_a_browser_the_reason_is_clear(monkeypatch, tmp_path):
+    from browser import driving
+
+    monkeypatch.setattr(driving, "DRIVER", None)
+    with pytest.raises(pytest.skip.Exception, match=r"no chromedriver: apt-get install chromium chromium-driver"):
+        driving.start(tmp_path)

@@ -1,0 +1,234 @@
+"""The analytic core under hostile statistics, against arithmetic with fifty digits.
+
+A case is a matrix of features that a careless world may bring: few or duplicated rows, dead or duplicated channels,
+scales from 1e-12 to 1e12. A result is right when its error stays below what the condition of the problem allows,
+BOUND * dim * eps * condition; where the matrix cannot be solved at all, a typed error says which one and why.
+"""
+
+import math
+
+import mpmath
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from efcil.errors import NotFiniteError, NotPositiveDefiniteError
+from efcil.linalg import (
+    EPS,
+    congruence,
+    normalise_columns,
+    pack_symmetric,
+    ridge_weight,
+    row_projector,
+    task_shift,
+    unpack_symmetric,
+)
+from efcil.stats import ClassStats
+
+mpmath.mp.dps = 50
+BOUND = 64.0  # how many dim * eps * condition an error may be: rounding of products, factorisation and two solves
+
+SCALES = st.integers(-12, 12).map(lambda k: 10.0**k)
+
+
+@st.composite
+def features(draw, least=1, most=8, dims=(1, 6)):
+    """Features (n, dim) in float64, with one of the diseases above."""
+    dim = draw(st.integers(*dims))
+    rows = draw(st.integers(least, most))
+    x = torch.randn(rows, dim, dtype=torch.float64, generator=torch.Generator().manual_seed(draw(st.integers(0, 10**6))))
+    disease = draw(st.sampled_from(["none", "copies", "dead", "equal channels", "positive", "one hot"]))
+    if disease == "copies":
+        x = x[:1].repeat(rows, 1)
+    elif disease == "dead":
+        x[:, draw(st.integers(0, dim - 1))] = 0
+    elif disease == "equal channels":
+        x[:, -1] = x[:, 0]
+    elif disease == "positive":
+        x = x.clamp_min(0)
+    elif disease == "one hot":
+        x = torch.eye(dim, dtype=torch.float64)[torch.arange(rows) % dim]
+    return x * draw(SCALES)
+
+
+def exact(tensor):
+    return mpmath.matrix([[mpmath.mpf(v) for v in row] for row in tensor.tolist()])
+
+
+def error(ours, theirs):
+    """Largest deviation relative to the largest entry."""
+    largest = max((abs(v) for v in theirs), default=mpmath.mpf(0))
+    worst = max(
+        (abs(mpmath.mpf(ours[i, j].item()) - theirs[i, j]) for i in range(theirs.rows) for j in range(theirs.cols)),
+        default=mpmath.mpf(0),
+    )
+    return float(worst / largest) if largest else float(worst)
+
+
+def condition(matrix):
+    values = mpmath.eigsy(matrix, eigvals_only=True)
+    low, high = min(values), max(values)
+    return float(high / low) if low > 0 else math.inf
+
+
+# -- the classifier ----------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=80, deadline=None)
+@given(features(most=10), SCALES, st.integers(0, 3))
+def test_the_reconstruction_is_as_exact_as_its_condition_allows(x, ridge, seed):
+    labels = torch.arange(len(x)) % (1 + seed % len(x))
+    stats = ClassStats.from_features(x, labels)
+    classes = labels.unique().tolist()
+    gram = exact(x).T * exact(x) + mpmath.mpf(ridge) * mpmath.eye(x.shape[1])
+    cond = condition(gram)
+    try:
+        weight = ridge_weight(stats, ridge)
+    except NotPositiveDefiniteError as failure:
+        assert "sum of Grams" in str(failure)
+        assert cond > 0.01 / EPS, "a sound matrix was refused"
+        return
+    assert torch.isfinite(weight).all()
+    if cond > 0.001 / EPS:
+        return  # no digit is left to compare
+    onehot = mpmath.matrix(len(x), len(classes))
+    for i, label in enumerate(labels.tolist()):
+        onehot[i, classes.index(label)] = 1
+    literal = mpmath.inverse(gram) * (exact(x).T * onehot)
+    assert error(weight, literal) < BOUND * x.shape[1] * EPS * cond
+
+
+@settings(max_examples=60, deadline=None)
+@given(features(least=2, most=12), SCALES)
+def test_the_shift_is_as_exact_as_its_condition_allows(x, ridge):
+    y = x.roll(1, 1) + 0.1 * x
+    shift = task_shift(x, y, ridge)
+    assert torch.isfinite(shift).all()
+    gram = exact(x).T * exact(x) + mpmath.mpf(ridge) * mpmath.eye(x.shape[1])
+    cond = condition(gram)
+    # Directions at the level of rounding are given the value for zero on purpose: the formula would blow rounding up.
+    plain = condition(exact(x).T * exact(x))
+    assume(cond < 1e-3 / EPS and (plain < 1e-4 / (x.shape[1] * EPS) or ridge > 1e-5 * float(x.square().sum())))
+    literal = mpmath.inverse(gram) * (exact(x).T * exact(y))
+    assert error(shift, literal) < BOUND * x.shape[1] * EPS * cond
+
+
+@settings(max_examples=60, deadline=None)
+@given(features(least=2, most=9), SCALES)
+def test_moved_statistics_are_those_of_moved_features(x, scale):
+    dim = x.shape[1]
+    shift = torch.randn(dim, dim, dtype=torch.float64, generator=torch.Generator().manual_seed(dim)) * scale
+    moved = ClassStats.from_features(x, torch.zeros(len(x), dtype=torch.long)).moved(shift)
+    p, gram = exact(shift), exact(x).T * exact(x)
+    assert error(moved.gram[0], p.T * gram * p) < BOUND * dim * EPS * 10
+    mean = mpmath.matrix([[sum(exact(x)[:, j]) / len(x) for j in range(dim)]])
+    assert error(moved.mean, mean * p) < BOUND * dim * EPS * 1e3  # means may cancel
+
+
+# -- rank and projection -----------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=60, deadline=None)
+@given(features(least=1, most=5, dims=(2, 8)))
+def test_a_projector_is_one_and_holds_the_rows(x):
+    """U U' is symmetric, its own square, and leaves every row of the class where it is, whatever the scale."""
+    gram = x.T @ x
+    projector = row_projector(gram[None], "numerical")[0]
+    size = x.shape[1]
+    assert torch.isfinite(projector).all()
+    assert (projector - projector.T).abs().max() < 1e-12
+    assert (projector @ projector - projector).abs().max() < 1e-9
+    assert round(float(projector.trace())) <= min(len(x), size)
+    if x.abs().max() > 0:
+        kept = (x @ projector - x).norm() / x.norm()
+        assert kept < 1e-6, "what is cut is rounding beside the largest row"
+
+
+# -- counts and joins --------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, 10**7), st.integers(1, 10**7), SCALES)
+def test_counts_from_one_to_ten_million(first, second, scale):
+    """Statistics of huge classes join as sums do: counts exact, means weighted, Grams added."""
+    mean = torch.tensor([[1.0, -2.0]], dtype=torch.float64) * scale
+    parts = [
+        ClassStats(torch.tensor([0]), torch.tensor([n]), m, (m.T @ m)[None] * n)
+        for n, m in ((first, mean), (second, 3 * mean))
+    ]
+    whole = parts[0].joined(parts[1])
+    assert whole.count.tolist() == [first + second]
+    share = mpmath.mpf(second) / (first + second)
+    expected = mpmath.mpf(scale) * (1 + 2 * share)
+    assert float(abs(mpmath.mpf(whole.mean[0, 0].item()) - expected) / expected) < 8 * EPS
+    weight = ridge_weight(whole, float(whole.gram_sum().trace()))
+    assert torch.isfinite(weight).all()
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(1, 7), SCALES)
+def test_packing_loses_no_bit(dim, scale):
+    half = torch.randn(3, dim, dim, dtype=torch.float64, generator=torch.Generator().manual_seed(dim)) * scale
+    gram = half @ half.mT
+    gram = (gram + gram.mT) / 2
+    assert torch.equal(unpack_symmetric(pack_symmetric(gram)), gram)
+
+
+# -- sizes and limits --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dim", [1, 2, 63, 512, 2048])
+def test_dimensions_from_one_to_two_thousand(dim):
+    x = torch.randn(8, dim, dtype=torch.float64, generator=torch.Generator().manual_seed(dim))
+    stats = ClassStats.from_features(x, torch.tensor([0, 0, 0, 0, 1, 1, 1, 2]))
+    weight = ridge_weight(stats, 1.0)
+    assert weight.shape == (dim, 3)
+    # by the small side: (X'X + I)^-1 X' = X' (XX' + I)^-1
+    small = x.T @ torch.linalg.solve(x @ x.T + torch.eye(8, dtype=torch.float64), torch.eye(8, dtype=torch.float64))
+    onehot = torch.nn.functional.one_hot(torch.tensor([0, 0, 0, 0, 1, 1, 1, 2])).double()
+    assert torch.allclose(weight, small @ onehot, atol=1e-10)
+
+
+@pytest.mark.parametrize("scale", [1e-170, 1e160])
+def test_squares_that_leave_the_range_are_named(scale):
+    """Beyond 1e154 the Gram overflows: an error that says so; below 1e-162 it is zero: the ridge decides."""
+    x = torch.tensor([[1.0, 2.0], [3.0, 1.0]], dtype=torch.float64) * scale
+    labels = torch.tensor([0, 1])
+    if scale > 1:
+        with pytest.raises(NotFiniteError, match="not finite|infinite|inf"):
+            ridge_weight(ClassStats.from_features(x, labels), 1.0)
+    else:
+        assert torch.isfinite(ridge_weight(ClassStats.from_features(x, labels), 1.0)).all()
+        with pytest.raises(NotPositiveDefiniteError):
+            ridge_weight(ClassStats.from_features(x, labels), 0.0)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_what_is_not_finite_is_named(bad):
+    x = torch.ones(3, 2, dtype=torch.float64)
+    x[1, 0] = bad
+    with pytest.raises(NotFiniteError):
+        ClassStats.from_features(x, torch.zeros(3, dtype=torch.long))
+    with pytest.raises(NotFiniteError):
+        task_shift(x, torch.ones(3, 2))
+    with pytest.raises(NotFiniteError):
+        normalise_columns(x)
+
+
+@settings(max_examples=60, deadline=None)
+@given(features(least=2, most=5), st.floats(-300, 300))
+def test_columns_are_normalised_at_any_scale(x, power):
+    weight = normalise_columns(x / x.abs().max() * 10.0**power if x.abs().max() > 0 else x)
+    norms = torch.linalg.vector_norm(weight, dim=0)
+    for norm, column in zip(norms.tolist(), x.T, strict=True):
+        assert norm == pytest.approx(1.0 if column.abs().max() > 0 else 0.0, abs=1e-12)
+
+
+def test_congruence_stays_symmetric_to_the_last_bit():
+    x = torch.randn(4, 40, 33, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    gram = x.mT @ x
+    shift = torch.randn(33, 33, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    for _ in range(30):
+        gram = congruence((gram + gram.mT) / 2, shift / 6)
+        assert torch.equal(gram, gram.mT)

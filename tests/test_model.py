@@ -1,0 +1,1264 @@
+"""IncrementalClassifier: teaching, answering, changing, keeping; and what it refuses."""
+
+import copy
+import errno
+import io
+import json
+import os
+import pickle
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file, save_file
+
+import efcil.data.cache as cache
+from efcil.data import digits, glyphs
+from efcil.data.cache import MEAN, STD
+from efcil.data.dataset import DataSet, ImageSet
+from efcil.data.decode import read_image
+from efcil.errors import DataError, ModelError, NumericalError, OptionError, TrainingError
+from efcil.linalg import normalise_columns, ridge_weight, task_shift
+from efcil.methods import METHODS
+from efcil.metrics import AccuracyMatrix
+from efcil.model import IncrementalClassifier, Progress, calibration, store, teaching
+from efcil.model.inputs import read_pictures
+from efcil.protocol import Evaluator, learn_stream, train_task
+from efcil.representations import REPRESENTATIONS
+from efcil.representations.base import new_class_loss, present_class_loss
+from efcil.shift.dual_projection import DualProjectionOptions, dual_projection
+from efcil.stats import ClassStats
+from efcil.tasks import Task, TaskStream
+from efcil.training.extraction import extract
+from efcil.training.loop import Pixels
+from efcil.training.schedule import Schedule
+from problems import blobs, draw
+from test_methods import FakeTask
+
+FAMILY = "dpcr dp-ncm lwf-ncm sdc adc ldc lwf acil ds-al fecam rrcr rrcr+tssp+cn".split()
+TINY = {"width": 2, "size": 16, "epochs": 2, "device": "cpu", "progress": False}
+DATA = blobs(size=16, per_class=20)
+
+
+def tiny(method="dpcr", **given):
+    options = {"buffer": 32} if method in ("acil", "ds-al") else {}
+    return IncrementalClassifier(method, **{**TINY, "options": {**options, **given.pop("options", {})}, **given})
+
+
+def lesson(*classes, data=DATA):
+    """Images and names of some classes."""
+    rows = np.isin(data.train.labels, classes)
+    return data.train.images[rows], [data.class_names[label] for label in data.train.labels[rows]]
+
+
+def taught(*rounds, method="dpcr", **given):
+    model = tiny(method, **given)
+    for classes in rounds:
+        model.learn(*lesson(*classes))
+    return model
+
+
+def bits(model):
+    """All that a model keeps, as bytes."""
+    state = model._now.state
+    tensors = {**state.weights, **store.flattened(state.statistics)}
+    kept = {name: tensor.numpy().tobytes() for name, tensor in tensors.items()}
+    return kept, state.classes, state.temperature, state.teachings, state.trainings, state.frozen
+
+
+def answers(model):
+    return model.predict_proba(DATA.test.images)
+
+
+@pytest.fixture(scope="module")
+def two():
+    """DPCR after two rounds of three classes; tests copy it before they change it."""
+    return taught((0, 1, 2), (3, 4, 5))
+
+
+@pytest.fixture
+def model(two):
+    return copy.copy(two)  # states are values: a shallow copy is a model of its own
+
+
+# --- teaching ---------------------------------------------------------------------------------------------------------
+
+
+def test_importing_the_package_imports_nothing_heavy():
+    code = "import sys, efcil; assert 'torch' not in sys.modules; efcil.IncrementalClassifier; assert 'torch' in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+    import efcil
+
+    with pytest.raises(AttributeError, match="nothing_of_the_kind"):
+        efcil.nothing_of_the_kind  # noqa: B018
+
+
+def test_it_learns_class_after_class_and_keeps_the_old_ones():
+    model = taught((0, 1), (2, 3), (4, 5), epochs=6)
+    first = list(dict.fromkeys(lesson(0, 1)[1]))
+    assert model.classes_[:2].tolist() == first, "in the order in which they came"
+    assert sorted(model.classes_) == sorted(DATA.class_names)
+    assert model.score(DATA) > 0.7
+    names = np.array([DATA.class_names[label] for label in DATA.test.labels])
+    assert (model.predict(DATA.test.images) == names).mean() == model.score(DATA)
+    for label in range(6):
+        rows = DATA.test.labels == label
+        assert (model.predict(DATA.test.images[rows]) == DATA.class_names[label]).mean() > 0.3, label
+
+
+def test_answers_have_their_shapes(model):
+    proba, features = answers(model), model.embed(DATA.test.images)
+    assert proba.shape == (30, 6)
+    assert proba.dtype == np.float64
+    assert np.allclose(proba.sum(1), 1, atol=1e-12)
+    assert features.shape == (30, model.dim)
+    assert (model.classes_[proba.argmax(1)] == model.predict(DATA.test.images)).all()
+    assert model.predict([]).shape == (0,)
+    assert model.predict_proba([]).shape == (0, 6)
+
+
+@pytest.mark.parametrize("method", FAMILY)
+def test_every_method_of_the_family_learns_twice_and_is_the_same_when_loaded(tmp_path, method):
+    model = taught((0, 1), (2, 3, 4), method=method)
+    assert answers(model).shape == (30, 5)
+    assert np.isfinite(answers(model)).all()
+    model.save(tmp_path / "m")
+    again = IncrementalClassifier.load(tmp_path / "m", device="cpu", progress=False)
+    assert np.array_equal(answers(again), answers(model))
+    assert bits(again) == bits(model)
+    for one in (model, again):
+        one.learn(*lesson(5), epochs=1)
+    assert bits(again) == bits(model), "and goes on from there in the same way"
+
+
+@pytest.mark.parametrize("method", ["pass", "icarl", "finetune", "joint"])
+def test_methods_outside_the_family_are_refused(method):
+    with pytest.raises(OptionError, match=r"cannot be taught picture by picture.*take one of dpcr"):
+        tiny(method)
+
+
+def test_the_same_seed_gives_the_same_bits_and_another_others(two):
+    assert bits(taught((0, 1, 2), (3, 4, 5))) == bits(two)
+    assert bits(taught((0, 1, 2), (3, 4, 5), seed=1))[0] != bits(two)[0]
+
+
+def test_five_rounds_equal_the_protocol_within_a_point():
+    """The same data, options and seed through `learn` and through the protocol of `efcil run`."""
+    data = glyphs.load(classes=10, size=16, train_per_class=60, test_per_class=30)
+    data = DataSet(data.name, data.class_names, data.train, data.test, MEAN, STD)
+    model = IncrementalClassifier(size=16, width=8, epochs=10, device="cpu", progress=False)
+    for start in range(0, 10, 2):
+        model.learn(*lesson(start, start + 1, data=data))
+    kind, machine = REPRESENTATIONS["lwf"], model._machine
+    representation = kind(teaching.with_epochs(model._settings.training, 10), 3, machine, 0)
+    stream = TaskStream(data.train, np.arange(10), (2,) * 5)
+    evaluator = Evaluator(data, stream, machine)
+    readout = METHODS["dpcr"].readout(model._settings.options)
+    matrix = AccuracyMatrix(evaluator.totals())
+    watch = types.SimpleNamespace(**dict.fromkeys(("after_epoch", "before_readouts", "after_task"), lambda *a: None))
+    learn_stream(stream, data, evaluator, representation, {"dpcr": readout}, {"dpcr": matrix}, watch)
+    ours = 100 * model.score(data)
+    assert ours > 40
+    assert ours > matrix.A_t[-1] - 1.0
+    sharp = softened(model, data, 1.0)
+    assert ece(model.predict_proba(data.test.images), model, data) < min(0.12, ece(sharp, model, data) / 2)
+
+
+def softened(model, data, temperature):
+    """Probabilities with another temperature."""
+    other = copy.copy(model)
+    other._now = copy.copy(model._now)
+    object.__setattr__(other._now, "state", model._now.state.changed(temperature=temperature))
+    return other.predict_proba(data.test.images)
+
+
+def ece(proba, model, data, bins=10):
+    """Expected calibration error of the most likely class."""
+    names = np.array([data.class_names[label] for label in data.test.labels])
+    sure, right = proba.max(1), model.classes_[proba.argmax(1)] == names
+    place = np.minimum((sure * bins).astype(int), bins - 1)
+    return sum(abs(sure[place == b].sum() - right[place == b].sum()) for b in range(bins)) / len(right)
+
+
+def test_recall_is_measured_on_pictures_that_were_not_trained_on(monkeypatch):
+    seen = []
+    original = teaching.train_task
+
+    def watched(representation, task, pixels, labels, *rest, **named):
+        seen.append((pixels.images.numpy().copy(), task))
+        return original(representation, task, pixels, labels, *rest, **named)
+
+    monkeypatch.setattr(teaching, "train_task", watched)
+    images, names = lesson(0, 1)
+    few = [row for row, name in enumerate(names) if name == "class1"][4:]
+    images, names = np.delete(images, few, 0), [n for row, n in enumerate(names) if row not in few]
+    model = tiny().learn(images, names)
+    assert len(seen[0][0]) == 16 + 4, "a fifth of twenty is held out, nothing of four"
+    trained = {image.tobytes() for image in seen[0][0]}
+    held = np.array([image.tobytes() not in trained for image in images])
+    assert np.array(names)[held].tolist() == ["class0"] * 4
+    table = {record["name"]: record for record in model.summary()["classes"]}
+    assert table["class1"]["recall"] is None
+    assert table["class0"]["recall"] in (0, 25, 50, 75, 100)
+    stats = model._now.readout.stats
+    assert sorted(stats.count.tolist()) == [4, 20], "then all of them are in the statistics"
+    features = torch.from_numpy(model.embed(images)).double()
+    order = torch.tensor([model.classes_.tolist().index(name) for name in names])
+    assert torch.allclose(stats.gram, ClassStats.from_features(features, order).gram, rtol=1e-5)
+
+
+def test_recall_is_that_of_a_classifier_that_has_not_seen_them():
+    """With the backbone at rest it can be computed anew: readout from the others, asked about the held-out ones."""
+    base = taught((0, 1)).freeze()
+    images, names = lesson(2, 3)
+    fresh = dict.fromkeys(names)
+    positions = torch.tensor([2 + list(fresh).index(name) for name in names])
+    held = teaching.Lesson(images, positions, 2, 2, 1, 1).held_out(0)
+    assert held.sum() == 8
+    features = torch.from_numpy(base.embed(images))
+    readout = copy.deepcopy(base._now.readout)
+    readout.stats = readout.stats.joined(ClassStats.from_features(features[~held], positions[~held]))
+    readout._solve(readout.stats)
+    right = readout.scores(features[held]).argmax(1) == positions[held]
+    expected = [100 * float(right[positions[held] == c].double().mean()) for c in (2, 3)]
+    model = base.learn(images, names)
+    assert [record["recall"] for record in model.summary()["classes"]][2:] == expected
+
+
+# --- old classes again ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["dpcr", "dp-ncm", "lwf-ncm", "sdc", "adc", "ldc", "acil"])
+def test_more_pictures_of_old_classes_add_up_and_the_backbone_rests(method):
+    images, names = lesson(0, 1, 2)
+    half = np.arange(len(names)) % 2 == 0
+    parts = [(images[half], np.array(names)[half]), (images[~half], np.array(names)[~half])]
+    base = taught((3, 4), method=method)
+    if not METHODS[method].frozen:
+        base.freeze()
+    twice, once = copy.copy(base), copy.copy(base)
+    twice.learn(*parts[0]).learn(*parts[1])
+    once.learn(np.concatenate([p[0] for p in parts]), np.concatenate([p[1] for p in parts]))
+    assert np.allclose(answers(twice), softened(once, DATA, twice._now.state.temperature), atol=1e-6)
+    assert [r["images"] for r in twice.summary()["classes"]] == [20] * 5
+    for name, tensor in base._now.state.weights.items():
+        assert torch.equal(twice._now.state.weights[name], tensor)
+
+
+def test_a_call_with_old_classes_only_leaves_the_backbone_alone(model):
+    before, trained = bits(model)[0], model._now.state.trainings
+    events = []
+    model.learn(*lesson(1, 2), callbacks=[events.append])
+    after = bits(model)[0]
+    assert {name for name in after if after[name] != before[name]} <= {
+        "stats/count",
+        "stats/mean",
+        "stats/gram_packed",
+        "weight",
+    }
+    assert model._now.state.trainings == trained
+    assert "training" not in {event.event for event in events}
+    assert [r["images"] for r in model.summary()["classes"] if r["name"] in ("class1", "class2")] == [40, 40]
+
+
+@pytest.mark.parametrize("method", ["lwf", "fecam"])
+def test_methods_that_keep_nothing_to_add_to_say_so(method):
+    model = taught((0, 1), method=method)
+    with pytest.raises(ModelError, match=r"more pictures of a class it knows \(class\d.*take one of dpcr"):
+        model.learn(*lesson(1, 2))
+
+
+def test_cross_entropy_is_over_the_classes_of_the_call():
+    logits = draw(5, 7).float().requires_grad_()
+    labels = torch.tensor([1, 5, 6, 5, 1])
+    present = torch.tensor([1, 5, 6])
+    loss = present_class_loss(logits, labels, present)
+    picked = logits.detach().double()[:, present]
+    places = torch.tensor([0, 1, 2, 1, 0])
+    expected = (torch.logsumexp(picked, 1) - picked.gather(1, places[:, None])[:, 0]).mean()
+    assert float(loss) == pytest.approx(float(expected), rel=1e-6)
+    loss.backward()
+    assert (logits.grad[:, [0, 2, 3, 4]] == 0).all()
+    assert float(present_class_loss(logits, labels.clamp(min=5), torch.tensor([5, 6]))) == float(
+        new_class_loss(logits, labels.clamp(min=5), 5)
+    )
+
+
+def test_new_and_old_classes_in_one_call(monkeypatch):
+    seen = []
+    original = teaching.train_task
+    monkeypatch.setattr(teaching, "train_task", lambda r, *a, **k: (seen.append(r.present), original(r, *a, **k))[1])
+    model = taught((0, 1, 2), (3, 4))
+    assert seen[1] is None
+    counts = {r["name"]: r["images"] for r in model.summary()["classes"]}
+    model.learn(*lesson(1, 5))
+    assert seen[2].tolist() == [model.classes_.tolist().index("class1"), 5]
+    after = {r["name"]: r["images"] for r in model.summary()["classes"]}
+    assert after == {**counts, "class1": 40, "class5": 20}
+    assert model._now.readout.stats.count.tolist() == list(after.values())
+    assert model.score(DATA) > 0.3
+
+
+# --- one class, one picture -------------------------------------------------------------------------------------------
+
+
+def test_one_class_alone_is_learned_at_rest(model):
+    events = []
+    one = taught((0, 1, 2))
+    backbone = one._now.state.weights["backbone.conv1.weight"]
+    one.learn(*lesson(3), callbacks=[events.append])
+    assert torch.equal(one._now.state.weights["backbone.conv1.weight"], backbone)
+    assert "training" not in {event.event for event in events}
+    head = one._now.state.weights["head.weight"]
+    mean = one._now.readout.stats.mean[3]
+    assert torch.allclose(head[3].double(), mean / mean.norm(), atol=1e-6), "its row points to its mean"
+    one.learn(*lesson(4, 5))
+    assert one._now.state.weights["head.weight"].shape[0] == 6
+    assert not torch.equal(one._now.state.weights["backbone.conv1.weight"], backbone)
+
+
+def test_one_picture_of_a_class_is_enough(model):
+    images, _ = lesson(0)
+    model.learn(images[:1], ["single"])
+    assert model.classes_[-1] == "single"
+    assert model.summary()["classes"][-1] == {**model.summary()["classes"][-1], "images": 1, "recall": None}
+    assert np.isfinite(answers(model)).all()
+    fresh = tiny().learn(images[:2], ["a", "b"])
+    assert answers(fresh).shape == (30, 2)
+    alone = tiny().learn(images[:1], ["a"])
+    assert alone.predict(images[:2]).tolist() == ["a", "a"]
+    assert answers(alone).tolist() == [[1.0]] * 30
+
+
+def test_a_backbone_that_learns_once_needs_two_classes():
+    with pytest.raises(ModelError, match="acil learns its backbone in the first teaching only.*two classes or more"):
+        tiny("acil").learn(*lesson(0))
+
+
+# --- few images -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def drifted(machine):
+    """Real features of digits before and after a task: of the task's images, and of the old classes (the truth)."""
+    data = digits.load()
+    options = {
+        "backbone": "resnet10",
+        "width": 16,
+        "batch_size": 64,
+        "first": Schedule(epochs=6, lr=0.05, curve="cosine"),
+        "later": Schedule(epochs=4, lr=0.01, curve="cosine"),
+    }
+    kind = REPRESENTATIONS["lwf"]
+    r = kind(kind.options_type(**options), 1, machine, 0)
+    parts = {}
+    for index, classes in enumerate((range(5), range(5, 10))):
+        rows = np.isin(data.train.labels, classes)
+        images, labels = data.train.images[rows], machine.tensor(data.train.labels[rows])
+        pixels = Pixels(torch.from_numpy(images), data.mean, data.std, machine)
+        parts[index] = pixels, labels
+        train_task(r, Task(index, 5 * index, 5, ImageSet(images, labels.numpy())), pixels, labels, None)
+    return {
+        (when, index): extract(backbone, parts[index][0], machine)
+        for when, backbone in (("old", r.old_backbone), ("new", r.backbone))
+        for index in (0, 1)
+    } | {"labels": parts[0][1], "task": parts[1][1]}
+
+
+@pytest.mark.parametrize("count", [20, 50, 100, 200, 500])
+def test_with_few_images_the_shift_is_better_than_none(drifted, count):
+    old = ClassStats.from_features(drifted["old", 0], drifted["labels"])
+    truth = ClassStats.from_features(drifted["new", 0], drifted["labels"])
+    rows = torch.randperm(len(drifted["task"]), generator=torch.Generator().manual_seed(0))[:count]
+    assert count < 4 * old.dim
+
+    def error(**options):
+        task = FakeTask(1, drifted["task"][rows], drifted["old", 1][rows], drifted["new", 1][rows])
+        moved = dual_projection(old, task, DualProjectionOptions(**options))
+        return float((moved.mean - truth.mean).norm() / truth.mean.norm())
+
+    careful = IncrementalClassifier(size=8, device="cpu")._settings.options
+    ours = error(few_images=careful.few_images, few_ridge=careful.few_ridge)
+    assert careful.few_images == "identity"
+    assert ours <= error(shift=False)
+    assert ours <= error() * 1.02, "and no worse than the paper's formula"
+    if count <= 100:
+        assert ours < 0.9 * error()
+
+
+def test_the_papers_shift_is_as_it_was_and_many_images_need_no_care(drifted):
+    old = ClassStats.from_features(drifted["old", 0], drifted["labels"])
+    rows = slice(0, 100)
+    few = FakeTask(1, drifted["task"][rows], drifted["old", 1][rows], drifted["new", 1][rows])
+    plain = dual_projection(old, few, DualProjectionOptions())
+    assert torch.equal(plain.gram, old.moved(task_shift(few.old(), few.new(), 1e-9)).gram)
+    many = FakeTask(1, drifted["task"], drifted["old", 1], drifted["new", 1])
+    assert len(many.labels) >= 4 * old.dim
+    identity = dual_projection(old, many, DualProjectionOptions(few_images="identity"))
+    assert torch.equal(identity.gram, dual_projection(old, many, DualProjectionOptions()).gram)
+
+
+# --- backbones: weights, frozen, timm -----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def weights(two, tmp_path_factory):
+    """A backbone we trained, as a file."""
+    path = tmp_path_factory.mktemp("weights") / "weights.safetensors"
+    save_file({k: v for k, v in two._now.state.weights.items() if k.startswith("backbone.")}, path)
+    return path
+
+
+def test_a_frozen_backbone_is_one_pass_and_one_solve(two, weights, monkeypatch):
+    monkeypatch.setattr(teaching, "train_task", None)
+    model = taught((0, 1), (2, 3), frozen=True, weights=weights)
+    for name, tensor in two._now.state.weights.items():
+        if name.startswith("backbone."):
+            assert torch.equal(model._now.state.weights[name], tensor)
+    images, names = lesson(0, 1, 2, 3)
+    places = torch.tensor([model.classes_.tolist().index(name) for name in names])
+    stats = ClassStats.from_features(torch.from_numpy(model.embed(images)), places)
+    expected = normalise_columns(ridge_weight(stats, model._settings.options.ridge))
+    assert torch.allclose(model._now.readout.weight, expected, atol=1e-9), "as if all had come at once"
+    assert model.frozen
+
+
+def test_weights_come_from_models_checkpoints_and_plain_files(two, weights, tmp_path):
+    plain = {k.removeprefix("backbone."): v for k, v in load_file(weights).items()}
+    for prefix in ("", "representation.student.backbone."):
+        save_file({prefix + k: v for k, v in plain.items()}, tmp_path / "w.safetensors")
+        model = tiny(weights=tmp_path / "w.safetensors")
+        assert torch.equal(model._now.state.weights["backbone.conv1.weight"], plain["conv1.weight"])
+    two.save(tmp_path / "m")
+    model = tiny(weights=tmp_path / "m" / "weights.safetensors")
+    assert np.array_equal(model.embed(DATA.test.images), two.embed(DATA.test.images))
+    model.learn(*lesson(0, 1))
+    assert not torch.equal(model._now.state.weights["backbone.conv1.weight"], plain["conv1.weight"]), "it learns on"
+
+
+def test_weights_that_cannot_be_used(weights, tmp_path):
+    with pytest.raises(OptionError, match="does not fit resnet10"):
+        tiny(width=4, weights=weights)
+    with pytest.raises(OptionError, match="no such file"):
+        tiny(weights=tmp_path / "none")
+    (tmp_path / "text").write_text("hello")
+    with pytest.raises(OptionError, match="no safetensors file"):
+        tiny(weights=tmp_path / "text")
+    with pytest.raises(OptionError, match="frozen=True needs weights"):
+        tiny(frozen=True)
+    with pytest.raises(OptionError, match="nothing but its trained head"):
+        tiny("lwf", frozen=True, weights=weights)
+    with pytest.raises(ModelError, match="has not learned yet"):
+        tiny().freeze()
+    with pytest.raises(OptionError, match="for timm/NAME"):
+        tiny(weights="pretrained")
+
+
+@pytest.mark.parametrize("method", ["dpcr", "dp-ncm", "lwf-ncm", "ldc"])
+def test_merged_models_equal_one_that_was_taught_on_both(weights, method):
+    def frozen(*classes):
+        return taught(*classes, method=method, frozen=True, weights=weights)
+
+    one, both = frozen((0, 1)), frozen((0, 1), (2, 3))
+    merged = one.merge(frozen((2, 3)))
+    assert merged.classes_.tolist() == both.classes_.tolist()
+    theirs = softened(both, DATA, merged._now.state.temperature)
+    assert np.abs(answers(merged) - theirs).max() < 1e-6
+    if method != "lwf-ncm" and method != "ldc":
+        assert np.abs(answers(merged) - answers(both)).max() < 1e-6, "the temperature too comes from the statistics"
+    overlapping = frozen((0, 1)).merge(frozen((1, 2)))
+    counts = {r["name"]: r["images"] for r in overlapping.summary()["classes"]}
+    assert counts == {"class0": 20, "class1": 40, "class2": 20}
+    merged.undo()
+    assert len(merged.classes_) == 2
+
+
+def test_merge_refuses_what_does_not_add(model, weights):
+    frozen = taught((0, 1), frozen=True, weights=weights)
+    with pytest.raises(ModelError, match="both models must have a frozen backbone"):
+        frozen.merge(model)
+    with pytest.raises(ModelError, match="different backbones"):
+        frozen.merge(taught((2, 3), seed=5).freeze())
+    with pytest.raises(ModelError, match="differ in method"):
+        frozen.merge(taught((2, 3), method="dp-ncm", frozen=True, weights=weights))
+    with pytest.raises(ModelError, match="differ in options"):
+        frozen.merge(taught((2, 3), frozen=True, weights=weights, options={"ridge": 3.0}))
+    with pytest.raises(ModelError, match="fecam cannot be merged"):
+        other = taught((2, 3), method="fecam", frozen=True, weights=weights)
+        taught((0, 1), method="fecam", frozen=True, weights=weights).merge(other)
+    with pytest.raises(DataError, match="differ only in case"):
+        frozen.merge(taught((2, 3), frozen=True, weights=weights).rename({"class2": "CLASS0"}))
+    with pytest.raises(ModelError, match="knows no class yet"):
+        frozen.merge(tiny(frozen=True, weights=weights))
+
+
+def test_timm_backbones_by_name(monkeypatch, tmp_path):
+    """timm itself does not import where these tests run: a module with its `create_model` stands in for it."""
+    asked = []
+
+    def create_model(name, pretrained, num_classes, in_chans):
+        asked.append((name, pretrained, num_classes, in_chans))
+        if name == "nonsense":
+            raise RuntimeError("Unknown model (nonsense)")
+        net = torch.nn.Sequential(torch.nn.Conv2d(in_chans, 5, 3), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten())
+        net.num_features = 5
+        return net
+
+    monkeypatch.setitem(sys.modules, "timm", types.SimpleNamespace(create_model=create_model))
+    model = IncrementalClassifier(backbone="timm/some_net", size=16, epochs=2, device="cpu", progress=False)
+    assert set(asked) == {("some_net", False, 0, 3)}
+    model.learn(*lesson(0, 1)).learn(*lesson(2, 3))
+    assert model.embed(DATA.test.images).shape == (30, 5)
+    model.save(tmp_path / "m")
+    assert np.array_equal(answers(IncrementalClassifier.load(tmp_path / "m", device="cpu")), answers(model))
+    IncrementalClassifier(backbone="timm/some_net", size=16, weights="pretrained", frozen=True, device="cpu")
+    assert asked[-1] == ("some_net", True, 0, 3)
+    with pytest.raises(OptionError, match="Unknown model"):
+        IncrementalClassifier(backbone="timm/nonsense", device="cpu")
+    with pytest.raises(OptionError, match="neither can be set"):
+        IncrementalClassifier(backbone="timm/some_net", width=3, device="cpu")
+    monkeypatch.setitem(sys.modules, "timm", None)
+    with pytest.raises(OptionError, match=r"pip install 'efcil\[timm\]'"):
+        IncrementalClassifier(backbone="timm/some_net", device="cpu")
+
+
+def test_options_are_checked():
+    with pytest.raises(OptionError, match="did you mean 'ridge'"):
+        tiny(options={"rigde": 1})
+    with pytest.raises(OptionError, match="unknown name 'resnet9'"):
+        tiny(backbone="resnet9")
+    with pytest.raises(OptionError, match="unknown method"):
+        tiny("dpcrr")
+    with pytest.raises(OptionError, match="size is 4"):
+        tiny(size=4)
+    with pytest.raises(OptionError, match="seed is -1"):
+        tiny(seed=-1)
+    with pytest.raises(OptionError, match="rrcr fixes shift=False"):
+        tiny("rrcr", options={"shift": True})
+    with pytest.raises(OptionError, match="give one of them"):
+        tiny(budget=3)
+    with pytest.raises(OptionError, match="epochs is 0"):
+        tiny(epochs=0)
+    with pytest.raises(OptionError, match="budget is 0"):
+        tiny(epochs=None, budget=0)
+
+
+# --- how long ---------------------------------------------------------------------------------------------------------
+
+
+def test_epochs_fix_the_length_and_rates_follow(monkeypatch):
+    rates = []
+    original = teaching.train_task
+
+    def watched(r, task, *rest, after_epoch, **named):
+        def both(report, optimiser):
+            rates.append(report.lr)
+            after_epoch(report, optimiser)
+
+        return original(r, task, *rest, after_epoch=both, **named)
+
+    monkeypatch.setattr(teaching, "train_task", watched)
+    losses = []
+    model = tiny().learn(*lesson(0, 1), epochs=5, callbacks=[lambda p: losses.append(p.loss)])
+    assert rates == [Schedule(epochs=5, lr=0.1, curve="cosine").rate(e) for e in range(5)]
+    assert len([loss for loss in losses if loss is not None]) == 5
+    rates.clear()
+    model.learn(*lesson(2, 3))
+    assert len(rates) == 2, "the model's own number again"
+
+
+def test_a_budget_becomes_epochs_that_fit(monkeypatch):
+    """With a clock that shows a second more each time: an epoch of the probe takes one, and steps scale it."""
+    ticks = iter(range(100_000))
+    monkeypatch.setattr(teaching.time, "monotonic", lambda: float(next(ticks)))
+    reports = []
+    fresh = tiny(epochs=None, options={"batch_size": 4})
+    untouched = bits(fresh)
+    fresh.learn(*lesson(0, 1), budget=30.0, callbacks=[reports.append])
+    epochs = [p.total for p in reports if p.event == "training"]
+    # 32 pictures to train on are 8 steps, the probe has 4: an epoch takes 2 s. The clock stood at 0 and is at 3 when
+    # epochs are planned: 27 s left, 13 epochs, less one for what follows.
+    assert epochs == [12] * 12
+    assert untouched[0] != bits(fresh)[0]
+    same = tiny(epochs=None, options={"batch_size": 4}).learn(*lesson(0, 1), epochs=12)
+    assert bits(same) == bits(fresh), "timing leaves no trace"
+    reports.clear()
+    tiny(epochs=None).learn(*lesson(0, 1), budget=0.5, callbacks=[reports.append])
+    assert len([p for p in reports if p.event == "training"]) == 1, "one epoch at least"
+
+
+def test_a_real_budget_is_roughly_kept():
+    import time
+
+    begin = time.monotonic()
+    tiny(epochs=None).learn(*lesson(0, 1), budget=2.0)
+    assert time.monotonic() - begin < 6.0
+
+
+# --- telling, stopping ------------------------------------------------------------------------------------------------
+
+
+def test_callbacks_see_the_whole_teaching():
+    told = []
+    tiny(epochs=3).learn(*lesson(0, 1), callbacks=[told.append])
+    assert [p.event for p in told] == ["reading", "training", "training", "training", "solving", "learned"]
+    assert [p.fraction for p in told] == sorted(p.fraction for p in told)
+    assert told[-1].fraction == 1
+    assert "epoch 2 of 3" in told[2].message
+    assert all((p.loss is not None) == (p.event == "training") for p in told)
+
+
+def test_a_bar_is_drawn_on_terminals(monkeypatch, capsys):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    tiny(progress=True).learn(*lesson(0, 1))
+    assert capsys.readouterr().err != ""
+    tiny(progress=False).learn(*lesson(0, 1))
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("event", ["reading", "training", "solving", "learned"])
+def test_an_interrupt_anywhere_leaves_the_model_as_it_was(event):
+    model = taught((0, 1))
+    before, expected = bits(model), answers(model)
+
+    def stop(progress):
+        assert np.array_equal(answers(model), expected) or progress.event == "learned", "it answers meanwhile"
+        if progress.event == event:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        model.learn(*lesson(2, 3), callbacks=[stop])
+    if event == "learned":  # it is over by then
+        assert len(model.classes_) == 4
+        return
+    assert bits(model) == before
+    assert np.array_equal(answers(model), expected)
+    model.learn(*lesson(2, 3))
+    assert bits(model) == bits(taught((0, 1), (2, 3))), "and learns as if nothing had happened"
+
+
+def test_an_error_anywhere_leaves_the_model_as_it_was(monkeypatch):
+    model = taught((0, 1))
+    before = bits(model)
+    with pytest.raises(TrainingError, match="the loss is"):
+        hasty = copy.copy(model)
+        hasty._settings = tiny(options={"later.lr": 1e30})._settings
+        hasty.learn(*lesson(2, 3))
+    assert bits(hasty) == before
+    monkeypatch.setattr(METHODS["dpcr"].readout, "_solve", lambda *a: (_ for _ in ()).throw(NumericalError("broken")))
+    for step in (lambda: model.learn(*lesson(2, 3)), lambda: model.forget("class0")):
+        with pytest.raises(NumericalError):
+            step()
+        assert bits(model) == before
+
+
+# --- forgetting, undoing, renaming --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["dpcr", "dp-ncm", "lwf-ncm", "sdc", "adc", "ldc", "lwf", "fecam"])
+def test_forget_drops_the_class_and_leaves_the_others(method, tmp_path):
+    model = taught((0, 1, 2), (3, 4, 5), method=method)
+    rows = ~np.isin(DATA.test.labels, [1, 4])
+    others = DATA.test.images[rows]
+    before, head = model.predict_proba(others), model._now.state.weights["head.weight"]
+    kept = [place for place, name in enumerate(model.classes_) if name not in ("class1", "class4")]
+    names = model.classes_[kept].tolist()
+    model.forget(["class1", "class4"])
+    assert model.classes_.tolist() == names
+    after = model.predict_proba(others)
+    assert after.shape == (20, 4)
+    if method not in ("dpcr",):  # its classifier is solved again; the others' scores do not depend on each other
+        assert (after.argmax(1) == before[:, kept].argmax(1)).all()
+    rows_left = [place for place in kept if place < len(head)]
+    assert torch.equal(model._now.state.weights["head.weight"], head[rows_left])
+    model.save(tmp_path / "m")
+    stored = b"".join(path.read_bytes() for path in sorted((tmp_path / "m").rglob("*")) if path.is_file())
+    assert b"class1" not in stored
+    assert not (tmp_path / "m" / "previous").exists()
+    with pytest.raises(ModelError, match="nothing to undo.*forgotten"):
+        model.undo()
+    model.learn(*lesson(1))
+    assert model.classes_.tolist() == [*names, "class1"]
+
+
+def test_forgetting_solves_again_without_the_class(model):
+    stats = model._now.readout.stats
+    place = model.classes_.tolist().index("class2")
+    model.forget("class2")
+    expected = normalise_columns(ridge_weight(stats.without([place]), model._settings.options.ridge))
+    assert torch.equal(model._now.readout.weight, expected)
+    assert model._now.readout.stats.classes.tolist() == [0, 1, 2, 3, 4]
+    assert [r["name"] for r in model.summary()["classes"]] == model.classes_.tolist()
+
+
+def test_forgetting_everything_and_nothing_known(model):
+    with pytest.raises(DataError, match="does not know 'class9': did you mean"):
+        model.forget(["class0", "class9"])
+    assert len(model.classes_) == 6
+    model.forget(model.classes_)
+    assert model.classes_.tolist() == []
+    with pytest.raises(ModelError, match="knows no class yet"):
+        model.predict(DATA.test.images)
+    model.learn(*lesson(0, 1))
+    assert len(model.classes_) == 2
+
+
+@pytest.mark.parametrize("method", ["acil", "ds-al"])
+def test_sums_over_all_classes_cannot_forget_one(method):
+    with pytest.raises(ModelError, match=r"one sum over all classes.*take one of dpcr"):
+        taught((0, 1), (2, 3), method=method).forget("class1")
+
+
+def test_undo_is_the_state_before_the_last_teaching(tmp_path):
+    model = taught((0, 1))
+    before = bits(model)
+    model.learn(*lesson(2, 3))
+    model.save(tmp_path / "m")
+    loaded = IncrementalClassifier.load(tmp_path / "m", device="cpu", progress=False)
+    for one in (model, loaded):
+        after = bits(one)
+        one.undo()
+        assert bits(one) == before
+        with pytest.raises(ModelError, match="nothing to undo"):
+            one.undo()
+        one.learn(*lesson(2, 3))
+        assert bits(one) == after, "the same again"
+    with pytest.raises(ModelError, match="nothing to undo"):
+        tiny().undo()
+
+
+def test_rename(model, tmp_path):
+    proba = answers(model)
+    names = model.classes_.tolist()
+    model.rename({"class0": "class1", "class1": "class0", "class2": "Äpfel & Birnen"})
+    swap = {"class0": "class1", "class1": "class0", "class2": "Äpfel & Birnen"}
+    assert model.classes_.tolist() == [swap.get(name, name) for name in names]
+    assert np.array_equal(answers(model), proba)
+    model.save(tmp_path / "m")
+    again = IncrementalClassifier.load(tmp_path / "m", device="cpu")
+    assert again.classes_.tolist() == model.classes_.tolist()
+    again.undo()
+    assert set(again.classes_) == {"class0", "class1", "Äpfel & Birnen"}, "also before the last teaching"
+    with pytest.raises(DataError, match="does not know 'x'"):
+        model.rename({"x": "y"})
+    with pytest.raises(DataError, match="two classes would be called class3"):
+        model.rename({"class4": "class3"})
+    with pytest.raises(DataError, match="differ only in case"):
+        model.rename({"class4": "CLASS3"})
+    with pytest.raises(DataError, match="contains '/'"):
+        model.rename({"class4": "a/b"})
+
+
+# --- answering --------------------------------------------------------------------------------------------------------
+
+
+def test_none_of_these_below_a_confidence(model):
+    proba = answers(model)
+    middle = float(np.median(proba.max(1)))
+    names = model.predict(DATA.test.images, unknown=middle)
+    assert (names == "").tolist() == (proba.max(1) < middle).tolist()
+    assert 0 < (names == "").sum() < len(names)
+    assert (model.predict(DATA.test.images, unknown=0) != "").all()
+    with pytest.raises(OptionError, match="unknown is 3"):
+        model.predict(DATA.test.images, unknown=3)
+
+
+def test_score_refuses_classes_that_it_does_not_know(model):
+    with pytest.raises(DataError, match="does not know zebra"):
+        model.score(DATA.test.images[:2], ["class0", "zebra"])
+    with pytest.raises(ModelError, match="knows no class yet"):
+        tiny().score(DATA)
+
+
+def test_the_temperature_is_the_most_likely_one_for_drawn_features(model):
+    stats = model._now.readout.stats
+    features, places = calibration.drawn_features(stats, 0)
+    again, _ = calibration.drawn_features(stats, 0)
+    assert torch.equal(features, again)
+    scores = model._now.readout.scores(features)
+    best = model._now.state.temperature
+
+    def cost(temperature):
+        return float(torch.nn.functional.cross_entropy(scores / temperature, places))
+
+    assert cost(best) <= min(cost(best * 1.05), cost(best / 1.05)) + 1e-4
+
+
+def test_drawn_features_have_the_mean_and_the_spread_of_their_class(monkeypatch):
+    monkeypatch.setattr(calibration, "DRAWS", 40_000)
+    features = torch.cat(
+        [draw(4000, 3) @ torch.diag(torch.tensor([1.0, 2.0, 0.1]).double()) + 5, draw(4000, 3, seed=1)]
+    )
+    stats = ClassStats.from_features(features, torch.arange(2).repeat_interleave(4000))
+    drawn, places = calibration.drawn_features(stats, 3)
+    assert torch.allclose(drawn[places == 0].mean(0), stats.mean[0], atol=0.05)
+    assert torch.allclose(torch.cov(drawn[places == 0].T), stats.covariance()[0], atol=0.1)
+
+
+def test_scores_that_are_always_right_give_a_finite_temperature():
+    scores, labels = torch.eye(4).repeat(10, 1), torch.arange(4).repeat(10)
+    temperature = calibration.fitted_temperature(scores, labels)
+    assert 0 < temperature < 1
+    sure = torch.softmax(scores / temperature, 1).max()
+    assert 0.9 < sure < 1
+    assert calibration.fitted_temperature(torch.zeros(5, 3), torch.zeros(5, dtype=torch.int64)) == 1.0
+
+
+def test_the_whole_model_as_one_module(model):
+    images = torch.from_numpy(DATA.test.images)
+    assert np.allclose(model.network()(images).numpy(), answers(model), atol=1e-5)
+
+
+def test_summary_is_plain(model):
+    summary = json.loads(json.dumps(model.summary()))
+    assert summary["method"] == "dpcr"
+    assert summary["format"] == 1
+    assert (summary["backbone"], summary["size"], summary["dim"], summary["teachings"]) == ("resnet10", 16, 16, 2)
+    assert summary["bytes"] > 10_000
+    assert set(summary["classes"][0]) == {"name", "images", "learned", "recall"}
+    assert summary["classes"][0]["images"] == 20
+    one, other, cosine = summary["similar"][0]
+    means = {name: mean for name, mean in zip(model.classes_, model._now.readout.stats.mean, strict=True)}
+    assert cosine == pytest.approx(float(torch.cosine_similarity(means[one], means[other], 0)), abs=1e-4)
+    assert [pair[2] for pair in summary["similar"]] == sorted((pair[2] for pair in summary["similar"]), reverse=True)
+    assert tiny().summary()["similar"] == []
+
+
+# --- pictures of every kind ---------------------------------------------------------------------------------------------
+
+
+def png(image, **info):
+    buffer = io.BytesIO()
+    Image.fromarray(image.transpose(1, 2, 0)).save(buffer, "PNG", **info)
+    return buffer.getvalue()
+
+
+def forms(tmp_path):
+    images = DATA.test.images[:6]
+    paths = []
+    for row, image in enumerate(images):
+        paths.append(tmp_path / f"p{row}.png")
+        paths[-1].write_bytes(png(image))
+    last = images.transpose(0, 2, 3, 1)
+    return images, {
+        "channels first": images,
+        "channels last": last,
+        "float": (images / 255).astype(np.float32),
+        "float64": images / 255,
+        "torch": torch.from_numpy(images),
+        "torch float": torch.from_numpy(images).float() / 255,
+        "paths": paths,
+        "strings": [str(path) for path in paths],
+        "array of strings": np.array([str(path) for path in paths]),
+        "bytes": [path.read_bytes() for path in paths],
+        "pillow": [Image.open(path) for path in paths],
+        "mixed": [paths[0], images[1].transpose(1, 2, 0), torch.from_numpy(images[2]), *map(str, paths[3:])],
+        "image set": ImageSet(images, np.zeros(6, np.int64)),
+    }
+
+
+def test_pictures_of_every_kind_are_the_same(model, tmp_path):
+    images, given = forms(tmp_path)
+    for kind, value in given.items():
+        assert np.array_equal(read_pictures(value, 16), images), kind
+    for single in (given["paths"][0], given["bytes"][0], given["pillow"][0]):
+        assert model.predict(single).tolist() == model.predict(images[:1]).tolist()
+
+
+def test_any_size_mode_and_orientation():
+    rng = np.random.default_rng(0)
+    wide = rng.integers(0, 256, (3, 40, 60), dtype=np.uint8)
+    expected = read_image(png(wide), 16)
+    assert np.array_equal(read_pictures(wide[None], 16)[0], expected)
+    assert np.array_equal(read_pictures(wide.transpose(1, 2, 0)[None], 16)[0], expected)
+    grey = rng.integers(0, 256, (2, 16, 16), dtype=np.uint8)
+    assert np.array_equal(read_pictures(grey, 16), np.repeat(grey[:, None], 3, 1))
+    assert np.array_equal(read_pictures(grey[:, None], 16), np.repeat(grey[:, None], 3, 1))
+    alpha = np.dstack([wide.transpose(1, 2, 0), np.zeros((40, 60), np.uint8)])
+    assert (read_pictures(alpha[None], 16) == 255).all(), "transparent is white"
+    exif = Image.Exif()
+    exif[0x0112] = 3
+    turned = read_pictures([png(wide, exif=exif)], 16)[0]
+    assert np.array_equal(turned, expected[:, ::-1, ::-1])
+
+
+def test_heic_is_read_with_its_extra(monkeypatch):
+    """pillow-heif is not here: an opener of Pillow stands in for it."""
+    data = b"\0\0\0\x18ftypheic" + bytes(20)
+    monkeypatch.setitem(sys.modules, "pillow_heif", None)
+    with pytest.raises(DataError, match=r"HEIC pictures need pillow-heif: pip install 'efcil\[heic\]'"):
+        read_pictures([data], 8)
+
+    class Opener(Image.Image):
+        format = "HEIF"
+
+        def draft(self, mode, size):
+            return None
+
+    def opened(fp, name):
+        image = Opener()
+        image._im, image._mode, image._size = Image.new("RGB", (9, 9), (1, 2, 3)).im, "RGB", (9, 9)
+        return image
+
+    def register():
+        Image.register_open("HEIF", opened, lambda head: head[4:12] == b"ftypheic")
+
+    monkeypatch.setitem(sys.modules, "pillow_heif", types.SimpleNamespace(register_heif_opener=register))
+    monkeypatch.setattr(Image, "OPEN", dict(Image.OPEN))
+    monkeypatch.setattr(Image, "ID", list(Image.ID))
+    assert read_pictures([data], 8)[0, :, 0, 0].tolist() == [1, 2, 3]
+
+
+def folder(root, data=DATA, classes=(0, 1), per_class=6, prefix="secret-holiday"):
+    for label in classes:
+        (root / data.class_names[label]).mkdir(parents=True)
+        rows = np.flatnonzero(data.train.labels == label)[:per_class]
+        for row in rows:
+            (root / data.class_names[label] / f"{prefix}-{row}.png").write_bytes(png(data.train.images[row]))
+    return root
+
+
+def test_a_folder_is_learned_and_scored(tmp_path):
+    root = folder(tmp_path / "pictures")
+    model = tiny().learn(root)
+    assert model.classes_.tolist() == ["class0", "class1"]
+    assert [r["images"] for r in model.summary()["classes"]] == [6, 6]
+    names = [name for name in model.classes_ for _ in range(6)]
+    paths = [
+        path for name in model.classes_ for path in sorted((root / name).iterdir(), key=lambda p: int(p.stem[15:]))
+    ]
+    assert model.score(root) == model.score(paths, names)
+    assert bits(tiny().learn(paths, names)) == bits(model)
+    split = tmp_path / "split"
+    folder(split / "train", classes=(0, 1))
+    folder(split / "test", classes=(0, 1), per_class=3)
+    assert [r["images"] for r in tiny().learn(split).summary()["classes"]] == [6, 6], "of train/ and test/ the first"
+
+
+def test_data_sets_are_learned_from_their_training_part(two):
+    images, names = lesson(0, 1, 2)
+    part = DataSet("x", DATA.class_names[:3], ImageSet(images, np.array([int(n[-1]) for n in names])),
+                   ImageSet(DATA.test.images[DATA.test.labels < 3], DATA.test.labels[DATA.test.labels < 3]),
+                   DATA.mean, DATA.std)  # fmt: skip
+    model = tiny().learn(part)
+    assert [r["images"] for r in model.summary()["classes"]] == [20] * 3
+    assert tiny().learn(part.train).classes_.tolist() == [n[-1] for n in dict.fromkeys(names)], "numbers are names too"
+    assert model.score(part) == model.score(part.test.images, [f"class{label}" for label in part.test.labels])
+
+
+def test_many_paths_are_decoded_by_several_processes_and_nothing_stays(tmp_path, monkeypatch):
+    root = folder(tmp_path / "pictures", per_class=20)
+    alone = tiny().learn(root)
+    monkeypatch.setattr(cache, "_FEW", 8)
+    monkeypatch.setattr(cache, "cores", lambda: 2)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
+    monkeypatch.setenv("EFCIL_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "temporary").mkdir()
+    (root / "class0" / "broken.png").write_bytes(b"no picture")
+    told = []
+    with pytest.raises(DataError, match=r"class0/broken.png: not an image"):
+        tiny().learn(root)
+    together = tiny().learn(root, skip_bad=True, callbacks=[told.append])
+    assert bits(together) == bits(alone)
+    assert list((tmp_path / "temporary").iterdir()) == []
+    assert not (tmp_path / "cache").exists(), "decoded pictures are not kept"
+    assert told[0].event == "reading"
+    assert told[0].total == 41
+
+
+# --- bad input ----------------------------------------------------------------------------------------------------------
+
+ONE = np.zeros((2, 16, 16, 3), np.uint8)
+
+
+@pytest.mark.parametrize(
+    ("data", "labels", "message"),
+    [
+        ([], [], "nothing to learn from"),
+        (np.zeros((0, 16, 16, 3), np.uint8), [], "nothing to learn from"),
+        (ONE, None, "labels are missing"),
+        (ONE, ["a"], "1 labels for 2 images"),
+        (iter(ONE), ["a", "b", "c"], "3 labels for 2 images"),
+        (ONE, "ab", "labels are one text"),
+        (ONE, [1.5, 2.0], "label 1.5 at place 0 is float"),
+        (ONE, [True, False], "label True at place 0 is bool"),
+        (ONE, [None, "a"], "label None at place 0 is NoneType"),
+        (np.full((2, 16, 16, 3), np.nan), ["a", "b"], "NaN or infinite pixels in picture 0, 2 in all"),
+        (ONE.astype(float) + 7, ["a", "b"], "from 7 to 7; wanted 0 to 1"),
+        (ONE.astype(np.int64), ["a", "b"], "are int64; wanted uint8"),
+        (np.zeros((16, 16, 3), np.uint8), ["a"] * 16, "which is one picture"),
+        (np.zeros((2, 16, 16, 7), np.uint8), ["a", "b"], "must be 1, 3 or 4"),
+        (np.zeros((2, 16), np.uint8), ["a", "b"], "wanted (n, h, w)"),
+        (3, ["a"], "images are int"),
+        ([3], ["a"], "no readable picture of class a: image 0: int is no picture"),
+        ([b"hello"], ["a"], "no readable picture of class a: image 0: not an image"),
+        (["/nowhere/x.png"], ["a"], "no readable picture of class a: /nowhere/x.png: no such file"),
+        ("/nowhere/at/all", None, "/nowhere/at/all: no such folder"),
+        (ONE, ["cat", "Cat"], "class names 'cat' and 'Cat' differ only in case"),
+        (ONE, ["caf\u00e9", "cafe\u0301"], "differ only in case or Unicode form"),
+        (ONE, ["a/b", "c"], "contains '/'"),
+        (ONE, ["a\\b", "c"], "contains '\\\\'"),
+        (ONE, ["a\0b", "c"], "cannot be printed"),
+        (ONE, ["", "c"], "a class name is empty"),
+        (ONE, [" a", "c"], "begins or ends with a space"),
+        (ONE, ["..", "c"], "means a folder"),
+        (DATA, ["a"], "data that have their own"),
+    ],
+)
+def test_bad_input_is_told_in_one_line_and_changes_nothing(data, labels, message):
+    model = tiny()
+    before = bits(model)
+    with pytest.raises(DataError) as told:
+        model.learn(data, labels)
+    assert message in str(told.value)
+    assert "\n" not in str(told.value)
+    assert bits(model) == before
+
+
+def test_names_clash_with_what_the_model_knows(model):
+    with pytest.raises(DataError, match="'class0' and 'CLASS0' differ only in case"):
+        model.learn(ONE, ["CLASS0", "new"])
+
+
+def test_bad_files_in_folders(tmp_path):
+    root = folder(tmp_path / "p")
+    (root / "class0" / "text.jpg").write_text("this is text")
+    with pytest.raises(DataError, match=r"text.jpg: not an image.*skip_bad=True"):
+        tiny().learn(root)
+    assert [r["images"] for r in tiny().learn(root, skip_bad=True).summary()["classes"]] == [6, 6]
+    (root / "class2").mkdir()
+    with pytest.raises(DataError, match="no picture of class class2"):
+        tiny().learn(root, skip_bad=True)
+    (root / "class2" / "text.jpg").write_text("this is text")
+    with pytest.raises(DataError, match="no readable picture of class class2"):
+        tiny().learn(root, skip_bad=True)
+    (root / "class2" / "text.jpg").rename(root / "class2" / "notes.txt")
+    with pytest.raises(DataError, match="notes.txt is not an image"):
+        tiny().learn(root)
+    with pytest.raises(DataError, match="is a folder"):
+        taught((0, 1)).predict(root)
+
+
+# --- the directory ------------------------------------------------------------------------------------------------------
+
+
+def files(place):
+    return {str(p.relative_to(place)): p.read_bytes() for p in sorted(Path(place).rglob("*")) if p.is_file()}
+
+
+def test_a_directory_is_safetensors_and_json_and_survives_a_round_trip_bit_for_bit(two, tmp_path):
+    two.save(tmp_path / "m")
+    names = {"model.json", "weights.safetensors", "statistics.safetensors"}
+    assert set(files(tmp_path / "m")) == names | {f"previous/{name}" for name in names}
+    IncrementalClassifier.load(tmp_path / "m", device="cpu").save(tmp_path / "n")
+    assert files(tmp_path / "n") == files(tmp_path / "m")
+    card = json.loads((tmp_path / "m" / "model.json").read_text())
+    assert card["format"] == 1
+    assert [record["name"] for record in card["classes"]] == two.classes_.tolist()
+    for name in names - {"model.json"}:
+        load_file(tmp_path / "m" / name)
+    assert list(tmp_path.iterdir()) == [tmp_path / "m", tmp_path / "n"] or len(list(tmp_path.iterdir())) == 2
+
+
+def test_an_untaught_model_can_be_kept(tmp_path):
+    model = tiny()
+    model.save(tmp_path / "m")
+    again = IncrementalClassifier.load(tmp_path / "m", device="cpu", progress=False)
+    assert again.classes_.tolist() == []
+    assert bits(again.learn(*lesson(0, 1), epochs=2)) == bits(model.learn(*lesson(0, 1)))
+
+
+def test_no_picture_and_no_file_name_is_in_it(tmp_path):
+    root = folder(tmp_path / "where-they-were", classes=(0, 1, 2), per_class=8)
+    model = tiny().learn(root)
+    model.learn(*lesson(3, 4))
+    model.save(tmp_path / "m")
+    stored = b"\0".join(files(tmp_path / "m").values())
+    for path in (p for p in root.rglob("*") if p.is_file()):
+        assert path.stem.encode() not in stored
+        assert path.read_bytes()[-64:-16] not in stored
+    assert b"where-they-were" not in stored
+    assert b"secret-holiday" not in stored
+    assert os.fsencode(tmp_path) not in stored
+    images = np.concatenate([DATA.train.images, DATA.train.images[..., ::-1]])
+    for image in images:
+        for rows in (image, image.transpose(1, 2, 0)):  # either order of channels
+            assert np.ascontiguousarray(rows[0]).tobytes()[:24] not in stored
+            for kind in (np.float32, np.float64):
+                assert np.ascontiguousarray(rows[0], dtype=kind).tobytes()[:32] not in stored
+                assert np.ascontiguousarray(rows[0] / 255, dtype=kind).tobytes()[:32] not in stored
+    kept = model._now.state
+    numbers = sum(t.numel() for t in store.flattened(kept.statistics).values())
+    assert numbers == 5 * (16 * 17 // 2 + 16 + 2 + 16), "per class a Gram, a mean, count, number and a column"
+
+
+def test_loading_never_unpickles(two, tmp_path, monkeypatch):
+    two.save(tmp_path / "m")
+    for module, name in ((pickle, "load"), (pickle, "loads"), (pickle, "Unpickler"), (torch, "load")):
+        monkeypatch.setattr(module, name, lambda *a, **k: pytest.fail("unpickled"))
+    IncrementalClassifier.load(tmp_path / "m", device="cpu")
+
+
+def damaged_json(place, **changes):
+    path = place / "model.json"
+    card = json.loads(path.read_text())
+    path.write_text(json.dumps({**card, **changes}))
+
+
+def test_what_is_no_model_is_refused(two, tmp_path):
+    def refused(message, place=tmp_path / "m"):
+        with pytest.raises(ModelError, match=message) as told:
+            IncrementalClassifier.load(place, device="cpu")
+        assert "\n" not in str(told.value)
+
+    refused("no such directory", tmp_path / "nothing")
+    (tmp_path / "folder").mkdir()
+    refused("is no model: it has no model.json", tmp_path / "folder")
+
+    def fresh():
+        two.save(tmp_path / "m")
+
+    fresh()
+    damaged_json(tmp_path / "m", format=2, efcil="9.9")
+    refused(r"format 2 was written by efcil 9.9.*pip install --upgrade efcil")
+    fresh()
+    damaged_json(tmp_path / "m", format=0)
+    refused("format 0 is not one that was ever written")
+    fresh()
+    damaged_json(tmp_path / "m", kind="something else")
+    refused("not the card of a model")
+    fresh()
+    damaged_json(tmp_path / "m", temperature=-1)
+    refused("temperature: input should be greater than 0")
+    fresh()
+    damaged_json(tmp_path / "m", settings={})
+    refused("model.json")
+    fresh()
+    (tmp_path / "m" / "model.json").write_text("{")
+    refused("not valid JSON")
+    for name in ("weights.safetensors", "statistics.safetensors", "previous/weights.safetensors"):
+        fresh()
+        path = tmp_path / "m" / name
+        content = bytearray(path.read_bytes())
+        content[-9] ^= 1
+        path.write_bytes(content)
+        refused("is damaged: its checksum is not that of model.json")
+        path.unlink()
+        refused("is missing")
+    fresh()
+    card = json.loads((tmp_path / "m" / "model.json").read_text())
+    card["settings"]["training"]["width"] = 4
+    damaged_json(tmp_path / "m", settings=card["settings"])
+    refused("do not fit")
+
+
+def test_saving_never_takes_the_place_of_something_else(model, tmp_path):
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(ModelError, match="is a file"):
+        model.save(tmp_path / "file")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "diary.txt").write_text("x")
+    with pytest.raises(ModelError, match=r"holds other files \(diary.txt\)"):
+        model.save(tmp_path / "folder")
+    assert (tmp_path / "folder" / "diary.txt").read_text() == "x"
+    (tmp_path / "empty").mkdir()
+    model.save(tmp_path / "empty")
+    (tmp_path / "link").symlink_to(tmp_path / "empty")
+    model.save(tmp_path / "link")
+    assert (tmp_path / "link").is_symlink()
+
+
+@pytest.mark.parametrize("what", ["weights.safetensors", "statistics.safetensors", "model.json", "swap"])
+@pytest.mark.parametrize("exchange", [True, False])
+def test_the_old_model_survives_a_full_disk(model, tmp_path, monkeypatch, what, exchange):
+    if not exchange:
+        monkeypatch.setattr(store, "_exchanged", lambda one, other: False)
+    model.save(tmp_path / "m")
+    before = files(tmp_path / "m")
+    model.learn(*lesson(0))
+
+    def full(*a, **k):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        if what == "model.json":
+            patch.setattr(store, "write_json", full)
+        elif what == "swap":
+            patch.setattr(store, "_exchanged", lambda one, other: False)
+            original = os.rename
+            patch.setattr(os, "rename", lambda a, b: full() if str(a).endswith(".new") else original(a, b))
+        else:
+            original = store.save_file
+
+            def some(tensors, path):
+                original(tensors, path)
+                if path.name == what:
+                    path.write_bytes(path.read_bytes()[:100])
+                    full()
+
+            patch.setattr(store, "save_file", some)
+        with pytest.raises(
+            ModelError, match=r"cannot be written: No space left on device; what was there before is un"
+        ):
+            model.save(tmp_path / "m")
+    assert files(tmp_path / "m") == before
+    assert [p.name for p in tmp_path.iterdir()] == ["m"], "and nothing is left beside it"
+    model.save(tmp_path / "m")
+    assert files(tmp_path / "m") != before
+    assert [p.name for p in tmp_path.iterdir()] == ["m"]
+
+
+def test_a_swap_in_two_steps_that_was_cut_short_is_found(model, tmp_path):
+    model.save(tmp_path / "m")
+    (tmp_path / "m").rename(tmp_path / ".m.old")
+    again = IncrementalClassifier.load(tmp_path / "m", device="cpu")
+    assert np.array_equal(answers(again), answers(model))
+    assert (tmp_path / "m").is_dir()
+
+
+def test_the_swap_is_one_step_here(tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / name).write_text(name)
+    if not store._exchanged(tmp_path / "a", tmp_path / "b"):
+        pytest.skip("this file system cannot exchange two names")
+    assert (tmp_path / "a" / "b").read_text() == "b"
+    assert (tmp_path / "b" / "a").read_text() == "a"
+
+
+def test_progress_is_exported():
+    assert Progress("training", 1, 2, "").fraction == pytest.approx(0.5)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_models_travel_between_cpu_and_gpu(tmp_path):
+    there = taught((0, 1, 2), device="cuda", precision="fp32")
+    there.learn(*lesson(3, 4))
+    there.save(tmp_path / "m")
+    here = IncrementalClassifier.load(tmp_path / "m", device="cpu", progress=False)
+    assert np.allclose(answers(here), answers(there), atol=1e-3)
+    here.learn(*lesson(5, 0))
+    here.save(tmp_path / "m")
+    assert np.allclose(answers(IncrementalClassifier.load(tmp_path / "m", device="cuda", precision="fp32")),
+                       answers(here), atol=1e-3)  # fmt: skip
+
+
+@pytest.mark.slow
+def test_five_classes_of_a_hundred_pictures_take_under_two_minutes():
+    import time
+
+    data = glyphs.load(classes=10, size=64, train_per_class=100, test_per_class=2)
+    torch.set_num_threads(2)
+    try:
+        model = IncrementalClassifier(device="cpu", progress=False)
+        for start in (0, 5):
+            begin = time.monotonic()
+            model.learn(*lesson(*range(start, start + 5), data=data))
+            assert time.monotonic() - begin < 120
+    finally:
+        torch.set_num_threads(1)
