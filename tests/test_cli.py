@@ -13,6 +13,7 @@ import pytest
 import yaml
 from PIL import Image
 
+from efcil import cli
 from efcil.methods import METHODS, measured
 
 QUICK = ["width=2", "first.epochs=2", "later.epochs=1", "first.milestones=[]", "later.milestones=[]"]

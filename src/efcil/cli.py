@@ -343,6 +343,156 @@ def methods() -> None:
     print("with exemplars: 500 in all, the classifier that the paper printed")
 
 
+ModelDir = Annotated[Path, typer.Argument(help="Model directory.")]
+
+
+@app.command()
+def teach(
+    model: ModelDir,
+    folder: Annotated[Path, typer.Argument(help="Folder with one folder of pictures per class.")],
+    method: Annotated[str | None, typer.Option(help="New model: method; dpcr by default.")] = None,
+    backbone: Annotated[str | None, typer.Option(help="New model: backbone, or timm/NAME.")] = None,
+    width: Annotated[int | None, typer.Option(min=1, help="New model: channels of the first stage.")] = None,
+    size: Annotated[int | None, typer.Option(min=8, help="New model: side of the pictures; 64 by default.")] = None,
+    weights: Annotated[Path | None, typer.Option(help="New model: safetensors file with a backbone's weights.")] = None,
+    frozen: Annotated[bool, typer.Option("--frozen", help="New model: the backbone never learns (--weights).")] = False,
+    seed: Annotated[int | None, typer.Option(min=0, help="New model: seed.")] = None,
+    settings: Settings = [],  # noqa: B006 (typer copies it)
+    epochs: Annotated[int | None, typer.Option(min=1, help="Epochs of this teaching.")] = None,
+    budget: Annotated[float | None, typer.Option(help="Seconds that this teaching may take.")] = None,
+    device: Device = "auto",
+    skip_bad: SkipBad = False,
+    quiet: QuietFlag = False,
+) -> None:
+    """Teach a model new classes, or more pictures of old ones; a model that does not exist yet is made."""
+    from efcil.config import parse_settings
+    from efcil.model import commands
+
+    chosen = {"method": method, "backbone": backbone, "width": width, "size": size, "weights": weights, "seed": seed}
+    made_with: dict[str, Any] = {name: value for name, value in chosen.items() if value is not None}
+    made_with |= {"frozen": True} if frozen else {}
+    made_with |= {"options": parse_settings(settings)} if settings else {}
+    told = commands.teach(
+        model, folder, made_with, epochs=epochs, budget=budget, device=device, skip_bad=skip_bad, quiet=quiet
+    )
+    if not quiet:
+        print(told)
+
+
+@app.command()
+def predict(
+    model: ModelDir,
+    paths: Annotated[list[Path], typer.Argument(help="Pictures, or folders of them.")],
+    top: Annotated[int, typer.Option(min=1, help="Answers for each picture, best first.")] = 1,
+    unknown: Annotated[float | None, typer.Option(help="Below this confidence: none of these.")] = None,
+    device: Device = "auto",
+    json: JsonFlag = False,
+    csv: Annotated[bool, typer.Option("--csv", help="Comma-separated values.")] = False,
+) -> None:
+    """Name what is in pictures."""
+    from efcil.model import commands
+
+    answers = commands.predict(model, paths, top=top, unknown=unknown, device=device)
+    if json:
+        print(commands.dumped(answers))
+    elif csv:
+        print(commands.as_csv(answers), end="")
+    else:
+        for answer in answers:
+            rest = ", ".join(f"{t['label']} {100 * t['confidence']:.0f} %" for t in answer["top"][1:])
+            label = answer["label"] or "none of these"
+            print(f"{answer['file']}: {label} {100 * answer['confidence']:.0f} %" + (f" ({rest})" if rest else ""))
+
+
+@app.command()
+def evaluate(
+    model: ModelDir,
+    folder: Annotated[Path, typer.Argument(help="Folder with one folder of pictures per class; its test/, if any.")],
+    device: Device = "auto",
+    skip_bad: SkipBad = False,
+    json: JsonFlag = False,
+) -> None:
+    """Say how many pictures of a folder a model names rightly, in all and of each class."""
+    from efcil.model import commands
+
+    found = commands.evaluate(model, folder, device=device, skip_bad=skip_bad)
+    if json:
+        print(commands.dumped(found))
+        return
+    width = max(map(len, found["recall"]))
+    for name, recall in found["recall"].items():
+        print(f"{name:{width}}  {recall:6.2f} %")
+    print(f"{found['accuracy']:.2f} % of {found['pictures']} pictures are named rightly")
+
+
+@app.command()
+def forget(
+    model: ModelDir, classes: Annotated[list[str], typer.Argument(help="Classes to forget.")], device: Device = "auto"
+) -> None:
+    """Drop classes and solve again; the backbone's weights, which have seen them, stay."""
+    from efcil.model import commands
+
+    changed = commands.change(model, device, "forget", classes)
+    print(f"forgotten: {', '.join(classes)}; {len(changed.classes_)} classes are left")
+
+
+@app.command()
+def undo(model: ModelDir, device: Device = "auto") -> None:
+    """Go back to the model before its last teaching."""
+    from efcil.model import commands
+
+    changed = commands.change(model, device, "undo")
+    print(f"undone; {model} knows {len(changed.classes_)} classes now")
+
+
+@app.command()
+def rename(
+    model: ModelDir,
+    old: Annotated[str, typer.Argument(help="Class.")],
+    new: Annotated[str, typer.Argument(help="Its new name.")],
+    device: Device = "auto",
+) -> None:
+    """Give a class another name."""
+    from efcil.model import commands
+
+    commands.change(model, device, "rename", {old: new})
+    print(f"{old} is called {new} now")
+
+
+@app.command()
+def merge(
+    model: ModelDir,
+    other: Annotated[Path, typer.Argument(help="Model whose classes are added; it stays as it is.")],
+    device: Device = "auto",
+) -> None:
+    """Add what another model knows; both must have the same frozen backbone."""
+    from efcil.model import commands
+
+    changed = commands.change(model, device, "merge", commands.loaded(other, device))
+    print(f"merged; {model} knows {len(changed.classes_)} classes now")
+
+
+@app.command()
+def summary(model: ModelDir, json: JsonFlag = False) -> None:
+    """Say what a model is and knows."""
+    from efcil.model import commands
+
+    found = commands.loaded(model, "cpu").summary()
+    print(commands.dumped(found) if json else commands.summary_text(found))
+
+
+@app.command()
+def export(
+    model: ModelDir, onnx: Annotated[Path, typer.Option("--onnx", help="File to write; needs the extra `onnx`.")]
+) -> None:
+    """Write a model as one ONNX file: uint8 pictures in, probabilities out, class names in its metadata."""
+    from efcil.model import commands
+    from efcil.model.export import export_onnx
+
+    path = export_onnx(commands.loaded(model, "cpu"), onnx)
+    print(f"written: {path} ({path.stat().st_size / 1e6:.1f} MB)")
+
+
 @app.command()
 def serve(
     model: Annotated[Path, typer.Argument(help="Model directory.")],

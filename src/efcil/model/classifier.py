@@ -126,7 +126,7 @@ class IncrementalClassifier:
         if weights is not None:
             _load_backbone(representation, self._settings, weights)
         state = State((), _weights(representation), {}, 1.0, int(weights is not None), 0, frozen, None)
-        self._now = self._served(state)
+        self._now = self._served(state, representation)
 
     # --- parts --------------------------------------------------------------------------------------------------------
 
@@ -140,7 +140,8 @@ class IncrementalClassifier:
         try:
             representation.load_state({f"student.{k}": v.to(self._machine.device) for k, v in state.weights.items()})
         except (RuntimeError, KeyError) as error:
-            raise ModelError(f"the weights do not fit {self._settings.training.backbone}: {error}") from None
+            why = " ".join(str(error).split())[:200]
+            raise ModelError(f"the weights do not fit {self._settings.training.backbone}: {why}") from None
         return representation
 
     def _readout(self, state: State) -> Readout:

@@ -77,26 +77,20 @@ def _body(**content: Any) -> dict[str, Any]:
 
 
 def _form(required: list[str], **properties: Any) -> dict[str, Any]:
-    found = {"type": "object", "required": required, "properties": properties, "additionalProperties": False}
-    return {**found, "not": {"required": ["epochs", "budget"]}} if "epochs" in properties else found
+    return {"type": "object", "required": required, "properties": properties, "additionalProperties": False}
 
 
-_PREDICT_FORM = _form(["files"], files={"type": "array", "minItems": 1, "items": _BINARY})
-_EFFORT = {
-    "epochs": {"type": "integer", "minimum": 1, "maximum": 10_000, "description": "Passes over the pictures."},
-    "budget": {"type": "number", "minimum": 0.1, "maximum": 86_400, "description": "Seconds it may take."},
-}
-_TEACH_FORM = {
-    "oneOf": [
-        _form(["archive"], archive={**_BINARY, "description": "A zip: a folder for each class."}, **_EFFORT),
-        _form(
-            ["label", "files"],
-            label={"type": "string", "minLength": 1, "maxLength": 200, "description": "The name of the class."},
-            files={"type": "array", "minItems": 1, "items": _BINARY},
-            **_EFFORT,
-        ),
-    ]
-}
+_FILES = {"type": "array", "minItems": 1, "items": _BINARY}
+_PREDICT_FORM = _form(["files"], files=_FILES)
+_SENT: tuple[dict[str, Any], ...] = (  # what is taught
+    {"archive": {**_BINARY, "description": "A zip: one folder of pictures for each class."}},
+    {"label": {"type": "string", "minLength": 1, "description": "The name of the class."}, "files": _FILES},
+)
+_EFFORT: tuple[dict[str, Any], ...] = (  # how hard: one of the two, or neither
+    {"epochs": {"type": "integer", "minimum": 1, "maximum": 10_000, "description": "Passes over the pictures."}},
+    {"budget": {"type": "number", "minimum": 0.1, "maximum": 86_400, "description": "Seconds it may take."}},
+)
+_TEACH_FORM = {"anyOf": [_form(list(sent), **sent, **effort) for sent in _SENT for effort in _EFFORT]}
 _ABOUT = (
     "A classifier that is taught again and again. What writes needs the header `Authorization: Bearer TOKEN`. "
     'Every error is `{"detail": text}`. One change of the model at a time: others are refused with 409, not queued.'
@@ -228,14 +222,14 @@ def _add_writing(app: FastAPI, service: Service, token: str) -> None:
         """End a teaching; the model stays as it was."""
         return JobState.model_validate((await service.jobs.cancel(id)).described())
 
-    @app.post("/forget", **writing(400, 404, 409, *_BODY), openapi_extra=_body(json=Names.model_json_schema()))
+    @app.post("/forget", **writing(404, 409, *_BODY), openapi_extra=_body(json=Names.model_json_schema()))
     async def forget(request: Request) -> Forgotten:
         """Drop classes: what is stored of them, and their rows in the classifier."""
         names = list(dict.fromkeys((await forms.json_body(request, Names)).classes))
         await service.forget(names)
         return Forgotten(forgotten=names)
 
-    @app.post("/undo", **writing(400, 409))
+    @app.post("/undo", **writing(409))
     async def undo() -> Undone:
         """Go back to the model before its last change."""
         await service.undo()

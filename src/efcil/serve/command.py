@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import logging
+import os
 import secrets
 import socket
 import sys
@@ -29,6 +30,9 @@ def serve(
     tls: tuple[Path, Path] | None = None,
 ) -> None:
     """Serve a model directory until SIGTERM or Ctrl-C."""
+    # Before torch is loaded: threads that wait for each other must sleep, not spin, or a teaching on the same cores
+    # keeps them from meeting and a picture takes a second.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
         import python_multipart  # noqa: F401
         import uvicorn

@@ -81,7 +81,9 @@ class Images(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    images: list[str] = Field(min_length=1, description="Pictures in base64, or as data addresses.")
+    images: list[Annotated[str, Field(min_length=1)]] = Field(
+        min_length=1, description="Pictures in base64, or as data addresses."
+    )
 
 
 class Started(BaseModel):

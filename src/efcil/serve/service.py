@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from efcil.errors import DataError, OptionError, nearest
+from efcil.errors import DataError, ModelError, OptionError, nearest
 from efcil.model import IncrementalClassifier
 from efcil.serve.batching import Batcher, Busy, Scored, Scorer
 from efcil.serve.jobs import Job, Jobs
@@ -120,6 +120,8 @@ class Service:
         def change() -> None:
             try:
                 self.store.change(how)
+            except ModelError as error:  # nothing to undo, or a method that cannot forget
+                raise Conflict(str(error)) from None
             finally:
                 loop.call_soon_threadsafe(self.store.release)  # also when the client has gone meanwhile
 

@@ -23,7 +23,7 @@ class DualProjectionOptions(Options):
     shift_ridge: float = Field(default=1e-9, ge=0)  # epsilon of Eq. 5
     shift_images: View = "clean"
     few_images: Literal["plain", "identity"] = "plain"  # a task of fewer than 4 dim images: Eq. 5 as it is, or ...
-    few_ridge: float = Field(default=0.1, gt=0)  # ... ridge towards the identity, this share of trace / dim
+    few_ridge: float = Field(default=0.1, gt=0)  # ... ridge towards the identity, this share of trace / dim at 4 dim
     rank_rule: RankRule = "positive"  # CIP; "none" leaves it out
     rank_tolerance: float | None = Field(default=None, gt=0, lt=1)  # of the rules `tolerance` and `energy`
 
@@ -50,8 +50,12 @@ def dual_projection(stats: ClassStats | None, task: TaskFeatures, options: DualP
 
 
 def _shift(old: Tensor, new: Tensor, options: DualProjectionOptions) -> Tensor:
-    """Eq. 5; of few images, where asked for, with a ridge towards the identity: what they do not show stays."""
-    if options.few_images == "plain" or len(old) >= FEW * old.shape[1]:
+    """Eq. 5; of few images, where asked for, with a ridge towards the identity: what they do not show stays.
+
+    The trace grows with the images, a prior does not: the fewer they are the larger is the ridge's share of it.
+    """
+    fewness = FEW * old.shape[1] / len(old)
+    if options.few_images == "plain" or fewness <= 1:
         return task_shift(old, new, options.shift_ridge)
     gram, cross = feature_products(old, new)
-    return task_shift_from_gram(gram, cross, relative_ridge(gram, options.few_ridge), "identity")
+    return task_shift_from_gram(gram, cross, relative_ridge(gram, options.few_ridge * fewness), "identity")

@@ -8,7 +8,15 @@ const PAIRS = 20; // lines in the picture of look-alikes
 const BATCH = { files: 8, bytes: 24e6 }; // one request of /predict: small, so that answers come one after another
 const JUNK = /^(\..*|thumbs\.db|desktop\.ini)$/i; // what file managers leave in folders
 
-const state = { classes: null, similar: [], version: null, online: null, sort: { key: "learned", rises: false }, all: false, job: null };
+const state = {
+  online: null, // not known yet
+  version: null, // of the model whose classes are shown
+  classes: null,
+  similar: [],
+  sort: { key: "learned", rises: false },
+  all: false, // every class, not the first rows
+  job: null, // the teaching that runs; its id is null while pictures are sent
+};
 
 function make(tag, className = "", text = null) {
   const element = document.createElement(tag);
@@ -19,6 +27,9 @@ function make(tag, className = "", text = null) {
 
 const quoted = (name) => `“${name}”`;
 const counted = (n, one, many) => `${n.toLocaleString("en")} ${n === 1 ? one : many}`;
+const pictures = (n) => counted(n, "picture", "pictures");
+const classes = (n) => counted(n, "class", "classes");
+const wait = (milliseconds) => new Promise((resolve) => { setTimeout(resolve, milliseconds); });
 const ended = (text) => (/[.!?]$/.test(text) ? text : `${text}.`);
 function bytes(files) {
   const total = files.reduce((sum, file) => sum + file.size, 0);
@@ -27,12 +38,14 @@ function bytes(files) {
 
 /** Percent, rounded down so that it never seems to reach a threshold that it missed. */
 function percent(share) {
-  return share > 0 && share < 0.01 ? "under 1 %" : `${Math.floor(share * 100 + 1e-9)} %`;
+  return share > 0 && share < 0.01 ? "under 1\u00a0%" : `${Math.floor(share * 100 + 1e-9)}\u00a0%`;
 }
+
+const known = (value) => value !== null && value !== undefined && !Number.isNaN(value);
 
 /** "9 of 10" for a recall in percent; said with care where it is not exactly that. */
 function foundAgain(recall) {
-  if (recall === null || recall === undefined) return "too few to say";
+  if (!known(recall)) return "too few to say";
   const tenths = Math.round(recall / 10);
   if (Math.abs(recall - tenths * 10) < 0.05) return `${tenths} of 10`;
   if (tenths === 10) return "over 9 of 10";
@@ -79,13 +92,14 @@ async function call(path, { method = "GET", body, json } = {}) {
   if (method !== "GET" && token()) headers.Authorization = `Bearer ${token()}`;
   let answer;
   try {
-    answer = await fetch(path, { method, headers, body: json === undefined ? body : JSON.stringify(json), cache: "no-store" });
+    const content = json === undefined ? body : JSON.stringify(json);
+    answer = await fetch(path, { method, headers, body: content, cache: "no-store" });
   } catch {
     throw new Refused(0);
   }
   const content = await answer.json().catch(() => null);
   if (!answer.ok) throw new Refused(answer.status, content);
-  if (content === null) throw new Refused(answer.status, { detail: "The server gave an answer that is not understood." });
+  if (content === null) throw new Refused(answer.status, { detail: "The server's answer is not understood." });
   return content;
 }
 
@@ -96,7 +110,7 @@ function upload(path, form, follow, signal) {
     request.open("POST", path);
     if (token()) request.setRequestHeader("Authorization", `Bearer ${token()}`);
     request.responseType = "json";
-    request.upload.addEventListener("progress", (event) => { if (event.lengthComputable) follow(event.loaded / event.total); });
+    request.upload.addEventListener("progress", ({ loaded, total }) => { if (total) follow(loaded / total); });
     request.addEventListener("load", () => {
       if (request.status >= 200 && request.status < 300 && request.response) resolve(request.response);
       else reject(new Refused(request.status, request.response));
@@ -160,7 +174,8 @@ async function allowed(action) {
       if (error.status !== 401) throw error;
       const wrong = token() !== "";
       keepToken("");
-      if (!(await askToken(wrong ? "The server does not accept that token. Try again." : WHY, wrong))) throw new Stopped();
+      const why = wrong ? "The server does not accept that token. Try again." : WHY;
+      if (!(await askToken(why, wrong))) throw new Stopped();
     }
   }
 }
@@ -196,16 +211,16 @@ function setOnline(online) {
 }
 
 function showStatus() {
-  const classes = state.classes?.length ?? 0;
+  const number = state.classes?.length ?? 0;
   const [name, text] =
-    state.online === null ? ["waiting", "Connecting…"]
-    : !state.online ? ["down", "The server does not answer"]
+    state.online === false ? ["down", "The server does not answer"]
+    : !state.classes ? ["waiting", "Connecting…"]
     : state.job && !state.job.id ? ["busy", "Sending pictures"]
     : state.job ? ["busy", "Learning. Questions are answered as before."]
-    : ["ready", classes ? `Ready, knows ${counted(classes, "class", "classes")}` : "Ready, knows no class yet"];
+    : ["ready", number ? `Ready, knows ${classes(number)}` : "Ready, knows no class yet"];
   if ($("status").textContent !== text) $("status").textContent = text;
   $("status").dataset.state = name;
-  $("undo").disabled = !state.online || Boolean(state.job) || !classes;
+  $("undo").disabled = !state.online || Boolean(state.job) || !number;
 }
 $("offline-retry").addEventListener("click", checkHealth);
 document.addEventListener("visibilitychange", () => { if (!document.hidden) checkHealth(); });
@@ -288,7 +303,10 @@ addEventListener("paste", (event) => {
   const files = [...(event.clipboardData?.files ?? [])];
   if (!files.length) return;
   event.preventDefault();
-  const named = files.map((file) => new File([file], /^image\.\w+$/.test(file.name) ? `pasted ${++pasted}.${file.name.split(".").pop()}` : file.name, { type: file.type }));
+  const named = files.map((file) => { // browsers call every pasted picture image.png
+    const kind = /^image\.(\w+)$/.exec(file.name)?.[1];
+    return kind ? new File([file], `pasted ${++pasted}.${kind}`, { type: file.type }) : file;
+  });
   ($("teach").contains(document.activeElement) ? addToPool : askAbout)(named, []);
 });
 
@@ -340,11 +358,11 @@ function ask(wanted) {
     let left = wanted.filter((card) => cards.includes(card));
     const total = left.length;
     while (left.length) {
-      let size = 0;
       let weight = 0;
-      while (size < left.length && size < BATCH.files && (size === 0 || weight + left[size].file.size <= BATCH.bytes)) weight += left[size++].file.size;
-      await askSome(left.slice(0, size));
-      left = left.slice(size).filter((card) => cards.includes(card));
+      const fits = (card) => (weight += card.file.size) <= BATCH.bytes;
+      const some = left.slice(0, BATCH.files).filter((card, index) => fits(card) || index === 0);
+      await askSome(some);
+      left = left.filter((card) => !some.includes(card) && cards.includes(card));
     }
     if (total) say(spoken(wanted));
   });
@@ -365,14 +383,15 @@ async function askSome(some, again = 5) {
       checkHealth();
       return;
     } else if (error.status === 503 && again) { // busy: it says so, and means soon
-      await new Promise((resolve) => { setTimeout(resolve, 1000); });
+      await wait(1000);
       await askSome(some, again - 1);
       return;
     } else if (error.status === 413 && some.length > 1) { // too large together
       for (const one of some) await askSome([one]);
       return;
     } else {
-      const why = error.status === 413 ? `This picture is too large for the server (${bytes([some[0].file])}).` : error.message;
+      const large = `This picture is too large for the server (${bytes([some[0].file])}).`;
+      const why = error.status === 413 ? large : error.message;
       predictions = some.map(() => ({ error: why }));
     }
   }
@@ -410,15 +429,16 @@ function showCard(card) {
   fill.style.width = `${100 * best.confidence}%`;
   track.append(fill);
   part(".sure").replaceChildren(track, make("b", "", percent(best.confidence)));
-  const rest = (answer.top ?? []).slice(none ? 0 : 1).filter((one) => one.confidence >= 0.01).map((one) => `${one.label} ${percent(one.confidence)}`);
-  part(".others").textContent = rest.length ? `${none ? "Nearest: " : "Or: "}${rest.join(", ")}` : "";
+  const others = (answer.top ?? []).slice(none ? 0 : 1).filter((one) => one.confidence >= 0.01);
+  const listed = others.map((one) => `${one.label} ${percent(one.confidence)}`).join(", ");
+  part(".others").textContent = listed && `${none ? "Nearest" : "Or"}: ${listed}`;
 }
 
 function tally(some) {
   const done = some.filter((card) => card.answer);
   const failed = done.filter((card) => card.answer.error !== undefined);
   const none = done.filter((card) => card.answer.error === undefined && isNone(card.answer));
-  const parts = [counted(some.length, "picture", "pictures")];
+  const parts = [pictures(some.length)];
   if (done.length < some.length) parts.push(`${some.length - done.length} waiting`);
   if (none.length) parts.push(`${none.length} none of these`);
   if (failed.length) parts.push(`${failed.length} without an answer`);
@@ -435,7 +455,10 @@ function spoken(some) {
 
 function showAskNote() {
   const untaught = state.classes?.length === 0;
-  $("ask-note").textContent = cards.length ? tally(cards) : untaught ? "Nothing is taught yet. Teach a first class, then ask." : "The answers appear here.";
+  $("ask-note").textContent =
+    cards.length ? tally(cards)
+    : untaught ? "Nothing is taught yet. Teach a first class, then ask."
+    : "The answers appear here.";
   $("ask-clear").hidden = cards.length === 0;
 }
 
@@ -461,11 +484,17 @@ const isZip = (file) => /\.zip$/i.test(file.name);
 const archive = () => pool.find(({ file }) => isZip(file))?.file;
 const sameFile = (a, b) => a.name === b.name && a.size === b.size && a.lastModified === b.lastModified;
 
+/** Keep the room of pictures that are learned until the next click, so that nothing jumps under the hand. */
+function keepRoom(keep) {
+  $("pool").style.minHeight = keep ? `${$("pool").offsetHeight}px` : "";
+  $("pool").classList.toggle("kept", keep);
+}
+
 function addToPool(files, folders) {
-  $("pool").style.minHeight = "";
+  keepRoom(false);
   teachError("");
   if (folders.length > 1) {
-    teachError("There is more than one folder in it. Drop one folder for one class, or a zip with a folder for each class.");
+    teachError("That is more than one folder. Drop one folder for one class, or a zip with a folder for each class.");
     return;
   }
   const zips = files.filter(isZip);
@@ -475,7 +504,7 @@ function addToPool(files, folders) {
   }
   if (archive()) takeOut(pool);
   if (folders[0] && !$("name").value) $("name").value = folders[0];
-  const known = files.filter((file) => pool.some((one) => sameFile(one.file, file))).length;
+  const again = files.filter((file) => pool.some((one) => sameFile(one.file, file))).length;
   for (const file of files) {
     if (pool.some((one) => sameFile(one.file, file))) continue;
     const item = make("li", isZip(file) ? "zip" : "");
@@ -495,7 +524,7 @@ function addToPool(files, folders) {
     $("pool").append(item);
   }
   showPool();
-  say(`${counted(pool.length, "picture", "pictures")} to learn from${known ? `, ${known} were there already` : ""}.`);
+  say(`${pictures(pool.length)} to learn from${again ? `, ${again} of them there already` : ""}.`);
 }
 
 function takeOut(entries) {
@@ -513,7 +542,8 @@ function showPool() {
   $("teach-hint").textContent =
     zip ? "Each folder in the zip is learned as a class with its name."
     : !pool.length ? "A few dozen different pictures work best."
-    : `${counted(pool.length, "picture", "pictures")}. ${pool.length < 5 ? "More would be better: a few dozen work best." : pool.length < 20 ? "Good. More make it surer." : "That is plenty."}`;
+    : pool.length < 5 ? `${pictures(pool.length)}. More would be better: a few dozen work best.`
+    : `${pictures(pool.length)}. ${pool.length < 20 ? "Good. More make it surer." : "That is plenty."}`;
   $("name").disabled = Boolean(zip);
   showName();
 }
@@ -525,7 +555,7 @@ function showName() {
   const close = state.classes?.find((one) => one.name.toLowerCase() === name.toLowerCase());
   $("name-hint").textContent =
     archive() ? "The names come from the folders in the zip."
-    : same ? `${quoted(name)} is known from ${counted(same.images, "picture", "pictures")}. These are added to it.`
+    : same ? `${quoted(name)} is known from ${pictures(same.images)}. These are added to it.`
     : close ? `There is a class ${quoted(close.name)}. Write it the same way to add to it.`
     : name ? `${quoted(name)} will be a new class.`
     : NAME_HINT;
@@ -566,7 +596,10 @@ $("teach-form").addEventListener("submit", async (event) => {
   showJob("running", title, "Sending the pictures", 0);
   say(`${title}. Sending ${counted(sent.length, zip ? "file" : "picture", zip ? "files" : "pictures")}.`);
   try {
-    const follower = (share) => showJob("running", title, share < 1 ? `Sending the pictures: ${percent(share)}` : "Sent. Waiting for the server.", 0);
+    const follower = (share) => {
+      const note = share < 1 ? `Sending the pictures: ${percent(share)}` : "Sent. Waiting for the server.";
+      showJob("running", title, note, 0);
+    };
     const answer = await allowed(() => upload("teach", form, follower, stop.signal));
     await follow(answer.job, { name, sent, refused: answer.refused ?? [] });
   } catch (error) {
@@ -576,12 +609,16 @@ $("teach-form").addEventListener("submit", async (event) => {
     showTeachButton();
     if (error instanceof Stopped) return say("Nothing was taught.");
     if (error.status === undefined) throw error;
+    const size = bytes(sent.map((one) => one.file));
     if (error.status === 0) {
       // A server that stops reading a large upload looks like one that is gone.
       const alive = await call("health").then(() => true, () => false);
-      teachError(alive ? `The server did not take the pictures (${bytes(sent.map((one) => one.file))}). They may be too large together: try fewer.` : "The pictures were not sent: the server does not answer. They are still here; try again later.");
+      teachError(alive ? `The server did not take the pictures (${size}). They may be too large together: try fewer.`
+        : "The pictures were not sent: the server does not answer. They are still here; try again later.");
       checkHealth();
-    } else if (error.status === 413) teachError(`Too much at once (${bytes(sent.map((one) => one.file))}): ${ended(error.message)} Remove some pictures, or use smaller ones.`);
+    } else if (error.status === 413) {
+      teachError(`Too much at once (${size}): ${ended(error.message)} Remove some pictures, or use smaller ones.`);
+    }
     else teachError(`Not taught: ${ended(error.message)}`);
   }
 });
@@ -596,6 +633,7 @@ function showJob(status, title, note, progress) {
   $("job").dataset.state = status;
   $("job-title").firstChild.textContent = title;
   $("job-note").textContent = note;
+  $("job-note").title = "";
   const running = status === "running" || status === "queued";
   $("job-bar").value = 100 * progress;
   $("job-bar").hidden = status === "failed" || status === "cancelled";
@@ -605,10 +643,22 @@ function showJob(status, title, note, progress) {
   showStatus();
 }
 
+/** Where a teaching stands, in plain words; `first` is the share that was seen first, and when. */
+function stage(share, first) {
+  if (share < 0.05) return "looking through the pictures";
+  if (share >= 0.95) return "almost done";
+  const seconds = (Date.now() - first.time) / 1000;
+  const left = (seconds * (1 - share)) / (share - first.share);
+  if (seconds < 3 || !Number.isFinite(left)) return "practising";
+  const minutes = counted(Math.round(left / 60), "minute", "minutes");
+  return `practising, ${left < 60 ? "less than a minute" : `about ${minutes}`} left`;
+}
+
 /** Follow a job to its end; `mine` says what this page sent for it. */
 async function follow(id, mine = null) {
   state.job = { ...state.job, id };
   let said = 0;
+  let first = null;
   let job;
   for (;;) {
     try {
@@ -619,24 +669,31 @@ async function follow(id, mine = null) {
         job = { status: "failed", message: "The server was started again and does not know this teaching any more." };
       } else { // keep following: the job goes on without us
         setOnline(false);
-        await new Promise((resolve) => { setTimeout(resolve, 2000); });
+        await wait(2000);
         continue;
       }
     }
     if (state.online === false) checkHealth();
     if (!["queued", "running"].includes(job.status)) break;
-    const names = job.classes?.length ? job.classes : mine?.name ? [mine.name] : [];
-    const what = names.length === 1 ? quoted(names[0]) : names.length ? counted(names.length, "class", "classes") : "new pictures";
+    const { what } = lesson(job, mine);
     const share = job.progress ?? 0;
-    showJob(job.status, `Learning ${what}`, `${percent(share)}${job.message ? `, ${job.message}` : ""}`, share);
+    first ??= { share, time: Date.now() };
+    showJob(job.status, `Learning ${what}`, `${percent(share)}, ${stage(share, first)}`, share);
+    $("job-note").title = job.message ?? ""; // the server's own words, for those who know them
     if (Math.floor(share * 4) > said) {
       said = Math.floor(share * 4);
       say(`Learning ${what}: ${percent(share)}`);
     }
-    await new Promise((resolve) => { setTimeout(resolve, 600); });
+    await wait(600);
   }
   state.job = null;
   await finish(job, mine);
+}
+
+/** The classes of a job, and what to call them. */
+function lesson(job, mine) {
+  const names = job.classes?.length ? job.classes : mine?.name ? [mine.name] : [];
+  return { names, what: names.length === 1 ? quoted(names[0]) : names.length ? classes(names.length) : "New pictures" };
 }
 
 /** The files that the server left out, by name, with the reason of the first. */
@@ -649,26 +706,30 @@ function leftOut(mine) {
 }
 
 async function finish(job, mine) {
-  const names = job.classes?.length ? job.classes : mine?.name ? [mine.name] : [];
-  const what = names.length === 1 ? quoted(names[0]) : names.length ? counted(names.length, "class", "classes") : "The new pictures";
+  const { names, what } = lesson(job, mine);
   const hadFocus = document.activeElement === $("job-cancel");
   if (job.status === "done") {
     await loadClasses();
     const learned = names.length === 1 ? state.classes?.find((one) => one.name === names[0]) : null;
-    const note = !learned ? "Ask about pictures now." : learned.recall === null || learned.recall === undefined ? "There were too few pictures to check it. Ask about some now." : `Found again: ${foundAgain(learned.recall)}.`;
-    showJob("done", `${what} ${names.length > 1 || !names.length ? "are" : "is"} learned`, note + leftOut(mine), 1);
+    const checked =
+      !learned ? "Ask about pictures now."
+      : known(learned.recall) ? `Found again: ${foundAgain(learned.recall)}.`
+      : "There were too few pictures to check it. Ask about some now.";
+    const note = checked + leftOut(mine);
+    showJob("done", `${what} ${names.length === 1 ? "is" : "are"} learned`, note, 1);
     if (mine) {
-      $("pool").style.minHeight = `${$("pool").offsetHeight}px`; // nothing jumps under the hand: the room goes at the next click
+      keepRoom(true);
       takeOut(mine.sent); // what was added meanwhile stays
       if ($("name").value.trim() === mine.name) $("name").value = "";
       showName();
     }
-    say(`${what} learned. ${note}${leftOut(mine)}`);
+    say(`${what} learned. ${note}`);
   } else if (job.status === "cancelled") {
     showJob("cancelled", "Stopped", "Nothing has changed.", 0);
     say("Teaching stopped. Nothing has changed.");
   } else {
-    showJob("failed", `${what} could not be learned`, `${ended(job.message || "The server gave no reason.")} The classes are as they were before.`, 0);
+    const why = ended(job.message || "The server gave no reason.");
+    showJob("failed", `${what} could not be learned`, `${why} The classes are as they were before.`, 0);
     say(`${what} could not be learned. ${job.message ?? ""}`, true);
   }
   if (hadFocus) $("job-close").focus();
@@ -685,7 +746,7 @@ $("job-cancel").addEventListener("click", async () => {
   }
 });
 $("job-close").addEventListener("click", () => {
-  $("pool").style.minHeight = "";
+  keepRoom(false);
   $("job").hidden = true;
   $("teach-drop").focus();
 });
@@ -706,20 +767,25 @@ async function loadClasses() {
 }
 
 const byName = (a, b) => a.name.localeCompare(b.name, undefined, { numeric: true, sensitivity: "base" });
-function sorted(classes) {
+function sorted(list) {
   const { key, rises } = state.sort;
   const value = (one) => (key === "learned" ? Date.parse(one.learned) : one[key]);
-  const known = (one) => key === "name" || (value(one) ?? null) !== null && !Number.isNaN(value(one));
-  const order = (a, b) => (key === "name" ? byName(a, b) : value(a) - value(b));
-  const list = classes.filter(known).sort((a, b) => (rises ? order(a, b) : -order(a, b)) || byName(a, b));
-  return [...list, ...classes.filter((one) => !known(one)).sort(byName)]; // what is not known comes last
+  const told = (one) => key === "name" || known(value(one));
+  const order = (a, b) => {
+    if (key === "name") return byName(a, b);
+    const taught = key === "learned" ? list.indexOf(a) - list.indexOf(b) : 0; // on one day: in the server's order
+    return value(a) - value(b) || taught;
+  };
+  const rows = list.filter(told).sort((a, b) => (rises ? order(a, b) : -order(a, b)) || byName(a, b));
+  return [...rows, ...list.filter((one) => !told(one)).sort(byName)]; // what is not known comes last
 }
 
 function when(date) {
   const time = make("time");
   const parsed = new Date(date);
   time.dateTime = date ?? "";
-  time.textContent = Number.isNaN(parsed.getTime()) ? "unknown" : parsed.toLocaleDateString("en-GB", { day: "numeric", month: "short", year: "numeric" });
+  const day = { day: "numeric", month: "short", year: "numeric", timeZone: "UTC" }; // the day that the server wrote
+  time.textContent = known(parsed.getTime()) ? parsed.toLocaleDateString("en-GB", day) : "unknown";
   return time;
 }
 
@@ -740,7 +806,7 @@ function showClasses() {
   $("classes-note").textContent =
     !total ? "No class yet. The first one in three steps:"
     : wanted && !matching.length ? `No class has ${quoted($("filter").value.trim())} in its name.`
-    : `${counted(total, "class", "classes")}, learned from ${counted(images, "picture", "pictures")}${wanted ? `; ${matching.length} shown` : ""}`;
+    : `${classes(total)}, learned from ${pictures(images)}${wanted ? `; ${matching.length} shown` : ""}`;
   $("table").hidden = !shown.length;
   $("steps").hidden = total > 0;
   $("recall-hint").hidden = !total;
@@ -749,27 +815,31 @@ function showClasses() {
   $("more").textContent = state.all ? `Show the first ${ROWS}` : `Show all ${total}`;
   $("more").setAttribute("aria-expanded", String(state.all));
   for (const head of $("table").tHead.rows[0].cells) {
-    if (head.dataset.key === state.sort.key) head.setAttribute("aria-sort", state.sort.rises ? "ascending" : "descending");
+    const way = state.sort.rises ? "ascending" : "descending";
+    if (head.dataset.key === state.sort.key) head.setAttribute("aria-sort", way);
     else head.removeAttribute("aria-sort");
   }
   const focused = document.activeElement?.dataset?.forget;
   $("table").tBodies[0].replaceChildren(...shown.map(row));
-  if (focused !== undefined) [...document.querySelectorAll("[data-forget]")].find((one) => one.dataset.forget === focused)?.focus();
+  if (focused !== undefined) forgetButton(focused)?.focus();
+}
+
+function forgetButton(name) {
+  return [...document.querySelectorAll("[data-forget]")].find((button) => button.dataset.forget === name);
 }
 
 function row(one) {
   const line = make("tr");
   line.setAttribute("role", "row");
-  const known = one.recall !== null && one.recall !== undefined;
-  const found = make("div", known ? "found" : "found unknown");
-  if (known) {
+  const found = make("div", known(one.recall) ? "found" : "found unknown");
+  if (known(one.recall)) {
     const track = make("div", "track");
     const fill = make("i");
     fill.style.width = `${one.recall}%`;
     track.append(fill);
     found.append(track);
   }
-  found.append(make("span", "unit", "found again: "), make("span", "", known ? foundAgain(one.recall) : "too few to say"));
+  found.append(make("span", "unit", "found again: "), make("span", "", foundAgain(one.recall)));
   const forget = make("button", "quiet", "Forget");
   forget.type = "button";
   forget.dataset.forget = one.name;
@@ -787,7 +857,8 @@ function row(one) {
 }
 
 async function forgetClass(one, line) {
-  const text = `It was learned from ${counted(one.images, "picture", "pictures")}. This cannot be undone, and neither can the last teaching any more.`;
+  const text =
+    `It was learned from ${pictures(one.images)}. This cannot be undone, and neither can the last teaching any more.`;
   if (!(await confirmed(`Forget ${quoted(one.name)}?`, text, "Forget it", "Keep it"))) return;
   const next = (line.nextElementSibling ?? line.previousElementSibling)?.querySelector("button");
   try {
@@ -795,14 +866,15 @@ async function forgetClass(one, line) {
     const name = next?.dataset.forget;
     await loadClasses();
     toast(`${quoted(one.name)} is forgotten.`);
-    ([...document.querySelectorAll("[data-forget]")].find((button) => button.dataset.forget === name) ?? $("classes")).focus();
+    (forgetButton(name) ?? $("classes")).focus();
   } catch (error) {
     report(error, `${quoted(one.name)} was not forgotten: `);
   }
 }
 
 $("undo").addEventListener("click", async () => {
-  if (!(await confirmed("Undo the last teaching?", "The classes go back to what they were before it.", "Undo it", "Leave as it is"))) return;
+  const text = "The classes go back to what they were before it.";
+  if (!(await confirmed("Undo the last teaching?", text, "Undo it", "Leave as it is"))) return;
   try {
     await allowed(() => call("undo", { method: "POST" }));
     await loadClasses();
@@ -829,7 +901,7 @@ $("more").addEventListener("click", () => {
 
 // ---- which classes look alike ---------------------------------------------------------------------------------------
 
-/** Groups of linked names, in an order that puts the closest pairs beside each other: chains joined at their nearer ends. */
+/** Groups of linked names, the closest pairs beside each other: chains joined at their nearer ends. */
 function seriated(pairs) {
   const chain = new Map();
   for (const [a, b] of pairs) {
@@ -868,10 +940,11 @@ function drawAlike() {
   const pairs = [...state.similar].sort((a, b) => b[2] - a[2]).slice(0, limit);
   const groups = seriated(pairs);
   const names = groups.flat();
+  const some = names.length < total ? ` Of ${total} classes, the ${names.length} in the closest pairs are shown.` : "";
   $("alike-note").textContent =
     total < 2 ? "Teach at least two classes to see which ones look alike."
     : !pairs.length ? "No two classes look alike."
-    : `A thicker line means more alike, and more easily mixed up.${names.length < total ? ` Of ${total} classes, the ${names.length} in the closest pairs are shown.` : ""}`;
+    : `A thicker line means more alike, and more easily mixed up.${some}`;
   $("alike-details").hidden = !pairs.length;
   $("alike-list").replaceChildren(...pairs.map(([a, b, share]) => {
     const item = make("li", "", `${a} and ${b}`);
@@ -902,11 +975,13 @@ function drawAlike() {
   const room = numbers ? 62 : 22;
   const stretch = Math.min(0.8, (width - x - room - 8) / Math.max(...spans));
   const block = x + stretch * Math.max(...spans) + room;
-  const columns = Array.from({ length: Math.max(1, Math.min(groups.length, Math.floor((width + 12) / (block + 12)))) }, () => 4);
+  const most = Math.min(groups.length, Math.floor((width + 12) / (block + 12)));
+  const columns = Array(Math.max(1, most)).fill(4); // how far down each is filled
   const blocks = new Map();
   for (const group of groups) {
     const column = columns.indexOf(Math.min(...columns));
-    const holder = draw("g", { transform: `translate(${Math.round(column * (width / columns.length))} ${columns[column]})` });
+    const left = Math.round((column * width) / columns.length);
+    const holder = draw("g", { transform: `translate(${left} ${columns[column]})` });
     for (const name of group) blocks.set(name, holder);
     svg.append(holder);
     columns[column] += group.length * step + 12;
@@ -920,10 +995,15 @@ function drawAlike() {
     const strength = high > low ? (share - low) / (high - low) : 1;
     const depth = stretch * spans[index];
     const [top, bottom] = [place.get(a), place.get(b)].sort((one, other) => one - other);
-    const path = draw("path", { d: `M${x + 14} ${top}A${depth} ${(bottom - top) / 2} 0 0 1 ${x + 14} ${bottom}`, "stroke-width": 1.5 + 6 * strength, "stroke-opacity": 0.6 + 0.4 * strength });
-    path.append(draw("title", {}, `${a} and ${b}: ${percent(Math.max(0, share))} alike`));
+    const path = draw("path", {
+      d: `M${x + 14} ${top}A${depth} ${(bottom - top) / 2} 0 0 1 ${x + 14} ${bottom}`,
+      "stroke-width": 1.5 + 6 * strength,
+      "stroke-opacity": 0.6 + 0.4 * strength,
+    });
+    const number = percent(Math.max(0, share));
+    path.append(draw("title", {}, `${a} and ${b}: ${number} alike`));
     const parts = [path];
-    if (numbers) parts.push(draw("text", { class: "pct", x: x + 20 + depth, y: (top + bottom) / 2 + 4 }, percent(Math.max(0, share))));
+    if (numbers) parts.push(draw("text", { class: "pct", x: x + 20 + depth, y: (top + bottom) / 2 + 4 }, number));
     blocks.get(a).append(path);
     return { a, b, parts };
   });

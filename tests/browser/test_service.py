@@ -1,0 +1,106 @@
+"""The page against the real `efcil serve` with a small real model: ask, teach, watch, forget, undo."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from browser.driving import Page, picture
+from efcil.model import IncrementalClassifier
+
+pytestmark = pytest.mark.slow
+COLOURS = {"red": (210, 40, 40), "blue": (40, 60, 210), "green": (40, 190, 60)}
+TOKEN = "a token for this test"
+
+
+def draw(folder, name, number):
+    jitter = np.random.default_rng(len(name)).integers(-25, 25, (number, 3))
+    colours = (np.array(COLOURS[name]) + jitter).clip(0, 255)
+    return [picture(folder / f"{name}-{index}.png", colour) for index, colour in enumerate(colours)]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    place = tmp_path_factory.mktemp("model")
+    pictures = {name: draw(place, name, 16) for name in ("red", "blue")}
+    learner = IncrementalClassifier(backbone="resnet10", width=8, size=16, epochs=8, device="cpu", progress=False)
+    learner.learn([*pictures["red"], *pictures["blue"]], ["red"] * 16 + ["blue"] * 16)
+    learner.save(place / "saved")
+    return place / "saved"
+
+
+@pytest.fixture(scope="module")
+def served(model):
+    command = [sys.executable, "-m", "efcil", "serve", str(model), "--port", "0", "--device", "cpu"]
+    environment = {**os.environ, "EFCIL_TOKEN": TOKEN, "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+        line = process.stdout.readline()
+        try:
+            yield re.search(r"http://\S+", line)[0] + "/"
+        finally:
+            process.send_signal(signal.SIGTERM)
+            process.wait(timeout=40)
+
+
+def test_ask_teach_forget_and_undo_with_the_real_service(driver, served, model, tmp_path):
+    page = Page(driver, served).open()
+    red, blue, green = ([*draw(tmp_path, name, 14)] for name in COLOURS)
+    bad = tmp_path / "text.jpg"
+    bad.write_text("no picture")
+    page.ask(red[0], blue[0], bad)
+    assert [row[1] for row in page.answers()] == ["red", "blue", "No answer"]
+    assert "picture" in page.answers()[2][2] or "image" in page.answers()[2][2]
+
+    page.teach("green", [*green, bad], token="not this one")
+    page.wait(lambda: "does not accept" in page.text("#token-why") and page.shown("#token-dialog"))
+    page.type("#token", TOKEN + "\n")
+    page.wait(lambda: page.job() in ("done", "failed"), seconds=120)
+    assert page.text("#job-title") == "“green” is learned"
+    assert re.match(r"Found again: .* of 10\. Left out: text\.jpg \(.*\)\.", page.text("#job-note"))
+    row = page.rows()[0]
+    assert row[:2] == ["green", "14"]
+    assert page.js("return document.querySelectorAll('#alike-picture path').length") == 3
+    page.click("#ask-clear")
+    page.ask(green[1], red[1], blue[1])
+    assert [row[1] for row in page.answers()] == ["green", "red", "blue"]
+
+    page.click("[data-forget=red]")
+    page.click("#ask-dialog [type=submit]")
+    page.wait(lambda: sorted(page.names()) == ["blue", "green"])
+    assert sorted(IncrementalClassifier.load(model, device="cpu").classes_) == ["blue", "green"]
+    page.click("#undo")
+    page.click("#ask-dialog [type=submit]")
+    page.wait(lambda: page.text("#toast p").startswith("Not undone: there is nothing to undo"))
+
+    page.teach("red", red)
+    page.wait(lambda: "red" in page.names(), seconds=120)
+    page.click("#undo")
+    page.click("#ask-dialog [type=submit]")
+    page.wait(lambda: sorted(page.names()) == ["blue", "green"])
+    assert page.errors() == []
+
+
+def test_teaching_is_stopped_in_the_real_service(driver, served, tmp_path):
+    page = Page(driver, served).open()
+    before = page.names()
+    page.teach(
+        "many", [picture(tmp_path / f"{index}.png", (9, index, 99), (64, 64)) for index in range(200)], token=TOKEN
+    )
+    page.wait(lambda: page.job() == "running" and "%" in page.text("#job-note") and page.shown("#job-cancel"))
+    page.wait(lambda: page.text("#status").startswith("Learning"))
+    page.click("#job-cancel")
+    page.wait(lambda: page.job() == "cancelled", seconds=60)
+    assert page.names() == before
+    assert page.errors() == []
+
+
+def test_the_reference_for_programs_opens_from_the_page(driver, served):
+    page = Page(driver, served).open()
+    page.click("footer a")
+    page.wait(lambda: page.all("h1") and "reference" in page.js("return document.title"))
+    assert page.js("return document.documentElement.scrollWidth <= innerWidth")
+    assert page.errors() == []

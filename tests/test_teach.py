@@ -1,0 +1,200 @@
+"""A model from the command line alone: teach, predict, evaluate, forget, undo, rename, merge, summary, export."""
+
+import csv
+import io
+import json
+import os
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from efcil import IncrementalClassifier
+from efcil.data import digits
+from efcil.model.commands import held
+
+SMALL = ["--size", "16", "--width", "8", "--epochs", "6"]
+
+
+def write(root, labels, part, count):
+    for label in labels:
+        (root / f"class {label}").mkdir(parents=True, exist_ok=True)
+        for i, image in enumerate(part.images[part.labels == label][:count]):
+            Image.fromarray(image[0]).resize((16, 16)).save(root / f"class {label}" / f"{i}.png")
+
+
+@pytest.fixture(scope="module")
+def lessons(tmp_path_factory):
+    """Six handwritten digits as folders: two for each of three lessons, and all of them to test on."""
+    home = tmp_path_factory.mktemp("lessons")
+    data = digits.load()
+    for number in range(3):
+        write(home / f"lesson{number}", [2 * number, 2 * number + 1], data.train, 30)
+    write(home / "test", range(6), data.test, 8)
+    return home
+
+
+@pytest.fixture(scope="module")
+def taught(lessons):
+    """A model taught in three lessons, each by a process of its own."""
+    model = lessons / "model"
+    for number in range(3):
+        first = SMALL if number == 0 else SMALL[4:]
+        arguments = [sys.executable, "-m", "efcil", "teach", str(model), str(lessons / f"lesson{number}"), *first]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        done = subprocess.run(arguments, capture_output=True, text=True, env=environment, check=False)
+        assert done.returncode == 0, done.stderr
+        assert "learned 2 classes from 60 pictures" in done.stdout
+        assert f"knows {2 * number + 2} classes now" in done.stdout
+    return model
+
+
+@pytest.fixture
+def model(taught, tmp_path):
+    """A copy that a test may change."""
+    return shutil.copytree(taught, tmp_path / "model")
+
+
+def test_taught_in_rounds_it_knows_all_classes(efcil, taught, lessons):
+    code, out, err = efcil("evaluate", taught, lessons / "test")
+    assert code == 0, err
+    assert "% of 48 pictures are named rightly" in out
+    found = json.loads(efcil("evaluate", taught, lessons / "test", "--json")[1])
+    assert found["pictures"] == 48
+    assert len(found["recall"]) == 6
+    assert found["accuracy"] > 50, "chance is 17"
+    assert found["accuracy"] == pytest.approx(np.mean(list(found["recall"].values())), abs=0.02)
+    model = IncrementalClassifier.load(taught, progress=False)
+    assert 100 * model.score(lessons / "test") == pytest.approx(found["accuracy"], abs=0.01)
+
+
+def test_answers_as_lines_json_and_csv(efcil, taught, lessons):
+    folder = lessons / "test" / "class 3"
+    one = folder / "0.png"
+    code, out, err = efcil("predict", taught, one, "--top", 3)
+    assert code == 0, err
+    assert out.startswith(f"{one}: class ")
+    assert out.count("%") == 3
+    answers = json.loads(efcil("predict", taught, folder, "--json", "--top", 6)[1])
+    assert [a["file"] for a in answers] == sorted(str(p) for p in folder.iterdir())
+    probabilities = IncrementalClassifier.load(taught, progress=False).predict_proba([a["file"] for a in answers])
+    for answer, row in zip(answers, probabilities, strict=True):
+        assert answer["confidence"] == pytest.approx(row.max(), abs=1e-5)
+        assert sum(t["confidence"] for t in answer["top"]) == pytest.approx(1, abs=1e-4)
+        assert answer["label"] == answer["top"][0]["label"]
+    rows = list(csv.DictReader(io.StringIO(efcil("predict", taught, folder, "--csv")[1])))
+    assert [r["label"] for r in rows] == [a["label"] for a in answers]
+
+
+def test_none_of_these_below_a_confidence(efcil, taught, lessons):
+    one = lessons / "test" / "class 0" / "0.png"
+    assert "none of these" in efcil("predict", taught, one, "--unknown", "1")[1]
+    (answer,) = json.loads(efcil("predict", taught, one, "--unknown", "1", "--json")[1])
+    assert answer["label"] is None
+    assert "none of these" not in efcil("predict", taught, one, "--unknown", "0")[1]
+
+
+def test_summary(efcil, taught):
+    code, out, err = efcil("summary", taught)
+    assert code == 0, err
+    assert "dpcr, resnet10, pictures of 16 pixels" in out
+    assert "class 5" in out
+    assert "closest to each other" in out
+    found = json.loads(efcil("summary", taught, "--json")[1])
+    assert [c["images"] for c in found["classes"]] == [30] * 6
+
+
+def test_forget_rename_and_undo(efcil, model, lessons):
+    code, out, err = efcil("forget", model, "class 1", "class 4")
+    assert code == 0, err
+    assert "forgotten: class 1, class 4; 4 classes are left" in out
+    assert IncrementalClassifier.load(model, progress=False).classes_.tolist() == [f"class {c}" for c in (0, 2, 3, 5)]
+    assert efcil("rename", model, "class 2", "deux")[0] == 0
+    labels = {a["label"] for a in json.loads(efcil("predict", model, lessons / "test" / "class 1", "--json")[1])}
+    assert labels <= {"class 0", "deux", "class 3", "class 5"}
+    assert efcil("undo", model)[0] != 0  # what was forgotten does not come back
+    assert efcil("teach", model, lessons / "lesson2", "--epochs", 1)[0] == 0
+    assert "class 4" in IncrementalClassifier.load(model, progress=False).classes_
+    assert efcil("undo", model)[0] == 0
+    assert "class 4" not in IncrementalClassifier.load(model, progress=False).classes_
+
+
+def test_merge_equals_one_model_taught_on_both(efcil, taught, lessons, tmp_path):
+    """Two models with one frozen backbone, each taught one lesson, against one taught both."""
+    weights = ["--weights", taught / "weights.safetensors", "--frozen", *SMALL[:4]]
+    for name, numbers in (("a", [0]), ("b", [1]), ("both", [0, 1])):
+        for i, number in enumerate(numbers):
+            code, _, err = efcil("teach", tmp_path / name, lessons / f"lesson{number}", *(weights if i == 0 else []))
+            assert code == 0, err
+    code, out, err = efcil("merge", tmp_path / "a", tmp_path / "b")
+    assert code == 0, err
+    assert "knows 4 classes now" in out
+    files = sorted((lessons / "test").rglob("*.png"))
+    merged, both = (IncrementalClassifier.load(tmp_path / n, progress=False).predict_proba(files) for n in ("a", "both"))
+    assert np.abs(merged - both).max() < 1e-6
+
+
+def test_onnx_says_the_same(efcil, taught, lessons, tmp_path):
+    onnxruntime = pytest.importorskip("onnxruntime")
+    code, out, err = efcil("export", taught, "--onnx", tmp_path / "model.onnx")
+    assert code == 0, err
+    assert "model.onnx" in out
+    assert [p.name for p in tmp_path.iterdir()] == ["model.onnx"], "one file"
+    session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
+    (given,) = session.get_inputs()
+    assert (given.name, given.type, given.shape[1:]) == ("images", "tensor(uint8)", [3, 16, 16])
+    facts = session.get_modelmeta().custom_metadata_map
+    model = IncrementalClassifier.load(taught, progress=False)
+    assert json.loads(facts["class_names"]) == model.classes_.tolist()
+    files = sorted((lessons / "test").rglob("*.png"))
+    images = np.stack([np.asarray(Image.open(f).convert("RGB")).transpose(2, 0, 1) for f in files])
+    expected = model.predict_proba(files)
+    for batch in (images, images[:1], images[:7]):
+        (found,) = session.run(None, {"images": batch})
+        assert np.abs(found - expected[: len(batch)]).max() < 1e-4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["predict", "nowhere", "a.png"], "nowhere: no model; make one with `efcil teach nowhere FOLDER`"),
+        (["summary", "."], "no model"),
+        (["predict", "MODEL", "nothing.png"], "nothing.png: no such file"),
+        (["predict", "MODEL", "EMPTY"], "no pictures in it"),
+        (["predict", "MODEL", "MODEL/model.json"], "model.json"),
+        (["predict", "MODEL", "EMPTY", "--unknown", "2"], "--unknown 2.0: wanted a confidence from 0 to 1"),
+        (["teach", "MODEL", "LESSON", "--method", "lwf-ncm"], "--method can only be chosen for a new model"),
+        (["teach", "MODEL", "EMPTY"], "no class folders"),
+        (["teach", "MODEL", "nothing"], "nothing"),
+        (["teach", "new", "LESSON", "--method", "icarl"], "icarl cannot be taught"),
+        (["teach", "MODEL", "LESSON", "--epochs", "1", "--budget", "3"], "give one of them"),
+        (["forget", "MODEL", "class 9"], "the model does not know 'class 9'"),
+        (["rename", "MODEL", "class 1", "class 2"], "two classes would be called class 2"),
+        (["merge", "MODEL", "MODEL"], "frozen"),
+        (["evaluate", "MODEL", "STRANGE"], "the model does not know class 0"),
+    ],
+)
+def test_bad_input_is_one_line_and_changes_nothing(efcil, model, lessons, tmp_path, monkeypatch, arguments, words):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    if "STRANGE" in arguments:
+        assert efcil("forget", model, "class 0")[0] == 0
+    places = {"MODEL": model, "EMPTY": tmp_path / "empty", "LESSON": lessons / "lesson0", "STRANGE": lessons / "test"}
+    before = {p: p.read_bytes() for p in model.rglob("*") if p.is_file()}
+    given = [places.get(a, str(model / "model.json") if a == "MODEL/model.json" else a) for a in arguments]
+    code, _, err = efcil(*given)
+    assert code == 2
+    assert words in err
+    assert err.count("\n") == 1
+    assert {p: p.read_bytes() for p in model.rglob("*") if p.is_file()} == before
+
+
+def test_two_processes_do_not_change_one_model(efcil, model, lessons):
+    with held(model):
+        code, _, err = efcil("forget", model, "class 1")
+    assert code == 2
+    assert "is being changed by another process" in err
+    assert efcil("forget", model, "class 1")[0] == 0
