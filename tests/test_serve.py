@@ -606,7 +606,7 @@ def test_zips_that_are_too_much(model, drawn):
         many = zipped({f"a/{i}.png": b"x" for i in range(11)})
         endless = zipped({f"a/{i}.txt": b"x" for i in range(1000)})
         for data, said in (
-            (bomb, "unpacks to more than"),
+            (bomb, "unpacks to more than 100,000 bytes"),
             (many, "11 pictures; at most 10"),
             (endless, "1,000 entries"),
         ):

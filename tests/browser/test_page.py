@@ -121,12 +121,12 @@ def test_a_class_is_taught_watched_and_known(page, standin, greens):
     assert page.one("#name").get_property("value") == ""
     page.ask(greens[3])
     assert page.answers()[0][:2] == ("green-03.png", "lime")
+    page.wait(lambda: heard()[-1].startswith("green-03.png: lime, "))
     said = heard()
     assert "12 pictures to learn from." in said
     assert "Learning “lime”. Sending 12 pictures." in said
     assert any(re.fullmatch(r"Learning “lime”: \d+\s%", line) for line in said)
     assert "“lime” learned. Found again: 9 of 10." in said
-    assert said[-1].startswith("green-03.png: lime, ")
 
 
 def test_files_that_were_left_out_are_named(page, greens, text_file):
@@ -232,7 +232,7 @@ def test_a_teaching_that_fails_says_why(page, standin, greens):
     assert page.text("#job-title") == "“lime” could not be learned"
     assert page.text("#job-note") == "lime: the pictures are all the same. The classes are as they were before."
     assert len(page.all("#pool li")) == 12
-    assert page.text("#alarm") == "“lime” could not be learned. lime: the pictures are all the same"
+    page.wait(lambda: page.text("#alarm") == "“lime” could not be learned. lime: the pictures are all the same")
 
 
 def test_a_teaching_goes_on_when_the_page_is_loaded_again_and_others_wait(page, standin, greens, red):

@@ -25,6 +25,7 @@ from efcil.errors import DataError, ModelError, OptionError, nearest
 from efcil.files import StrPath
 from efcil.methods.base import Readout
 from efcil.model import store
+from efcil.model.calibration import Optimism
 from efcil.model.inputs import CHANNELS, Images, read_lesson, read_pictures
 from efcil.model.names import check_names
 from efcil.model.progress import Callback, Progress, telling
@@ -125,7 +126,17 @@ class IncrementalClassifier:
         representation = self._representation()
         if weights is not None:
             _load_backbone(representation, self._settings, weights)
-        state = State((), _weights(representation), {}, 1.0, int(weights is not None), 0, frozen, None)
+        state = State(
+            classes=(),
+            weights=_weights(representation),
+            statistics={},
+            temperature=1.0,
+            optimism=Optimism(),
+            trainings=int(weights is not None),
+            teachings=0,
+            frozen=frozen,
+            previous=None,
+        )
         self._now = self._served(state, representation)
 
     # --- parts --------------------------------------------------------------------------------------------------------
@@ -266,20 +277,20 @@ class IncrementalClassifier:
             readout,
             rests=rests,
             imprints=rests and not at_rest,
+            optimism=state.optimism,
             epochs=epochs,
             deadline=deadline,
             after_epoch=after_epoch,
             solving=solving,
         )
-        after = State(
-            _table(state, names, new, learned),
-            state.weights if at_rest or not new else _weights(representation),
-            dict(readout.state()),
-            learned.temperature,
-            state.trainings + (not rests),
-            state.teachings + 1,
-            state.frozen,
-            None,
+        after = state.changed(
+            classes=_table(state, names, new, learned),
+            weights=state.weights if at_rest or not new else _weights(representation),
+            statistics=dict(readout.state()),
+            temperature=learned.temperature,
+            optimism=learned.optimism,
+            trainings=state.trainings + (not rests),
+            teachings=state.teachings + 1,
         )
         return self._served(after.after(state), representation)
 
@@ -463,8 +474,7 @@ class IncrementalClassifier:
         return set(wanted)
 
     def _recalibrated(self, readout: Any, state: State) -> float:
-        stats = getattr(readout, "stats", None)
-        return calibrated(readout, stats, self._settings.seed) if isinstance(stats, ClassStats) else state.temperature
+        return calibrated(readout, state.optimism, self._settings.seed) or state.temperature
 
     # --- telling ------------------------------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
+from efcil.model.calibration import Optimism
 from efcil.stats import ClassStats
 
 Statistics = Mapping[str, Tensor | ClassStats]
@@ -31,6 +32,7 @@ class State:
     weights: Mapping[str, Tensor]  # "backbone. ..." and "head. ...", on the CPU
     statistics: Statistics  # of the readout; empty before the first teaching
     temperature: float
+    optimism: Optimism
     trainings: int  # how often the backbone has learned; weights that were given count as one
     teachings: int
     frozen: bool

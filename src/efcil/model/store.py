@@ -28,6 +28,7 @@ from efcil import __version__
 from efcil.config import Options, nested
 from efcil.errors import EfcilError, ModelError
 from efcil.files import StrPath, read_json, sync_directory, sync_file, write_json
+from efcil.model.calibration import Optimism
 from efcil.model.settings import Settings
 from efcil.model.state import ClassRecord, State
 from efcil.stats import ClassStats
@@ -58,6 +59,7 @@ class _Card(Options):
     trainings: int
     teachings: int
     temperature: float = Field(gt=0)
+    optimism: tuple[float, int]
     classes: list[_Class]
     files: dict[str, str]  # SHA-256
 
@@ -109,6 +111,7 @@ def _write(folder: Path, settings: Settings, state: State) -> None:
         trainings=state.trainings,
         teachings=state.teachings,
         temperature=state.temperature,
+        optimism=(state.optimism.log_ratio, state.optimism.pictures),
         classes=[_Class(**vars(record)) for record in state.classes],
         files=sums,
     )
@@ -191,7 +194,15 @@ def _read(place: Path) -> tuple[Settings, State]:
         raise ModelError(f"{place / CARD}: {error}") from None
     records = tuple(ClassRecord(**record.model_dump()) for record in card.classes)
     state = State(
-        records, tensors[WEIGHTS], statistics, card.temperature, card.trainings, card.teachings, card.frozen, None
+        classes=records,
+        weights=tensors[WEIGHTS],
+        statistics=statistics,
+        temperature=card.temperature,
+        optimism=Optimism(*card.optimism),
+        trainings=card.trainings,
+        teachings=card.teachings,
+        frozen=card.frozen,
+        previous=None,
     )
     return settings, state
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from efcil.data.dataset import ImageSet
 from efcil.features import TaskFeatures
 from efcil.heads.cosine import CosineHead
 from efcil.methods.base import Readout
-from efcil.model.calibration import drawn_features, fitted_temperature
+from efcil.model.calibration import Optimism, drawn_features, fitted_temperature
 from efcil.model.inputs import Images
 from efcil.model.settings import planned, with_epochs
 from efcil.protocol import train_task
@@ -73,6 +74,7 @@ class Learned:
 
     recall: dict[int, float]  # percent, by position
     temperature: float
+    optimism: Optimism
 
 
 def pixels_of(images: Images, machine: Machine) -> Pixels:
@@ -87,6 +89,7 @@ def teach(
     *,
     rests: bool,
     imprints: bool,
+    optimism: Optimism,
     epochs: int | None,
     deadline: float | None,
     after_epoch: Told,
@@ -131,10 +134,14 @@ def teach(
             _imprint(representation, learned, lesson)
         elif lesson.old and not rests:
             learned.old()
-        measured = _measured(readout, learned, held.to(machine.device)) if bool(held.any()) else None
+        found = Learned({}, 0.0, optimism)
+        if bool(held.any()):
+            found = _measured(readout, learned, held.to(machine.device), optimism, seed)
         readout.learn(learned)
-        temperature = _temperature(readout, learned, measured, seed)
-    return Learned(measured.recall if measured is not None else {}, temperature)
+        temperature = calibrated(readout, found.optimism, seed)
+        if temperature is None:  # no Grams: from the held-out pictures, or from all where none are
+            temperature = found.temperature or fitted_temperature(readout.scores(learned.new()), learned.labels)
+    return Learned(found.recall, temperature, found.optimism)
 
 
 def _imprint(representation: Representation, learned: TaskFeatures, lesson: Lesson) -> None:
@@ -145,30 +152,33 @@ def _imprint(representation: Representation, learned: TaskFeatures, lesson: Less
         head.extend(normalize(means, dim=1))
 
 
-def _measured(readout: Readout, learned: TaskFeatures, held: Tensor) -> Learned:
+def _measured(readout: Readout, learned: TaskFeatures, held: Tensor, optimism: Optimism, seed: int) -> Learned:
     """Recall on the held-out pictures, and the temperature that fits them, by a copy that has not seen them."""
     trial = copy.deepcopy(readout)
     trial.learn(learned.only((~held).nonzero()[:, 0]))
     scores, labels = trial.scores(learned.new()[held]), learned.labels[held]
     right = (scores.argmax(1) == labels).double()
     recall = {label: round(100 * float(right[labels == label].mean()), 2) for label in labels.unique().tolist()}
-    return Learned(recall, fitted_temperature(scores, labels))
+    temperature, stats = fitted_temperature(scores, labels), _statistics(trial)
+    if stats is not None and scores.shape[1] > 1:
+        features, places = drawn_features(stats.select(labels.unique()), seed)
+        drawn = fitted_temperature(trial.scores(features), labels.unique()[places])
+        optimism = optimism.joined(math.log(temperature / drawn), len(labels))
+    return Learned(recall, temperature, optimism)
 
 
-def _temperature(readout: Any, learned: TaskFeatures, measured: Learned | None, seed: int) -> float:
-    """From the statistics where Grams are kept, else from the held-out pictures, else from all of the teaching."""
+def _statistics(readout: Any) -> ClassStats | None:
     stats = getattr(readout, "stats", None)
-    if isinstance(stats, ClassStats):
-        return calibrated(readout, stats, seed)
-    if measured is not None:
-        return measured.temperature
-    return fitted_temperature(readout.scores(learned.new()), learned.labels)
+    return stats if isinstance(stats, ClassStats) else None
 
 
-def calibrated(readout: Readout, stats: ClassStats, seed: int) -> float:
-    """Temperature from features drawn from all classes' statistics."""
+def calibrated(readout: Readout, optimism: Optimism, seed: int) -> float | None:
+    """Temperature from features drawn from all classes' statistics (calibration.py); None where no Grams are kept."""
+    stats = _statistics(readout)
+    if stats is None:
+        return None
     features, places = drawn_features(stats, seed)
-    return fitted_temperature(readout.scores(features), places)
+    return fitted_temperature(readout.scores(features), places) * optimism.factor
 
 
 def _affordable(representation: Representation, task: Task, pixels: Pixels, labels: Tensor, deadline: float) -> int:

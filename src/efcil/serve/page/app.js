@@ -54,11 +54,16 @@ function foundAgain(recall) {
 
 // ---- telling people -------------------------------------------------------------------------------------------------
 
-/** Have a screen reader say something, also when it is what was said last. */
+const unsaid = { said: [], alarm: [] };
+
+/** Have a screen reader say something, also when it is what was said last; what comes at once is said together. */
 function say(text, urgent = false) {
-  const region = $(urgent ? "alarm" : "said");
-  region.textContent = "";
-  setTimeout(() => { region.textContent = text; }, 50);
+  const region = urgent ? "alarm" : "said";
+  $(region).textContent = "";
+  unsaid[region].push(text);
+  setTimeout(() => {
+    if (unsaid[region].length) $(region).textContent = unsaid[region].splice(0).join(" ");
+  }, 50);
 }
 
 let toastTimer = 0;
