@@ -89,6 +89,15 @@ class Row:
     @property
     def seconds(self) -> str:
         """Median time of a run on each device."""
+        return "; ".join(f"{_time(value)} ({device})" for device, value in self._times().items()) or NONE
+
+    @property
+    def fastest(self) -> str:
+        """The shortest of these times, with its device."""
+        device, value = min(self._times().items(), key=lambda item: item[1], default=("", None))
+        return NONE if value is None else f"{_time(value)} ({device})"
+
+    def _times(self) -> dict[str, float]:
         times: dict[str, list[float]] = {}
         for entry in self.entries:
             if entry.run.seconds is not None:
@@ -97,7 +106,7 @@ class Row:
                 if shared and int(shared[1]) > 1:
                     device += f", {shared[1]} runs at once"
                 times.setdefault(device, []).append(entry.run.seconds)
-        return "; ".join(f"{_time(statistics.median(values))} ({device})" for device, values in times.items()) or NONE
+        return {device: statistics.median(values) for device, values in times.items()}
 
     def each(self, get: Callable[[Run], str]) -> list[str]:
         """What the runs say, each once."""
@@ -325,7 +334,7 @@ def compact_text(sections: list[Section]) -> str:
                 escaped(label),
                 *(NONE if numbers is None else f"{numbers[m]:.2f}" for m in METRICS),
                 *(_ours(row, m) for m in METRICS),
-                escaped(row.seconds),
+                escaped(row.fastest),
             ]
             for label, numbers, row in section.lines(variant=False)
             if row is not None

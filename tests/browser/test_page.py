@@ -294,7 +294,7 @@ def test_a_server_that_is_gone_is_told_and_questions_wait_for_it(page, standin, 
     page.wait(lambda: not page.shown("#offline"))
     assert page.text("#status") == "Ready, knows 3 classes"
     assert "The server does not answer. Trying again every few seconds." in heard()
-    page.wait(lambda: "The server answers again." in heard())
+    page.wait(lambda: any(line.startswith("The server answers again. red.png: apple, ") for line in heard()))
 
 
 # ---- the classes

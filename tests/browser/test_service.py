@@ -40,7 +40,9 @@ def served(model):
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
         line = process.stdout.readline()
         try:
-            yield re.search(r"http://\S+", line)[0] + "/"
+            address = re.search(r"http://\S+", line)
+            assert address, f"efcil serve did not start: {line!r}"
+            yield f"{address[0]}/"
         finally:
             process.send_signal(signal.SIGTERM)
             process.wait(timeout=40)

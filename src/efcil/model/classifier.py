@@ -277,6 +277,7 @@ class IncrementalClassifier:
             readout,
             rests=rests,
             imprints=rests and not at_rest,
+            frozen=state.frozen,
             optimism=state.optimism,
             epochs=epochs,
             deadline=deadline,

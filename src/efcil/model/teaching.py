@@ -6,7 +6,7 @@ import copy
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -89,6 +89,7 @@ def teach(
     *,
     rests: bool,
     imprints: bool,
+    frozen: bool,
     optimism: Optimism,
     epochs: int | None,
     deadline: float | None,
@@ -137,6 +138,8 @@ def teach(
         found = Learned({}, 0.0, optimism)
         if bool(held.any()):
             found = _measured(readout, learned, held.to(machine.device), optimism, seed)
+            if frozen:  # the statistics alone decide, so that merged models equal one taught on both
+                found = replace(found, optimism=optimism)
         readout.learn(learned)
         temperature = calibrated(readout, found.optimism, seed)
         if temperature is None:  # no Grams: from the held-out pictures, or from all where none are
