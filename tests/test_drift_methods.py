@@ -248,7 +248,7 @@ def image_task(machine, old, new, crop=None, count=30, size=8):
     pixels = Pixels(torch.from_numpy(images), (0.5, 0.4), (0.25, 0.2), machine)
     options = SimpleNamespace(crop=crop)
     there = SimpleNamespace(backbone=new, old_backbone=old, options=options, machine=machine, seed=0)
-    return TaskFeatures(1, there, pixels, torch.arange(count) % 2, None)
+    return TaskFeatures(1, there, pixels, torch.arange(count) % 2 + 4, None)  # behind four old classes
 
 
 def old_means(task, classes=4, spread=1.0):
@@ -437,7 +437,7 @@ def test_augmented_images_are_an_option_of_the_shift_alone(machine, run):
 def test_state_round_trip(run, name):
     kept, (kind, options) = run[0][name], KINDS[name]
     state = {key: value.clone() for key, value in kept.state().items()}
-    assert sum(value.numel() for value in state.values()) == 6 * 16, "dim numbers a class"
+    assert sum(value.numel() for value in state.values()) == 6 * (16 + 1), "dim numbers a class, and its count"
     again = kind(options())
     again.load_state(state)
     probe = torch.rand(5, 16)

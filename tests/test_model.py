@@ -100,16 +100,17 @@ def test_importing_the_package_imports_nothing_heavy():
 
 
 def test_it_learns_class_after_class_and_keeps_the_old_ones():
-    model = taught((0, 1), (2, 3), (4, 5), epochs=10, options={"batch_size": 8, "augment": "none"})
-    first = list(dict.fromkeys(lesson(0, 1)[1]))
+    data = blobs(size=8, per_class=20, noise=15.0)
+    model = tiny(width=4, epochs=6, options={"batch_size": 8, "augment": "none"})
+    for start in (0, 2, 4):
+        model.learn(*lesson(start, start + 1, data=data))
+    first = list(dict.fromkeys(lesson(0, 1, data=data)[1]))
     assert model.classes_[:2].tolist() == first, "in the order in which they came"
-    assert sorted(model.classes_) == sorted(DATA.class_names)
-    assert model.score(DATA) > 0.7
-    names = np.array([DATA.class_names[label] for label in DATA.test.labels])
-    assert (model.predict(DATA.test.images) == names).mean() == model.score(DATA)
-    for label in range(6):
-        rows = DATA.test.labels == label
-        assert (model.predict(DATA.test.images[rows]) == DATA.class_names[label]).mean() > 0.3, label
+    assert sorted(model.classes_) == sorted(data.class_names)
+    assert model.score(data) > 0.7
+    names = np.array([data.class_names[label] for label in data.test.labels])
+    assert (model.predict(data.test.images) == names).mean() == model.score(data)
+    assert (model.predict(data.test.images) == names)[data.test.labels < 2].mean() >= 0.4, "the oldest too"
 
 
 def test_answers_have_their_shapes(model):

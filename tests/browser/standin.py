@@ -286,6 +286,8 @@ class Handler(BaseHTTPRequestHandler):
         job = re.fullmatch("/jobs/([^/]+)(/cancel)?", path)
         if job and job[1] not in s.jobs:
             raise RefusedError(404, {"detail": f"There is no job {job[1]}."})
+        if job and job[2] and self.command != "POST":
+            raise RefusedError(405, {"detail": "Method Not Allowed"})
         if job and job[2]:
             s.jobs[job[1]]["status"] = "cancelled"
         if job:

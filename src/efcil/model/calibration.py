@@ -5,7 +5,7 @@ from every class's Gaussian (mean and covariance, from its Gram): the classes of
 picture is needed. Such features are easier than new pictures: they come from pictures that backbone and classifier have
 seen. How much easier is measured at each teaching, on its held-out pictures: the temperature that fits them over the
 one that fits draws of the same classes. The mean of that ratio over the teachings (`Optimism`) corrects the drawn
-temperature; while the backbone is frozen it stays as it was, so that the statistics alone decide and models can be added.
+temperature. While the backbone is frozen the ratio stays as it was: the statistics alone decide, and models add.
 
 A method that keeps no Gram is fitted on the held-out pictures of the last teaching.
 """

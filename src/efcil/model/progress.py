@@ -26,7 +26,7 @@ class Progress:
     def fraction(self) -> float:
         """Share of the whole teaching that is done, as far as it can be known, 0 to 1.
 
-        >>> Progress("training", 10, 20, "").fraction
+        >>> round(Progress("training", 10, 20, "").fraction, 6)
         0.5
         """
         begin, end = _BEGIN[self.event], _END[self.event]

@@ -15,11 +15,11 @@ def reference_page(description: Mapping[str, Any]) -> str:
     return f"""<!doctype html>
 <html lang="en">
 <head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{title}: reference</title><link rel="stylesheet" href="/page/style.css"></head>
+<title>{title}: reference</title><link rel="stylesheet" href="page/style.css"></head>
 <body><main>
 <h1>{title}</h1>
 <p>{escape(description["info"].get("description", ""))}</p>
-<p><a href="/openapi.json">OpenAPI description</a>, <a href="/">the page</a></p>
+<p><a href="openapi.json">OpenAPI description</a>, <a href="./">the page</a></p>
 {body}
 <h2>Schemas</h2>
 {_schemas(description)}

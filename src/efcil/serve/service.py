@@ -23,7 +23,9 @@ from efcil.serve.metrics import Metrics
 from efcil.serve.pictures import pixels_of
 from efcil.serve.store import Conflict, Store
 
-LARGEST_BATCH = 64
+# Pictures of a pass. A CPU gains nothing from more, and a part of the clients is read while another is computed.
+LARGEST_BATCH = {"cpu": 16}
+LARGEST_ELSEWHERE = 64
 
 
 class NoClass(OptionError):
@@ -39,7 +41,8 @@ class Service:
         cores = os.cpu_count() or 1
         self.limits, self.metrics, self.store = limits or Limits(), Metrics(), Store(directory, device)
         self.jobs = Jobs(self.store, self.metrics, teach_threads or max(1, cores // 2))
-        self.batcher = Batcher(self._scorer, largest=LARGEST_BATCH, observe=self.metrics.batches.add)
+        largest = LARGEST_BATCH.get(self.store.current.model.device.type, LARGEST_ELSEWHERE)
+        self.batcher = Batcher(self._scorer, largest=largest, observe=self.metrics.batches.add)
         self._decoders = ThreadPoolExecutor(max(2, min(cores, 8)), "efcil-decode")
         self._changes = ThreadPoolExecutor(1, "efcil-change")  # apart, so that no upload keeps an answer waiting
         self._waiting = 0

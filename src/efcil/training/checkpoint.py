@@ -55,7 +55,10 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor], meta: Mapping[str, A
 def _write(path: Path, plain: Tensors, meta: Mapping[str, Any]) -> None:
     text = json.dumps(meta, sort_keys=True)
     with replaced(path) as temporary:
-        save_file(plain, temporary, metadata={"meta": text, "sha256": digest(plain, text)})
+        try:
+            save_file(plain, temporary, metadata={"meta": text, "sha256": digest(plain, text)})
+        except SafetensorError as error:  # how the library tells that the disk is full
+            raise OSError(str(error)) from error
 
 
 def load_tensors(path: Path) -> tuple[Tensors, dict[str, Any]]:
