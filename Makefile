@@ -19,11 +19,12 @@ setup: .venv/.ready
 demo: setup
 	OMP_NUM_THREADS=2 $(BIN)/efcil demo
 
+# A file's tests stay in one process: they share what its fixtures learned.
 test: setup
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile
 
 test-all: setup
-	$(BIN)/python -m pytest -q -m slow
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile -m slow
 
 lint: setup
 	$(BIN)/ruff check .

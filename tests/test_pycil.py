@@ -16,7 +16,6 @@ from efcil.experiment import Request, resolve
 from efcil.methods import METHODS
 from efcil.pycil import KEYS, is_pycil, translated
 from efcil.representations import REPRESENTATIONS
-from test_cli import efcil  # noqa: F401 (a fixture)
 
 FILES = {path.stem: json.loads(path.read_text()) for path in sorted((Path(__file__).parent / "data/pycil").glob("*"))}
 BLANK = {

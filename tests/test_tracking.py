@@ -13,7 +13,6 @@ from efcil.progress import Quiet
 from efcil.runs import Log, Run
 from efcil.tracking import TensorBoard, Tracker, trackers
 from efcil.training.machine import Machine
-from test_cli import efcil  # noqa: F401 (a fixture)
 
 EPOCH = {"loss": 0.5, "lr": 0.1}
 LINES = [

@@ -83,8 +83,9 @@ class IncrementalClassifier:
     adds statistics. `frozen=True` (with `weights`), or `freeze()`, leaves it at rest for good: then a teaching is one
     pass and one solve, and models can be merged.
 
-    Of each new class with at least 5 pictures a fifth, at most 20, is not trained on: `recall` in the class table is
-    measured there. Then these pictures enter the statistics as well.
+    Of each new class with at least 5 pictures the share `held_out`, at most 20, is not trained on: `recall` in the
+    class table is measured there. Then these pictures enter the statistics as well. With `held_out=0` all are trained
+    on, and rounds equal the tasks of `efcil run`.
 
     `predict_proba` is calibrated without old pictures: see `efcil.model.calibration`.
 
@@ -103,6 +104,7 @@ class IncrementalClassifier:
         frozen: bool = False,
         epochs: int | None = None,
         budget: float | None = None,
+        held_out: float = 0.1,
         options: Mapping[str, Any] | None = None,
         device: str = "auto",
         precision: str = "auto",
@@ -116,7 +118,7 @@ class IncrementalClassifier:
         `epochs` or `budget` (seconds) for each teaching; either can be given to `learn` instead.
         """
         _check_effort(epochs, budget)
-        self._settings = resolve(method, backbone, width, size, seed, options)
+        self._settings = resolve(method, backbone, width, size, seed, held_out, options)
         self._machine = Machine.choose(device, precision, compile=False)
         self.epochs, self.budget, self.progress = epochs, budget, progress
         if frozen and weights is None:
@@ -254,7 +256,9 @@ class IncrementalClassifier:
             )
         table |= {name: len(state.classes) + place for place, name in enumerate(new)}
         positions = torch.tensor([table[name] for name in names])
-        lesson = Lesson(images, positions, len(state.classes), len(new), state.teachings, state.trainings)
+        lesson = Lesson(
+            images, positions, len(state.classes), len(new), state.teachings, state.trainings, self._settings.held_out
+        )
         representation, readout = self._opened(state), self._readout(state)
         at_rest = state.frozen or not representation.stages(state.trainings)
         rests = at_rest or (self._rests_well and (not new or len(taught) == 1))

@@ -27,6 +27,7 @@ class Settings:
     options: Options
     size: int
     seed: int
+    held_out: float  # share of a new class's pictures
 
     def document(self) -> dict[str, Any]:
         """As plain values; `restored` undoes it."""
@@ -36,6 +37,7 @@ class Settings:
             "options": flat(self.options),
             "size": self.size,
             "seed": self.seed,
+            "held_out": self.held_out,
         }
 
     @classmethod
@@ -44,11 +46,18 @@ class Settings:
         method = _family(document["method"])
         training = build(LwFOptions, document["training"], "training")
         options = build(method.options, document["options"], method.name)
-        return cls(method, training, options, int(document["size"]), int(document["seed"]))
+        size, seed, held_out = int(document["size"]), int(document["seed"]), float(document["held_out"])
+        return cls(method, training, options, size, seed, held_out)
 
 
 def resolve(
-    method: str, backbone: str, width: int | None, size: int, seed: int, options: Mapping[str, Any] | None
+    method: str,
+    backbone: str,
+    width: int | None,
+    size: int,
+    seed: int,
+    held_out: float,
+    options: Mapping[str, Any] | None,
 ) -> Settings:
     """Put preset, arguments and `options` (dotted keys of training and method, as `--set` takes them) together."""
     found = _family(method)
@@ -63,6 +72,8 @@ def resolve(
         raise OptionError(f"size is {size}; wanted 8 pixels or more")
     if seed < 0:
         raise OptionError(f"seed is {seed}; wanted zero or more")
+    if not 0 <= held_out <= 0.5:
+        raise OptionError(f"held_out is {held_out}; wanted a share from 0 (measure no recall) to 0.5")
     preset = preset_values("model", "any", "training")
     name = given.get("backbone", backbone)
     if name != DEFAULT_BACKBONE or width is not None:
@@ -74,7 +85,7 @@ def resolve(
         raise OptionError(f"backbone: unknown name '{name}'; {nearest(name, backbones.NAMES)}, or timm/NAME")
     own = {k: v for k, v in preset_values("model", "any", found.section).items() if k in theirs}
     own |= found.fixed | {k: v for k, v in given.items() if k in theirs}
-    return Settings(found, training, build(found.options, own, "options"), size, seed)
+    return Settings(found, training, build(found.options, own, "options"), size, seed, held_out)
 
 
 def _family(name: str) -> Method:

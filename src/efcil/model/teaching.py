@@ -31,8 +31,7 @@ from efcil.training.loop import EpochReport, Optimiser, Pixels
 from efcil.training.machine import Machine, Purpose, generator
 from efcil.training.schedule import Schedule
 
-HELD_OUT = 0.2  # of a new class's pictures: not trained on, so that recall can be measured ...
-HELD_OUT_FROM = 5  # ... where it has at least so many; ...
+HELD_OUT_FROM = 5  # pictures of a new class from which on some are not trained on, so that recall can be measured; ...
 HELD_OUT_MOST = 20  # ... more of them would cost training more than the measure gains
 MOST_EPOCHS = 200  # that a time budget is turned into: the paper's longest schedule
 PROBE_STEPS = 4  # of training that are timed before epochs are planned
@@ -50,6 +49,7 @@ class Lesson:
     new: int  # classes that are new; their positions follow
     teaching: int  # how many there were before
     training: int  # how often the backbone has learned before
+    share: float  # of a new class's pictures that is held out
 
     @property
     def present(self) -> Tensor:
@@ -63,8 +63,8 @@ class Lesson:
         for label in range(self.old, self.old + self.new):
             rows = (self.labels == label).nonzero()[:, 0]
             order = torch.randperm(len(rows), generator=source)
-            if len(rows) >= HELD_OUT_FROM:
-                chosen[rows[order[: min(HELD_OUT_MOST, round(HELD_OUT * len(rows)))]]] = True
+            if self.share and len(rows) >= HELD_OUT_FROM:
+                chosen[rows[order[: min(HELD_OUT_MOST, max(1, round(self.share * len(rows))))]]] = True
         return chosen
 
 
