@@ -275,7 +275,7 @@ def test_another_method_or_data_set_that_is_typed_leaves_out_what_was_not_its_ow
     assert plan_of(released).preset == "quick"
 
 
-def test_the_command_runs_such_a_file(efcil, tmp_path):  # noqa: F811
+def test_the_command_runs_such_a_file(efcil, tmp_path):
     tree = {**FILES["icarl"], "init_cls": 2, "increment": 2, "memory_size": 8}
     (tmp_path / "icarl.json").write_text(json.dumps(tree))
     typed = ["icarl", "glyphs", "--device", "cpu", "--out", tmp_path / "run", "--quiet"]
@@ -287,7 +287,7 @@ def test_the_command_runs_such_a_file(efcil, tmp_path):  # noqa: F811
     assert (summary["training"]["memory"], summary["training"]["backbone"]) == (8, "resnet32")
 
 
-def test_compare_takes_all_seeds_of_such_a_file(efcil, tmp_path):  # noqa: F811
+def test_compare_takes_all_seeds_of_such_a_file(efcil, tmp_path):
     tree = {**FILES["finetune"], "init_cls": 2, "increment": 2, "seed": [3, 4]}
     (tmp_path / "finetune.json").write_text(json.dumps(tree))
     typed = ["finetune", "glyphs", "--device", "cpu", "--out", tmp_path / "both", "--quiet"]

@@ -133,7 +133,8 @@ def test_merge_equals_one_model_taught_on_both(efcil, taught, lessons, tmp_path)
     assert code == 0, err
     assert "knows 4 classes now" in out
     files = sorted((lessons / "test").rglob("*.png"))
-    merged, both = (IncrementalClassifier.load(tmp_path / n, progress=False).predict_proba(files) for n in ("a", "both"))
+    models = (IncrementalClassifier.load(tmp_path / name, progress=False) for name in ("a", "both"))
+    merged, both = (one.predict_proba(files) for one in models)
     assert np.abs(merged - both).max() < 1e-6
 
 

@@ -202,7 +202,7 @@ def test_files_of_others_stay(tmp_path):
 
 
 @pytest.mark.parametrize(("name", "module"), [("tensorboard", "torch.utils.tensorboard"), ("wandb", "wandb")])
-def test_a_missing_package_is_told_before_anything_is_written(efcil, tmp_path, monkeypatch, name, module):  # noqa: F811
+def test_a_missing_package_is_told_before_anything_is_written(efcil, tmp_path, monkeypatch, name, module):
     monkeypatch.setitem(sys.modules, module, None)
     code, _, err = efcil("run", "dpcr", "digits", "--log", name, "--out", tmp_path / "run")
     assert code == 2
@@ -215,7 +215,7 @@ def test_an_unknown_name_is_told(tmp_path):
         trackers(["tensorbord"], tmp_path, {})
 
 
-def test_compare_logs_every_method(efcil, tmp_path, wandb):  # noqa: F811
+def test_compare_logs_every_method(efcil, tmp_path, wandb):
     quick = [part for setting in TINY for part in ("--set", setting)]
     (tmp_path / "c.yaml").write_text("log: wandb\ntasks: 2\n")
     out = tmp_path / "all"

@@ -357,6 +357,9 @@ def teach(
     weights: Annotated[Path | None, typer.Option(help="New model: safetensors file with a backbone's weights.")] = None,
     frozen: Annotated[bool, typer.Option("--frozen", help="New model: the backbone never learns (--weights).")] = False,
     seed: Annotated[int | None, typer.Option(min=0, help="New model: seed.")] = None,
+    held_out: Annotated[
+        float | None, typer.Option(help="New model: share of each class kept from training to measure recall; 0.1.")
+    ] = None,
     settings: Settings = [],  # noqa: B006 (typer copies it)
     epochs: Annotated[int | None, typer.Option(min=1, help="Epochs of this teaching.")] = None,
     budget: Annotated[float | None, typer.Option(help="Seconds that this teaching may take.")] = None,
@@ -369,7 +372,8 @@ def teach(
     from efcil.model import commands
 
     chosen = {"method": method, "backbone": backbone, "width": width, "size": size, "weights": weights, "seed": seed}
-    made_with: dict[str, Any] = {name: value for name, value in chosen.items() if value is not None}
+    given = {**chosen, "held_out": held_out}
+    made_with: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     made_with |= {"frozen": True} if frozen else {}
     made_with |= {"options": parse_settings(settings)} if settings else {}
     told = commands.teach(
