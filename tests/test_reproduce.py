@@ -238,7 +238,10 @@ def test_gamma_grid_is_one_ridge_solution_each():
     assert grid["gamma"] == sorted(grid["gamma"])
     for gamma, with_cn, without in zip(grid["gamma"], grid["with_cn"], grid["without_cn"], strict=True):
         weight = ridge_joint(after, labels, range(4), gamma)
-        for found, w in ((without, weight), (with_cn, weight / weight.norm(dim=0))):
+        unit = weight / weight.norm(dim=0)
+        assert torch.allclose(shot.weight("dpcr", gamma, normalise=False), weight)
+        assert torch.allclose(shot.weight("dpcr", gamma, normalise=True), unit)
+        for found, w in ((without, weight), (with_cn, unit)):
             right = (shot.after.double() @ w).argmax(1) == labels
             assert found == pytest.approx(100 * right.double().mean().item())
 
@@ -334,7 +337,7 @@ def test_a_grid_runs_resumes_and_is_not_done_again(made, command):
 def test_results_from_elsewhere_are_used(made, command):
     data = ("--data", f"tiny-imagenet={made / 'tiny'}", "--tasks", "10", "--orders", "1993")
     assert command("cip", *data)[0] == 0  # done already where the test above was run
-    code, _, err = command("cip", "--from", str(made / "out"), out="second")
+    code, _, err = command("cip", "--from", str(made / "out"), *data, out="second")
     assert code == 0, err
     assert not (made / "second" / "runs").exists()
     numbers = json.loads((made / "second" / "cip.json").read_text())

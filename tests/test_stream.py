@@ -159,7 +159,7 @@ def test_an_epoch_is_the_same(photographs, decoder, machine):
 
 def test_exemplars_follow_streamed_images(photographs, decoder, machine):
     resident, streamed = both_kinds(photographs, decoder, machine)
-    more = torch.full((3, 3, SIZE, SIZE), 7, dtype=torch.uint8)
+    more = torch.arange(3, dtype=torch.uint8).view(3, 1, 1, 1).expand(3, 3, SIZE, SIZE)
     rows = torch.tensor([len(resident) + 1, 0, len(resident), 2])
     joined = followed_by(streamed, more)
     assert joined.shape == followed_by(resident, more).shape == (len(resident) + 3, 3, SIZE, SIZE)
