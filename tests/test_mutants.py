@@ -60,6 +60,7 @@ def test_every_part_of_the_package_is_broken_somewhere():
         "serve/command.py": "binds and prints; whole processes in test_serve.py",
         "serve/limits.py": "numbers",
         "serve/reference.py": "a page to read",
+        "serve/worker.py": "a process of its own, started from the installed package: the copy is not what runs",
         "data/__init__.py": "a registry",
         "representations/finetune.py": "one line over what is shared",
         "methods/base.py": "types",
