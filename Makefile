@@ -24,7 +24,7 @@ test: setup
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile
 
 test-all: setup
-	$(BIN)/python -m pytest -q -n 2 --dist loadfile -m slow
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile -m slow --timeout 1200
 
 lint: setup
 	$(BIN)/ruff check .
