@@ -55,7 +55,8 @@ def metrics(out):
     found = {}
     for path in sorted(out.rglob("summary.json")):
         summary = json.loads(path.read_text())
-        found[str(path.relative_to(out))] = {k: v for k, v in summary.items() if k not in ("seconds", "command", "commit")}
+        aside = ("seconds", "command", "commit")
+        found[str(path.relative_to(out))] = {k: v for k, v in summary.items() if k not in aside}
     for path in sorted(out.rglob("metrics.jsonl")):
         found[str(path.relative_to(out))] = path.read_text()
     assert len(found) >= 2
