@@ -4,7 +4,7 @@
 
 One update, as after the last task of CIFAR-100 in ten: P from 5,000 images, 90 old classes moved, statistics of 10 new
 classes, ridge weight, column normalisation. Features are positive, sparse and of unequal channels, 500 a class; X'X has
-a condition number of 1e4 to 1e5, as FACTS of real backbones say.
+a condition number of 1e4 to 1e5, as of real backbones.
 
 Prediction, on two cores that give about 100 GFLOP/s in float64: P'GP as written is 4 dim^3 = 0.54 GFLOP a class, 48
 GFLOP for 90; only the upper part of the symmetric result, in four strips, makes it 3.25 dim^3, 39 GFLOP, 0.4 s; the

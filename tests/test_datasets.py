@@ -531,7 +531,7 @@ def test_the_papers_settings(
         (
             "tiny-imagenet",
             {"later.lr": 0.05},
-        ),  # its settings for Tiny-ImageNet and ImageNet never take effect (FACTS 2.6)
+        ),  # its settings for Tiny-ImageNet and ImageNet never take effect there
         ("imagenet100", {"distill_weight": 10}),
         ("imagenet1k", {"distill_weight": 10}),
         ("cub200", {}),
