@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, Self
 
@@ -56,7 +57,7 @@ def _some(labels: NDArray[Any]) -> str:
     return shown + (", ..." if len(labels) > 5 else "")
 
 
-class IncrementalEstimator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
+class IncrementalEstimator(ClassifierMixin, BaseEstimator, ABC):  # type: ignore[misc]
     """A classifier that is a function of `FeatureSums`: any batches of the same rows give the same classifier.
 
     A subclass says how sums become attributes (`_solved`) and attributes scores (`_scores`).
@@ -118,13 +119,13 @@ class IncrementalEstimator(ClassifierMixin, BaseEstimator):  # type: ignore[misc
 
     # --- for subclasses -------------------------------------------------------------------------------------------
 
+    @abstractmethod
     def _solved(self, sums: FeatureSums) -> Mapping[str, Any]:
         """Attributes of the classifier that these sums give."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _scores(self, rows: NDArray[Any]) -> NDArray[np.float64]:
         """Score rows (n, n_features) for each class, (n, n_classes)."""
-        raise NotImplementedError
 
     def _scores_of(self, X: ArrayLike) -> NDArray[np.float64]:
         check_is_fitted(self, "classes_")
