@@ -155,6 +155,23 @@ def decoded(
     return _data_set(tree, name, entry.images, entry.labels, entry.train, [*tree.strays, *entry.bad], [])
 
 
+def loader(name: str, scan: Callable[[StrPath], Tree], side: int) -> Callable[..., DataSet]:
+    """Return a data set's `load`, given its `scan` and the side at which it is stored unless told otherwise."""
+
+    def load(
+        directory: StrPath,
+        *,
+        size: int = side,
+        skip_bad: bool = False,
+        stream: bool | None = None,
+        progress: Progress | None = None,
+    ) -> DataSet:
+        """Load the set from its folder; the options are those of `decoded`."""
+        return decoded(scan(directory), name, size=size, skip_bad=skip_bad, stream=stream, progress=progress)
+
+    return load
+
+
 def _data_set(
     tree: Tree, name: str, images: Any, labels: Sequence[int], train: int, skipped: Sequence[str], notes: Sequence[str]
 ) -> DataSet:

@@ -11,8 +11,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from efcil.data.cache import File, Given, Progress, Tree, decoded
-from efcil.data.dataset import DataSet, Official, listed
+from efcil.data.cache import File, Given, Tree, loader
+from efcil.data.dataset import Official, listed
 from efcil.data.layout import add_part, folders, found, lines, told
 from efcil.errors import DataError
 from efcil.files import StrPath
@@ -24,23 +24,14 @@ _LISTS = ("images.txt", "image_class_labels.txt", "train_test_split.txt", "class
 _AGAIN = "unpack CUB_200_2011.tgz again"
 
 
-def load(
-    directory: StrPath,
-    *,
-    size: int = 256,
-    skip_bad: bool = False,
-    stream: bool | None = None,
-    progress: Progress | None = None,
-) -> DataSet:
-    """Load CUB-200-2011 from its folder or the one that holds it."""
-    return decoded(scan(directory), NAME, size=size, skip_bad=skip_bad, stream=stream, progress=progress)
-
-
 def scan(directory: StrPath) -> Tree:
     """Find the images and their labels."""
     with told(NAME):
         root = found(NAME, directory, "images.txt and images/, or train/ and test/", ["CUB_200_2011"], _is_it)
         return _scan_parts(root) if (root / "train").is_dir() else _scan_official(root)
+
+
+load = loader(NAME, scan, 256)
 
 
 def _is_it(folder: Path) -> bool:

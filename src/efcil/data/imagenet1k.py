@@ -10,8 +10,8 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from efcil.data.cache import Given, Progress, Tree, decoded
-from efcil.data.dataset import DataSet, Official
+from efcil.data.cache import Given, Tree, loader
+from efcil.data.dataset import Official
 from efcil.data.layout import add_part, folders, found, is_image, told
 from efcil.errors import DataError
 from efcil.files import StrPath
@@ -23,23 +23,14 @@ _INNER = ("ILSVRC/Data/CLS-LOC", "Data/CLS-LOC", "imagenet")  # Kaggle's archive
 _VALPREP = "https://raw.githubusercontent.com/soumith/imagenetloader.torch/master/valprep.sh"
 
 
-def load(
-    directory: StrPath,
-    *,
-    size: int = 256,
-    skip_bad: bool = False,
-    stream: bool | None = None,
-    progress: Progress | None = None,
-) -> DataSet:
-    """Load ImageNet-1k from the folder that holds train/ and val/."""
-    return decoded(scan(directory), NAME, size=size, skip_bad=skip_bad, stream=stream, progress=progress)
-
-
 def scan(directory: StrPath) -> Tree:
     """Find the images and their labels."""
     with told(NAME):
         root = parts(NAME, directory)
         return tree_of(NAME, root, class_folders(root), NAME, OFFICIAL)
+
+
+load = loader(NAME, scan, 256)
 
 
 def parts(name: str, directory: StrPath) -> Path:

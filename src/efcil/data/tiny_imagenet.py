@@ -13,8 +13,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from efcil.data.cache import Given, Progress, Tree, decoded
-from efcil.data.dataset import DataSet, Official, listed
+from efcil.data.cache import Given, Tree, loader
+from efcil.data.dataset import Official, listed
 from efcil.data.layout import add_images, add_part, folders, found, is_image, lines, told
 from efcil.errors import DataError
 from efcil.files import StrPath
@@ -23,18 +23,6 @@ NAME = "tiny-imagenet"
 OFFICIAL = Official(200, 100_000, 10_000, train_each=500, test_each=50)
 
 _AGAIN = "unpack tiny-imagenet-200.zip again"
-
-
-def load(
-    directory: StrPath,
-    *,
-    size: int = 64,
-    skip_bad: bool = False,
-    stream: bool | None = None,
-    progress: Progress | None = None,
-) -> DataSet:
-    """Load Tiny-ImageNet from its folder or the one that holds it; grey images become RGB."""
-    return decoded(scan(directory), NAME, size=size, skip_bad=skip_bad, stream=stream, progress=progress)
 
 
 def scan(directory: StrPath) -> Tree:
@@ -50,6 +38,9 @@ def scan(directory: StrPath) -> Tree:
         else:
             _add_annotated(tree)
     return tree
+
+
+load = loader(NAME, scan, 64)
 
 
 def _classes(root: Path) -> tuple[str, ...]:
