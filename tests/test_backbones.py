@@ -117,6 +117,18 @@ def test_the_stem_sets_the_size_of_the_maps(stem, size):
     assert sizes == [(2, 4, size, size), (2, 32, size // 8, size // 8)]
 
 
+@pytest.mark.parametrize("stem", STEMS)
+@pytest.mark.parametrize("channels", [1, 3, 8])
+def test_the_filled_stem_of_the_gpu_is_the_same_convolution(stem, channels):
+    backbone = build("resnet10", stem=stem, width=8, channels=channels)
+    images = torch.rand(2, channels, 16, 16, generator=torch.Generator().manual_seed(1))
+    plain, filled = backbone.conv1(images), backbone.conv1.filled(images)
+    assert plain.shape == filled.shape
+    torch.testing.assert_close(filled, plain, rtol=1e-5, atol=1e-6)
+    gradients = [torch.autograd.grad((y * y).sum(), backbone.conv1.weight)[0] for y in (plain, filled)]
+    torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-5, atol=1e-4)
+
+
 def test_pad_shortcut_takes_every_second_pixel_between_zero_channels():
     block = build("resnet32", width=2).get_submodule("layer2.0.downsample")
     x = torch.arange(2 * 4 * 4, dtype=torch.float32).reshape(1, 2, 4, 4)

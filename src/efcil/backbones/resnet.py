@@ -28,6 +28,23 @@ def _conv(inputs: int, outputs: int, size: int, stride: int = 1) -> nn.Conv2d:
     return nn.Conv2d(inputs, outputs, size, stride, padding=size // 2, bias=False)
 
 
+class Stem(nn.Conv2d):
+    """The first convolution. On a GPU images of three channels are filled up to eight with zeros.
+
+    The product is the same; the tensor cores' convolutions want multiples of eight channels, and the one that cuDNN has
+    for three takes 55 us instead of about 15 for 128 images of 32 pixels on an H200, a fortieth of the whole step.
+    """
+
+    def forward(self, images: Tensor) -> Tensor:
+        """(n, channels, h, w) to (n, width, h / stride, w / stride)."""
+        return self.filled(images) if images.is_cuda else super().forward(images)
+
+    def filled(self, images: Tensor) -> Tensor:
+        """Convolve images and weights whose channels are filled up to a multiple of eight."""
+        missing = (0, 0, 0, 0, 0, -self.in_channels % 8)
+        return F.conv2d(F.pad(images, missing), F.pad(self.weight, missing), None, self.stride, self.padding)
+
+
 class PadShortcut(nn.Module):
     """Option A of the paper: every second pixel, new channels zero; no parameters."""
 
@@ -126,7 +143,8 @@ class ResNet(nn.Module):
 
     def __init__(self, shape: _Shape, stem: str, width: int, channels: int, last_relu: bool = True) -> None:
         super().__init__()
-        self.conv1 = _conv(channels, width, 7, 2) if stem == "imagenet" else _conv(channels, width, 3)
+        size, stride = (7, 2) if stem == "imagenet" else (3, 1)
+        self.conv1 = Stem(channels, width, size, stride, padding=size // 2, bias=False)
         self.bn1 = nn.BatchNorm2d(width)
         self.relu = nn.ReLU(inplace=True)
         self.maxpool: nn.Module = nn.Identity() if stem == "cifar" else nn.MaxPool2d(3, stride=2, padding=1)
