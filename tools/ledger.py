@@ -127,6 +127,12 @@ class Section:
     rows: tuple[Row, ...]  # best A_f first
     partial: tuple[Entry, ...]
 
+    @cached_property
+    def commands(self) -> dict[str, int]:
+        """The commands that its runs came from, numbered as they are listed below its tables."""
+        each = dict.fromkeys(command for row in self.rows for command in row.each(lambda run: run.command))
+        return {command: number for number, command in enumerate(each, 1)}
+
     def lines(self, variant: bool) -> Iterator[tuple[str, Mapping[str, Any] | None, Row | None]]:
         """(label, paper's entry, measured row): measured ones first, then what is still missing."""
         measured = [row for row in self.rows if row.variant == variant]
@@ -245,8 +251,7 @@ def _section_lines(section: Section, variant: bool) -> list[str]:
         if row is None:
             lines.append([escaped(label), _papers(numbers), UNMEASURED, *[NONE] * 6])
             continue
-        commands = row.each(lambda run: run.command)
-        more = f" and {len(commands) - 1} more, below" if len(commands) > 1 else ""
+        numbered = sorted(section.commands[command] for command in row.each(lambda run: run.command))
         lines.append(
             [
                 escaped(label),
@@ -256,7 +261,7 @@ def _section_lines(section: Section, variant: bool) -> list[str]:
                 str(len(row.entries)),
                 escaped(row.seconds),
                 escaped(", ".join(row.each(lambda run: run.commit))),
-                _code(commands[0]) + more,
+                ", ".join(map(str, numbered)),
             ]
         )
     head = ["Method", "Paper A\\_f / A\\_avg", "A\\_f", "A\\_avg"]
@@ -274,7 +279,7 @@ def _each_run(section: Section) -> list[str]:
             texts = (run.device, run.commit)
             cells = [escaped(row.label), escaped(run.order), escaped(run.seed), *numbers, seconds]
             link = f"[{escaped(entry.name)}]({run.run_dir.replace(' ', '%20')})"
-            rows.append([*cells, *map(escaped, texts), link, _code(run.command)])
+            rows.append([*cells, *map(escaped, texts), link, str(section.commands[run.command or "?"])])
     head = ["Method", "Order", "Seed", "A\\_f", "A\\_avg", "Seconds", "Device", "Commit", "Run", "Command"]
     return ["<details><summary>Every run</summary>", "", *_table(head, (3, 4, 5), rows), "", "</details>", ""]
 
@@ -313,7 +318,9 @@ def full_text(sections: list[Section], paper: Paper) -> str:
         if variants:
             lines += ["### Ablations and variants", "", *variants, ""]
         if section.rows:
-            lines += _each_run(section)
+            lines += ["Commands:", ""]
+            lines += [f"{number}. {_code(command)}" for command, number in section.commands.items()]
+            lines += ["", *_each_run(section)]
         if section.partial:
             lines += ["Partial runs, not counted:", ""]
             lines += [
