@@ -389,8 +389,14 @@ def test_boundaries_and_shift_are_drawn(made, command):
     assert code == 0, err
     shares = json.loads((made / "drawn" / "shift.json").read_text())
     ((_, found),) = shares.items()
-    for parts in found["classified as"].values():
-        assert sum(parts.values()) == pytest.approx(100)
+    for kind in ("classified as", "all old classes"):
+        for parts in found[kind].values():
+            assert sum(parts.values()) == pytest.approx(100)
+    lost, mean = (
+        found[kind]["before the task"]["own class"] - found[kind]["after, without DP"]["own class"]
+        for kind in ("classified as", "all old classes")
+    )
+    assert lost >= mean  # the class that is shown loses most
     right = json.loads((made / "drawn" / "boundaries.json").read_text())
     ((_, numbers),) = right.items()
     assert set(numbers["right"]) == {"without DP", "with DP"}

@@ -78,7 +78,10 @@ def balance_figure(numbers: Mapping[str, Mapping[str, Mapping[str, Value]]], wor
             bars = own.bar(x, heights, 0.25, label=label, color=COLOURS[slot], hatch=hatch, edgecolor="white")
             if any(spread):
                 own.errorbar(x, heights, spread, fmt="none", ecolor=INK, elinewidth=1, capsize=2)
-            own.bar_label(bars, fmt="%.0f", fontsize=8, color=INK, padding=2)
+            for bar, height, more in zip(bars, heights, spread, strict=True):  # above the line of the spread
+                where = (bar.get_x() + bar.get_width() / 2, height + more)
+                how = {"textcoords": "offset points", "xytext": (0, 3), "ha": "center", "fontsize": 8, "color": INK}
+                own.annotate(f"{height:.0f}", where, **how)
         own.set_xticks(range(len(methods)), [words[name] for name in methods])
         dress(own, dataset)
         own.set_ylabel("accuracy after the last task, %")
@@ -201,7 +204,7 @@ def shift_figure(
         linestyle="none",
         label="mean moved by DP",
     )
-    dress(left, f"(a) embeddings of '{name}'")
+    dress(left, f"(a) embeddings of '{name}', the old class that loses most")
     left.set_xticks([])
     left.set_yticks([])
     left.legend(frameon=False, fontsize=8.5)
@@ -243,6 +246,8 @@ def complexity_figure(numbers: Mapping[str, Mapping[str, Sequence[float]]]) -> F
             own.plot(x, formula * scale, color=COLOURS[slot], linestyle="--", linewidth=1.2, label=f"{part} formula")
         own.set_xscale("log")
         own.set_yscale("log")
+        own.set_xticks(x, [f"{value:g}" for value in x])
+        own.minorticks_off()
         dress(own, f"against {axis}")
         own.set_xlabel(axis)
         own.set_ylabel("seconds")
