@@ -1,0 +1,178 @@
+"""Choosing options: which combinations, on which images, and that no test image is looked at."""
+
+import json
+
+import numpy as np
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from efcil import data as sources
+from efcil.cli import app
+from efcil.data.dataset import DataSet, ImageSet
+from efcil.errors import DataError, OptionError
+from efcil.reproduce.cells import Cell, Measured
+from efcil.tune import MOST, parse, trials
+
+SMALL = [
+    "backbone=resnet10",
+    "width=4",
+    "first.epochs=2",
+    "first.milestones=[]",
+    "later.epochs=1",
+    "later.milestones=[]",
+]
+
+
+def tune(*arguments):
+    settings = [part for setting in SMALL for part in ("--set", setting)]
+    return CliRunner().invoke(app, ["tune", *arguments, *settings, "--tasks", "2", "--device", "cpu"])
+
+
+def small(count=10, classes=3, spare=4):
+    labels = np.repeat(np.arange(classes), count)
+    images = np.arange(len(labels), dtype=np.uint8)[:, None, None, None].repeat(4, 2).repeat(4, 3)
+    test = ImageSet(np.full((classes * spare, 1, 4, 4), 255, np.uint8), np.repeat(np.arange(classes), spare))
+    return DataSet("small", tuple("abc"[:classes]), ImageSet(images, labels), test, (0.5,), (0.5,))
+
+
+@pytest.mark.parametrize("share", [0.1, 0.25, 0.5])
+def test_held_out_images_are_training_images_and_no_longer_trained_on(share):
+    whole = small()
+    part = whole.held_out(share, seed=3)
+    train, held = (set(images[:, 0, 0, 0].tolist()) for images in (part.train.images, part.test.images))
+    assert train | held == set(range(30))
+    assert not train & held
+    assert 255 not in held
+    assert np.bincount(part.test.labels).tolist() == [round(share * 10)] * 3
+    for images in (part.train, part.test):  # each with its own label
+        assert (images.images[:, 0, 0, 0] // 10 == images.labels).all()
+
+
+def test_the_seed_alone_decides_what_is_held_out():
+    first, again, other = (small().held_out(0.5, seed).test.images[:, 0, 0, 0].tolist() for seed in (1, 1, 2))
+    assert first == again
+    assert first != other
+
+
+def test_one_image_of_a_class_is_held_out_at_least_and_one_is_left():
+    assert np.bincount(small(count=2).held_out(0.01, 0).test.labels).tolist() == [1, 1, 1]
+    assert np.bincount(small(count=2).held_out(0.99, 0).train.labels).tolist() == [1, 1, 1]
+    with pytest.raises(DataError, match="class a has one training image"):
+        small(count=1).held_out(0.1, 0)
+
+
+def test_every_combination_is_a_trial_and_training_is_shared_where_it_can_be():
+    found = trials("dpcr", parse(["ridge=20,200", "later.lr=0.1,0.05", "later.milestones=[1,2],[]"]))
+    assert len(found) == len(set(found)) == 8
+    assert len({trial.training for trial in found}) == 4
+    assert {trial.label for trial in found} == {"dpcr:ridge=20", "dpcr:ridge=200"}
+    assert found[0].settings == ("later.lr=0.1", "later.milestones=[1,2]", "ridge=20")
+
+
+@pytest.mark.parametrize(
+    ("tried", "words"),
+    [
+        (["ridge"], "must be key=value,value"),
+        (["ridge="], "must be key=value,value"),
+        (["ridge=1", "ridge=2"], "given twice"),
+        (["ridge=1,1"], "named twice"),
+        (["rigde=1,2"], "did you mean.*ridge"),
+        (["seed=1,2"], "not an option of dpcr"),
+        (["ridge=" + ",".join(map(str, range(MOST + 1)))], "combinations"),
+    ],
+)
+def test_bad_trials_are_refused(tried, words):
+    with pytest.raises(OptionError, match=words):
+        trials("dpcr", parse(tried))
+
+
+def test_what_a_method_fixes_cannot_be_tried():
+    with pytest.raises(OptionError, match="rrcr fixes shift=False"):
+        trials("rrcr", parse(["shift=true,false"]))
+
+
+@pytest.fixture(scope="module")
+def tuned(tmp_path_factory):
+    """One run of the command, with test images that nobody may look at."""
+    out = tmp_path_factory.mktemp("tune")
+    real = sources.load
+
+    def load(*arguments, **more):
+        data = real(*arguments, **more)
+        blank = np.zeros_like(data.test.images)  # a model that looked at these would learn nothing from them
+        return DataSet(data.name, data.class_names, data.train, ImageSet(blank, data.test.labels), data.mean, data.std)
+
+    patch = pytest.MonkeyPatch()
+    patch.setattr("efcil.runs.sources.load", load)
+    try:
+        command = ["dpcr", "digits", "--try", "ridge=0.2,2e9", "--try", "batch_size=64,128", "--orders", "identity,7"]
+        result, again = (tune(*command, "--out", str(out)) for _ in range(2))
+    finally:
+        patch.undo()
+    assert result.exit_code == 0, result.output
+    assert again.exit_code == 0, again.output
+    return out, result.output, again.output
+
+
+def test_the_command_measures_each_trial_in_each_order_on_held_out_images(tuned):
+    out, _, _ = tuned
+    found = json.loads((out / "tune.json").read_text())["trials"]
+    assert len(found) == 4
+    for trial in found:
+        assert set(trial["orders"]) == {"identity", "7"}
+    files = sorted(out.rglob("summary.json"))
+    assert len(files) == 2 * 2 * 2  # trainings, orders, ridges
+    for file in files:
+        summary = json.loads(file.read_text())
+        assert summary["dataset"] == "digits, 10% of training held out"
+    assert found[0]["orders"]["identity"][0] > 30  # blank test images would give a tenth
+
+
+def test_the_best_mean_is_first_and_becomes_a_file_that_run_takes(tuned, tmp_path):
+    out, text, _ = tuned
+    found = json.loads((out / "tune.json").read_text())["trials"]
+    means = [np.mean([A_f for A_f, _ in trial["orders"].values()]) for trial in found]
+    assert means == sorted(means, reverse=True)
+    best = yaml.safe_load((out / "best.yaml").read_text())
+    assert best["set"]["ridge"] == float(found[0]["settings"][1].partition("=")[2])
+    assert best["set"]["width"] == 4
+    assert f"{means[0]:.2f}" in text
+    result = CliRunner().invoke(
+        app, ["run", "--config", str(out / "best.yaml"), "--order", "1", "--out", str(tmp_path / "r"), "--quiet"]
+    )
+    assert result.exit_code == 0, result.output
+    summary = json.loads((tmp_path / "r" / "summary.json").read_text())
+    assert summary["dataset"] == "digits"
+    assert summary["options"]["ridge"] == best["set"]["ridge"]
+
+
+def test_what_is_done_is_not_done_again(tuned):
+    _, first, again = tuned
+    assert "epoch" in first
+    assert "epoch" not in again.split("| batch")[0].replace("later.epochs", "")
+    assert first.split("\n| ")[-1] == again.split("\n| ")[-1]
+
+
+def test_a_held_out_result_never_enters_a_table_of_the_paper(tuned):
+    out, _, _ = tuned
+    measured = Measured()
+    measured.read([out], [Cell("cifar100", 10, "1993", "trajectory")], ())
+    assert measured.get("cifar100", 10, "1993", "dpcr") is None
+    names = {json.loads(file.read_text())["dataset"] for file in out.rglob("summary.json")}
+    assert "digits" not in names
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["dpcr", "digits"], "say what to choose"),
+        (["dpcr", "digits", "--try", "ridge=1", "--orders", "1,1"], "each once"),
+        (["dpcr", "digits", "--try", "ridge=1", "--held-out", "0.9"], "less than or equal to 0.5"),
+    ],
+)
+def test_bad_commands_are_refused_before_training(arguments, words, tmp_path):
+    result = tune(*arguments, "--out", str(tmp_path / "t"))
+    assert result.exit_code != 0
+    assert words in result.output + str(result.exception)
+    assert not (tmp_path / "t").exists()
