@@ -1,20 +1,36 @@
 # `make demo` and `make test` need nothing but Python and make: they set themselves up in .venv.
 PYTHON ?= python3
 BIN := .venv/bin
+PIP = $(BIN)/pip install --quiet --disable-pip-version-check
 # Two OpenMP threads beside another busy process can be ten times slower than one.
 export OMP_NUM_THREADS ?= 1
 # Nothing that is in the caller's environment may stand in for what is installed here.
 unexport PYTHONPATH
 
-.PHONY: demo test test-all lint bench mutants coverage setup clean
+.PHONY: demo test test-all lint bench mutants coverage setup lock audit clean
 
 setup: .venv/.ready
 
-.venv/.ready: pyproject.toml constraints.txt
+# Every file is checked against a hash, and none is built, which would fetch what no hash is known of. Torch is pinned
+# by its version alone: its builds differ from machine to machine. HASHES=no is for an index whose files are not
+# PyPI's own, or a system for which some must be built.
+HASHES ?= yes
+.venv/.ready: pyproject.toml constraints.txt requirements/dev.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt torch==2.13.0
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+ifeq ($(HASHES),yes)
+	$(PIP) --require-hashes --only-binary :all: -r requirements/dev.txt
+	$(PIP) -c constraints.txt torch
+	$(PIP) --no-deps --no-build-isolation -e .
+else
+	$(PIP) -c constraints.txt torch
+	$(PIP) -c constraints.txt -e '.[dev]'
+endif
 	touch .venv/.ready
+
+# After a change of the dependencies in pyproject.toml, and now and then for newer versions.
+lock: setup
+	$(PIP) uv==0.13.7
+	$(BIN)/python tools/lock.py
 
 demo: setup
 	OMP_NUM_THREADS=2 $(BIN)/efcil demo
@@ -31,10 +47,17 @@ lint: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python tools/import_direction.py
+	$(BIN)/bandit --quiet --configfile pyproject.toml --recursive src examples
+
+# Known vulnerabilities of what is installed; needs the network. AUDIT=--may-skip goes on without, and says so.
+audit: setup
+	$(BIN)/python tools/audit.py $(AUDIT)
 
 bench: setup
 	OMP_NUM_THREADS=2 $(BIN)/python benchmarks/core.py --check
 	$(BIN)/python benchmarks/augment.py --check
+	$(BIN)/python benchmarks/scale.py --check
+	OMP_NUM_THREADS=2 OMP_WAIT_POLICY=PASSIVE $(BIN)/python benchmarks/serve.py --check 0.8
 
 mutants: setup
 	$(BIN)/python tools/mutants.py --check

@@ -42,6 +42,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from efcil.class_memory import Grams
 from efcil.linalg import RankRule, empty_grams, normalise_columns, ridge_weight, task_shift
 from efcil.stats import ClassStats
 
@@ -103,9 +104,10 @@ def problem(classes: int, dim: int, device: str = "cpu", new_classes: int = NEW_
     index = torch.arange(classes) % made
     if classes > made:
         everyone = torch.arange(classes, device=device)
-        grams = empty_grams(stats.gram, classes, dim)  # memory as the update itself leaves it, one task after another
-        torch.index_select(stats.gram, 0, index.to(device), out=grams)
-        stats = ClassStats(everyone, stats.count[index], stats.mean[index], grams)
+        made_grams = stats.state()["gram_packed"]
+        grams = empty_grams(made_grams, classes, dim)  # memory as the update itself leaves it, one task after another
+        torch.index_select(made_grams, 0, index.to(device), out=grams)
+        stats = ClassStats(everyone, stats.count[index], stats.mean[index], Grams(grams))
     old = torch.cat(
         [features(per_class, dim, 5000 + c, torch.randn(factors, generator=draw)) for c in range(new_classes)]
     )
@@ -125,8 +127,8 @@ def update(task: Problem, rule: RankRule) -> tuple[ClassStats, Tensor]:
 
 def naive_update(task: Problem) -> Callable[[], object]:
     """The straightforward update on float32 copies in dictionaries."""
-    classes = task.stats.classes.tolist()
-    grams = {c: task.stats.gram[i].float() for i, c in enumerate(classes)}
+    classes, whole = task.stats.classes.tolist(), task.stats.gram
+    grams = {c: whole[i].float() for i, c in enumerate(classes)}
     means = {c: task.stats.mean[i].float() for i, c in enumerate(classes)}
     counts = {c: int(task.stats.count[i]) for i, c in enumerate(classes)}
     return lambda: naive.update(grams, means, counts, task.old, task.new, task.labels, RIDGE)

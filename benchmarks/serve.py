@@ -1,11 +1,15 @@
 """Throughput of `efcil serve` against a bare loop over the same model, in one run.
 
-    python benchmarks/serve.py [--clients 32] [--seconds 20] [--rounds 3] [--check 0.8]
-    python benchmarks/serve.py --soak 180 --clients 8
+    python benchmarks/serve.py [--clients 32] [--seconds 20] [--rounds 3] [--check 0.8] [--out FILE]
+    python benchmarks/serve.py --soak 1200 --clients 8 [--out FILE]
 
 The bare loops run in this process, with the threads that the service has: one picture after another from the bytes of
 a JPEG file to probabilities (`single`), and batches of 32 pictures that are decoded already (`batch`), which no service
-can beat. The clients are threads of one more process on the same cores. ResNet-18 at 64 pixels, as in the issue.
+can beat. The clients are threads of one more process on the same cores. ResNet-18 at 64 pixels. Then one client asks,
+one picture at a time, first alone and then while the model is taught five new classes.
+
+The soak asks for a long time and reads the memory every 5 seconds; it fails when the median of the last third is more
+than 5 % above that of the first, or with any error.
 
 Beside other busy processes threads that spin while they wait (the default) slow the bare loops down ten times or more,
 and the service, whose threads sleep, not at all: run it with OMP_WAIT_POLICY=PASSIVE then, which holds for both.
@@ -14,6 +18,7 @@ and the service, whose threads sleep, not at all: run it with OMP_WAIT_POLICY=PA
 from __future__ import annotations
 
 import argparse
+import contextlib
 import io
 import json
 import os
@@ -24,27 +29,45 @@ import sys
 import tempfile
 import threading
 import time
+import zipfile
 from http.client import HTTPConnection
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-CLASSES, SIZE = 10, 64
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # runs as a script, too
+
+CLASSES, NEW, SIZE = 10, 5, 64
 TOKEN = "benchmark"
+MOST_GROWTH = 5.0  # percent of memory, over a soak
+EVERY = 5.0  # seconds between two readings of the memory
 
 
-def pictures(count: int) -> list[bytes]:
+def pictures(count: int, first: int = 0, classes: int = CLASSES) -> dict[str, list[bytes]]:
+    """JPEG files of 160 x 160 by class: `count` of each of some glyphs."""
     from PIL import Image
 
     from efcil.data import glyphs
 
-    data = glyphs.load(classes=CLASSES, size=160, train_per_class=max(2, count // CLASSES), test_per_class=1)
-    found = []
-    for image in np.asarray(data.train.images)[:count]:
-        file = io.BytesIO()
-        Image.fromarray(np.ascontiguousarray(image.transpose(1, 2, 0))).save(file, "JPEG", quality=90)
-        found.append(file.getvalue())
+    data = glyphs.load(classes=first + classes, size=160, train_per_class=count, test_per_class=1)
+    found: dict[str, list[bytes]] = {}
+    for image, label in zip(np.asarray(data.train.images), data.train.labels, strict=True):
+        if label >= first:
+            file = io.BytesIO()
+            Image.fromarray(np.ascontiguousarray(image.transpose(1, 2, 0))).save(file, "JPEG", quality=90)
+            found.setdefault(data.class_names[label], []).append(file.getvalue())
     return found
+
+
+def zipped(files: dict[str, list[bytes]]) -> bytes:
+    """A zip of class folders."""
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w") as archive:
+        for name, pictures_of in files.items():
+            for number, data in enumerate(pictures_of):
+                archive.writestr(f"{name}/{number}.jpg", data)
+    return out.getvalue()
 
 
 def make_model(place: Path, backbone: str) -> None:
@@ -80,9 +103,12 @@ def bare(place: Path, files: list[bytes], seconds: float) -> dict[str, float]:
     return found
 
 
-def form(data: bytes) -> tuple[bytes, str]:
-    head = b'--b\r\nContent-Disposition: form-data; name="files"; filename="a.jpg"\r\n\r\n'
-    return head + data + b"\r\n--b--\r\n", "multipart/form-data; boundary=b"
+def form(data: bytes, field: str = "files", **texts: str) -> tuple[bytes, str]:
+    head = b'--b\r\nContent-Disposition: form-data; name="%s"' % field.encode()
+    parts = [head + b'; filename="a"\r\n\r\n' + data + b"\r\n"]
+    for name, text in texts.items():
+        parts.append(f'--b\r\nContent-Disposition: form-data; name="{name}"\r\n\r\n{text}\r\n'.encode())
+    return b"".join(parts) + b"--b--\r\n", "multipart/form-data; boundary=b"
 
 
 def ask(port: int, clients: int, seconds: float, paths: list[str]) -> None:
@@ -135,44 +161,76 @@ class Service:
         assert found is not None
         self.port = int(found[1])
 
+    def answer(self, method: str, path: str, body: bytes | None = None, kind: str = "") -> bytes:
+        """Ask with the token and return the body of the answer."""
+        head = {"Authorization": f"Bearer {TOKEN}"} | ({"Content-Type": kind} if kind else {})
+        with contextlib.closing(HTTPConnection("127.0.0.1", self.port, timeout=60)) as connection:
+            connection.request(method, path, body, head)
+            return connection.getresponse().read()
+
     def metrics(self) -> dict[str, float]:
         """What the service has counted."""
-        connection = HTTPConnection("127.0.0.1", self.port, timeout=60)
-        connection.request("GET", "/metrics")
-        lines = connection.getresponse().read().decode().splitlines()
+        lines = self.answer("GET", "/metrics").decode().splitlines()
         return {k: float(v) for k, v in (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))}
+
+    def teach(self, archive: bytes, seconds: float) -> str:
+        """Begin a teaching that may take so long; return its job."""
+        answer = json.loads(self.answer("POST", "/teach", *form(archive, "archive", budget=str(seconds))))
+        return str(answer["job"])
+
+    def job(self, name: str) -> dict[str, Any]:
+        """How a teaching stands."""
+        found: dict[str, Any] = json.loads(self.answer("GET", f"/jobs/{name}"))
+        return found
 
     def close(self) -> None:
         """End the service."""
         self.process.send_signal(signal.SIGTERM)
-        self.process.wait(60)
+        self.process.communicate(timeout=60)
 
 
-def soak(service: Service, clients: int, seconds: float, folder: Path) -> float:
-    """Ask for a long time and return the growth of memory in percent, after the first sixth."""
+def soak(service: Service, clients: int, seconds: float, folder: Path) -> dict[str, Any]:
+    """Ask for a long time; pictures a second, errors, memory in MiB every few seconds and its growth in percent."""
     sizes = []
     stop = threading.Event()
 
     def watch() -> None:
-        while not stop.wait(5):
-            sizes.append(service.metrics()["process_resident_memory_bytes"] / 2**20)
+        while not stop.wait(min(EVERY, seconds / 6)):
+            sizes.append(round(service.metrics()["process_resident_memory_bytes"] / 2**20, 1))
 
     thread = threading.Thread(target=watch)
     thread.start()
     found = asked(service.port, clients, seconds, folder)
     stop.set()
     thread.join()
+    return {"seconds": seconds, "clients": clients, **found, "mib": sizes, "growth": growth(sizes)}
+
+
+def growth(sizes: list[float]) -> float:
+    """Percent from the median of the first third to that of the last, after a sixth in which memory settles.
+
+    >>> growth([50, 100, 100, 100, 100, 110, 110])
+    10.0
+    """
     settled = sizes[len(sizes) // 6 :]
     third = max(1, len(settled) // 3)
     first, last = float(np.median(settled[:third])), float(np.median(settled[-third:]))
-    print(f"soak: {found['per_second']:.1f} pictures/s for {seconds:.0f} s, {found['errors']} errors")
-    print(f"soak: MiB every 5 s: {' '.join(f'{size:.0f}' for size in sizes)}")
-    growth = 100 * (last / first - 1)
-    print(f"soak: median of the first third {first:.1f} MiB, of the last {last:.1f} MiB: {growth:+.2f} %")
-    return growth
+    return round(100 * (last / first - 1), 3)
 
 
-def main() -> int:
+def taught_meanwhile(service: Service, seconds: float, folder: Path) -> dict[str, Any]:
+    """Answers to one client alone, and while a teaching runs."""
+    alone = asked(service.port, 1, seconds, folder)
+    job = service.teach(zipped(pictures(20, CLASSES, NEW)), 2 * seconds)
+    teaching = asked(service.port, 1, seconds, folder)
+    running = (state := service.job(job))["status"] == "running"  # all answers came while it ran
+    while state["status"] in ("queued", "running"):
+        time.sleep(0.2)
+        state = service.job(job)
+    return {"alone": alone, "teaching": teaching, "job": state["status"], "job_outlasted_the_questions": running}
+
+
+def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--clients", type=int, default=32)
     parser.add_argument("--seconds", type=float, default=20.0)
@@ -181,43 +239,72 @@ def main() -> int:
     parser.add_argument("--backbone", default="resnet18")
     parser.add_argument("--check", type=float, help="least ratio to the single loop; exit 1 below it")
     parser.add_argument("--soak", type=float, help="ask for so many seconds and watch the memory instead")
-    parser.add_argument("--ask", action="store_true", help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.ask:
+    if sys.argv[1:] == ["--ask"]:
         ask(**json.loads(sys.stdin.readline()))
         return 0
+    from benchmarks.record import add_options, write_record
+
+    add_options(parser)
+    options = parser.parse_args(arguments)
     import torch
 
     torch.set_num_threads(options.threads)
+    about = {"clients": options.clients, "threads": options.threads, "backbone": options.backbone}
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
-        files = pictures(100)
+        files = [data for pictures_of in pictures(10).values() for data in pictures_of]
         for number, data in enumerate(files):
             (root / f"{number}.jpg").write_bytes(data)
         make_model(root / "model", options.backbone)
-        if options.soak:
-            service = Service(root / "model", options.threads)
-            growth = soak(service, options.clients, options.soak, root)
-            service.close()
-            return int(growth > 5)
-        rounds = []
         service = Service(root / "model", options.threads)
-        asked(service.port, options.clients, 3, root)
-        for _ in range(options.rounds):  # in turn, so that whatever else the machine does falls on all of them
-            loops = bare(root / "model", files, options.seconds / 2)
-            begun = service.metrics()
-            found = asked(service.port, options.clients, options.seconds, root)
-            ended = service.metrics()
-            passes, sizes = (ended[f"efcil_batch_size_{k}"] - begun[f"efcil_batch_size_{k}"] for k in ("count", "sum"))
-            rounds.append({**loops, **found, "size": sizes / passes})
-            say(rounds[-1])
-        service.close()
-    print(f"median of {len(rounds)} rounds, {options.clients} clients, {options.threads} threads, {options.backbone}:")
+        try:
+            if options.soak:
+                found = {**about, **soak(service, options.clients, options.soak, root)}
+            else:
+                found = {**about, **throughput(service, root, files, options)}
+        finally:
+            service.close()
+    given = sys.argv[1:] if arguments is None else arguments
+    if options.soak:
+        say_soak(found)
+        write_record(options, __file__, given, soak=found)
+        return int(found["growth"] > MOST_GROWTH or found["errors"] > 0)
+    write_record(options, __file__, given, serve=found)
+    return int(found["errors"] > 0 or (options.check is not None and found["ratio"] < options.check))
+
+
+def throughput(service: Service, root: Path, files: list[bytes], options: argparse.Namespace) -> dict[str, Any]:
+    """Rounds of bare loops and of the service in turn, so that whatever else the machine does falls on all of them."""
+    rounds = []
+    asked(service.port, options.clients, min(3.0, options.seconds), root)
+    for _ in range(options.rounds):
+        loops = bare(root / "model", files, options.seconds / 2)
+        begun = service.metrics()
+        found = asked(service.port, options.clients, options.seconds, root)
+        ended = service.metrics()
+        passes, sizes = (ended[f"efcil_batch_size_{k}"] - begun[f"efcil_batch_size_{k}"] for k in ("count", "sum"))
+        rounds.append({**loops, **found, "size": sizes / passes})
+        say(rounds[-1])
     median = {key: float(np.median([one[key] for one in rounds])) for key in rounds[0]}
+    print(f"median of {len(rounds)} rounds, {options.clients} clients, {options.threads} threads, {options.backbone}:")
     say(median)
-    ratio = median["per_second"] / median["single"]
-    failed = any(one["errors"] for one in rounds) or (options.check is not None and ratio < options.check)
-    return int(failed)
+    meanwhile = taught_meanwhile(service, options.seconds, root)
+    for name, one in meanwhile.items():
+        print(f"  one client, {name}: {one}")
+    return {
+        "rounds": rounds,
+        "median": median,
+        "ratio": median["per_second"] / median["single"],
+        "ratio_to_batches": median["per_second"] / median["batch"],
+        "errors": sum(one["errors"] for one in (*rounds, meanwhile["alone"], meanwhile["teaching"])),
+        "meanwhile": meanwhile,
+    }
+
+
+def say_soak(found: dict[str, Any]) -> None:
+    print(f"soak: {found['per_second']:.1f} pictures/s for {found['seconds']:.0f} s, {found['errors']} errors")
+    print(f"soak: MiB every {EVERY:.0f} s: {' '.join(f'{size:.0f}' for size in found['mib'])}")
+    print(f"soak: from the first third to the last {found['growth']:+.2f} %")
 
 
 def say(one: dict[str, float]) -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+import time
 
 import pytest
 import torch
 
-from benchmarks import augment, core, gpu
+from benchmarks import augment, core, gpu, record, scale, serve
 from efcil.linalg import normalise_columns, ridge_weight, task_shift
 from efcil.stats import ClassStats
 
@@ -176,3 +177,129 @@ def test_no_cuda_is_said(capsys):
     with pytest.raises(SystemExit):
         gpu.main([])
     assert "there is no CUDA device" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_serve_measures_loops_clients_and_a_teaching(tmp_path, monkeypatch, capsys):
+    """One short round with a real service; a bound that nothing can meet is missed."""
+    pytest.importorskip("uvicorn")
+    monkeypatch.setenv("EFCIL_COMMIT", "abc")
+    out = tmp_path / "deep" / "serve.json"
+    small = ["--seconds", "1", "--rounds", "1", "--clients", "3", "--threads", "1", "--backbone", "resnet10"]
+    assert serve.main([*small, "--check", "1e9", "--machine", "a core", "--out", str(out)]) == 1
+    stored = json.loads(out.read_text())
+    assert stored["command"] == f"python benchmarks/serve.py {' '.join(small)} --check 1e9"
+    assert (stored["commit"], stored["raw"]["device"]) == ("abc", "a core")
+    found = stored["raw"]["serve"]
+    assert (found["clients"], found["threads"], found["backbone"], found["errors"]) == (3, 1, "resnet10", 0)
+    median, (only,) = found["median"], found["rounds"]
+    assert median == only
+    assert positive({key: median[key] for key in median if key != "errors"})
+    assert found["ratio"] == pytest.approx(median["per_second"] / median["single"])
+    assert found["ratio_to_batches"] == pytest.approx(median["per_second"] / median["batch"])
+    assert found["meanwhile"]["job"] == "done"
+    assert found["meanwhile"]["teaching"]["per_second"] > 0
+    assert "ratio" in capsys.readouterr().out
+
+
+def test_a_soak_reads_the_memory_and_fails_when_it_grows(tmp_path, monkeypatch, capsys):
+    class Still:
+        port = 0
+        sizes = iter([100.0, 100.0, 100.0, 100.0, 107.0, 107.0] + [107.0] * 99)
+
+        def __init__(self, *_):
+            pass
+
+        def metrics(self):
+            return {"process_resident_memory_bytes": next(self.sizes) * 2**20}
+
+        def close(self):
+            pass
+
+    answered = {"per_second": 5.0, "errors": 0, "wall": 1.0, "p50_ms": 1.0, "p90_ms": 2.0, "p99_ms": 3.0}
+
+    def asked(*_):
+        time.sleep(0.65)
+        return answered
+
+    stubs = {"Service": Still, "asked": asked, "make_model": lambda *_: None, "pictures": lambda _: {"a": [b"x"]}}
+    for name, stub in stubs.items():
+        monkeypatch.setattr(serve, name, stub)
+    out = tmp_path / "soak.json"
+    assert serve.main(["--soak", "0.6", "--clients", "2", "--out", str(out)]) == 1
+    found = json.loads(out.read_text())["raw"]["soak"]
+    assert found["growth"] == pytest.approx(7.0)
+    assert found["mib"][:5] == [100, 100, 100, 100, 107]
+    assert "+7.00 %" in capsys.readouterr().out
+    assert serve.growth([300, 100, 100, 100, 100, 102, 102]) == 2.0, "the first sixth does not count"
+
+
+def test_records_name_nothing_of_the_machine():
+    given = ["/srv/pictures/birds", "--classes", "20", "--out=/tmp/x.json", "--about", "birds", "--machine", "mine"]
+    assert list(record._public(given)) == ["birds", "--classes", "20"]
+
+
+def scale_row(**changed):
+    row = {"classes": 1000, "dim": 512, "images": 500, "form": "gram", "stored_bytes": 10**9, "peak_ratio": 1.1}
+    return row | {"of_papers": 0.502} | changed
+
+
+def test_scale_measures_an_update_and_its_memory():
+    made = {}
+
+    def run(size):
+        made[size] = scale.measure_one(size)
+        return made[size]
+
+    threads = torch.get_num_threads()
+    found = scale.measure(tiny=True, threads=threads, run=run)
+    assert all(size.threads == threads for size in made)
+    assert [row["classes"] for row in found["classes"]] == [10, 100, 10]
+    for row in found["classes"] + found["dimensions"]:
+        own = row["dim"] * (row["dim"] + 1) // 2 if row["form"] == "gram" else row["images"] * row["dim"]
+        assert row["numbers"] == row["classes"] * (own + row["dim"])
+        assert row["stored_bytes"] == 8 * row["numbers"]
+        assert row["of_papers"] == pytest.approx(row["numbers"] / row["classes"] / (row["dim"] ** 2 + row["dim"]))
+        assert row["seconds"] > 0
+        assert row["peak_bytes"] >= 0.9 * (row["classes"] - row["classes"] // 10) / row["classes"] * row["stored_bytes"]
+    assert [row["class_moves"] for row in found["tasks"]] == [200, 450]  # 20 (1 + 2 + 3 + 4), 10 (1 + ... + 9)
+    assert all(0 < row["left_out"] <= row["error"] for row in found["compression"])
+    assert found["factor_deviation"] <= scale.MAX_DEVIATION
+    assert {line.partition(" ")[0] for line in scale.missed(found)} <= {"tenfold_growth"}, "times are not judged here"
+
+
+def test_scale_says_which_bound_is_missed():
+    good = {"tenfold_growth": 10.0, "factor_deviation": 1e-12, "dimensions": [], "classes": [scale_row()]}
+    good["compression"] = [{"error": 0.1, "left_out": 0.09}]
+    assert scale.missed(good) == []
+    few = {"form": "factors", "images": 50}
+    for key, bad, said in (
+        ("tenfold_growth", 12.5, "tenfold_growth is 12.50"),
+        ("factor_deviation", float("nan"), "factor_deviation is nan"),
+        ("compression", [{"error": 0.1, "left_out": 0.11}], "error 0.1 leaves out"),
+        ("classes", [scale_row(peak_ratio=1.31)], "peak of 1000 classes, d = 512, gram is 1.31"),
+        ("classes", [scale_row(of_papers=0.56)], "storage of 1000 classes, d = 512, gram is 0.560"),
+        ("dimensions", [scale_row(of_papers=0.502, **few)], "storage of 1000 classes, d = 512, factors"),
+    ):
+        (line,) = scale.missed({**good, key: bad})
+        assert line.startswith(said)
+    assert scale.missed({**good, "classes": [scale_row(of_papers=0.1, **few)]}) == []
+
+
+@pytest.mark.slow
+def test_scale_runs_as_a_command_and_draws(tmp_path):
+    record_file, stem = tmp_path / "scale.json", tmp_path / "scale"
+    assert scale.main(["--tiny", "--threads", "1", "--out", str(record_file), "--figure", str(stem)]) == 0
+    stored = json.loads(record_file.read_text())
+    assert stored["command"] == f"python benchmarks/scale.py --tiny --threads 1 --figure {stem.name}"
+    assert len(stored["raw"]["scale"]["classes"]) == 3
+    assert stem.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
+    assert b"</svg>" in stem.with_suffix(".svg").read_bytes()
+
+
+@pytest.mark.slow
+def test_a_hundred_megabytes_peak_at_one_copy_and_a_block():
+    """The bound at a size where the process itself no longer hides it: 105 MB of Grams, as in a run."""
+    row = scale.in_own_process(scale.Size(100, 512, 500, threads=1, repeats=1))
+    assert row["stored_bytes"] == 8 * 100 * (512 * 513 // 2 + 512)
+    assert row["peak_ratio"] <= scale.MAX_PEAK

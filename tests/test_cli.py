@@ -147,7 +147,7 @@ def test_json_lines(efcil, tmp_path):
     assert code == 0
     events = [json.loads(line) for line in out.splitlines()]
     kinds = [e["event"] for e in events]
-    assert kinds == ["started", "epoch", "epoch", "task", "epoch", "task", "finished"]
+    assert kinds == ["started", "epoch", "epoch", "solving", "task", "epoch", "solving", "task", "finished"]
     assert events[-1]["summaries"][0]["A_t"] == [e["A_t"]["lwf-ncm"] for e in events if e["event"] == "task"]
 
 
@@ -559,6 +559,54 @@ def test_damaged_checkpoint_is_passed_over(efcil, tmp_path):
     code, text, _ = efcil(*arguments, "--resume")
     assert code == 0
     assert json.loads((out / "summary.json").read_text())["matrix"] == want
+
+
+def test_other_files_of_a_run_that_are_damaged_or_left(efcil, tmp_path):
+    """A summary is made again from the checkpoint, a damaged line of the log is left out, half-written files go."""
+    out = tmp_path / "r"
+    arguments = ["run", "dpcr", "digits", "--tasks", 2, "--out", out, *TINY]
+    assert efcil(*arguments)[0] == 0
+    summary, log, config = out / "summary.json", out / "metrics.jsonl", out / "config.yaml"
+    want = summary.read_text()
+    left = out / "checkpoints" / ".task-02.12-0123456789ab.tmp.safetensors"
+    left.write_bytes(b"half")
+    for damage in (want.replace('"A_f": ', '"A_f": 1'), want.replace('"seed": 0', '"seed": 1'), "[]", "{"):
+        summary.write_text(damage)
+        assert efcil(*arguments, "--resume")[0] == 0
+        aside = ("seconds", "commit", "command")
+        found, wanted = (
+            {k: v for k, v in json.loads(t).items() if k not in aside} for t in (summary.read_text(), want)
+        )
+        assert found == wanted
+    assert not left.exists()
+    lines = log.read_bytes().splitlines(keepends=True)
+    log.write_bytes(lines[0] + b"\xff\n[]\n{}\n" + b"".join(lines[1:]))
+    (out / "checkpoints" / "task-02.safetensors").unlink()
+    assert efcil(*arguments, "--resume")[0] == 0
+    assert log.read_bytes() == b"".join(lines)
+    config.write_bytes(config.read_bytes().replace(b"ridge", b"\xff"))
+    code, _, err = efcil(*arguments, "--resume")
+    assert code == 2
+    assert "delete that file and --resume" in err
+    config.unlink()
+    assert efcil(*arguments, "--resume")[0] == 0
+
+
+def test_a_checkpoint_of_something_else(efcil, tmp_path):
+    """Sound, but not of this run: one line, whatever is in it."""
+    from efcil.training.checkpoint import load_tensors, save_tensors
+
+    out = tmp_path / "r"
+    arguments = ["run", "dpcr", "digits", "--tasks", 2, "--out", out, *TINY]
+    assert efcil(*arguments)[0] == 0
+    path = out / "checkpoints" / "task-02.safetensors"
+    tensors, meta = load_tensors(path)
+    for other in ({}, {**meta, "matrices": 3}, {**meta, "matrices": {}}):
+        save_tensors(path, tensors, other)
+        code, _, err = efcil(*arguments, "--resume")
+        assert code == 2
+        assert "do not fit this run" in err
+        assert err.count("\n") == 1
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])

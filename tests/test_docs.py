@@ -114,6 +114,14 @@ def test_coverage_names_tests_that_exist_and_every_test_file():
     assert [file for file in files if file not in text] == []
 
 
+def test_every_promise_of_reliability_names_its_test():
+    text = (ROOT / "docs" / "reliability.md").read_text(encoding="utf-8")
+    rows = [line for line in text.splitlines() if line.startswith("| ") and not line.startswith("| promise")]
+    assert len(rows) > 25
+    assert [row for row in rows if not NODE.search(row)] == []
+    assert [f"{f}::{t}" for f, t in NODE.findall(text) if t not in functions_in(ROOT / f)] == []
+
+
 # --- (c) layers -------------------------------------------------------------------------------------------------------
 
 

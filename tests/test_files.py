@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import threading
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 
 from efcil.errors import CheckpointError, EfcilError
-from efcil.files import atomic_write_bytes, atomic_write_text, read_json, replaced, write_json
+from efcil.files import atomic_write_bytes, atomic_write_text, clear_unfinished, read_json, replaced, write_json
 
 
 def names(folder: Path) -> list[str]:
@@ -153,3 +154,20 @@ def test_read_json_names_the_file(tmp_path: Path) -> None:
         read_json(path)
     with pytest.raises(EfcilError, match="cannot be read"):
         read_json(tmp_path)
+
+
+def test_what_killed_writers_left_is_removed(tmp_path: Path) -> None:
+    """At any depth, and nothing else: other hidden files and other people's temporary files stay."""
+    (tmp_path / "deep").mkdir()
+    left = []
+    for path in (tmp_path / "a.json", tmp_path / "deep" / "task-01.safetensors", tmp_path / "plain"):
+        with contextlib.suppress(KeyboardInterrupt), replaced(path) as temporary:
+            temporary.write_bytes(b"half")
+            left.append(temporary.with_name(temporary.name))
+            raise KeyboardInterrupt
+    others = [tmp_path / ".a.tmp", tmp_path / ".lock", tmp_path / "deep" / ".b.12-xyz.tmp.npy", tmp_path / "c.tmp"]
+    for path in (*left, *others):
+        path.write_bytes(b"half")
+    clear_unfinished(tmp_path)
+    assert [path for path in left if path.exists()] == []
+    assert [path for path in others if not path.exists()] == []

@@ -15,8 +15,11 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from efcil.errors import NotFiniteError, NotPositiveDefiniteError
+from efcil.heads.mahalanobis import correlation_factor, direction, mahalanobis_scores
+from efcil.heads.recursive_ridge import RecursiveRidge
 from efcil.linalg import (
     EPS,
+    cholesky,
     congruence,
     normalise_columns,
     pack_symmetric,
@@ -136,6 +139,77 @@ def test_moved_statistics_are_those_of_moved_features(x, scale):
     assert error(moved.mean, mean * p, terms) < BOUND * dim * EPS
 
 
+@settings(max_examples=40, deadline=None)
+@given(features(most=6), SCALES)
+def test_one_image_of_each_class(x, ridge):
+    """As many classes as rows: statistics are the rows themselves, and the classifier is as exact as ever."""
+    stats = ClassStats.from_features(x, torch.arange(len(x)))
+    assert torch.equal(stats.mean, x)
+    assert stats.count.tolist() == [1] * len(x)
+    assert torch.equal(stats.covariance(unbiased=True), stats.covariance())
+    largest = float(x.abs().max()) ** 2
+    assert float(stats.covariance().abs().max()) <= BOUND * EPS * largest, "a class of one image does not vary"
+    gram = exact(x).T * exact(x) + mpmath.mpf(ridge) * mpmath.eye(x.shape[1])
+    cond = condition(gram)
+    assume(cond < 0.001 / EPS)
+    inverse = mpmath.inverse(gram)
+    literal = inverse * exact(x).T
+    terms = float(x.abs().max()) * float(max(abs(v) for v in inverse))
+    largest = max(float(max(abs(v) for v in literal)), terms)
+    assert error(ridge_weight(stats, ridge), literal, largest) < BOUND * x.shape[1] * EPS * cond
+
+
+@settings(max_examples=40, deadline=None)
+@given(features(least=2, most=12), SCALES, st.integers(1, 11))
+def test_a_ridge_regression_in_parts_is_the_joint_one(x, ridge, cut):
+    """Rows that come in two parts, the second with a class more: the same sums, the same weight."""
+    cut = min(cut, len(x) - 1)
+    labels = torch.arange(len(x)) % 2
+    labels[cut:] += 1
+    onehot = torch.nn.functional.one_hot(labels, 3).double()
+    sums = RecursiveRidge.empty(x.shape[1], torch.device("cpu"))
+    sums.add(x[:cut], onehot[:cut, :2], 0)
+    sums.add(x[cut:], onehot[cut:], 0)
+    gram = exact(x).T * exact(x) + mpmath.mpf(ridge) * mpmath.eye(x.shape[1])
+    cond = condition(gram)
+    if cond > 0.01 / EPS:
+        with contextlib.suppress(NotPositiveDefiniteError):
+            sums.solve(ridge)
+        return
+    weight = sums.solve(ridge)
+    assert torch.isfinite(weight).all()
+    assume(cond < 0.001 / EPS)
+    inverse = mpmath.inverse(gram)
+    literal = inverse * (exact(x).T * exact(onehot))
+    terms = float(x.abs().sum(0).max()) * float(max(abs(v) for v in inverse))
+    largest = max(float(max(abs(v) for v in literal)), terms)
+    assert error(weight, literal, largest) < BOUND * x.shape[1] * EPS * cond
+
+
+@settings(max_examples=40, deadline=None)
+@given(features(least=1, most=12))
+def test_a_covariance_is_exact_beside_the_second_moment(x):
+    """What is subtracted is as large as the second moment: the error is rounding of that, not of the difference."""
+    stats = ClassStats.from_features(x, torch.zeros(len(x), dtype=torch.long))
+    rows, n = exact(x), len(x)
+    mean = mpmath.matrix([[sum(rows[:, j]) / n for j in range(x.shape[1])]])
+    literal = rows.T * rows / n - mean.T * mean
+    moment = float((x.abs().T @ x.abs() / n).max())
+    assert error(stats.covariance()[0], literal, moment or 1.0) < BOUND * x.shape[1] * EPS
+
+
+@settings(max_examples=40, deadline=None)
+@given(features(least=1, most=6), st.floats(0.05, 1.0))
+def test_the_metric_of_a_class_is_one(x, power):
+    """FeCAM's factors exist for any class, one image and dead channels included, and give finite distances."""
+    points = direction(x, power)
+    stats = ClassStats.from_features(points, torch.zeros(len(x), dtype=torch.long))
+    factor = correlation_factor(stats.covariance(unbiased=True), stats.gram / stats.count[:, None, None], 1.0, 1.0, 2)
+    scores = mahalanobis_scores(points, stats.mean, factor)
+    assert torch.isfinite(scores).all()
+    assert float(scores.max()) <= 0.0
+
+
 # -- rank and projection -----------------------------------------------------------------------------------------------
 
 
@@ -172,8 +246,12 @@ def test_counts_from_one_to_ten_million(first, second, scale):
     share = mpmath.mpf(second) / (first + second)
     expected = mpmath.mpf(scale) * (1 + 2 * share)
     assert float(abs(mpmath.mpf(whole.mean[0, 0].item()) - expected) / expected) < 8 * EPS
-    weight = ridge_weight(whole, float(whole.gram_sum().trace()))
-    assert torch.isfinite(weight).all()
+    ridge = float(whole.gram_sum().trace())
+    weight = ridge_weight(whole, ridge)
+    n, m = mpmath.matrix([[first, second]]), exact(torch.cat([mean, 3 * mean]))
+    gram = n[0] * m[0, :].T * m[0, :] + n[1] * m[1, :].T * m[1, :] + mpmath.mpf(ridge) * mpmath.eye(2)
+    literal = mpmath.inverse(gram) * (n[0] * m[0, :] + n[1] * m[1, :]).T
+    assert error(weight, literal) < BOUND * 2 * EPS * 2  # its condition is below 2: the ridge is the trace
 
 
 @settings(max_examples=30, deadline=None)
@@ -198,6 +276,40 @@ def test_dimensions_from_one_to_two_thousand(dim):
     small = x.T @ torch.linalg.solve(x @ x.T + torch.eye(8, dtype=torch.float64), torch.eye(8, dtype=torch.float64))
     onehot = torch.nn.functional.one_hot(torch.tensor([0, 0, 0, 0, 1, 1, 1, 2])).double()
     assert torch.allclose(weight, small @ onehot, atol=1e-10)
+
+
+@pytest.mark.parametrize("dim", [1, 2, 63, 300, pytest.param(2048, marks=pytest.mark.slow)])
+def test_shift_and_projection_in_dimensions_from_one_to_two_thousand(dim):
+    """Eight images of any dimension: their shift maps each on its new place, the projector holds them, both finite."""
+    x = torch.randn(8, dim, dtype=torch.float64, generator=torch.Generator().manual_seed(dim))
+    y = x.roll(1, 1)
+    shift = task_shift(x, y, 1e-9)
+    assert torch.isfinite(shift).all()
+    if dim >= 8:
+        assert (x @ shift - y).norm() < 1e-6 * y.norm()
+    stats = ClassStats.from_features(x, torch.zeros(8, dtype=torch.long))
+    projector = row_projector(stats.gram, "numerical")[0]
+    assert (x @ projector - x).norm() < 1e-6 * x.norm()
+    assert round(float(projector.trace())) == min(8, dim)
+    assert torch.isfinite(stats.moved(shift).gram).all()
+
+
+@pytest.mark.parametrize("scale", [1e-12, 1.0, 1e12])
+@pytest.mark.parametrize(
+    ("solve", "named"),
+    [
+        (
+            lambda x: ridge_weight(ClassStats.from_features(x, torch.zeros(2, dtype=torch.long)), 0.0),
+            "the sum of Grams",
+        ),
+        (lambda x: cholesky(torch.stack([torch.eye(3).double(), x.T @ x]), "the Gram"), r"the Gram number 1 \(3 x 3\)"),
+    ],
+)
+def test_what_cannot_be_solved_is_named_with_the_reason(scale, solve, named):
+    """Two rows in three dimensions, at any scale: which matrix, its size, why, and what to do."""
+    x = torch.tensor([[1.0, 2.0, 3.0], [3.0, 2.0, 1.0]], dtype=torch.float64) * scale
+    with pytest.raises(NotPositiveDefiniteError, match=f"{named}.* is not positive definite: its smallest .*; .*ridge"):
+        solve(x)
 
 
 @pytest.mark.parametrize("scale", [1e-170, 1e160])

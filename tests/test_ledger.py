@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from efcil.experiment import Request, resolve
+from efcil.files import write_json
 from tools import ledger
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -55,7 +57,7 @@ def test_mean_spread_and_median_are_those_worked_out_by_hand(root):
         store(root, f"a-order-{order}", summary(A_f=A_f, A_avg=A_avg, order=order, seconds=seconds))
     assert run(root) == 0
     row = cells(root, "dpcr")
-    assert row[1] == "50.24 / 63.21 (Table 1); 49.59 / 62.13 (Table 6)"
+    assert row[1] == "50.24 / 63.21 (Table 1); 51.04 / 64.44 (Table 4); 49.59 / 62.13 (Table 6)"
     assert row[2:4] == ["52.00 ± 2.00", "63.00 ± 3.00"]  # sample deviations: sqrt((4 + 0 + 4) / 2), sqrt(18 / 2)
     assert set(row[4].split(", ")) == {"identity", "1992", "1993"}
     assert row[5:8] == ["3", "130 (GPU, bf16)", "abc123"]
@@ -266,5 +268,116 @@ def test_the_papers_tables_are_whole():
     assert tables == {"Table 1": 54, "Table 2": 7, "Table 3": 6, "Table 4": 4, "Table 5": 12, "Table 6": 36}
 
 
+def stored_benchmark(root, name, **raw):
+    path = root / "results" / "benchmarks" / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"command": "python x.py", "commit": "abc", "raw": {"device": "a machine", **raw}}))
+
+
+@pytest.fixture
+def served(root):
+    (root / "docs").mkdir()
+    for name in ("serve", "performance"):
+        (root / "docs" / f"{name}.md").write_text("top\n<!-- ledger -->\n<!-- /ledger -->\nend\n")
+    return root
+
+
+def test_the_service_was_not_measured_yet(served):
+    assert run(served) == 0
+    text = (served / "docs" / "serve.md").read_text()
+    assert "**Throughput**: not measured yet." in text
+    assert "**Soak**: not measured yet." in text
+    assert text.startswith("top\n")
+    assert text.endswith("end\n")
+
+
+def test_what_the_service_measured_stands_in_its_page_alone(served):
+    one = {"per_second": 80.0, "p50_ms": 300.0, "p90_ms": 400.0, "p99_ms": 500.0, "errors": 0}
+    median = {**one, "single": 40.0, "batch": 120.0, "size": 15.25}
+    meanwhile = {"alone": {**one, "p50_ms": 11.0}, "teaching": {**one, "p50_ms": 22.0}, "job": "done"}
+    found = {"clients": 32, "threads": 2, "backbone": "resnet18", "rounds": [median] * 3, "median": median}
+    found |= {"ratio": 2.0, "ratio_to_batches": 0.667, "errors": 0, "meanwhile": meanwhile}
+    stored_benchmark(served, "cpu-serve.json", serve=found)
+    soak = {
+        **one,
+        "clients": 8,
+        "backbone": "resnet18",
+        "seconds": 1200.0,
+        "mib": [420.0, 421.0, 419.5],
+        "growth": 0.01,
+    }
+    stored_benchmark(served, "cpu-soak.json", soak=soak)
+    assert run(served) == 0
+    text = (served / "docs" / "serve.md").read_text()
+    assert "**Throughput.** `results/benchmarks/cpu-serve.json`: `python x.py`, a machine, commit abc" in text
+    assert "| bare loop over single JPEG files | 40.0 |" in text
+    assert "| `efcil serve`, 32 clients | 80.0 | 300 | 400 | 500 | 0 |" in text
+    assert "| `efcil serve`, one client, while it is taught | 80.0 | 22 |" in text
+    assert (
+        "2.00 of the loop over single pictures, 0.67 of ready batches; 15.2 pictures a pass. The teaching: done."
+        in text
+    )
+    assert "20 minutes, 8 clients, resnet18: 80.0 pictures a second, 0 errors, p99 500 ms." in text
+    assert "Memory 420 to 421 MiB in 3 readings; from the first third to the last +0.01 %." in text
+    assert "not measured yet" not in text
+    assert "cpu-serve" not in (served / "docs" / "performance.md").read_text()
+
+
+def test_rounds_and_what_forgetting_did(served):
+    gone = [{"class": "a", "before": 60.0, "ruled_out": 62.0, "after": 61.0}]
+    gone += [{"class": "b", "before": 50.0, "ruled_out": 50.0, "after": 49.5}]
+    row = {"seed": 4, "pictures": 500, "taught": 55.0, "run": 55.004, "forgotten": gone, "settings": []}
+    rounds = {"data": "birds", "classes": 20, "held_out": 0.1, "rows": [row]}
+    stored_benchmark(served, "cpu-rounds.json", rounds=rounds)
+    assert run(served) == 0
+    text = (served / "docs" / "performance.md").read_text()
+    assert "| birds, 20 classes in five rounds: seed | Test pictures |" in text
+    assert "| 4 | 500 | 55.00 | 55.00 | 55.00 | 56.00 | 55.25 | -0.50 |" in text
+    assert "Kept from training to measure recall: 10 %. Accuracy of the others: mean over 2 forgotten classes." in text
+
+
 def test_the_repositorys_ledger_is_up_to_date(capsys):
     assert ledger.main(["--check"]) == 0, capsys.readouterr().out
+
+
+def test_what_was_set_by_hand_stands_apart_and_what_was_no_option_then_does_not(root):
+    """An older summary without an option is the default's; other training is a variant, without the paper's numbers."""
+    plan = resolve(Request(("dpcr",), "cifar100", preset="paper"))
+    training = plan.training.model_dump(mode="json")
+    older = {k: v for k, v in training.items() if k != "optimiser"}
+    store(root, "a", summary(A_f=50, order="1992", training=older))
+    store(root, "b", summary(A_f=52, order="1993", training=training))
+    store(root, "c", summary(A_f=60, order="1993", training={**training, "batch_size": 64}))
+    assert run(root) == 0
+    main, variants = (root / "results" / "README.md").read_text().split("### Ablations and variants")[:2]
+    assert main.count("| dpcr |") == 1
+    assert "| dpcr | 50.24 / 63.21 (Table 1)" in main
+    assert "51.00 ± 1.41" in main
+    assert rf"| dpcr \[batch\_size=64\] | {ledger.NONE} | 60.00 |" in variants
+
+
+def test_what_shared_the_device_is_said_beside_the_seconds(root, tmp_path):
+    write_json(tmp_path / "summary.json", summary(seconds=300.0))
+    assert run(root, "--add", str(tmp_path), "--name", "beside", "--at-once", "3") == 0
+    assert "300 (GPU, bf16, 3 runs at once)" in cells(root, "dpcr")
+
+
+def test_many_classes_are_told_and_carried_on_on_paper(served):
+    row = {"dim": 512, "seconds": 9.0, "stored_bytes": 2e8, "of_papers": 0.5, "peak_ratio": 1.1}
+    grams = row | {"classes": 100, "images": 500, "form": "gram", "processor_seconds": 10.0}
+    factors = row | {"classes": 1000, "images": 64, "form": "factors", "processor_seconds": 4.0, "stored_bytes": 1e6}
+    cut = {"error": 0.01, "dim": 512, "images": 400, "rows": 30, "of_gram": 0.1, "left_out": 0.0099}
+    found = {"classes": [grams, factors], "dimensions": [], "tenfold_growth": 10.04, "factor_deviation": 2e-13}
+    found["compression"] = [cut | {"left_out_after_a_move": 0.0111, "weight_change": 0.02}]
+    found["tasks"] = [{"tasks": 5, "classes": 100, "dim": 256, "class_moves": 200, "processor_seconds": 1.5}]
+    stored_benchmark(served, "cpu-scale.json", scale=found)
+    assert run(served) == 0
+    text = (served / "docs" / "performance.md").read_text()
+    assert "| 100 | 512 | 500 | gram | 9.00 | 10.00 | 200.0 | 0.500 | 1.10 |" in text
+    assert "| 1,000 | 512 | 64 | factors | 9.00 | 4.00 | 1.0 | 0.500 | \u2013 |" in text
+    assert "10.0 times the processor time; exact factors differ by 2e-13" in text
+    assert "| 0.01 | 30 | 0.100 | 0.0099 | 0.0111 | 0.0200 |" in text
+    # 21,841 (512 513 / 2 + 512) 8 bytes; a tenth of a second a class as in the hundred measured
+    assert "| ImageNet-21k, 21,841 | 512 | gram | 23.0 | 2,184 |" in text
+    assert "| ImageNet-21k, 21,841 | 512 | factors, 64 rows | 5.8 | 87 |" in text
+    assert "| ImageNet-1k, 1,000 | 2,048 | gram | 16.8 | 6,400 |" in text

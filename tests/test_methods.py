@@ -1,5 +1,7 @@
 """The contract of every method on one small problem, and DPCR against a literal Algorithm 1."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -18,6 +20,7 @@ from efcil.stats import ClassStats
 from efcil.tasks import Task, TaskStream
 from efcil.training.extraction import extract
 from efcil.training.loop import Pixels
+from efcil.training.machine import Machine
 from efcil.training.schedule import Schedule
 from problems import TINY, blobs
 
@@ -231,6 +234,7 @@ class FakeTask(TaskFeatures):
 
     def __init__(self, index, labels, old, new):
         self.index, self.labels, self._given, self._found = index, labels, {"old": old, "new": new}, {}
+        self.representation = SimpleNamespace(machine=Machine.choose("cpu"))
 
     def _features(self, when, view):
         return self._given[when]

@@ -27,7 +27,7 @@ from efcil.linalg import normalise_columns, ridge_weight, task_shift
 from efcil.methods import METHODS
 from efcil.metrics import AccuracyMatrix
 from efcil.model import IncrementalClassifier, Progress, calibration, store, teaching
-from efcil.model.inputs import read_pictures
+from efcil.model.inputs import read_lesson, read_pictures
 from efcil.protocol import Evaluator, learn_stream, train_task
 from efcil.representations import REPRESENTATIONS
 from efcil.representations.base import new_class_loss, present_class_loss
@@ -384,6 +384,20 @@ def test_one_picture_of_a_class_is_enough(model):
     alone = tiny().learn(images[:1], ["a"])
     assert alone.predict(images[:2]).tolist() == ["a", "a"]
     assert answers(alone).tolist() == [[1.0]] * 30
+
+
+def test_ten_thousand_pictures_of_a_class_beside_one_of_another(weights):
+    """No class is too large or too small; the backbone rests, so that it takes seconds."""
+    rng = np.random.default_rng(0)
+    dark = rng.integers(0, 60, (10_000, 3, 8, 8), dtype=np.uint8)
+    bright = np.full((1, 3, 8, 8), 240, np.uint8)
+    model = tiny(frozen=True, weights=weights)
+    model.learn(np.concatenate([dark, bright]), ["dark"] * 10_000 + ["bright"])
+    assert {r["name"]: r["images"] for r in model.summary()["classes"]} == {"dark": 10_000, "bright": 1}
+    stats = model._now.readout.stats
+    features = torch.from_numpy(model.embed(dark)).double()
+    assert torch.allclose(stats.gram[0], features.T @ features, rtol=1e-5)
+    assert model.predict(np.stack([dark[7], bright[0]])).tolist() == ["dark", "bright"]
 
 
 def test_a_backbone_that_learns_once_needs_two_classes():
@@ -962,32 +976,49 @@ def test_any_size_mode_and_orientation():
     assert np.array_equal(turned, expected[:, ::-1, ::-1])
 
 
-def test_heic_is_read_with_its_extra(monkeypatch):
-    """pillow-heif is not here: an opener of Pillow stands in for it."""
-    Image.init()  # all of Pillow's own formats, before its tables are copied
-    data = b"\0\0\0\x18ftypheic" + bytes(20)
+def heic(pixels, **options):
+    """A photograph as telephones keep them, encoded by pillow-heif."""
+    heif = pytest.importorskip("pillow_heif", reason="no pillow-heif here: pip install 'efcil[heic]'")
+    file = io.BytesIO()
+    heif.from_pillow(Image.fromarray(pixels)).save(file, quality=100, **options)
+    return file.getvalue()
+
+
+def test_heic_is_read_with_its_extra(tmp_path):
+    left = np.zeros((48, 64, 3), np.uint8)
+    left[:, :32] = (200, 40, 90)
+    data = heic(left)
+    assert data[4:12] == b"ftypheic"
+    (tmp_path / "IMG_0001.HEIC").write_bytes(data)
+    expected = read_pictures(left[None], 24)[0].astype(int)
+    for source in (data, tmp_path / "IMG_0001.HEIC"):
+        assert np.abs(read_pictures([source], 24)[0] - expected).max() < 12, "lossy, and no further off"
+    exif = Image.Exif()
+    exif[0x0112] = 6  # held upright: to be turned by a quarter
+    upright = read_pictures([heic(left, exif=exif.tobytes())], 24)[0].astype(int)
+    assert np.abs(upright - np.rot90(expected, -1, (1, 2))).max() < 12
+    assert (read_pictures([heic(np.dstack([left, np.zeros((48, 64), np.uint8)]))], 24) > 243).all(), "clear is white"
+
+
+def test_heic_in_folders_and_damaged(tmp_path):
+    """In a folder beside other pictures; one that was cut short is named."""
+    place = folder(tmp_path / "lesson")
+    data = heic(np.full((16, 16, 3), 90, np.uint8))
+    (place / "class0" / "telephone.heic").write_bytes(data)
+    images, names = read_lesson(place, None, 8)
+    assert names.count("class0") == 7
+    assert (np.abs(images.astype(int) - 90).max((1, 2, 3)) < 12).sum() == 1
+    with pytest.raises(DataError, match="16 x 16 pixels are more than the limit of 100"):
+        read_image(data, 8, max_pixels=100)
+    (place / "class0" / "telephone.heic").write_bytes(data[: len(data) // 2])
+    with pytest.raises(DataError, match=r"telephone.heic: (damaged|truncated|not an image)"):
+        read_lesson(place, None, 8)
+
+
+def test_heic_without_its_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "pillow_heif", None)
     with pytest.raises(DataError, match=r"HEIC pictures need pillow-heif: pip install 'efcil\[heic\]'"):
-        read_pictures([data], 8)
-
-    class Opener(Image.Image):
-        format = "HEIF"
-
-        def draft(self, mode, size):
-            return None
-
-    def opened(fp, name):
-        image = Opener()
-        image._im, image._mode, image._size = Image.new("RGB", (9, 9), (1, 2, 3)).im, "RGB", (9, 9)
-        return image
-
-    def register():
-        Image.register_open("HEIF", opened, lambda head: head[4:12] == b"ftypheic")
-
-    monkeypatch.setitem(sys.modules, "pillow_heif", types.SimpleNamespace(register_heif_opener=register))
-    monkeypatch.setattr(Image, "OPEN", dict(Image.OPEN))
-    monkeypatch.setattr(Image, "ID", list(Image.ID))
-    assert read_pictures([data], 8)[0, :, 0, 0].tolist() == [1, 2, 3]
+        read_pictures([b"\0\0\0\x18ftypheic" + bytes(20)], 8)
 
 
 def folder(root, data=DATA, classes=(0, 1), per_class=6, prefix="secret-holiday"):

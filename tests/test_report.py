@@ -288,6 +288,12 @@ def test_csv_has_a_row_a_run_and_every_digit():
 # --- figures ---------------------------------------------------------------------------------------------------
 
 
+def test_a_curve_that_never_leaves_100_is_drawn():
+    page = html_page([summary(level=1.0, sizes=(3, 2), done=1)])
+    assert "<svg" in page
+    assert "nan" not in page.lower()
+
+
 def png_size(data):
     assert data[:8] == b"\x89PNG\r\n\x1a\n"
     return struct.unpack(">II", data[16:24])

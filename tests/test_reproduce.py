@@ -135,6 +135,17 @@ def test_a_summary_of_the_same_experiment_counts(tmp_path):
     assert measured.other == []
 
 
+def test_repeats_are_averaged_and_copies_are_not(tmp_path):
+    first, second = summary(CELL, "dpcr", 50.0), summary(CELL, "dpcr", 53.0) | {"seconds": 7.0}
+    for name, one in (("a", first), ("b", second), ("copy", first)):
+        (tmp_path / name).mkdir()
+        stored(tmp_path / name, one)
+    measured = read(tmp_path).summary("cifar100", 10, "1993", "dpcr")
+    assert measured["A_f"] == 51.5
+    assert measured["A_t"] == [(a + b) / 2 for a, b in zip(first["A_t"], second["A_t"], strict=True)]
+    assert measured["seconds"] == 7.0
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [

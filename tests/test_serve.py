@@ -10,6 +10,7 @@ import re
 import shutil
 import signal
 import socket
+import ssl
 import struct
 import subprocess
 import sys
@@ -1031,6 +1032,61 @@ def test_a_token_is_made_and_shown_once_and_an_open_address_is_warned_of(model):
     assert "warning: http://0.0.0.0" in err
     assert "without TLS" in err
     assert token not in out + err
+
+
+def certificate(folder, *options, name="server"):
+    """A self-signed certificate for localhost and its key."""
+    openssl = shutil.which("openssl")
+    if openssl is None:
+        pytest.skip("no openssl command here to make a certificate with")
+    made = [folder / f"{name}.pem", folder / f"{name}.key"]
+    command = [openssl, "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-days", "2"]
+    command += ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
+    command += ["-out", made[0], "-keyout", made[1], *(options or ["-nodes"])]
+    subprocess.run(command, check=True, capture_output=True)
+    return made
+
+
+def test_tls(model, drawn, tmp_path):
+    """With a certificate: pictures and token are encrypted, and an open address is no reason for a warning."""
+    cert, key = certificate(tmp_path)
+    served = Served(model, "--host", "0.0.0.0", "--tls-cert", str(cert), "--tls-key", str(key))
+    port = served.http.base_url.port
+    assert served.http.base_url.scheme == "https"
+    served.http.close()
+    served.http = httpx.Client(
+        base_url=f"https://localhost:{port}", verify=ssl.create_default_context(cafile=cert), timeout=60
+    )
+    with served:
+        answer = served.http.post("/predict", files=as_files(drawn["1"][:2]))
+        assert answer.status_code == 200
+        assert len(answer.json()["predictions"]) == 2
+        assert served.http.post("/forget", json={"classes": ["0"]}).status_code == 401
+        assert served.http.post("/forget", json={"classes": ["0"]}, headers=AUTH).status_code == 200
+        with pytest.raises(httpx.ConnectError, match="CERTIFICATE_VERIFY_FAILED"):
+            httpx.get(f"https://localhost:{port}/health")
+        with pytest.raises(httpx.TransportError):  # no word without encryption
+            httpx.get(f"http://localhost:{port}/health", timeout=10)
+        served.process.send_signal(signal.SIGTERM)
+        _, err = served.process.communicate(timeout=30)
+    assert "warning" not in err
+    assert "Traceback" not in err
+
+
+def test_certificates_that_cannot_be_used(efcil, model, tmp_path):
+    cert, key = certificate(tmp_path)
+    _, other = certificate(tmp_path, name="other")
+    encrypted = certificate(tmp_path, "-passout", "pass:secret", name="encrypted")
+    (tmp_path / "text.pem").write_text("no certificate")
+    for given, said in (
+        ((cert, other), "KEY_VALUES_MISMATCH"),
+        ((tmp_path / "text.pem", key), "both must be PEM files"),
+        ((key, cert), "both must be PEM files"),
+        (encrypted, "the key is encrypted; give one without a password"),
+    ):
+        code, _, err = efcil("serve", model, "--tls-cert", given[0], "--tls-key", given[1])
+        assert (code, err.count("\n")) == (2, 1), err
+        assert said in err
 
 
 def test_commands_that_cannot_serve(efcil, model, tmp_path):

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -107,6 +108,21 @@ def test_a_worker_that_dies_is_told(photographs):
 
     with pytest.raises(DataError, match="a decoding process died"):
         decode_until_it_is_noticed()
+
+
+def test_a_worker_that_died_is_told_when_more_is_asked_for(photographs):
+    """The pool is broken by then: it refuses the request itself."""
+    home, names = photographs
+    decoder = Decoder(home, names, SIZE, workers=1)
+    with decoder.begin([0]).ready():
+        pass
+    for process in decoder._pool._processes.values():
+        os.kill(process.pid, signal.SIGKILL)
+    until = time.monotonic() + 60
+    while not decoder._pool._broken and time.monotonic() < until:
+        time.sleep(0.01)
+    with pytest.raises(DataError, match="a decoding process died"):
+        decoder.begin([0])
 
 
 def test_nothing_is_left_behind(photographs):

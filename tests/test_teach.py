@@ -5,8 +5,10 @@ import io
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -87,6 +89,19 @@ def test_answers_as_lines_json_and_csv(efcil, taught, lessons):
         assert answer["label"] == answer["top"][0]["label"]
     rows = list(csv.DictReader(io.StringIO(efcil("predict", taught, folder, "--csv")[1])))
     assert [r["label"] for r in rows] == [a["label"] for a in answers]
+
+
+def test_pictures_are_found_as_when_teaching(efcil, taught, lessons, tmp_path):
+    """Through links, once each, and nothing that is hidden."""
+    place = tmp_path / "album"
+    (place / ".trash").mkdir(parents=True)
+    shutil.copy(lessons / "test" / "class 3" / "0.png", place / ".trash")
+    shutil.copy(lessons / "test" / "class 3" / "1.png", place / ".1.png")
+    (place / "there").symlink_to(lessons / "test" / "class 3", target_is_directory=True)
+    (place / "round").symlink_to(place, target_is_directory=True)
+    code, out, err = efcil("predict", taught, place, "--json")
+    assert code == 0, err
+    assert [a["file"] for a in json.loads(out)] == [str(place / "there" / f"{i}.png") for i in range(8)]
 
 
 def test_none_of_these_below_a_confidence(efcil, taught, lessons):
@@ -199,3 +214,38 @@ def test_two_processes_do_not_change_one_model(efcil, model, lessons):
     assert code == 2
     assert "is being changed by another process" in err
     assert efcil("forget", model, "class 1")[0] == 0
+
+
+def test_ctrl_c_while_teaching_leaves_the_model(model, lessons):
+    """In a process of its own, in the middle of a teaching of two new classes that would last for hours."""
+    IncrementalClassifier.load(model, progress=False).forget(["class 0", "class 1"]).save(model)
+    before = {p: p.read_bytes() for p in model.rglob("*") if p.is_file()}
+    arguments = [sys.executable, "-m", "efcil", "teach", str(model), str(lessons / "lesson0"), "--epochs", "1000000"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+    while not (model.parent / ".model.lock").exists() and process.poll() is None:
+        time.sleep(0.02)
+    time.sleep(1.0)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    # Python ends by the signal itself where it fell into code made by `exec`; a shell says 130 to both.
+    assert process.returncode in (130, -signal.SIGINT), err
+    assert "Traceback" not in err
+    assert "knows" not in out
+    assert {p: p.read_bytes() for p in model.rglob("*") if p.is_file()} == before
+    assert sorted(p.name for p in model.parent.iterdir()) == [".model.lock", "model"], "nothing half-written stays"
+
+
+def test_what_a_service_changed_meanwhile_is_not_overwritten(efcil, model, lessons, monkeypatch):
+    """A service that serves the directory swaps a new model in while the command is still at work."""
+    learn = IncrementalClassifier.learn
+
+    def slowly(self, *arguments, **options):
+        IncrementalClassifier.load(model, progress=False).rename({"class 1": "one"}).save(model)
+        return learn(self, *arguments, **options)
+
+    monkeypatch.setattr(IncrementalClassifier, "learn", slowly)
+    code, _, err = efcil("teach", model, lessons / "lesson0", "--epochs", 1)
+    assert code == 2
+    assert "was changed by another process meanwhile; nothing was saved" in err
+    assert "one" in IncrementalClassifier.load(model, progress=False).classes_

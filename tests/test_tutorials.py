@@ -57,6 +57,10 @@ def test_there_is_one_for_users_of_scikit_learn():
     assert DOCS / "tutorial-scikit-learn.md" in TUTORIALS
 
 
+def test_there_is_one_for_each_audience():
+    assert {path.stem for path in TUTORIALS} >= {"tutorial-research", "tutorial-folders", "tutorial-scikit-learn"}
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [

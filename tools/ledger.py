@@ -24,7 +24,10 @@ from functools import cached_property
 from pathlib import Path, PurePath
 from typing import Any
 
+from pydantic import ValidationError
+
 from efcil.errors import EfcilError, RunError
+from efcil.experiment import Request, resolve
 from efcil.files import atomic_write_text, read_json, write_json
 from efcil.methods import METHODS, Method
 from efcil.report import load_summaries
@@ -39,6 +42,7 @@ BEGIN, END = "<!-- ledger -->", "<!-- /ledger -->"
 UNMEASURED = "not measured yet"
 METRICS = ("A_f", "A_avg")
 
+Config = tuple[tuple[str, str], ...]  # dotted key, value as JSON
 Paper = Mapping[str, Mapping[int, Mapping[str, Mapping[str, Any]]]]  # data set -> tasks -> method -> numbers
 
 
@@ -47,7 +51,14 @@ class Entry:
     """One classifier of one stored summary."""
 
     run: Run  # `method` is the label, `run_dir` the file below results/
-    config: tuple[tuple[str, str], ...]  # options and training, flat
+    config: Config  # options and training, flat
+    usual: Config | None = None  # the same as the preset gives it; None if there is no such preset
+    at_once: int = 1  # runs of several processes that shared the device
+
+    @property
+    def unusual(self) -> bool:
+        """Whether something was set by hand that the method's name does not say."""
+        return self.usual is not None and self.config != self.usual
 
     @property
     def name(self) -> str:
@@ -103,8 +114,8 @@ class Row:
             if entry.run.seconds is not None:
                 device = entry.run.device or "device unknown"
                 shared = re.search(r"--at-once[= ](\d+)", entry.run.command)  # several runs shared the device
-                if shared and int(shared[1]) > 1:
-                    device += f", {shared[1]} runs at once"
+                at_once = max(entry.at_once, int(shared[1]) if shared else 1)
+                device += f", {at_once} runs at once" if at_once > 1 else ""
                 times.setdefault(device, []).append(entry.run.seconds)
         return {device: statistics.median(values) for device, values in times.items()}
 
@@ -115,7 +126,7 @@ class Row:
     @property
     def variant(self) -> bool:
         """Whether it belongs into the table of ablations: a part left out, or an option other than the method's."""
-        return _is_variant(self.entries[0].run.method)
+        return _is_variant(self.entries[0].run.method) or self.entries[0].unusual
 
 
 @dataclass(frozen=True)
@@ -137,8 +148,9 @@ class Section:
         """(label, paper's entry, measured row): measured ones first, then what is still missing."""
         measured = [row for row in self.rows if row.variant == variant]
         for row in measured:
-            yield row.label, self.paper.get(row.entries[0].paper_key), row
-        have = {row.entries[0].paper_key for row in measured}
+            entry = row.entries[0]
+            yield row.label, None if entry.unusual else self.paper.get(entry.paper_key), row
+        have = {row.entries[0].paper_key for row in measured if not row.entries[0].unusual}
         missing = [key for key in self.paper if key not in have and _is_variant(key) == variant]
         for key in sorted(missing, key=lambda key: -self.paper[key]["A_f"]):
             yield key, self.paper[key], None
@@ -182,9 +194,27 @@ def read_entries(results: Path) -> list[Entry]:
         summary = read_json(path, error=RunError) | {"run_dir": below.as_posix()}
         if place_of(summary, below.parts[2]) != PurePath(below):
             raise RunError(f"{path}: holds {place_of(summary, below.parts[2])}; move it there")
-        config = tuple(sorted(_flat({**summary.get("options", {}), **summary.get("training", {})}).items()))
-        entries += [Entry(run, config) for run in runs_of([summary])]
+        config, usual = _config(summary)
+        entries += [Entry(run, config, usual, summary.get("runs_at_once", 1)) for run in runs_of([summary])]
     return entries
+
+
+def _config(summary: Mapping[str, Any]) -> tuple[Config, Config | None]:
+    """A summary's options and training, and what its preset gives; what was not an option then has its default."""
+
+    def flat_(options: Mapping[str, Any], training: Mapping[str, Any]) -> Config:
+        return tuple(sorted(_flat({**options, **training}).items()))
+
+    given = summary.get("options", {}), summary.get("training", {})
+    try:
+        request = Request((summary["method"],), summary["dataset"], preset=summary["preset"])
+        plan = resolve(request)
+        (_, options), training = plan.methods[summary["method"]], plan.training
+        pairs = zip((options, training), given, strict=True)
+        filled = [type(o).model_validate(g).model_dump(mode="json") for o, g in pairs]
+    except (KeyError, EfcilError, ValidationError):
+        return flat_(*given), None
+    return flat_(*filled), flat_(options.model_dump(mode="json"), training.model_dump(mode="json"))
 
 
 def sections_of(entries: Iterable[Entry], paper: Paper) -> list[Section]:
@@ -216,7 +246,8 @@ def _rows(entries: list[Entry]) -> tuple[Row, ...]:
         settings = [set(config) for config in configurations]
         shared = set.intersection(*settings)  # what tells configurations apart is the rest
         for config, members in configurations.items():
-            apart = ", ".join(f"{key}={value}" for key, value in config if (key, value) not in shared)
+            usual = members[0].usual
+            apart = ", ".join(f"{k}={v}" for k, v in config if (k, v) not in (shared if usual is None else usual))
             rows.append(Row(f"{label} [{apart}]" if apart else label, tuple(members)))
     return tuple(sorted(rows, key=lambda row: (-(v.mean if (v := row.value("A_f")) else 0.0), row.label)))
 
@@ -368,16 +399,95 @@ def variants_text(sections: list[Section]) -> str:
     return "\n".join([BEGIN, "", *lines, "", END])
 
 
+def _said(path: Path, stored: Mapping[str, Any]) -> list[str]:
+    """Where a stored benchmark comes from."""
+    device = stored["raw"]["device"]
+    return [f"`results/benchmarks/{path.name}`: `{stored['command']}`, {device}, commit {stored['commit']}", ""]
+
+
+def _rounds_lines(found: Mapping[str, Any]) -> list[str]:
+    """Of benchmarks/rounds.py: a model taught in rounds against a run, and what forgetting did to the other classes."""
+    rows = []
+    for row in found["rows"]:
+        gone = row["forgotten"]
+        means = [statistics.mean(one[key] for one in gone) for key in ("before", "ruled_out", "after")]
+        worst = min(one["after"] - one["before"] for one in gone)
+        rows.append(
+            [str(row["seed"]), str(row["pictures"]), f"{row['taught']:.2f}", f"{row['run']:.2f}"]
+            + [f"{mean:.2f}" for mean in means]
+            + [f"{worst:+.2f}"]
+        )
+    head = [f"{escaped(found['data'])}, {found['classes']} classes in five rounds: seed", "Test pictures"]
+    head += ["`efcil evaluate`, %", "`efcil run`, %", "Others before a class is forgotten, %", "Its name struck out, %"]
+    head += ["After `efcil forget`, %", "Worst change, points"]
+    held, gone = f"{100 * found['held_out']:.0f} %", len(found["rows"][0]["forgotten"])
+    words = f"Kept from training to measure recall: {held}. Accuracy of the others: mean over {gone} forgotten classes."
+    return [*_table(head, range(1, 8), rows), "", words, ""]
+
+
+def _latency(one: Mapping[str, float]) -> list[str]:
+    return [f"{one['per_second']:.1f}", *(f"{one[f'p{q}_ms']:.0f}" for q in (50, 90, 99)), f"{one['errors']:.0f}"]
+
+
+def _serve_lines(found: Mapping[str, Any]) -> list[str]:
+    """Of benchmarks/serve.py: bare loops, many clients at once, one client while the model is taught."""
+    median, meanwhile = found["median"], found["meanwhile"]
+    rows = [
+        ["bare loop over single JPEG files", f"{median['single']:.1f}", *[NONE] * 4],
+        ["bare loop over ready batches of 32", f"{median['batch']:.1f}", *[NONE] * 4],
+        [f"`efcil serve`, {found['clients']} clients", *_latency(median)],
+        ["`efcil serve`, one client", *_latency(meanwhile["alone"])],
+        ["`efcil serve`, one client, while it is taught", *_latency(meanwhile["teaching"])],
+    ]
+    what = f"{found['backbone']}, {found['threads']} threads, median of {len(found['rounds'])} rounds"
+    ratios = f"{found['ratio']:.2f} of the loop over single pictures, {found['ratio_to_batches']:.2f} of ready batches"
+    words = f"The service gives {ratios}; {median['size']:.1f} pictures a pass. The teaching: {meanwhile['job']}."
+    head = [escaped(what), "Pictures a second", "p50, ms", "p90, ms", "p99, ms", "Errors"]
+    return [*_table(head, range(1, 6), rows), "", words, ""]
+
+
+def _soak_lines(found: Mapping[str, Any]) -> list[str]:
+    """Of benchmarks/serve.py --soak."""
+    sizes = found["mib"]
+    words = (
+        f"{found['seconds'] / 60:.0f} minutes, {found['clients']} clients, {found['backbone']}: "
+        f"{found['per_second']:.1f} pictures a second, {found['errors']} errors, p99 {found['p99_ms']:.0f} ms. "
+        f"Memory {min(sizes):.0f} to {max(sizes):.0f} MiB in "
+        f"{len(sizes)} readings; from the first third to the last {found['growth']:+.2f} %."
+    )
+    return [words, ""]
+
+
+SERVED: dict[str, tuple[str, Callable[[Mapping[str, Any]], list[str]]]] = {
+    "serve": ("Throughput", _serve_lines),
+    "soak": ("Soak", _soak_lines),
+}
+
+
+def serve_text(results: Path) -> str:
+    """The block of docs/serve.md: what benchmarks/serve.py measured."""
+    lines = []
+    for key, (title, lines_of) in SERVED.items():
+        path = results / "benchmarks" / f"cpu-{key}.json"
+        if path.is_file():
+            stored = read_json(path, error=RunError)
+            lines += [f"**{title}.** " + _said(path, stored)[0], "", *lines_of(stored["raw"][key])]
+        else:
+            lines += [f"**{title}**: {UNMEASURED}.", ""]
+    return "\n".join([BEGIN, "", *lines, END])
+
+
 def benchmarks_text(results: Path) -> str:
-    """The block of docs/performance.md: what benchmarks/ measured on a GPU, from results/benchmarks/*.json."""
+    """The block of docs/performance.md: what benchmarks/ measured, from results/benchmarks/*.json."""
     lines = []
     for path in sorted((results / "benchmarks").glob("*.json")):
         stored = read_json(path, error=RunError)
         raw = stored["raw"]
-        lines += [
-            f"`results/benchmarks/{path.name}`: `{stored['command']}`, {raw['device']}, commit {stored['commit']}",
-            "",
-        ]
+        if SERVED.keys() & raw.keys():  # in docs/serve.md
+            continue
+        lines += _said(path, stored)
+        if "rounds" in raw:
+            lines += _rounds_lines(raw["rounds"])
         if "step" in raw:
             rows = [
                 [row["variant"], "yes" if row["teacher"] else "no", f"{1e3 * row['seconds']['median']:.3f}"]
@@ -420,7 +530,70 @@ def benchmarks_text(results: Path) -> str:
             head = [f"Class update, {raw['classes']} + 10 classes, d = {raw['dim']}", "ms", "Times faster", "Deviation"]
             lines += _table(head, (1, 2, 3), rows)
             lines += ["", f"Ten times the classes take {raw['tenfold_growth']:.1f} times as long.", ""]
+        if "scale" in raw:
+            lines += [*_scale_lines(raw["scale"]), ""]
     return "\n".join([BEGIN, "", *(lines or [f"Benchmarks: {UNMEASURED}.", ""]), END])
+
+
+ON_PAPER = (("ImageNet-1k", 1_000), ("ImageNet-21k", 21_841), ("a hundred thousand classes", 100_000))
+ROWS_ON_PAPER = 64  # of a factor
+
+
+def _scale_lines(raw: Mapping[str, Any]) -> list[str]:
+    """Many classes: what was measured, and what follows for sizes that nobody has measured."""
+    head = ["Classes", "d", "Images", "Kept as", "Update, s", "Processor, s", "Stored, MB", "Of the paper's", "Peak"]
+    rows = [
+        [f"{r['classes']:,}", f"{r['dim']:,}", str(r["images"]), r["form"], f"{r['seconds']:.2f}"]
+        + [f"{r['processor_seconds']:.2f}", f"{r['stored_bytes'] / 1e6:,.1f}", f"{r['of_papers']:.3f}"]
+        + [f"{r['peak_ratio']:.2f}" if r["stored_bytes"] >= 1e8 else NONE]
+        for r in (*raw["classes"], *raw["dimensions"])
+    ]
+    lines = _table(head, (0, 1, 2, 4, 5, 6, 7, 8), rows)
+    growth, apart = f"{raw['tenfold_growth']:.1f}", f"{raw['factor_deviation']:.0e}"
+    lines += ["", f"Ten times the classes take {growth} times the processor time; exact factors differ by {apart} from"]
+    lines += ["Grams after an update. Peak: what the update takes beside one block, times what is stored after it."]
+    rows = [[str(r["tasks"]), f"{r['class_moves']:,}", f"{r['processor_seconds']:.2f}"] for r in raw["tasks"]]
+    first = raw["tasks"][0]
+    words = f"Tasks ({first['classes']} classes, d = {first['dim']})"
+    lines += ["", *_table([words, "Classes moved", "All updates, s"], (0, 1, 2), rows)]
+    rows = [
+        [f"{r['error']:g}", str(r["rows"]), f"{r['of_gram']:.3f}", f"{r['left_out']:.4f}"]
+        + [f"{r['left_out_after_a_move']:.4f}", f"{r['weight_change']:.4f}"]
+        for r in raw["compression"]
+    ]
+    first = raw["compression"][0]
+    words = f"`memory_error` (d = {first['dim']}, {first['images']} images)"
+    head = [words, "Rows", "Of a Gram", "Left out", "After a move", "Change of the classifier"]
+    lines += ["", *_table(head, range(6), rows)]
+    return [*lines, "", *_on_paper(raw)]
+
+
+def _on_paper(raw: Mapping[str, Any]) -> list[str]:
+    """Sizes that nobody has measured: bytes from the formulas, seconds from the rate of the largest measured update."""
+    largest = {
+        form: max((r for r in raw["classes"] if r["form"] == form), key=lambda r: r["classes"])
+        for form in ("gram", "factors")
+    }
+    rate = {
+        form: r["classes"] * _operations(form, r["dim"], r["images"]) / r["processor_seconds"]
+        for form, r in largest.items()
+    }
+    rows = []
+    for name, classes in ON_PAPER:
+        for dim in (512, 2048):
+            for form, own in (("gram", dim * (dim + 1) // 2), ("factors", ROWS_ON_PAPER * dim)):
+                seconds = classes * _operations(form, dim, ROWS_ON_PAPER) / rate[form]
+                kept = form if form == "gram" else f"factors, {ROWS_ON_PAPER} rows"
+                size = f"{8 * classes * (own + dim) / 1e9:,.1f}"
+                rows.append([f"{name}, {classes:,}", f"{dim:,}", kept, size, f"{seconds:,.0f}"])
+    words = ", ".join(f"{form} {rate[form] / 1e9:.0f} GFLOP/s" for form in rate)
+    head = ["On paper", "d", "Kept as", "Stored, GB", "Update, processor s"]
+    return [*_table(head, (1, 3, 4), rows), "", f"At the rate of a core in the largest updates above: {words}."]
+
+
+def _operations(form: str, dim: int, rows: int) -> float:
+    """Operations of moving one class and adding its Gram to the sum."""
+    return 3.25 * dim**3 if form == "gram" else 4.0 * rows * dim**2
 
 
 def methods_text(sections: list[Section]) -> str:
@@ -480,6 +653,7 @@ def wanted_files(root: Path) -> tuple[dict[Path, str], list[str]]:
         "README.md": compact_text(sections),
         "docs/fidelity.md": variants_text(sections),
         "docs/performance.md": benchmarks_text(results),
+        "docs/serve.md": serve_text(results),
     }
     for path in sorted((root / "src" / "efcil" / "methods").glob("*.py")):
         text = path.read_text(encoding="utf-8")
@@ -518,8 +692,11 @@ def public(command: str) -> str:
     return shlex.join(words)
 
 
-def add(directory: Path, name: str, results: Path) -> list[Path]:
-    """Copy the summaries at or below `directory` into results/ under a run name; nothing is overwritten."""
+def add(directory: Path, name: str, results: Path, at_once: int = 1) -> list[Path]:
+    """Copy the summaries at or below `directory` into results/ under a run name; nothing is overwritten.
+
+    Runs of other processes that shared the device make `at_once` more than one: it stands beside the seconds.
+    """
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._+=-]*", name):
         raise RunError(f"--name {name}: want letters, digits and . _ + = - only")
     copies: dict[Path, dict[str, Any]] = {}
@@ -531,6 +708,8 @@ def add(directory: Path, name: str, results: Path) -> list[Path]:
                 raise RunError(f"{directory / below}: summary.json has no '{key}'; run it again")
         order = below.parts[0] if below.parts and below.parts[0].startswith("order-") else ""
         summary["command"] = public(summary["command"])
+        if at_once > 1:
+            summary["runs_at_once"] = at_once
         if isinstance(summary["order"], str):
             summary["order"] = PurePath(summary["order"]).name
         target = results / place_of(summary, f"{name}-{order}" if order else name)
@@ -564,6 +743,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 when the files are out of date")
     parser.add_argument("--add", type=Path, metavar="DIR", help="a run, a compare, or a compare of several orders")
     parser.add_argument("--name", help="name of the run in results/")
+    parser.add_argument(
+        "--at-once", type=int, default=1, help="processes that shared the device with it, itself included"
+    )
     parser.add_argument("--root", type=Path, default=ROOT, help="the repository")
     options = parser.parse_args(arguments)
     if (options.add is None) != (options.name is None) or (options.add is not None and options.check):
@@ -571,7 +753,7 @@ def main(arguments: list[str] | None = None) -> int:
     root = options.root.resolve()
     try:
         if options.add is not None:
-            for path in add(options.add, options.name, root / "results"):
+            for path in add(options.add, options.name, root / "results", options.at_once):
                 print(f"added {path.relative_to(root)}")
         wanted, notes = wanted_files(root)
     except EfcilError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 import shlex
 import sys
 from collections.abc import Callable
@@ -39,10 +40,16 @@ Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1 ...")]
 Precision = Annotated[str, typer.Option(help="auto, fp32 or bf16.")]
 Compile = Annotated[bool | None, typer.Option(help="torch.compile the backbones; on by default on a GPU.")]
 Capture = Annotated[bool | None, typer.Option(help="Record the training step as a CUDA graph; on by default on a GPU.")]
+SyncBN = Annotated[
+    bool, typer.Option("--sync-bn", help="Under torchrun, on GPUs: normalise over the whole batch, not each share.")
+]
 Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads; results are bit-equal for equal counts.")]
 Every = Annotated[float, typer.Option("--checkpoint-seconds", min=0, help="Seconds between checkpoints inside a task.")]
 QuietFlag = Annotated[bool, typer.Option("--quiet", help="Say nothing but errors and notes.")]
 JsonFlag = Annotated[bool, typer.Option("--json", help="One JSON object a line.")]
+KeepFeatures = Annotated[
+    bool, typer.Option("--keep-features", help="Keep every task's features, for `efcil replay` with other methods.")
+]
 SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Sets of image files: leave out those that cannot be read.")]
 ConfigFile = Annotated[
     Path | None,
@@ -59,9 +66,23 @@ def _version(value: bool) -> None:
         raise typer.Exit
 
 
+DISTRIBUTED = ("run", "compare")
+
+
 @app.callback()
-def _root(version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True)] = False) -> None:
-    pass
+def _root(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True)] = False,
+) -> None:
+    if os.environ.get("TORCHELASTIC_RUN_ID") and context.invoked_subcommand not in DISTRIBUTED:
+        from efcil.training.distributed import processes
+
+        if processes() > 1:
+            known = " and ".join(f"`efcil {name}`" for name in DISTRIBUTED)
+            raise OptionError(
+                f"efcil {context.invoked_subcommand} works alone, and torchrun started {processes()} processes of it: "
+                f"start it without torchrun; only {known} share their work"
+            )
 
 
 def _increment(text: str | None) -> int | list[int] | None:
@@ -74,7 +95,7 @@ def _increment(text: str | None) -> int | list[int] | None:
     return values[0] if len(values) == 1 else values
 
 
-def _run(methods: list[str], dataset: str, o: dict[str, Any], compare: bool, voice: Any) -> Any:
+def _run(methods: list[str], dataset: str, o: dict[str, Any], compare: bool, voice: Any, group: Any) -> Any:
     """Resolve the options of a command into a run."""
     from efcil.experiment import Request, resolve
     from efcil.runs import Run
@@ -93,13 +114,14 @@ def _run(methods: list[str], dataset: str, o: dict[str, Any], compare: bool, voi
         seed=o["seed"],
         preset=o["preset"],
         settings=tuple(settings),
+        held_out=o.get("held_out", 0.0),
     )
     plan = resolve(request)
     if o["threads"]:
         import torch
 
         torch.set_num_threads(o["threads"])
-    machine = Machine.choose(o["device"], o["precision"], o["compile"], o["capture"])
+    machine = Machine.choose(o["device"], o["precision"], o["compile"], o["capture"], group, o["sync_bn"])
     split = "-".join(f"{key}{value}" for key, value in plan.tasks.items()).replace(" ", "")
     name = methods[0].replace(":", "-")
     out = o["out"] or Path("runs") / f"{name}-{dataset}-{split}-order{Path(o['order']).stem}-seed{o['seed']}"
@@ -113,7 +135,8 @@ def _run(methods: list[str], dataset: str, o: dict[str, Any], compare: bool, voi
         command=command,
         checkpoint_seconds=o["checkpoint_seconds"],
         compare=compare,
-        trackers=trackers(o["log"], out, plan.identity()),
+        keep_features=o["keep_features"],
+        trackers=trackers(o["log"] if group.is_first else [], out, plan.identity()),
     )
 
 
@@ -124,18 +147,21 @@ def _say(o: dict[str, Any], voice: Any) -> None:
 
 
 def _execute(methods: list[str], dataset: str, o: dict[str, Any], compare: bool = False) -> None:
-    """Execute one run and leave the screen tidy."""
-    from efcil.progress import reporter
+    """Execute one run and leave the screen tidy; under torchrun, this process's part of it."""
+    from efcil.progress import Silent, reporter
+    from efcil.training.distributed import joined
 
-    voice = reporter(o["quiet"], o["json"])
-    try:
-        _say(o, voice)
-        run = _run(methods, dataset, o, compare, voice)
-        from efcil.runs import execute_all
+    with joined() as group:
+        voice = reporter(o["quiet"], o["json"]) if group.is_first else Silent()
+        try:
+            _say(o, voice)
+            with group.agreeing():
+                run = _run(methods, dataset, o, compare, voice, group)
+            from efcil.runs import execute_all
 
-        execute_all([run], o["resume"], 1, f"go on with --resume --out {run.out}")
-    finally:
-        voice.close()
+            execute_all([run], o["resume"], 1, f"go on with --resume --out {run.out}")
+        finally:
+            voice.close()
 
 
 def _typed(context: typer.Context) -> set[str]:
@@ -169,9 +195,11 @@ def _shared(
     precision: Precision = "auto",
     compile: Compile = None,
     capture: Capture = None,
+    sync_bn: SyncBN = False,
     threads: Threads = None,
     checkpoint_seconds: Every = 60.0,
     skip_bad: SkipBad = False,
+    keep_features: KeepFeatures = False,
     log: LogTo = [],  # noqa: B006
     quiet: QuietFlag = False,
     json: JsonFlag = False,
@@ -228,22 +256,73 @@ def compare(
     if len(chosen) == 1:
         _execute(names, options["dataset"], {**options, "order": chosen[0], "out": out}, compare=True)
         return
-    from efcil.progress import Lines, reporter
+    from efcil.progress import Lines, Silent, reporter
     from efcil.report import load_summaries, markdown_table, write_report
     from efcil.runs import execute_all
+    from efcil.training.distributed import joined
 
     quiet = options["quiet"] or options["json"]
     places = {order: out / f"order-{Path(order).stem}" for order in chosen}
-    runs = []
-    _say(options, reporter(options["quiet"], options["json"]))
-    for order, place in places.items():
-        voice = reporter(options["quiet"], options["json"]) if quiet else Lines(f"order {order}")
-        runs.append(_run(names, options["dataset"], {**options, "order": order, "out": place}, True, voice))
-    execute_all(runs, options["resume"], at_once or runs[0].machine.runs_at_once)
-    summaries = load_summaries(list(places.values()))
-    write_report(summaries, out)
-    if not quiet:
-        print(markdown_table(summaries))
+    with joined() as group:
+        runs = []
+        with group.agreeing():
+            if group.size > 1 and at_once not in (None, 1):
+                raise OptionError(f"--at-once {at_once}: {group.size} processes train one order at a time; drop it")
+            if group.is_first:
+                _say(options, reporter(options["quiet"], options["json"]))
+            for order, place in places.items():
+                voice = reporter(options["quiet"], options["json"]) if quiet else Lines(f"order {order}")
+                own = {**options, "order": order, "out": place}
+                runs.append(_run(names, options["dataset"], own, True, voice if group.is_first else Silent(), group))
+        execute_all(runs, options["resume"], at_once or runs[0].machine.runs_at_once)
+        if group.is_first:
+            summaries = load_summaries(list(places.values()))
+            write_report(summaries, out)
+            if not quiet:
+                print(markdown_table(summaries))
+
+
+@app.command()
+@_with_shared_options
+def tune(
+    context: typer.Context,
+    method: Annotated[str, typer.Argument(help="Method, see `efcil methods`.")] = "",
+    dataset: Annotated[str, typer.Argument(help="Data set, see `efcil data list`.")] = "",
+    tried: Annotated[
+        list[str], typer.Option("--try", help="An option and its values, key=value,value; repeat for more: all pairs.")
+    ] = [],  # noqa: B006
+    orders: Annotated[
+        str, typer.Option(help="Class orders with commas between them; report later on others.")
+    ] = "identity,1992,1993",
+    held_out: Annotated[
+        float, typer.Option(min=0.01, max=0.5, help="Share of each class's training images that is measured on.")
+    ] = 0.1,
+    at_once: Annotated[int | None, typer.Option(min=1, help="Runs trained at once; 3 on a GPU by default.")] = None,
+    **options: Any,
+) -> None:
+    """Choose options on held-out training images, never on test images. What is done is not done again."""
+    from efcil.tune import execute
+
+    options |= {"method": method, "dataset": dataset, "orders": orders, "held_out": held_out, "at_once": at_once}
+    options = _with_file(options, context)
+    if not options["method"] or not options["dataset"] or not tried:
+        raise OptionError("say what to choose: efcil tune METHOD DATASET --try key=value,value")
+    execute(options, tried, _run)
+
+
+@app.command()
+def replay(
+    source: Annotated[Path, typer.Argument(help="Directory of a run or comparison with --keep-features.")],
+    methods: Annotated[str, typer.Argument(help="Methods with commas between them; a variant is name:key=value.")],
+    settings: Settings = [],  # noqa: B006
+    out: Annotated[Path | None, typer.Option(help="Directory to write to; beside the run by default.")] = None,
+    device: Device = "auto",
+    quiet: QuietFlag = False,
+) -> None:
+    """Read other methods from a finished run: no training, no images, the same numbers as in company."""
+    from efcil.replay import execute
+
+    execute(source, methods, settings, out, device, quiet, shlex.join(["efcil", *sys.argv[1:]]))
 
 
 @app.command()
@@ -283,7 +362,16 @@ def reproduce(
     ] = [],  # noqa: B006
     settings: Settings = [],  # noqa: B006
     device: Device = "auto",
-    at_once: Annotated[int | None, typer.Option(min=1, help="Runs trained at once; 3 on a GPU by default.")] = None,
+    at_once: Annotated[
+        int | None, typer.Option(min=1, help="Runs trained at once in this process; 3 on a GPU by default.")
+    ] = None,
+    parallel: Annotated[
+        str | None,
+        typer.Option(
+            help="Runs in processes of their own: how many, auto (3 per GPU, or one per core), ray or ray://HOST:PORT."
+        ),
+    ] = None,
+    retries: Annotated[int, typer.Option(min=0, help="With --parallel: how often a failed run is tried again.")] = 2,
     quiet: QuietFlag = False,
 ) -> None:
     """Make a table or figure of the paper: run what is missing, show its numbers beside ours."""
@@ -303,6 +391,8 @@ def reproduce(
         settings=settings,
         device=device,
         at_once=at_once,
+        parallel=parallel,
+        retries=retries,
         quiet=quiet,
         command=shlex.join(["efcil", *sys.argv[1:]]),
     )
@@ -627,7 +717,8 @@ def main() -> None:
     try:
         app()
     except EfcilError as error:
-        print(f"efcil: {error}", file=sys.stderr)
+        if str(error):
+            print(f"efcil: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         sys.exit(130)

@@ -8,6 +8,7 @@ reported at once, each with the nearest known key.
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterable, Mapping
 from functools import cache
 from importlib import resources
@@ -42,6 +43,41 @@ def keys(model: type[Options], prefix: str = "") -> list[str]:
     return found
 
 
+LARGEST = 100_000  # values that a YAML text may stand for: aliases can make a few lines stand for billions
+
+
+def load_yaml(text: str) -> Any:
+    """Read YAML of plain values; whatever is wrong with it is a YAMLError.
+
+    >>> load_yaml("a: [1, x]")
+    {'a': [1, 'x']}
+    """
+    loader = yaml.SafeLoader(text)
+    try:
+        node = loader.get_single_node()
+        if node is None:
+            return None
+        if _values_in(node, {}) > LARGEST:
+            raise yaml.YAMLError(f"it stands for more than {LARGEST:,} values")
+        return loader.construct_document(node)
+    except yaml.YAMLError:
+        raise
+    except Exception as error:  # months of 99 days, numbers without digits: its constructors raise nearly anything
+        raise yaml.YAMLError(f"{type(error).__name__}: {error}") from None
+    finally:
+        loader.dispose()
+
+
+def _values_in(node: yaml.Node, known: dict[int, float]) -> float:
+    """Count values, those behind an alias as often as they are meant; infinite where a value holds itself."""
+    if id(node) not in known:
+        known[id(node)] = math.inf
+        inside: list[Any] = node.value if isinstance(node, yaml.CollectionNode) else []
+        parts = (part for item in inside for part in (item if isinstance(item, tuple) else (item,)))
+        known[id(node)] = 1 + sum(_values_in(part, known) for part in parts)
+    return known[id(node)]
+
+
 def nested(values: Mapping[str, Any]) -> dict[str, Any]:
     """Turn dotted keys into nested dictionaries.
 
@@ -54,6 +90,8 @@ def nested(values: Mapping[str, Any]) -> dict[str, Any]:
         node = tree
         for part in path:
             node = node.setdefault(part, {})
+            if not isinstance(node, dict):
+                raise OptionError(f"{key}: {part} is a value and has no parts; give one of the two")
         node[last] = value
     return tree
 
@@ -92,7 +130,9 @@ def build(model: type[O_], values: Mapping[str, Any], what: str) -> O_:
             if problem["type"] == "extra_forbidden":
                 lines.append(f"{key} is not an option: {nearest(key, keys(model))}")
             else:
-                lines.append(f"{key}={problem['input']!r}: {problem['msg'].removeprefix('Value error, ').lower()}")
+                got = repr(problem["input"])
+                got = got if len(got) <= 200 else got[:197] + "..."
+                lines.append(f"{key}={got}: {problem['msg'].removeprefix('Value error, ').lower()}")
         raise OptionError(f"{what}: " + "; ".join(lines)) from None
 
 
@@ -108,7 +148,7 @@ def parse_settings(settings: Iterable[str]) -> Values:
         if not sign or not key.strip():
             raise OptionError(f"--set {setting}: must be key=value")
         try:
-            value = yaml.safe_load(text) if text else ""
+            value = load_yaml(text) if text else ""
         except yaml.YAMLError:
             value = text
         if isinstance(value, str):  # YAML 1.1 takes 1e-9 for a word

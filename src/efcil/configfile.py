@@ -9,6 +9,7 @@ from typing import Any
 
 import yaml
 
+from efcil.config import load_yaml
 from efcil.errors import OptionError, nearest
 from efcil.pycil import is_pycil, translated
 
@@ -24,7 +25,10 @@ def merged(path: Path, options: Mapping[str, Any], typed: Container[str]) -> dic
     """
     tree, notes = _read(path), list[str]()
     if isinstance(tree.get("run"), dict):
-        tree = _from_run(tree["run"])
+        try:
+            tree = _from_run(tree["run"])
+        except (KeyError, TypeError, AttributeError) as error:
+            raise OptionError(f"--config {path}: not what a run wrote about itself ({error!r}); take a copy") from None
     elif is_pycil(tree):
         by_hand = {name: value for name, value in options.items() if name in typed}
         tree, notes = translated(tree, by_hand, compare="orders" in options)
@@ -50,17 +54,21 @@ def _read(path: Path) -> dict[str, Any]:
     kind = "JSON" if path.suffix.lower() == ".json" else "YAML"
     try:
         text = path.read_text(encoding="utf-8")
-        tree = json.loads(text) if kind == "JSON" else yaml.safe_load(text)  # YAML 1.1 takes JSON's 5e-4 for a word
+        tree = json.loads(text) if kind == "JSON" else load_yaml(text)  # YAML 1.1 takes JSON's 5e-4 for a word
+        tree = json.loads(json.dumps(tree, default=str))  # a date is a word here
     except OSError as error:
         raise OptionError(f"--config {path}: {error.strerror}") from None
-    except (yaml.YAMLError, ValueError) as error:
-        raise OptionError(f"--config {path} is not {kind}: {' '.join(str(error).split())}") from None
+    except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
+        why = " ".join(str(error).split())[:300]
+        raise OptionError(f"--config {path} is not {kind} that can be used: {why}") from None
     if not isinstance(tree, dict):
         raise OptionError(f"--config {path}: must be a mapping of options, such as 'method: dpcr'")
     return tree
 
 
 def _checked(name: str, value: Any, default: Any) -> Any:
+    if name in ("data", "out", "order", "orders") and "\0" in str(value):
+        raise OptionError(f"{name}={value!r} in the file: no file has such a name")
     if name in ("data", "out"):
         return Path(str(value))
     if name == "log":

@@ -53,12 +53,41 @@ class NotPositiveDefiniteError(NumericalError):
     """A matrix that must be positive definite is not, within the accuracy of its arithmetic."""
 
 
+class RunsFailed(EfcilError):
+    """Runs of a grid that failed at every attempt; the others are done."""
+
+    exit_code = 4
+
+
 class Interrupted(EfcilError):
     """A signal ended the command; what was done is kept."""
 
     def __init__(self, number: int, remedy: str):
         super().__init__(f"interrupted by {signal.Signals(number).name}; {remedy}")
         self.exit_code = 128 + number
+
+
+def ended(code: int, said: str) -> str:
+    """Say how a process ended that did not succeed: by a signal, or with a code and its last words.
+
+    >>> ended(-9, "")
+    'was ended by SIGKILL; perhaps memory ran out'
+    >>> ended(1, "Traceback\\n...\\nValueError: no\\n")
+    'failed with code 1: ValueError: no'
+    """
+    if code < 0:
+        name = signal.Signals(-code).name if -code in set(signal.Signals) else str(-code)
+        return f"was ended by {name}" + ("; perhaps memory ran out" if -code == signal.SIGKILL else "")
+    lines = said.strip().splitlines()
+    return f"failed with code {code}: {lines[-1].strip() if lines else 'it said nothing'}"
+
+
+class Elsewhere(EfcilError):
+    """The error of another process of the run, which tells it itself; here nothing is said."""
+
+    def __init__(self, exit_code: int):
+        super().__init__("")
+        self.exit_code = exit_code
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

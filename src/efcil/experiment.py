@@ -38,6 +38,7 @@ class Request:
     seed: int = 0
     preset: str | None = None
     settings: tuple[str, ...] = ()
+    held_out: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,12 @@ class Plan:
     seed: int
     representation: str
     training: Any
+    held_out: float = 0.0  # share of the training images that is measured on instead of the test images
+
+    @property
+    def measured_on(self) -> str:
+        """The data set, for summaries: one that was measured on held-out training images must never pass for it."""
+        return f"{self.dataset}, {self.held_out:.0%} of training held out" if self.held_out else self.dataset
 
     def identity(self) -> dict[str, Any]:
         """Return all that determines the metrics, as plain values."""
@@ -66,6 +73,7 @@ class Plan:
             "seed": self.seed,
             "representation": self.representation,
             "training": flat(self.training),
+            **({"held_out": self.held_out} if self.held_out else {}),
         }
 
     def sizes(self, classes: int) -> tuple[int, ...]:
@@ -177,9 +185,8 @@ def resolve(request: Request) -> Plan:
     split = {k: v for k, v in split.items() if v is not None} or {"tasks": 5}
     if request.allow_uneven:
         split["allow_uneven"] = True
-    return Plan(
-        methods, request.dataset, data, preset, split, str(request.order), request.seed, representation, training
-    )
+    order, seed, held_out = str(request.order), request.seed, request.held_out
+    return Plan(methods, request.dataset, data, preset, split, order, seed, representation, training, held_out)
 
 
 def commit() -> str:
@@ -190,11 +197,12 @@ def commit() -> str:
     here = Path(__file__).resolve().parent
     try:
         git = ["git", "-C", str(here)]  # which must be this package's repository, not one it is installed into
-        subprocess.run(
+        subprocess.run(  # nosec B603 # here and below: constant arguments and the package's own path, no shell
             [*git, "ls-files", "--error-unmatch", "experiment.py"], capture_output=True, check=True, timeout=10
         )
-        head = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True, timeout=10)
-        dirty = subprocess.run([*git, "status", "--porcelain"], capture_output=True, text=True, check=True, timeout=10)
+        how: Any = {"capture_output": True, "text": True, "check": True, "timeout": 10}
+        head = subprocess.run([*git, "rev-parse", "HEAD"], **how)  # nosec B603
+        dirty = subprocess.run([*git, "status", "--porcelain"], **how)  # nosec B603
     except (OSError, subprocess.SubprocessError):
         return f"v{__version__}"
     return head.stdout.strip()[:12] + ("+changes" if dirty.stdout.strip() else "")

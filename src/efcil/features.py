@@ -8,6 +8,7 @@ from typing import Any, Literal, TypeVar
 
 from torch import Tensor
 
+from efcil.class_memory import GRAMS, Memory
 from efcil.data.augment import Transform
 from efcil.representations import Representation
 from efcil.stats import ClassStats
@@ -25,6 +26,7 @@ class TaskFeatures:
 
     frozen = False  # whether `new` means the backbone after the first task
     rests = False  # whether the backbone has not changed since the task before: nothing moves then
+    holders: tuple[int, ...] = ()  # identities of the statistics that methods hold, where all methods are known
 
     def __init__(
         self, index: int, representation: Representation, pixels: Pixels, labels: Tensor, transform: Transform | None
@@ -74,14 +76,22 @@ class TaskFeatures:
         crop = r.options.crop if view == "clean" else None  # augmentation has cropped already
         return self.once((when, view), lambda: extract(backbone, self.pixels(view), r.machine, crop))
 
-    def stats(self, view: View = "clean") -> ClassStats:
+    def stats(self, view: View = "clean", memory: Memory = GRAMS) -> ClassStats:
         """Statistics of the task's classes under the new backbone (Eq. 15)."""
-        return self.once(("stats", view), lambda: ClassStats.from_features(self.new(view), self.labels))
+        if memory.form == "gram":
+            group = self.representation.machine.group
+            return self.once(("stats", view), lambda: group.class_stats(self.new(view), self.labels))
+        # Factors do not sum; each of several processes has all features and makes the same ones.
+        return self.once(("stats", view, memory), lambda: ClassStats.from_features(self.new(view), self.labels, memory))
 
-    def joined(self, old: ClassStats | None, view: View = "clean") -> ClassStats:
+    def joined(self, old: ClassStats | None, view: View = "clean", memory: Memory = GRAMS) -> ClassStats:
         """Statistics of the old classes and of this task's."""
-        new = self.stats(view)
-        return new if old is None else self.once(("joined", old, view), lambda: old.joined(new))
+        new = self.stats(view, memory)
+        return new if old is None else self.once(("joined", old, view, memory), lambda: old.joined(new, memory))
+
+    def alone(self, stats: ClassStats) -> bool:
+        """Whether only one method holds these statistics, so that they may go when they have moved."""
+        return self.holders.count(id(stats)) == 1
 
     def once(self, key: Hashable, compute: Callable[[], R]) -> R:
         """Compute something about this task once, however many methods ask for it.

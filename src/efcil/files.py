@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import secrets
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 from efcil.errors import EfcilError
 
 StrPath = str | os.PathLike[str]
+_UNFINISHED = re.compile(r"\..*\.\d+-[0-9a-f]{12}\.tmp(\..*)?")  # the siblings that `replaced` makes
 
 
 @contextlib.contextmanager
@@ -34,6 +36,14 @@ def replaced(path: StrPath) -> Iterator[Path]:
             temporary.unlink()
         raise
     sync_directory(path.parent)
+
+
+def clear_unfinished(directory: StrPath) -> None:
+    """Remove what killed writers left at any depth of a directory; nobody else may be writing there."""
+    for path in Path(directory).rglob(".*.tmp*"):
+        if _UNFINISHED.fullmatch(path.name):
+            with contextlib.suppress(OSError):
+                path.unlink()
 
 
 def sync_directory(directory: StrPath) -> None:

@@ -8,7 +8,7 @@ equation               function                                       gives
 (3) to (5)             `task_shift`, `task_shift_from_gram`           P, with new = old @ P
 (6), (10)              `row_space`, `row_projector`, `row_rank`       U_r U_r' of a class, under a rank rule
 (7), (9)               `class_shift`                                  P U_r U_r'
-(16)                   `congruence`                                   P' G P
+(16)                   `congruence`, `packed_congruence`              P' G P
 (11) to (15), (18)-(21)  `ridge_weight`                               W from count, mean, gram
 (22)                   `normalise_columns`                            W with columns of length one
 =====================  =============================================  ======================================
@@ -20,10 +20,11 @@ by an inverse. Tolerances are the named constants below. A matrix that cannot be
 
 from __future__ import annotations
 
-import ctypes
+import functools
 import math
 import mmap
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, get_args
 
@@ -51,11 +52,15 @@ THIN_DIRECTIONS = 32
 INVERSE_ITERATIONS = 3
 """Steps of inverse iteration for them; what has not converged by then is decomposed."""
 
-ROWS_AT_ONCE = 1 << 16
-"""Rows of features turned into float64 at a time."""
+ROWS_AT_ONCE = 1 << 14
+"""Rows of features turned into float64 at a time: 67 MB of 512 dimensions."""
+
+OWN_PAGES_FROM = 1 << 22
+"""Bytes from which room for class memory has pages of its own, which go back when it goes: blocks that come and go
+would leave gaps in the allocator's memory, half as large again as all of them."""
 
 HUGE_FROM = 1 << 26
-"""Bytes from which room for Grams is taken in huge pages: 32 classes of 512 dimensions."""
+"""Bytes from which these pages are huge ones: 64 classes of 512 dimensions."""
 
 SYMMETRIC_STRIPS = 4
 """Strips in which only the upper part of a symmetric product is computed: s strips cost (s + 1) / 2s of the product."""
@@ -380,8 +385,7 @@ def row_space(gram: Tensor, rule: RankRule = "numerical", tolerance: float | Non
         return None
     dim = gram.shape[-1]
     if rule == "positive":
-        alive = check_finite(gram.diagonal(dim1=-2, dim2=-1), "the diagonal of gram") > 0
-        return None if bool(alive.all()) else RowSpace(keep=alive.to(DTYPE))
+        return positive_space(gram.diagonal(dim1=-2, dim2=-1))
     gram = check_finite(gram.to(DTYPE), "gram")
     if rule == "energy":
         which, most = torch.arange(len(gram), device=gram.device), 0
@@ -412,6 +416,37 @@ def row_space(gram: Tensor, rule: RankRule = "numerical", tolerance: float | Non
     if len(which):
         basis[which] = (vectors * (~kept)[:, None, :])[..., :most]
     return RowSpace(basis=basis, complement=True) if most else None
+
+
+def positive_space(diagonal: Tensor) -> RowSpace | None:
+    """The rule `positive` of `row_space`, which needs no more of the Grams than their diagonals (k, dim).
+
+    >>> positive_space(torch.ones(2, 3)) is None
+    True
+    """
+    alive = check_finite(diagonal, "the diagonal of gram") > 0
+    return None if bool(alive.all()) else RowSpace(keep=alive.to(DTYPE))
+
+
+def factor_space(factor: Tensor, rule: RankRule = "numerical", tolerance: float | None = None) -> RowSpace | None:
+    """`row_space` of the Grams F'F of factors (k, rank, dim), rank <= dim, without the Grams.
+
+    With F' = Q R, F'F = Q (R R') Q': a decomposition of rank x rank, whose vectors, turned by Q, are those of F'F. Its
+    other dim - rank eigenvalues are zero. Q is orthonormal whatever the rank of F, so rows of zeros do no harm.
+
+    >>> factor_space(torch.tensor([[[2.0, 0.0, 0.0]]]).double()).projector().diagonal(dim1=1, dim2=2).tolist()
+    [[1.0, 0.0, 0.0]]
+    """
+    _check_rule(rule, tolerance)
+    if rule == "none" or factor.numel() == 0:
+        return None if rule == "none" or len(factor) == 0 else RowSpace(keep=factor.new_zeros(*factor.shape[::2]))
+    if rule == "positive":
+        return positive_space(factor.square().sum(1))
+    turn, triangle = torch.linalg.qr(check_finite(factor, "factor").mT)
+    values, vectors = torch.linalg.eigh(symmetrised(triangle @ triangle.mT))
+    rank, dim = factor.shape[1:]
+    kept = _kept(torch.nn.functional.pad(values, (dim - rank, 0)), rule, tolerance)
+    return None if bool(kept.all()) else RowSpace(basis=(turn @ vectors) * kept[:, None, dim - rank :])
 
 
 def _batched(gram: Tensor) -> Tensor:
@@ -489,52 +524,116 @@ def symmetrised(matrix: Tensor) -> Tensor:
     return (matrix + matrix.mT).mul_(0.5)
 
 
-def empty_grams(like: Tensor, classes: int, width: int) -> Tensor:
-    """Room for (classes, width, width); on Linux in huge pages where it is large.
+def empty_rows(like: Tensor, rows: int, numbers: int) -> Tensor:
+    """Room for class memory, (rows, numbers); on the CPU in pages of its own where it is large, on Linux in huge ones.
 
-    A thousand Grams are 2 GB: half a million page faults, a fifth of the time it takes to fill them.
+    >>> empty_rows(torch.zeros(1), 2, 3).shape
+    torch.Size([2, 3])
+    """
+    size = rows * numbers * like.element_size()
+    if like.device.type != "cpu" or size < OWN_PAGES_FROM:
+        return like.new_empty(rows, numbers)
+    pages = mmap.mmap(-1, size)
+    if size >= HUGE_FROM and sys.platform == "linux":
+        pages.madvise(mmap.MADV_HUGEPAGE)  # only advice
+    return torch.frombuffer(pages, dtype=like.dtype).view(rows, numbers)
+
+
+def stacked(parts: Sequence[Tensor]) -> Tensor:
+    """Copies of (rows, numbers) below each other, in room of their own (`empty_rows`).
+
+    >>> stacked([torch.ones(1, 2), torch.zeros(1, 2)]).tolist()
+    [[1.0, 1.0], [0.0, 0.0]]
+    """
+    return torch.cat(list(parts), out=empty_rows(parts[0], sum(map(len, parts)), parts[0].shape[1]))
+
+
+def empty_grams(like: Tensor, classes: int, dim: int) -> Tensor:
+    """Room for the upper triangles of Grams, (classes, dim (dim + 1) / 2).
 
     >>> empty_grams(torch.zeros(1), 2, 3).shape
-    torch.Size([2, 3, 3])
+    torch.Size([2, 6])
     """
-    room = like.new_empty(classes, width, width)
-    size = room.numel() * room.element_size()
-    if room.device.type == "cpu" and size >= HUGE_FROM and sys.platform == "linux":
-        page = mmap.PAGESIZE
-        start = -(-room.data_ptr() // page) * page
-        # Only advice: where the kernel does not take it, the memory is as it was.
-        ctypes.CDLL(None).madvise(ctypes.c_void_p(start), ctypes.c_size_t(size - page), mmap.MADV_HUGEPAGE)
-    return room
+    return empty_rows(like, classes, dim * (dim + 1) // 2)
 
 
-def congruence(gram: Tensor, shift: Tensor, out: Tensor | None = None) -> Tensor:
+def congruence(gram: Tensor, shift: Tensor) -> Tensor:
     """P' G P of Eq. (16), exactly symmetric: `gram` (k, dim, dim), `shift` (dim, dim_new) or (k, dim, dim_new).
 
-    On the CPU class after class, so that the three matrices at work stay in the cache, and only the upper part of the
-    second product, in strips: 3.25 dim^3 operations a class rather than 4. On a GPU as two batched products.
+    On a GPU as two batched products, on the CPU by `packed_congruence`.
 
     >>> congruence(torch.eye(2)[None].double(), torch.tensor([[1.0, 1.0], [0.0, 1.0]]).double()).tolist()
     [[[1.0, 1.0], [1.0, 2.0]]]
     """
-    classes, dim, width = len(gram), gram.shape[-1], shift.shape[-1]
-    if out is None:
-        out = empty_grams(gram, classes, width)
-    if gram.is_cuda:
-        half = (gram.reshape(-1, dim) @ shift).view(-1, dim, width) if shift.ndim == 2 else gram @ shift
-        return out.copy_(symmetrised(shift.mT @ half))
-    half = gram.new_empty(dim, width)
+    if not gram.is_cuda:
+        return unpack_symmetric(packed_congruence(pack_symmetric(gram), shift))
+    dim, width = gram.shape[-1], shift.shape[-1]
+    half = (gram.reshape(-1, dim) @ shift).view(-1, dim, width) if shift.ndim == 2 else gram @ shift
+    return symmetrised(shift.mT @ half)
+
+
+def packed_congruence(packed: Tensor, shift: Tensor) -> Tensor:
+    """P' G P of Eq. (16) from and to upper triangles: (k, dim (dim + 1) / 2) -> (k, dim_new (dim_new + 1) / 2).
+
+    On the CPU class after class, so that the four matrices at work stay in the cache, and only the upper part of the
+    second product, in strips: 3.25 dim^3 operations a class rather than 4.
+
+    >>> packed_congruence(torch.tensor([[1.0, 0.0, 1.0]]), torch.tensor([[1.0, 1.0], [0.0, 1.0]])).tolist()
+    [[1.0, 1.0, 2.0]]
+    """
+    if packed.is_cuda:
+        return pack_symmetric(congruence(unpack_symmetric(packed), shift))
+    dim, width = shift.shape[-2:]
+    out = empty_grams(packed, len(packed), width)
+    gram, half, product = (packed.new_empty(*shape) for shape in ((dim, dim), (dim, width), (width, width)))
     step = max(1, -(-width // SYMMETRIC_STRIPS))
-    for index in range(classes):
+    for index in range(len(packed)):
         right = shift if shift.ndim == 2 else shift[index]
-        torch.mm(gram[index], right, out=half)
-        product = out[index]
+        torch.index_select(packed[index], 0, _spread(dim, packed.device), out=gram.view(-1))
+        torch.mm(gram, right, out=half)
         for start in range(0, width, step):
-            stop = start + step
-            strip = product[start:stop]
-            torch.mm(right[:, start:stop].T, half[:, start:], out=strip[:, start:])
-            strip[:, start:stop] = symmetrised(strip[:, start:stop])
-            product[stop:, start:stop] = strip[:, stop:].T
+            torch.mm(right[:, start : start + step].T, half[:, start:], out=product[start : start + step, start:])
+        torch.index_select(product.view(-1), 0, _upper(width, packed.device), out=out[index])
     return out
+
+
+@functools.lru_cache(maxsize=4)
+def _upper(dim: int, device: torch.device) -> Tensor:
+    """Where the upper triangle stands in a flat matrix (dim * dim), row by row."""
+    row, column = torch.triu_indices(dim, dim, device=device)
+    return row * dim + column
+
+
+@functools.lru_cache(maxsize=4)
+def _spread(dim: int, device: torch.device) -> Tensor:
+    """Where each entry of a flat symmetric matrix stands in its upper triangle."""
+    place = torch.empty(dim, dim, dtype=torch.int64, device=device)
+    row, column = torch.triu_indices(dim, dim, device=device)
+    place[row, column] = place[column, row] = torch.arange(len(row), device=device)
+    return place.view(-1)
+
+
+def packed_diagonal(packed: Tensor) -> Tensor:
+    """Diagonals of matrices of which the upper triangle is kept: (..., dim (dim + 1) / 2) -> (..., dim).
+
+    >>> packed_diagonal(torch.tensor([1.0, 2.0, 3.0])).tolist()
+    [1.0, 3.0]
+    """
+    dim = packed_dim(packed)
+    row = torch.arange(dim, device=packed.device)
+    return packed[..., row * dim - row * (row - 1) // 2]
+
+
+def packed_dim(packed: Tensor) -> int:
+    """dim of (..., dim (dim + 1) / 2).
+
+    >>> packed_dim(torch.zeros(5, 6))
+    3
+    """
+    dim = (math.isqrt(8 * packed.shape[-1] + 1) - 1) // 2
+    if dim * (dim + 1) // 2 != packed.shape[-1]:
+        raise OptionError(f"packed has {packed.shape[-1]} numbers per matrix; wanted dim (dim + 1) / 2 of them")
+    return dim
 
 
 def pack_symmetric(matrix: Tensor) -> Tensor:
@@ -544,8 +643,7 @@ def pack_symmetric(matrix: Tensor) -> Tensor:
     [1.0, 2.0, 3.0]
     """
     _check_square(matrix, "matrix")
-    row, column = torch.triu_indices(matrix.shape[-1], matrix.shape[-1], device=matrix.device)
-    return matrix[..., row, column]
+    return matrix.flatten(-2).index_select(-1, _upper(matrix.shape[-1], matrix.device))
 
 
 def unpack_symmetric(packed: Tensor) -> Tensor:
@@ -554,14 +652,8 @@ def unpack_symmetric(packed: Tensor) -> Tensor:
     >>> unpack_symmetric(torch.tensor([1.0, 2.0, 3.0])).tolist()
     [[1.0, 2.0], [2.0, 3.0]]
     """
-    dim = (math.isqrt(8 * packed.shape[-1] + 1) - 1) // 2
-    if dim * (dim + 1) // 2 != packed.shape[-1]:
-        raise OptionError(f"packed has {packed.shape[-1]} numbers per matrix; wanted dim (dim + 1) / 2 of them")
-    row, column = torch.triu_indices(dim, dim, device=packed.device)
-    matrix = packed.new_empty(*packed.shape[:-1], dim, dim)
-    matrix[..., row, column] = packed
-    matrix[..., column, row] = packed
-    return matrix
+    dim = packed_dim(packed)
+    return packed.index_select(-1, _spread(dim, packed.device)).unflatten(-1, (dim, dim))
 
 
 # --- ridge regression-based classifier reconstruction, Eq. (11) to (15), (18) to (22) ---------------------------------

@@ -41,6 +41,13 @@ class Quiet:
         """Leave the screen tidy."""
 
 
+class Silent(Quiet):
+    """Nothing at all: of several processes the first one tells how the run goes."""
+
+    def note(self, text: str) -> None:
+        """Leave it to the first process."""
+
+
 class Json(Quiet):
     """One JSON object a line on standard output."""
 
@@ -55,6 +62,10 @@ class Json(Quiet):
     def epoch(self, report: EpochReport) -> None:
         """Tell an epoch."""
         self._say(event="epoch", task=report.task + 1, epoch=report.epoch + 1, loss=report.loss, lr=report.lr)
+
+    def solving(self, task: int) -> None:
+        """Tell that training is over."""
+        self._say(event="solving", task=task + 1)
 
     def task(self, task: int, tasks: int, accuracies: Mapping[str, float]) -> None:
         """Tell a task."""
@@ -89,10 +100,7 @@ class Plain(Quiet):
         now = time.monotonic()
         if now - self._last >= self.EVERY:
             self._last = now
-            print(
-                f"task {report.task + 1}, epoch {report.epoch + 1} of {report.epochs}: loss {report.loss:.4f}",
-                flush=True,
-            )
+            self._print(f"task {report.task + 1}, epoch {report.epoch + 1} of {report.epochs}: loss {report.loss:.4f}")
 
     def task(self, task: int, tasks: int, accuracies: Mapping[str, float]) -> None:
         """Print the accuracies."""

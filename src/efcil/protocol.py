@@ -150,10 +150,12 @@ def learn_stream(
     middle: Middle | None = None,
     stop: Callable[[], bool] = lambda: False,
     on_stop: OnStop = lambda task, middle, optimiser: None,
+    learned: Callable[[TaskFeatures], None] = lambda task: None,
 ) -> None:
     """Learn the tasks from `first_task` on; with `first_epoch`, `momenta` and `middle` as `train_task`.
 
-    The readouts named in `frozen` learn and are measured with the backbone as it was after the first task.
+    `learned` sees every task once its readouts have learned it, while its images can still be read. The readouts named
+    in `frozen` learn and are measured with the backbone as it was after the first task.
     """
     machine = representation.machine
     transform = representation.transform(data.size)
@@ -178,12 +180,14 @@ def learn_stream(
             representation.keep_first()
         first_epoch, momenta, middle = 0, None, None
         observer.before_readouts(index)
-        learned = TaskFeatures(index, representation, pixels, labels, transform)
+        features = TaskFeatures(index, representation, pixels, labels, transform)
+        features.holders = tuple(id(getattr(readout, "stats", None)) for readout in readouts.values())
         with machine.exclusive():
-            representation.finish(learned)
-            at_first = learned.at_first()
+            representation.finish(features)
+            at_first = features.at_first()
             for name, readout in readouts.items():
-                readout.learn(at_first if name in frozen else learned)
+                readout.learn(at_first if name in frozen else features)
+            learned(features)
             hits = evaluator.measure(index, representation, readouts, frozen)
         for name, (correct, correct5) in hits.items():
             matrices[name].record(index, correct, correct5)

@@ -305,7 +305,7 @@ class Translation:
             if not isinstance(every, int) or every < 1:
                 self.problems.append(f"step_size={json.dumps(every)}: must be a number of epochs")
             else:
-                drops = list(range(every, epochs, every)) if isinstance(epochs, int) else []
+                drops = list(range(every, epochs, every)) if isinstance(epochs, int) and epochs < 10**6 else []
                 self._set("step_size", {f"{stage}.milestones": drops for stage in ("first", "later")})
         kind = own.get("scheduler.type")
         if kind == "CosineAnnealing":

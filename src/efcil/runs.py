@@ -14,19 +14,21 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import ExitStack, closing, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import yaml
 from torch import Tensor
 
 from efcil import data as sources
+from efcil.config import load_yaml
 from efcil.data.dataset import DataSet
-from efcil.errors import Interrupted, RunError
+from efcil.errors import CheckpointError, EfcilError, Interrupted, RunError
 from efcil.experiment import Plan, commit, versions
-from efcil.files import atomic_write_text, write_json
+from efcil.features import TaskFeatures
+from efcil.files import atomic_write_text, clear_unfinished, read_json, write_json
 from efcil.methods.base import Readout
 from efcil.metrics import AccuracyMatrix
 from efcil.progress import Quiet
@@ -36,12 +38,13 @@ from efcil.representations import REPRESENTATIONS
 from efcil.stats import ClassStats
 from efcil.tasks import TaskStream, class_order
 from efcil.tracking import Tracker
-from efcil.training.checkpoint import CheckpointStore, save_tensors
+from efcil.training.checkpoint import Checkpoint, CheckpointStore, save_tensors
 from efcil.training.extraction import extract
 from efcil.training.loop import EpochReport, Middle, Optimiser, Stopped
 from efcil.training.machine import Machine, own_stream
 
 Summary = dict[str, Any]
+FEATURES = "features"  # directory of kept features, beside config.yaml
 
 
 @contextmanager
@@ -63,6 +66,28 @@ def locked(directory: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
+@contextmanager
+def _fitting(checkpoints: Path) -> Iterator[None]:
+    """Tell in one line that sound checkpoints are of something else than this run."""
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except (KeyError, TypeError, ValueError, AttributeError, RuntimeError, EfcilError) as error:
+        why = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        raise CheckpointError(f"{checkpoints} do not fit this run ({why}): start again in another --out") from error
+
+
+@contextmanager
+def _written_to(directory: Path) -> Iterator[None]:
+    """Tell what the disk did in one line."""
+    try:
+        yield
+    except OSError as error:
+        what = f"{error.filename or directory} cannot be written: {error.strerror or error}"
+        raise RunError(f"{what}; make room or make it writable, then --resume") from error
+
+
 class Log:
     """metrics.jsonl: a line an epoch and a line a task; after a kill cut back to where the run goes on.
 
@@ -75,13 +100,14 @@ class Log:
     def cut(self, task: int, epoch: int) -> None:
         """Keep `task` whole tasks and `epoch` epochs of the next."""
         kept = []
-        lines = self.path.read_text(encoding="utf-8").splitlines() if self.path.exists() else []
+        there = self.path.exists()
+        lines = self.path.read_text(encoding="ascii", errors="replace").split("\n") if there else []
         for line in lines:
             try:
-                event = json.loads(line)
-            except ValueError:
-                break  # a line that was being written when the process died
-            where = (event["task"], event.get("epoch", 0))
+                event = json.loads(line.encode("ascii"))
+                where = (int(event["task"]), int(event.get("epoch", 0)))
+            except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
+                continue  # damaged, or being written when the process died
             if where[0] <= task or (where[0] == task + 1 and 0 < where[1] <= epoch):
                 kept.append(line + "\n")
         atomic_write_text(self.path, "".join(kept))
@@ -116,12 +142,16 @@ class Run:
         checkpoint_seconds: float = 60.0,
         compare: bool = False,
         snapshots: Collection[str] = (),
+        keep_features: bool = False,
         trackers: Sequence[Tracker] = (),
     ):
-        """`snapshots` names methods whose statistics figures need, after the second task and the last one."""
+        """`snapshots` names methods whose statistics figures need, after the second task and the last one; with
+        `keep_features` other methods can be read from the run when its backbones are gone (`efcil.replay`).
+        """
         self.plan, self.data_directory, self.out, self.machine, self.reporter = plan, directory, out, machine, reporter
+        self.group = machine.group  # of several processes the first one reads and writes the directory
         self.command, self.checkpoint_seconds, self.compare = command, checkpoint_seconds, compare
-        self.snapshots = snapshots
+        self.snapshots, self.keep_features = snapshots, keep_features
         self.home = out / "trajectory" if compare else out
         self.store = CheckpointStore(self.home / "checkpoints", reporter.note)
         self.log = Log(self.home / "metrics.jsonl", trackers)
@@ -135,23 +165,40 @@ class Run:
     def execute(self, resume: bool) -> list[Summary]:
         """Run to the end, from the start or from where it stood; return the summaries."""
         config = self.home / "config.yaml"
+        with ExitStack() as held:
+            with self.group.agreeing():
+                if self.group.is_first:
+                    self._check_free(config, resume)
+                    held.enter_context(locked(self.out))
+                    clear_unfinished(self.out)
+            with self.group.agreeing():
+                with self.group.first_of_node():  # it fills the cache that the others read
+                    data = self._load()
+                self._prepare(data)
+            if self.group.size > 1:
+                self.group.same("the data set's fingerprint", data.fingerprint())
+            with self.group.agreeing(), _written_to(self.out):
+                if self.group.is_first:
+                    self._claim(config, data)
+            with _written_to(self.out), closing(self.log):
+                return self._learn(data)
+
+    def _check_free(self, config: Path, resume: bool) -> None:
         if config.exists() and not resume:
             raise RunError(
                 f"{self.out} already holds {self._what_is_there()}: pass --resume to go on, or choose another --out"
             )
-        with locked(self.out):
-            data = sources.load(
-                self.plan.dataset,
-                self.data_directory,
-                self.plan.data,
-                lambda done, total: self.reporter.counting("decoding images", done, total),
-            )
-            for text in data.notes:
-                self.reporter.note(text)
-            self._prepare(data)
-            self._claim(config, data)
-            with closing(self.log):
-                return self._learn(data)
+
+    def _load(self) -> DataSet:
+        data = sources.load(
+            self.plan.dataset,
+            self.data_directory,
+            self.plan.data,
+            lambda done, total: self.reporter.counting("decoding images", done, total),
+        )
+        for text in data.notes:
+            self.reporter.note(text)
+        return data.held_out(self.plan.held_out, self.plan.seed) if self.plan.held_out else data
 
     def _what_is_there(self) -> str:
         found = sorted(self.out.glob("summary.json")) or sorted(self.out.glob("*/summary.json"))
@@ -159,7 +206,7 @@ class Run:
             names = [json.loads(path.read_text(encoding="utf-8")) for path in found]
             parts = [f"{s['method']} on {s['dataset']} ({s['tasks_done']} of {s['tasks']} tasks)" for s in names]
             return "a run of " + ", ".join(parts) if parts else "a run"
-        except (OSError, ValueError, KeyError):
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
             return "a run"
 
     def _claim(self, config: Path, data: DataSet) -> None:
@@ -169,10 +216,13 @@ class Run:
         identity = json.loads(json.dumps(here))
         if config.exists():
             try:
-                tree = yaml.safe_load(config.read_text(encoding="utf-8"))
+                tree = load_yaml(config.read_text(encoding="utf-8"))
                 there, began_on = tree["run"], tree["machine"]
-            except (OSError, yaml.YAMLError, KeyError, TypeError):
-                raise RunError(f"{config} cannot be read; choose another --out") from None
+            except (OSError, yaml.YAMLError, ValueError, KeyError, TypeError, RecursionError):
+                raise RunError(
+                    f"{config} cannot be read; choose another --out, or, if the run was begun with these very options, "
+                    "delete that file and --resume"
+                ) from None
             differing = _differences(there, identity)
             if differing:
                 words = "; ".join(differing[:4])
@@ -224,23 +274,29 @@ class Run:
         machine, stream, representation, readouts = self.machine, self.stream, self.representation, self.readouts
         self.evaluator = evaluator = Evaluator(data, stream, machine)
         self.matrices = {label: AccuracyMatrix(evaluator.totals()) for label in readouts}
-        point = self.store.newest()
-        finished = self._finished() if point is not None and point.task == len(stream) else None
+        point = self._newest()
+        finished = None
+        with self.group.agreeing():
+            if self.group.is_first and point is not None and point.task == len(stream):
+                finished = self._finished(point.meta)
+        finished = self.group.from_first(finished)
         if finished is not None:  # nothing to do, and nothing to claim anew
             self.reporter.note("this run is finished")
             self.reporter.finished(finished, str(self.out))
             return finished
         task, epoch, momenta, middle, earlier = 0, 0, None, None, 0.0
         if point is not None:
-            task, epoch, earlier = point.task, point.epoch or 0, point.meta["seconds"]
-            self._restore(point.tensors, point.meta)
-            if point.epoch is not None:
-                representation.load_state(_on(machine, point.partial))
-                momenta = _below(point.partial, "optimiser.")
-                if steps := point.meta.get("steps", 0):
-                    loop = _below(point.partial, "loop.")
-                    middle = Middle(epoch, steps, loop["total"], loop.get("noise"))
-        self.log.cut(task, epoch)
+            with _fitting(self.store.directory):
+                task, epoch, earlier = point.task, point.epoch or 0, float(point.meta["seconds"])
+                self._restore(point.tensors, point.meta)
+                if point.epoch is not None:
+                    representation.load_state(_on(machine, point.partial))
+                    momenta = _below(point.partial, "optimiser.")
+                    if steps := int(point.meta.get("steps", 0)):
+                        loop = _below(point.partial, "loop.")
+                        middle = Middle(epoch, steps, loop["total"], loop.get("noise"))
+        if self.group.is_first:
+            self.log.cut(task, epoch)
         self._clock = lambda: earlier + time.perf_counter() - self._began
         self._saved = time.monotonic()
         epochs = [sum(stage.epochs for stage in representation.stages(t)) for t in range(len(stream))]
@@ -249,6 +305,7 @@ class Run:
         if point is not None:
             where = f", epoch {epoch} of task {task + 1}" if epoch else f", in task {task + 1}" if middle else ""
             self.reporter.note(f"going on after task {task}{where}")
+            point = None  # what it held is the readouts' now, and goes when they move it
         self.reporter.started(title, epochs, sum(epochs[:task]) + epoch)
         self.training = True
         learn_stream(
@@ -266,7 +323,10 @@ class Run:
             middle=middle,
             stop=self.stop.is_set,
             on_stop=self.on_stop,
+            learned=self._keep_features if self.keep_features else lambda task: None,
         )
+        if not self.group.is_first:
+            return []
         self.store.wait()
         self.seconds = self._clock()
         summaries = self._write_summaries()
@@ -274,13 +334,36 @@ class Run:
         self.reporter.finished(summaries, str(self.out))
         return summaries
 
-    def _finished(self) -> list[Summary] | None:
-        """Return the summaries of a finished run, if all of them are there."""
-        try:
-            found = [json.loads(self._summary_file(label).read_text(encoding="utf-8")) for label in self.plan.methods]
-        except (OSError, ValueError):
+    def _newest(self) -> Checkpoint | None:
+        """Return where the run stands: the first process reads it and gives it to the others."""
+        group = self.group
+        with group.agreeing():
+            point = self.store.newest() if group.is_first else None
+        if group.size == 1:
+            return point
+        head = group.from_first(None if point is None else {"at": [point.task, point.epoch], "meta": point.meta})
+        if head is None:
             return None
-        return found if all(s.get("status") == "complete" for s in found) else None
+        tensors, partial = (group.tensors_from_first(getattr(point, name, {})) for name in ("tensors", "partial"))
+        task, epoch = head["at"]
+        return Checkpoint(task, epoch, tensors, head["meta"], partial)
+
+    def _finished(self, meta: Mapping[str, Any]) -> list[Summary] | None:
+        """Return the summaries of a finished run, if all are there and say what the last checkpoint says."""
+        with _fitting(self.store.directory):
+            self.matrices = {label: AccuracyMatrix.from_json(meta["matrices"][label]) for label in self.readouts}
+        found = []
+        for label in self.plan.methods:
+            try:
+                summary = read_json(self._summary_file(label))
+            except EfcilError:
+                return None
+            known = json.loads(json.dumps(self._summary(label)))
+            aside = dict.fromkeys(("seconds", "device", "commit", "command"))  # of when it was run
+            if not isinstance(summary, dict) or {**summary, **aside} != {**known, **aside}:
+                return None
+            found.append(summary)
+        return found
 
     def _restore(self, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
         if not tensors:
@@ -297,6 +380,8 @@ class Run:
 
     def after_epoch(self, report: EpochReport, optimiser: Optimiser) -> None:
         """Log the epoch; keep it when the last checkpoint is old enough."""
+        if not self.group.is_first:
+            return
         self.log.add(task=report.task + 1, epoch=report.epoch + 1, loss=report.loss, lr=report.lr)
         self.reporter.epoch(report)
         now = time.monotonic()
@@ -311,6 +396,8 @@ class Run:
 
     def on_stop(self, task: int, middle: Middle, optimiser: Optimiser) -> None:
         """Keep the middle of an epoch, and wait until it is on disk."""
+        if not self.group.is_first:
+            return
         tensors = self._in_task(optimiser) | {"loop.total": middle.total}
         if middle.noise is not None:
             tensors["loop.noise"] = middle.noise
@@ -322,7 +409,17 @@ class Run:
         self.reporter.solving(task)
 
     def after_task(self, task: int) -> None:
-        """Log and keep everything."""
+        """Log and keep everything; end here where a signal says so, in whichever process it was."""
+        if self.snapshots and task in (1, len(self.stream) - 1):
+            self._write_snapshot(task)
+        if self.group.is_first:
+            self._keep(task)
+        if self.group.any(self.stop.is_set()) and task + 1 < len(self.stream):
+            self.store.wait()
+            self.group.barrier()
+            raise Stopped
+
+    def _keep(self, task: int) -> None:
         accuracies = {label: matrix.A_t[-1] for label, matrix in self.matrices.items()}
         self.log.add(task=task + 1, A_t=accuracies)
         tensors = {f"representation.{k}": v for k, v in self.representation.state(teacher=False).items()}
@@ -339,15 +436,28 @@ class Run:
                 stats[label][key] = names[id(value)]
         matrices = {label: matrix.to_json() for label, matrix in self.matrices.items()}
         self.seconds = self._clock()
-        if self.snapshots and task in (1, len(self.stream) - 1):
-            self._write_snapshot(task)
         self.store.save_task(task + 1, tensors, {"seconds": self.seconds, "matrices": matrices, "stats": stats})
         self._saved = time.monotonic()
         self._write_summaries()
         self.reporter.task(task, len(self.stream), accuracies)
-        if self.stop.is_set() and task + 1 < len(self.stream):
-            self.store.wait()
-            raise Stopped
+
+    def _keep_features(self, task: TaskFeatures) -> None:
+        """Write a task's features and those of the test images seen so far, as methods see them."""
+        seen, labels = self.evaluator.seen(task.index)
+        r = self.representation
+        kept = {"labels": task.labels, "test_labels": labels, "new": task.new()}
+        kept["test"] = extract(r.backbone, seen, self.machine, r.options.crop)
+        if not task.first:
+            kept["old"] = task.old()
+        if r.anchor is not None:
+            kept["first"] = task.at_first().new()
+            kept["test_first"] = extract(r.first_backbone, seen, self.machine, r.options.crop)
+        if not self.group.is_first:
+            return
+        path = self.home / FEATURES / f"task-{task.index + 1:02d}.safetensors"
+        path.parent.mkdir(exist_ok=True)
+        meta = {"task": task.index + 1, "sizes": list(self.stream.sizes), "totals": self.evaluator.totals()}
+        save_tensors(path, kept, meta)
 
     def _write_snapshot(self, task: int) -> None:
         """Write test features under both backbones and statistics: before the checkpoint, so that none is missing."""
@@ -356,6 +466,8 @@ class Run:
         with self.machine.exclusive():
             for name, backbone in (("before", r.old_backbone), ("after", r.backbone)):
                 kept[name] = extract(backbone, seen, self.machine, r.options.crop)
+        if not self.group.is_first:
+            return
         for label in self.snapshots:
             for value in self.readouts[label].state().values():
                 if isinstance(value, ClassStats):
@@ -367,39 +479,62 @@ class Run:
     def _summary_file(self, label: str) -> Path:
         return (self.out / label.replace("/", "_") if self.compare else self.out) / "summary.json"
 
-    def _write_summaries(self) -> list[Summary]:
-        common = {
+    def _summary(self, label: str, commit: str = "") -> Summary:
+        """Return what is known of a method; with several classifiers of each, the main one's numbers in front."""
+        method, options = self.plan.methods[label]
+        own = {
+            "method": label,
+            "title": method.title,
             "preset": self.plan.preset,
-            "dataset": self.plan.dataset,
+            "dataset": self.plan.measured_on,
             "tasks": len(self.stream),
             "task_sizes": list(self.stream.sizes),
             "order": self.plan.order,
             "seed": self.plan.seed,
             "seconds": round(self.seconds, 3),
             "device": self.machine.name,
-            "commit": commit(),
+            "commit": commit,
             "command": self.command,
+            "options": options.model_dump(mode="json"),
+            "training": self.plan.training.model_dump(mode="json"),
         }
-        summaries = []
-        for label, (method, options) in self.plan.methods.items():
-            own = {"method": label, "title": method.title, **common, "options": options.model_dump(mode="json")}
-            own["training"] = self.plan.training.model_dump(mode="json")
-            heads = {head: self.matrices[f"{label}/{head}"].summary() for head in method.heads}
-            if heads:
-                summary = own | heads[method.main(options)] | {"head": method.main(options), "heads": heads}
-            else:
-                summary = own | self.matrices[label].summary()
-            summaries.append(summary)
+        heads = {head: self.matrices[f"{label}/{head}"].summary() for head in method.heads}
+        if not heads:
+            return own | self.matrices[label].summary()
+        return own | heads[method.main(options)] | {"head": method.main(options), "heads": heads}
+
+    def _write_summaries(self) -> list[Summary]:
+        summaries, of = [], commit()
+        for label in self.plan.methods:
+            summaries.append(summary := self._summary(label, of))
             self._summary_file(label).parent.mkdir(exist_ok=True)
             write_json(self._summary_file(label), summary)
         return summaries
 
 
+class Stoppable(Protocol):
+    """Something that a signal stops: a run here, or a grid of runs in other processes."""
+
+    @property
+    def stop(self) -> threading.Event:
+        """Set: end after this step, and save it."""
+
+    @property
+    def training(self) -> bool:
+        """Whether there is a step to finish."""
+
+    @property
+    def reporter(self) -> Quiet:
+        """Who tells the user."""
+
+
 @contextmanager
-def stoppable(runs: Sequence[Run], remedy: str) -> Iterator[None]:
+def stoppable(runs: Sequence[Stoppable], remedy: str, insisting: bool = True) -> Iterator[None]:
     """While runs go on, the first Ctrl-C or SIGTERM lets them finish their step and save; the second ends them at once.
 
     Either ends as `Interrupted`, with the remedy. Inside it is a KeyboardInterrupt, which nothing on its way swallows.
+    Under torchrun a signal may come twice, from the cluster and from torchrun itself: without `insisting` a second one
+    says nothing new.
     """
     if threading.current_thread() is not threading.main_thread():
         yield  # only the main thread may have handlers
@@ -410,15 +545,18 @@ def stoppable(runs: Sequence[Run], remedy: str) -> Iterator[None]:
         told.append(number)
         for run in runs:
             run.stop.set()
-        if len(told) > 1 or not any(run.training for run in runs):
+        if (len(told) > 1 and insisting) or not any(run.training for run in runs):
             raise KeyboardInterrupt
-        runs[0].reporter.note("finishing the step and saving; once more to stop at once")
+        if len(told) == 1:
+            more = "; once more to stop at once" if insisting else ""
+            runs[0].reporter.note(f"finishing the step and saving{more}")
 
     before = {number: signal.signal(number, tell) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     except KeyboardInterrupt:
-        raise Interrupted(told[0] if told else signal.SIGINT, remedy) from None
+        unknown = signal.SIGINT if insisting else signal.SIGTERM  # it was another process that was told
+        raise Interrupted(told[0] if told else unknown, remedy) from None
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -435,7 +573,7 @@ def execute_all(
         with stream:
             return run.execute(resume)
 
-    with stoppable(runs, remedy):
+    with stoppable(runs, remedy, insisting=all(run.group.size == 1 for run in runs)):
         if at_once <= 1:
             return [run.execute(resume) for run in runs]
         return _together(one, runs, at_once)

@@ -32,19 +32,25 @@ def class_order(order: str | int, class_names: Sequence[str]) -> Order:
     text = str(order)
     if text == "identity":
         return np.arange(classes)
-    if text.isdigit():
-        if int(text) >= 2**32:
-            raise OptionError(f"class order {text}: a seed must be below {2**32}")
+    if text.isascii() and text.isdigit():
+        if len(text) > 10 or int(text) >= 2**32:
+            raise OptionError(f"class order {text[:20]}: a seed must be below {2**32}")
         return np.random.RandomState(int(text)).permutation(classes).astype(np.int64)
     path = Path(text)
     if not path.is_file():
         raise OptionError(f"class order '{text}' is neither 'identity', a seed, nor a file that exists")
     position = {name: index for index, name in enumerate(class_names)}
     labels: list[int] = []
-    for line in filter(None, (line.strip() for line in path.read_text(encoding="utf-8").splitlines())):
-        label = position.get(line, int(line) if line.isdigit() else -1)
+    try:
+        lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise OptionError(f"class order {path} cannot be read: {why}") from None
+    for line in filter(None, lines):
+        number = line.isascii() and line.isdigit() and len(line) < 10
+        label = position.get(line, int(line) if number else -1)
         if not 0 <= label < classes:
-            raise OptionError(f"class order {path}: '{line}' is not one of the {classes} classes")
+            raise OptionError(f"class order {path}: '{line[:60]}' is not one of the {classes} classes")
         labels.append(label)
     if sorted(labels) != list(range(classes)):
         found = f"{len(set(labels))} different classes in {len(labels)} lines"

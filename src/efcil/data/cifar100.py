@@ -1,17 +1,20 @@
 """CIFAR-100 from its official files, the python edition or the binary one.
 
 The python edition is three pickles, and a pickle can name any function to be called on reading. Here the few names that
-arrays need lead to stand-ins, which only note shape, type and bytes; any other name is refused before it is called.
+arrays need lead to stand-ins, which only note shape, type and bytes; any other name is refused before it is called. It
+can also make a few bytes stand for billions of values, or ask for a place far out in a table; what would walk through
+those, or make that table, is not used.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-import pickle
+import pickle  # nosec B403 # only as _ArraysOnly, which admits the names of arrays and nothing else
 import shlex
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -135,7 +138,10 @@ def _bytes(path: Path) -> npt.NDArray[np.uint8]:
 
 def _read_python(folder: Path) -> tuple[ImageSet, ImageSet, tuple[str, ...], list[str]]:
     meta = _unpickle(folder / "meta")
-    class_names = tuple(_text(name) for name in _entry(folder / "meta", meta, "fine_label_names", list))
+    class_names = tuple(_entry(folder / "meta", meta, "fine_label_names", list))
+    if not all(isinstance(name, str | bytes) for name in class_names):
+        _damaged(folder, f"{folder / 'meta'}: the names of the classes are not all text")
+    class_names = tuple(map(_text, class_names))
     parts = []
     for name in ("train", "test"):
         path = folder / name
@@ -183,16 +189,18 @@ def _entry(path: Path, content: dict[str, Any], key: str, kind: Any) -> Any:
 
 def _labels(path: Path, labels: Any) -> npt.NDArray[np.int64]:
     values = labels.value if isinstance(labels, _Array) else labels
-    values = (
-        [item.value if isinstance(item, _Array) else item for item in values] if isinstance(values, list) else values
-    )
-    try:
-        array = np.array(values)
-    except ValueError:
-        array = np.array(None)
+    if isinstance(values, list):
+        values = [item.value.item() if _is_scalar(item) else item for item in values]
+        if not all(type(value) is int and abs(value) < 2**31 for value in values):
+            values = None  # nor is it looked into: lists of lists of lists may be endless
+    array = np.array(values)
     if array.ndim != 1 or array.dtype.kind not in "iu":
         _damaged(path.parent, f"{path}: the fine labels are not whole numbers")
     return array.astype(np.int64)
+
+
+def _is_scalar(item: Any) -> bool:
+    return isinstance(item, _Array) and item.value is not None and item.value.ndim == 0
 
 
 def _check_labels(path: Path, labels: npt.NDArray[np.int64], class_names: tuple[str, ...]) -> None:
@@ -202,7 +210,9 @@ def _check_labels(path: Path, labels: npt.NDArray[np.int64], class_names: tuple[
 
 
 def _text(name: Any) -> str:
-    return name.decode("utf-8", "replace") if isinstance(name, bytes) else str(name)
+    if not isinstance(name, str | bytes):
+        raise ValueError(f"text was expected, not {type(name).__name__}")
+    return name.decode("utf-8", "replace") if isinstance(name, bytes) else name
 
 
 class _ForbiddenError(Exception):
@@ -248,8 +258,12 @@ class _Array:
         self.value = np.frombuffer(raw, dtype.resolve()).reshape(shape, order="F" if order == "F" else "C")
 
 
-class _ArraysOnly(pickle.Unpickler):
+# The one that is written in Python: the other's table of what was read before is as long as a file says, up to 32 GiB.
+class _ArraysOnly(pickle._Unpickler):
     """Reads plain values and numpy arrays. Whatever else a pickle names is refused, and nothing real is ever called."""
+
+    dispatch: ClassVar[dict[int, Any]] = dict(pickle._Unpickler.dispatch)
+    stack: list[Any]  # what was read since the last mark
 
     def find_class(self, module: str, name: str, /) -> Any:
         """Give the stand-in for a name."""
@@ -288,3 +302,25 @@ class _ArraysOnly(pickle.Unpickler):
         if _text(encoding) not in ("latin1", "latin-1"):
             raise ValueError(f"unexpected encoding {encoding}")
         return text.encode("latin1")
+
+
+def _with_text_keys(code: bytes, keys: slice) -> Callable[[_ArraysOnly], None]:
+    """Do what the library does at a code, if the keys among what was read are text.
+
+    To hash a tuple is to walk through it, and a pair of the same pair, forty times over, has no end.
+    """
+    load: Any = pickle._Unpickler.dispatch[code[0]]
+
+    def checked(self: _ArraysOnly) -> None:
+        for key in self.stack[keys]:
+            _text(key)
+        load(self)
+
+    return checked
+
+
+_ArraysOnly.dispatch |= {
+    pickle.SETITEM[0]: _with_text_keys(pickle.SETITEM, slice(-2, -1)),
+    **{code[0]: _with_text_keys(code, slice(None, None, 2)) for code in (pickle.SETITEMS, pickle.DICT)},
+    **{code[0]: _with_text_keys(code, slice(None)) for code in (pickle.ADDITEMS, pickle.FROZENSET)},
+}

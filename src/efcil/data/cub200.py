@@ -66,6 +66,8 @@ def _scan_official(root: Path) -> Tree:
                 f"{NAME}: image {number} has class '{labels[number]}' and side '{sides[number]}', "
                 f"not one of the {len(known)} classes of classes.txt and 0 or 1; {_AGAIN}"
             )
+        if "\0" in name or name.startswith("/") or ".." in name.split("/"):
+            raise DataError(f"{NAME}: image {number} is {name[:60]!r}, not a file below images/; {_AGAIN}")
         try:
             status = os.stat(root / "images" / name)
         except FileNotFoundError:
@@ -90,7 +92,7 @@ def _table(path: Path) -> dict[str, str]:
     table = {}
     for count, line in enumerate(lines(path), 1):
         number, _, value = line.partition(" ")
-        if not number.isdigit() or not value:
+        if not (number.isascii() and number.isdigit() and len(number) < 10) or not value:
             raise DataError(f"{NAME}: {path}, line {count}: '{line[:60]}' is not a number and a value; {_AGAIN}")
         table[number] = value.strip()
     return table

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -107,6 +107,24 @@ class DataSet:
     def size(self) -> int:
         """Height and width of the stored images."""
         return self.train.images.shape[2]
+
+    def held_out(self, share: float, seed: int) -> DataSet:
+        """Return the same problem without its test images: a share of each class's training images is in their place.
+
+        At least one image of a class is held out and at least one is left, drawn by the seed; the same ones each time.
+        """
+        draw = np.random.default_rng(seed)
+        held = []
+        for label, name in enumerate(self.class_names):
+            rows = np.flatnonzero(self.train.labels == label)
+            if len(rows) < 2:
+                raise DataError(f"{self.name}: class {name} has one training image, so none can be held out")
+            count = min(max(1, round(share * len(rows))), len(rows) - 1)
+            held.append(draw.choice(rows, count, replace=False))
+        chosen = np.zeros(len(self.train), dtype=bool)
+        chosen[np.concatenate(held)] = True
+        left, out = (ImageSet(self.train.images[rows], self.train.labels[rows]) for rows in (~chosen, chosen))
+        return replace(self, train=left, test=out)
 
     def fingerprint(self) -> str:
         """A short hash of names, labels and a sample of pixels: tells a resumed run that its data are the same."""

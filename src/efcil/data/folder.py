@@ -22,6 +22,7 @@ from efcil.errors import DataError, OptionError
 from efcil.files import StrPath, read_json, write_json
 
 _TEST_NAMES = ("test", "val")
+_LONGEST = 4096  # characters of a path
 
 
 def load(
@@ -139,9 +140,14 @@ def _listing(folder: Path) -> tuple[list[str], list[str]]:
     files: list[str] = []
     with os.scandir(folder) as entries:
         for entry in entries:
-            if not entry.name.startswith(".") and entry.name.casefold() not in IGNORED:
+            if not hidden(entry.name):
                 (folders if entry.is_dir() else files).append(entry.name)
     return sorted(folders, key=natural_key), sorted(files, key=natural_key)
+
+
+def hidden(name: str) -> bool:
+    """Whether a file or folder is none of the user's: hidden, or left behind by a system."""
+    return name.startswith(".") or name.casefold() in IGNORED
 
 
 def _joined(folder: str, name: str) -> str:
@@ -197,6 +203,10 @@ def _rank(name: str, seed: int) -> bytes:
     return hashlib.sha256(f"{seed}:".encode() + os.fsencode(name)).digest()
 
 
+def _is_path(name: object) -> bool:
+    return isinstance(name, str) and len(name) <= _LONGEST
+
+
 @dataclass(frozen=True)
 class _Recorded:
     """A split by rule, written down in the cache."""
@@ -242,10 +252,10 @@ class _Recorded:
         if not path.exists():
             return {}
         record = read_json(path, error=DataError)
-        try:
-            return {name: side for side in ("train", "test") for name in record[side]}
-        except (KeyError, TypeError):
-            raise DataError(f"{path}: not a record of a split; delete it to have a new split made") from None
+        parts = [record.get(side) if isinstance(record, dict) else None for side in ("train", "test")]
+        if not all(isinstance(part, list) and all(_is_path(name) for name in part) for part in parts):
+            raise DataError(f"{path}: not a record of a split; delete it to have a new split made")
+        return {name: side for side in ("train", "test") for name in record[side]}
 
     def record(self, sides: dict[str, str], home: Path) -> None:
         """Write the split down; images that are gone stay in it, since they may come back."""

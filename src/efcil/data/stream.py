@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from efcil.data.workers import CHANNELS, cores, decode_chunk, pool_of, starting
+from efcil.data.workers import CHANNELS, decode_chunk, own_cores, pool_of, starting
 from efcil.errors import DataError
 
 Images = npt.NDArray[np.uint8]
@@ -32,7 +32,7 @@ class Decoder:
     def __init__(self, root: Path, names: Sequence[str], size: int, workers: int | None = None):
         self.root, self.names, self.size = os.fspath(root), list(names), size
         self.shape = (CHANNELS, size, size)
-        self.workers = workers or cores()
+        self.workers = workers or own_cores()
         self._pool: ProcessPoolExecutor | None = None
         self._home: tempfile.TemporaryDirectory[str] | None = None
         self._free: list[tuple[int, Path]] = []  # slots: images that fit, file
@@ -40,7 +40,8 @@ class Decoder:
 
     def _started(self) -> ProcessPoolExecutor:
         if self._pool is None:
-            shared = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+            memory = "/dev/shm"  # nosec B108 # inside it a directory of a random name that only its owner can enter
+            shared = memory if os.access(memory, os.W_OK) else None
             self._home = tempfile.TemporaryDirectory(prefix="efcil-", dir=shared)
             self._pool = pool_of(self.workers)
             weakref.finalize(self, _end, self._pool, self._home)
@@ -65,7 +66,7 @@ class Decoder:
                 ) from error
         else:
             self._free.remove(slot)
-        with starting():
+        with starting(), _told_of_death():
             jobs = [
                 pool.submit(
                     decode_chunk,
@@ -99,16 +100,23 @@ class Request:
     @contextlib.contextmanager
     def ready(self) -> Iterator[Images]:
         """Wait, and lend the images; they are gone when the block ends. A file that is no image is a DataError."""
-        try:
+        with _told_of_death():
             bad = [problem for job in self.jobs for problem in job.result()[1].values()]
-        except BrokenProcessPool as error:
-            raise DataError(
-                "a decoding process died, perhaps for want of memory; free some and go on with --resume"
-            ) from error
         if bad:
             raise DataError(f"{bad[0]}; `efcil data verify` finds all such files")
         yield np.memmap(self.slot[1], np.uint8, "r+", shape=self.shape)
         self.decoder.give_back(self.slot)
+
+
+@contextlib.contextmanager
+def _told_of_death() -> Iterator[None]:
+    """Say in one line that a worker has died; the pool tells it of every job after that, new ones too."""
+    try:
+        yield
+    except BrokenProcessPool as error:
+        raise DataError(
+            "a decoding process died, perhaps for want of memory; free some and go on with --resume"
+        ) from error
 
 
 def _end(pool: ProcessPoolExecutor, home: tempfile.TemporaryDirectory[str]) -> None:

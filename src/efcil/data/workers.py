@@ -26,6 +26,11 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def own_cores() -> int:
+    """Return this process's part of the cores, where torchrun started several on this machine."""
+    return max(1, cores() // int(os.environ.get("LOCAL_WORLD_SIZE") or 1))
+
+
 def pool_of(processes: int) -> ProcessPoolExecutor:
     """Return a pool of decoding processes; they start at the first `submit`, which `starting` must surround."""
     context = multiprocessing.get_context("spawn")  # fork is unsafe beside CUDA and threads

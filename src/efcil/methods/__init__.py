@@ -32,7 +32,7 @@ _LWF = "Li and Hoiem, TPAMI 2018"
 _DPCR = "He et al., ICML 2025"
 
 
-_GRAM = "d(d+1)/2 + d"  # Gram and mean; the count and the classifier's column come on top
+_GRAM = "d(d+1)/2 + d"  # Gram and mean, as factors of n < d/2 images nd + d; count and classifier's column come on top
 
 
 def _ablation(name: str, words: str, **fixed: object) -> Method:

@@ -8,7 +8,8 @@ backbone learns from them and the new images together, with distillation of the 
 linear head is measured beside it (`cnn`).
 
 What survives a task: `memory` images in all; the head, dim + 1 numbers per class. The means are made anew each time.
-Measured: not yet.
+Measured on CIFAR-100, A_f / A_avg, in brackets the paper's: `icarl:memory=500/cnn` T = 10 25.38 / 49.19 (22.28 /
+45.91); `icarl:memory=500/nme` T = 10 40.05 / 59.79 (39.56 / 58.16).
 """
 
 from __future__ import annotations

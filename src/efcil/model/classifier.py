@@ -489,7 +489,7 @@ class IncrementalClassifier:
         statistics = store.flattened(now.state.statistics)
         size = sum(t.numel() * t.element_size() for t in (*now.state.weights.values(), *statistics.values()))
         return {
-            "format": store.FORMAT,
+            "format": store.format_of(now.state.statistics),
             "method": self.method,
             "backbone": self._settings.training.backbone,
             "frozen": now.state.frozen,

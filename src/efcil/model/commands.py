@@ -9,23 +9,28 @@ import io
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from efcil.data.cache import SUFFIXES
+from efcil.data.folder import hidden
 from efcil.errors import DataError, ModelError, OptionError
 from efcil.model.classifier import NONE_OF_THESE, IncrementalClassifier
 from efcil.model.inputs import read_lesson
 from efcil.model.progress import Progress
-from efcil.model.store import CARD
+from efcil.model.store import CARD, fingerprint
 
 
 @contextlib.contextmanager
-def held(directory: Path) -> Iterator[None]:
-    """Hold a model while it is changed: a second process is refused, and a dead one lets go by itself."""
+def held(directory: Path) -> Iterator[Callable[[IncrementalClassifier], None]]:
+    """Hold a model while it is changed: a second process is refused, and a dead one lets go by itself.
+
+    What comes is the way to save it, which refuses when somebody without this lock (a service that serves the same
+    directory) has changed the model meanwhile.
+    """
     lock = directory.absolute().parent / f".{directory.name}.lock"
     try:
         lock.parent.mkdir(parents=True, exist_ok=True)
@@ -34,7 +39,14 @@ def held(directory: Path) -> Iterator[None]:
         raise ModelError(f"{directory} cannot be written: {error.strerror}") from None
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
+        before = fingerprint(directory)
+
+        def save(model: IncrementalClassifier) -> None:
+            if fingerprint(directory) != before:
+                raise ModelError(f"{directory} was changed by another process meanwhile; nothing was saved, try again")
+            model.save(directory)
+
+        yield save
     except BlockingIOError:
         raise ModelError(f"{directory} is being changed by another process; wait for it") from None
     finally:
@@ -61,7 +73,7 @@ def teach(
 ) -> str:
     """Teach a model the classes of a folder; make it, with the options of `made_with`, where there is none yet."""
     began = time.monotonic()
-    with held(directory):
+    with held(directory) as save:
         if (directory / CARD).exists():
             if made_with:
                 names = ", ".join(f"--{name.replace('_', '-')}" for name in made_with)
@@ -71,7 +83,7 @@ def teach(
             model = IncrementalClassifier(**made_with, device=device, progress=not quiet)
         told: list[Progress] = []
         model.learn(folder, epochs=epochs, budget=budget, skip_bad=skip_bad, callbacks=[told.append])
-        model.save(directory)
+        save(model)
     count = len(model.classes_)
     return (
         f"{told[-1].message} in {time.monotonic() - began:.0f} s; "
@@ -84,7 +96,7 @@ def pictures(paths: Sequence[Path]) -> list[Path]:
     found: list[Path] = []
     for path in paths:
         if path.is_dir():
-            inside = sorted(p for p in path.rglob("*") if p.suffix.lower() in SUFFIXES and p.is_file())
+            inside = sorted(_below(path))
             if not inside:
                 raise DataError(f"{path}: no pictures in it; give pictures or folders of them")
             found += inside
@@ -93,6 +105,22 @@ def pictures(paths: Sequence[Path]) -> list[Path]:
         else:
             raise DataError(f"{path}: no such file; give pictures or folders of them")
     return found
+
+
+def _below(folder: Path) -> Iterator[Path]:
+    """Pictures in a folder and the folders in it, through links as when teaching, but none that is hidden."""
+    seen: set[str] = set()
+    for place, folders, files in os.walk(folder, followlinks=True):
+        real = os.path.realpath(place)
+        if real in seen:  # a link to a folder that holds it would go on for ever
+            folders.clear()
+            continue
+        seen.add(real)
+        folders[:] = [name for name in folders if not hidden(name)]
+        for name in files:
+            path = Path(place, name)
+            if path.suffix.lower() in SUFFIXES and not hidden(name) and path.is_file():
+                yield path
 
 
 def predict(
@@ -142,10 +170,10 @@ def evaluate(directory: Path, folder: Path, *, device: str, skip_bad: bool) -> d
 
 def change(directory: Path, device: str, action: str, *arguments: Any) -> IncrementalClassifier:
     """Load, change by `forget`, `undo`, `rename` or `merge`, save."""
-    with held(directory):
+    with held(directory) as save:
         model = loaded(directory, device)
         getattr(model, action)(*arguments)
-        model.save(directory)
+        save(model)
     return model
 
 

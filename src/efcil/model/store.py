@@ -25,6 +25,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from efcil import __version__
+from efcil.class_memory import Factors
 from efcil.config import Options, nested
 from efcil.errors import EfcilError, ModelError
 from efcil.files import StrPath, read_json, sync_directory, sync_file, write_json
@@ -34,7 +35,7 @@ from efcil.model.state import ClassRecord, State
 from efcil.stats import ClassStats
 from efcil.training.checkpoint import on_cpu
 
-FORMAT = 1
+FORMAT = 2  # the newest: some classes may be kept as factors; 1: each as its Gram
 KIND = "efcil model"
 CARD, WEIGHTS, STATISTICS, PREVIOUS = "model.json", "weights.safetensors", "statistics.safetensors", "previous"
 _OWN = {CARD, WEIGHTS, STATISTICS, PREVIOUS}
@@ -62,6 +63,12 @@ class _Card(Options):
     optimism: tuple[float, int]
     classes: list[_Class]
     files: dict[str, str]  # SHA-256
+
+
+def fingerprint(directory: Path) -> str:
+    """Return what changes with every change of a model; empty where there is none."""
+    card = directory / CARD  # it holds the checksums of the other files
+    return hashlib.sha256(card.read_bytes()).hexdigest() if card.exists() else ""
 
 
 def save(directory: StrPath, settings: Settings, state: State) -> None:
@@ -104,7 +111,7 @@ def _write(folder: Path, settings: Settings, state: State) -> None:
         sums[name] = _sha256(folder / name)
     card = _Card(
         kind=KIND,
-        format=FORMAT,
+        format=format_of(state.statistics),
         efcil=__version__,
         settings=settings.document(),
         frozen=state.frozen,
@@ -116,6 +123,12 @@ def _write(folder: Path, settings: Settings, state: State) -> None:
         files=sums,
     )
     write_json(folder / CARD, card.model_dump())
+
+
+def format_of(statistics: Mapping[str, Tensor | ClassStats]) -> int:
+    """The lowest format that can hold them."""
+    stats = [value for value in statistics.values() if isinstance(value, ClassStats)]
+    return 2 if any(isinstance(part, Factors) for own in stats for part in own.parts) else 1
 
 
 def _swap(fresh: Path, place: Path) -> None:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import math
 import os
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from efcil.errors import RunError
+from efcil.files import read_json
 
 __all__ = ["Run", "Summary", "each_head", "load_summaries", "runs_of"]
 
@@ -44,9 +44,10 @@ def load_summaries(paths: str | os.PathLike[str] | Iterable[str | os.PathLike[st
 
 def _read(file: Path) -> dict[str, Any]:
     try:
-        summary = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise RunError(f"{file}: cannot be read ({error}); run it again or leave it out") from error
+        summary = read_json(file, error=RunError)
+    except RunError as error:
+        why = str(error).removeprefix(f"{file}: ")
+        raise RunError(f"{file}: cannot be read ({why}); run it again or leave it out") from error
     if not isinstance(summary, dict):
         raise RunError(f"{file}: want a JSON object, got {type(summary).__name__}; run it again or leave it out")
     summary["run_dir"] = str(file.parent)
@@ -172,7 +173,7 @@ def _numbers(value: Any) -> bool:
 
 
 def _number(value: Any) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= sys.float_info.max:
         return None
     return value
 

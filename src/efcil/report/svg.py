@@ -22,7 +22,7 @@ def curves_svg(benchmark: Benchmark, styles: dict[str, Style]) -> str:
         return ""
     ticks = benchmark.classes_seen or tuple(range(1, benchmark.tasks + 1))
     ends = [point.mean + sign * (point.spread or 0.0) for _, curve in drawn for point in curve for sign in (-1, 1)]
-    low = max(0.0, 10 * math.floor(min(ends) / 10))
+    low = min(max(0.0, 10 * math.floor(min(ends) / 10)), 90.0)  # room below a curve that never leaves 100
     high = min(100.0, max(10 * math.ceil(max(ends) / 10), low + 10))
     first, last = ticks[0], ticks[-1]
 

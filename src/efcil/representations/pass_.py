@@ -104,7 +104,7 @@ class PASS(Representation):
         if self.old:
             self.machine.join()
             # The norm of the whole batch's difference, as published: neither squared nor a mean.
-            loss = loss + self.options.fkd_weight * torch.dist(features.float(), before.float(), 2)
+            loss = loss + self.options.fkd_weight * self.machine.group.norm(features.float() - before.float())
             loss = loss + self.options.proto_weight * self.classification(*self.augmented())
         return loss
 

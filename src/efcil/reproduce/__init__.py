@@ -34,8 +34,9 @@ __all__ = ["NAMES", "Cell", "Measured", "Reproduction", "Wanted", "find"]
 Files = dict[str, str | bytes]  # by suffix: what is written beside each other under the name
 CIFAR, TINY, IN100 = "cifar100", "tiny-imagenet", "imagenet100"
 
+_PASS = dict.fromkeys(["pass"], "PASS")  # a method's name; written otherwise, bandit takes it for a password
 _MAIN = {
-    **{"lwf-ncm": "LwF", "sdc": "SDC", "pass": "PASS", "acil": "ACIL", "fecam": "FeCAM", "ds-al": "DS-AL"},
+    **{"lwf-ncm": "LwF", "sdc": "SDC", **_PASS, "acil": "ACIL", "fecam": "FeCAM", "ds-al": "DS-AL"},
     **{"adc": "ADC", "ldc": "LDC", "dpcr": "DPCR"},
 }
 _ABLATION = {
@@ -58,7 +59,7 @@ _EXEMPLARS = {
     "dpcr": "DPCR",
 }
 _CIP = {"rrcr+tssp+cn": "without CIP", "dpcr": "CIP as released", "dpcr:rank_rule=numerical": "CIP, exact rank"}
-_BALANCE = {"pass": "PASS", "ldc": "LDC", "dp-ncm": "DP-NCM", "dpcr": "DPCR"}
+_BALANCE = {**_PASS, "ldc": "LDC", "dp-ncm": "DP-NCM", "dpcr": "DPCR"}
 
 
 @dataclass(frozen=True)
@@ -117,7 +118,7 @@ class Reproduction:
         cells = self.cells(wanted)
         known = {c.dataset for c in cells} | {m for c in cells for m in (c.group, *c.methods)}
         for name in wanted.only:
-            if name not in known:
+            if known and name not in known:  # what stands on no run has nothing to leave out
                 raise OptionError(f"--only {name}: not a data set or method of {self.name}: {nearest(name, known)}")
         sets = {c.dataset for c in cells} & names
         methods = names - sets
@@ -268,39 +269,51 @@ def _boundaries(r: Reproduction, measured: Measured, wanted: Wanted) -> Files:
     return _picture(r, wanted, figure, numbers, missing)
 
 
+def _taken_for(
+    guesses: Mapping[str, torch.Tensor], labels: torch.Tensor, rows: torch.Tensor, half: int
+) -> dict[str, dict[str, float]]:
+    """Return what share of some rows each classifier takes for their own class, for other old and for new ones."""
+    shares = {}
+    for words, guess in guesses.items():
+        right, new = (guess == labels)[rows], (guess >= half)[rows]
+        parts = {"own class": right, "other old classes": ~right & ~new, "new classes": new}
+        shares[words] = {part: 100 * float(mask.double().mean()) for part, mask in parts.items()}
+    return shares
+
+
 def _shift(r: Reproduction, measured: Measured, wanted: Wanted) -> Files:
+    """Show the old class that loses most without DP; the numbers of all old classes stand in the JSON file."""
     found, missing = _snapshots(r, wanted, last=False)
     figure, numbers = None, {}
     for title, (snapshot, names) in list(found.items())[:1]:
         half, ridge = len(names) // 2, float(preset_values(PRESET, title.split(",")[0], "dpcr")["ridge"])
-        own = snapshot.labels == 0
-        before, after = snapshot.before[own].double(), snapshot.after[own].double()
-        moved = snapshot.stats["dpcr"].mean[0]
-        flat = figures.embed(torch.cat([before, after, moved[None]]).numpy(), "pca")
-        shares = {}
-        old = snapshot.stats["rrcr"].select(range(half))
-        heads = {
-            "before the task": (
-                before,
-                Snapshot(snapshot.before, snapshot.before, snapshot.labels, {"old": old}).weight("old", ridge, True),
-            ),
-            "after, without DP": (after, snapshot.weight("rrcr", ridge, True)),
-            "after, with DP": (after, snapshot.weight("dpcr", ridge, True)),
+        old = snapshot.labels < half
+        labels, before, after = snapshot.labels[old], snapshot.before[old].double(), snapshot.after[old].double()
+        then = Snapshot(before, before, labels, {"old": snapshot.stats["rrcr"].select(range(half))})
+        guesses = {
+            "before the task": (before @ then.weight("old", ridge, True)).argmax(1),
+            "after, without DP": (after @ snapshot.weight("rrcr", ridge, True)).argmax(1),
+            "after, with DP": (after @ snapshot.weight("dpcr", ridge, True)).argmax(1),
         }
-        for words, (features, weight) in heads.items():
-            guess = (features @ weight).argmax(1)
-            parts = {
-                "own class": guess == 0,
-                "other old classes": (guess > 0) & (guess < half),
-                "new classes": guess >= half,
-            }
-            shares[words] = {part: 100 * float(mask.double().mean()) for part, mask in parts.items()}
-        figure = figures.shift_figure(flat[: len(before)], flat[len(before) : -1], flat[-1], shares, names[0])
+        of_class = [_taken_for(guesses, labels, labels == c, half) for c in range(half)]
+        lost = [s["before the task"]["own class"] - s["after, without DP"]["own class"] for s in of_class]
+        shown = max(range(half), key=lost.__getitem__)
+        start, end = before[labels == shown], after[labels == shown]
+        moved = snapshot.stats["dpcr"].mean[shown]
+        flat = figures.embed(torch.cat([start, end, moved[None]]).numpy(), "pca")
+        figure = figures.shift_figure(
+            flat[: len(start)], flat[len(start) : -1], flat[-1], of_class[shown], names[shown]
+        )
         distance = {
-            "mean moves by": float((after.mean(0) - before.mean(0)).norm()),
-            "left after DP": float((after.mean(0) - moved).norm()),
+            "mean moves by": float((end.mean(0) - start.mean(0)).norm()),
+            "left after DP": float((end.mean(0) - moved).norm()),
         }
-        numbers[title] = {"class": names[0], "classified as": shares, "distance": distance}
+        numbers[title] = {
+            "class": names[shown],
+            "classified as": of_class[shown],
+            "distance": distance,
+            "all old classes": _taken_for(guesses, labels, labels >= 0, half),
+        }
     return _picture(r, wanted, figure, numbers, missing)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -90,11 +91,28 @@ def published(dataset: str, tasks: int, method: str, source: str) -> Mapping[str
     return next((e for e in (entry, *entry.get("also", ())) if e["source"] == source), None)
 
 
+_NUMBERS = ("A_f", "A_avg", "A_t", "A5_t", "matrix", "old", "new", "forgetting", "bwt")
+
+
+def _mean(values: Sequence[Any]) -> Any:
+    """Return the mean of numbers, or of lists of them place by place; None where one is missing.
+
+    >>> _mean([[1.0, [2.0, None]], [3.0, [4.0, None]]])
+    [2.0, [3.0, None]]
+    """
+    if all(isinstance(value, list) for value in values):
+        return [_mean(place) for place in zip(*values, strict=True)]
+    return None if None in values else statistics.fmean(values)
+
+
 class Measured:
-    """Complete summaries by what was measured; one that was measured in another way is not among them."""
+    """Complete summaries by what was measured; one that was measured in another way is not among them.
+
+    Repeats of one experiment are averaged.
+    """
 
     def __init__(self) -> None:
-        self._found: dict[tuple[str, int, str, str], Summary] = {}
+        self._found: dict[tuple[str, int, str, str], list[Summary]] = {}
         self.other: list[str] = []  # what was left out, and why
 
     def get(self, dataset: str, tasks: int, order: str, method: str) -> Run | None:
@@ -103,11 +121,15 @@ class Measured:
         return None if summary is None else Run.of(summary)
 
     def summary(self, dataset: str, tasks: int, order: str, method: str) -> Summary | None:
-        """Return it as it was written."""
-        return self._found.get((dataset, tasks, order, method))
+        """Return it as it was written; of repeats the mean, and the time of the fastest."""
+        repeats = self._found.get((dataset, tasks, order, method), [])
+        if len(repeats) < 2:
+            return repeats[0] if repeats else None
+        means = {key: _mean([repeat[key] for repeat in repeats]) for key in _NUMBERS if key in repeats[0]}
+        return {**repeats[0], **means, "seconds": min(repeat["seconds"] for repeat in repeats)}
 
     def read(self, places: Iterable[Path], cells: Iterable[Cell], settings: Sequence[str]) -> None:
-        """Take up the summaries at or below the places that belong to one of the cells; the first of equal ones."""
+        """Take up the summaries at or below the places that belong to one of the cells; of copies one."""
         wanted = {(c.dataset, c.tasks, c.order, label): c for c in cells for label in c.methods}
         plans: dict[Cell, Plan] = {}
         for path in (file for place in places for file in sorted(place.rglob("*.json"))):
@@ -123,7 +145,9 @@ class Measured:
                 self.other.append(f"{path} was measured in another way ({difference}) and is left out")
                 continue
             for one in each_head(summary):
-                self._found.setdefault((*key[:3], one["method"]), {**one, "run_dir": str(path.parent)})
+                found = self._found.setdefault((*key[:3], one["method"]), [])
+                if not any((one["A_t"], one["seconds"]) == (other["A_t"], other["seconds"]) for other in found):
+                    found.append({**one, "run_dir": str(path.parent)})
 
 
 def _difference(summary: Summary, plan: Plan) -> str:

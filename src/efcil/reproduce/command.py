@@ -6,11 +6,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from efcil import data as sources
-from efcil.errors import OptionError
+from efcil.errors import OptionError, RunsFailed
 from efcil.progress import Lines, Quiet, reporter
 from efcil.reproduce import NAMES, Cell, Measured, Wanted, find
 from efcil.reproduce.cells import GROUPS
-from efcil.runs import Run, execute_all
+from efcil.reproduce.job import Job
+from efcil.reproduce.on_ray import RayTasks
+from efcil.reproduce.parallel import Executor, Processes, gpus, run_all, slots
+from efcil.runs import execute_all
 from efcil.training.machine import Machine
 
 
@@ -52,14 +55,18 @@ def execute(
     settings: Sequence[str],
     device: str,
     at_once: int | None,
+    parallel: str | None,
+    retries: int,
     quiet: bool,
     command: str,
 ) -> None:
     """Run the missing cells of the named tables and figures for which there are data; write and print each."""
     wanted_names = [find(name) for name in _list(names)]
     directories = _directories(data)
-    machine = Machine.choose(device)
-    wanted = Wanted(out, _list(orders), _numbers(tasks), _list(only), command, str(machine.device), tuple(settings))
+    if parallel and at_once:
+        raise OptionError("--parallel and --at-once: give one; the first is for processes, the second for threads")
+    used = _device(device, parallel)
+    wanted = Wanted(out, _list(orders), _numbers(tasks), _list(only), command, used, tuple(settings))
     for r in wanted_names:
         if r.grid and not r.splits(wanted):
             known = sorted({t for splits in r.grid.values() for t in splits})
@@ -68,9 +75,20 @@ def execute(
     for place in results:
         if not place.is_dir():
             raise OptionError(f"--from {place}: no such directory")
-    voice = reporter(quiet)
+    voice, failed = reporter(quiet), None
     try:
-        _run_missing(cells, wanted, directories, results, machine, voice, quiet, at_once)
+        jobs = _missing(cells, wanted, directories, results, voice)
+        if jobs and parallel:
+            for job in jobs:
+                job.cell.plan(job.settings)  # a mistake in an option is told here, once
+            executor = _executor(parallel, device, len(jobs), quiet)
+            run_all([job.absolute() for job in jobs], executor, retries, voice)
+        elif jobs:
+            machine = Machine.choose(device)
+            runs = [job.run(machine, Quiet() if quiet else Lines(job.title)) for job in jobs]
+            execute_all(runs, True, at_once or machine.runs_at_once, "go on with the same command")
+    except RunsFailed as error:
+        failed = error  # told after the tables: what was measured is shown all the same
     finally:
         voice.close()
     shown = list(dict.fromkeys(cell for r in wanted_names for cell in r.cells(wanted)))
@@ -82,6 +100,23 @@ def execute(
         if not quiet:
             print(written["md"].read_text(encoding="utf-8"))
             print("written: " + ", ".join(str(path) for path in written.values()))
+    if failed is not None:
+        raise failed
+
+
+def _device(device: str, parallel: str | None) -> str:
+    """Return the device in torch's words. Processes of a grid have the GPUs to themselves: none is touched for it."""
+    if parallel is None:
+        return str(Machine.choose(device).device)
+    if parallel.partition(":")[0] == "ray":
+        return "cpu"
+    return "cuda" if gpus(device) else "cpu" if device == "auto" else device
+
+
+def _executor(parallel: str, device: str, jobs: int, quiet: bool) -> Executor:
+    if parallel.partition(":")[0] == "ray":
+        return RayTasks(parallel, device, jobs, quiet)
+    return Processes(slots(parallel, device, jobs), quiet)
 
 
 def _measured(cells: Sequence[Cell], wanted: Wanted, results: Sequence[Path]) -> Measured:
@@ -91,19 +126,12 @@ def _measured(cells: Sequence[Cell], wanted: Wanted, results: Sequence[Path]) ->
     return measured
 
 
-def _run_missing(
-    cells: Sequence[Cell],
-    wanted: Wanted,
-    directories: dict[str, Path],
-    results: Sequence[Path],
-    machine: Machine,
-    voice: Quiet,
-    quiet: bool,
-    at_once: int | None,
-) -> None:
-    """Run the cells that are not measured and whose data are there; several at once where a GPU has room."""
+def _missing(
+    cells: Sequence[Cell], wanted: Wanted, directories: dict[str, Path], results: Sequence[Path], voice: Quiet
+) -> list[Job]:
+    """Return the cells that are not measured and whose data are there."""
     measured = _measured(cells, wanted, results)
-    runs = []
+    jobs = []
     for cell in cells:
         labels = [label for label in GROUPS[cell.group] if not _has(measured, cell, label)]
         if not labels:
@@ -111,24 +139,20 @@ def _run_missing(
         source = sources.find(cell.dataset)
         if source.directory and cell.dataset not in directories:
             continue
-        title = f"{cell.dataset} T={cell.tasks} order {cell.order} {cell.group}"
-        runs.append(
-            Run(
-                cell.plan(wanted.settings),
-                directories.get(cell.dataset),
-                wanted.out / cell.place,
-                machine,
-                Quiet() if quiet else Lines(title),
+        jobs.append(
+            Job(
+                cell=cell,
+                settings=wanted.settings,
+                data=directories.get(cell.dataset),
+                out=wanted.out,
                 command=wanted.command,
-                compare=True,
-                snapshots=("dpcr", "rrcr") if cell.group == "trajectory" else (),
+                device=wanted.device,
             )
         )
     absent = sorted({c.dataset for c in cells if sources.find(c.dataset).directory and c.dataset not in directories})
     if absent and cells:
         voice.note(f"not run, since no directory is given: {', '.join(absent)} (--data NAME=DIR)")
-    if runs:
-        execute_all(runs, True, at_once or machine.runs_at_once, "go on with the same command")
+    return jobs
 
 
 def _has(measured: Measured, cell: Cell, label: str) -> bool:

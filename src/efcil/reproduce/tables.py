@@ -38,7 +38,7 @@ class Line:
     paper: Mapping[str, Any] | None
     values: Mapping[str, Value | None]  # by metric; the mean over `orders`
     orders: tuple[str, ...]  # those measured
-    seconds: float | None  # of one run, the mean
+    seconds: float | None  # of the fastest run
     device: str
 
     def difference(self, metric: str) -> float | None:
@@ -64,10 +64,10 @@ class Table:
         for method, words in self.methods.items():
             runs = {o: r for o in self.orders if (r := measured.get(block.dataset, block.tasks, o, method))}
             values = {metric: Value.over(getattr(r, metric) for r in runs.values()) for metric in METRICS}
-            seconds = Value.over(r.seconds for r in runs.values())
+            seconds = min((r.seconds for r in runs.values() if r.seconds is not None), default=None)
             devices = ", ".join(dict.fromkeys(r.device for r in runs.values()))
             entry = published(block.dataset, block.tasks, method, self.source)
-            found.append(Line(method, words, entry, values, tuple(runs), seconds.mean if seconds else None, devices))
+            found.append(Line(method, words, entry, values, tuple(runs), seconds, devices))
         return found
 
     def complete(self, measured: Measured) -> bool:
@@ -96,10 +96,8 @@ class Table:
                 seconds = NONE if line.seconds is None else f"{line.seconds:.0f}"
                 parts.append(row([*cells, ", ".join(line.orders) or NONE, seconds]))
             devices = ", ".join(dict.fromkeys(line.device for line in lines if line.device))
-            parts += [
-                "",
-                *([f"Seconds of one training that all rows of a group share, on {devices}.", ""] * bool(devices)),
-            ]
+            shared = f"Seconds of the fastest training, which all rows of a group share, on {devices}."
+            parts += ["", *([shared, ""] * bool(devices))]
         several = any(
             line.values["A_f"] and line.values["A_f"].spread for b in self.blocks for line in self.lines(b, measured)
         )

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
+import functools
 import ipaddress
 import logging
 import os
 import secrets
 import socket
+import ssl
 import sys
+from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 from efcil.errors import OptionError
 from efcil.serve.limits import Limits
 
 GRACE = 30  # seconds that running requests have to finish after SIGTERM
+FAREWELL = 2.0  # seconds that a client has to answer the end of a TLS connection
 CONNECTIONS = 1024
 
 
@@ -48,9 +54,8 @@ def serve(
 
     if token is not None and (not token.strip() or not token.isascii()):
         raise OptionError("the token is empty or not ASCII; leave it out to have one made")
-    for file in tls or ():
-        if not file.is_file():
-            raise OptionError(f"{file}: no such file; give both --tls-cert and --tls-key")
+    if tls:
+        _check_tls(*tls)
     if threads:
         torch.set_num_threads(threads)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stderr)
@@ -77,7 +82,43 @@ def serve(
         print(f"serving {model} ({len(service.store.current.names)} classes) at {address}", flush=True)
         if made:
             print(f"token for teaching, shown only now: {token}", flush=True)
-        uvicorn.Server(config).run(sockets=[listening])
+        server = uvicorn.Server(config)
+        server.startup = functools.partial(_started, server.startup)  # type: ignore[method-assign]
+        server.run(sockets=[listening])
+
+
+async def _started(startup: Callable[..., Awaitable[None]], *, sockets: list[socket.socket]) -> None:
+    """Start, and at the end wait for a client's farewell shorter than asyncio's half minute a TLS connection.
+
+    Connections that their clients keep open in reserve would hold up the end for so long.
+    """
+    loop = asyncio.get_running_loop()
+
+    def create_server(*arguments: Any, **given: Any) -> Awaitable[Any]:
+        farewell = {"ssl_shutdown_timeout": FAREWELL} if given.get("ssl") else {}
+        return own(*arguments, **given, **farewell)
+
+    own: Any = loop.create_server
+    loop.create_server = create_server  # type: ignore[assignment,method-assign]
+    await startup(sockets=sockets)
+
+
+def _check_tls(certificate: Path, key: Path) -> None:
+    """Refuse a certificate and key that cannot be served with, before anything is loaded."""
+    for file in (certificate, key):
+        if not file.is_file():
+            raise OptionError(f"{file}: no such file; give both --tls-cert and --tls-key")
+
+    def no_password() -> str:  # without it OpenSSL would ask on the terminal and wait
+        raise OptionError(f"{key}: the key is encrypted; give one without a password that only the service can read")
+
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key, no_password)
+    except OSError as error:  # ssl.SSLError is one
+        why = getattr(error, "reason", None) or error.strerror or "not readable"
+        raise OptionError(
+            f"--tls-cert {certificate} --tls-key {key}: {why}; both must be PEM files and belong to each other"
+        ) from None
 
 
 def _loopback(host: str) -> bool:

@@ -7,7 +7,6 @@ import json
 import logging
 import secrets
 import shutil
-import signal
 import sys
 from collections import deque
 from dataclasses import dataclass, field
@@ -15,7 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from efcil.errors import EfcilError, RunError
+from efcil.errors import EfcilError, RunError, ended
 from efcil.serve.lesson import Lesson
 from efcil.serve.metrics import Metrics
 from efcil.serve.store import Conflict, Store
@@ -201,8 +200,4 @@ async def _tail(stream: asyncio.StreamReader) -> str:
 
 def _why(code: int, said: str) -> str:
     """Say why a process ended that did not say so itself."""
-    if code < 0:
-        name = signal.Signals(-code).name if -code in set(signal.Signals) else str(-code)
-        hint = "; perhaps memory ran out" if -code == signal.SIGKILL else ""
-        return f"the teaching process was ended by {name}{hint}; the model is as it was"
-    return f"the teaching process failed with code {code}: {said.splitlines()[-1] if said else 'it said nothing'}"
+    return f"the teaching process {ended(code, said)}" + ("; the model is as it was" if code < 0 else "")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -13,6 +12,7 @@ from typing import Any
 
 from efcil.errors import RunError
 from efcil.model import IncrementalClassifier
+from efcil.model.store import fingerprint
 from efcil.runs import locked
 
 
@@ -37,7 +37,7 @@ class Store:
         self.directory, self.device = Path(os.path.realpath(directory)), device
         self.work = self.directory.with_name(f".{self.directory.name}.serving")  # same disk: copies are cheap to swap
         self.current = self._snapshot(IncrementalClassifier.load(self.directory, device=device), 1)
-        self._print = self._fingerprint()
+        self._print = fingerprint(self.directory)
         self._claimed: str | None = None
 
     @contextlib.contextmanager
@@ -97,17 +97,13 @@ class Store:
         snapshot = self._snapshot(model, self.current.version + 1)
         self._check_unchanged()
         model.save(self.directory)  # whole or not at all
-        self._print = self._fingerprint()
+        self._print = fingerprint(self.directory)
         self.current = snapshot
 
     def _snapshot(self, model: IncrementalClassifier, version: int) -> Snapshot:
         return Snapshot(model, version, tuple(map(str, model.classes_)), model.summary())
 
-    def _fingerprint(self) -> str:
-        # model.json holds the checksums of the other files
-        return hashlib.sha256((self.directory / "model.json").read_bytes()).hexdigest()
-
     def _check_unchanged(self) -> None:
         """Refuse to overwrite what somebody else has written meanwhile."""
-        if self._fingerprint() != self._print:
+        if fingerprint(self.directory) != self._print:
             raise Conflict("the model directory was changed by another process; restart the service to take it up")

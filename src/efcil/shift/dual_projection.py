@@ -7,7 +7,9 @@ from typing import Literal
 from pydantic import Field, model_validator
 from torch import Tensor
 
+from efcil.class_memory import Form, Memory
 from efcil.config import Options
+from efcil.errors import OptionError
 from efcil.features import TaskFeatures, View
 from efcil.linalg import RankRule, feature_products, relative_ridge, task_shift, task_shift_from_gram
 from efcil.stats import ClassStats
@@ -26,24 +28,40 @@ class DualProjectionOptions(Options):
     few_ridge: float = Field(default=0.1, gt=0)  # ... ridge towards the identity, this share of trace / dim at 4 dim
     rank_rule: RankRule = "positive"  # CIP; "none" leaves it out
     rank_tolerance: float | None = Field(default=None, gt=0, lt=1)  # of the rules `tolerance` and `energy`
+    memory_form: Form = "gram"  # how old classes are kept; "factors": those of fewer than dim / 2 images take less
+    memory_rank: int | None = Field(default=None, ge=1)  # rows of a factor at most; exact no longer
+    memory_error: float | None = Field(default=None, gt=0, lt=1)  # or: share of a Gram's trace that may be left out
+
+    @property
+    def memory(self) -> Memory:
+        """In which form classes are kept."""
+        return Memory(self.memory_form, self.memory_rank, self.memory_error)
 
     @model_validator(mode="after")
     def _tolerance_where_needed(self) -> DualProjectionOptions:
         needed = self.rank_rule in ("tolerance", "energy")
         if needed != (self.rank_tolerance is not None):
             raise ValueError(f"rank_rule={self.rank_rule} {'needs' if needed else 'takes no'} rank_tolerance")
+        try:
+            _ = self.memory
+        except OptionError as error:
+            raise ValueError(str(error)) from None
         return self
 
 
 def dual_projection(stats: ClassStats | None, task: TaskFeatures, options: DualProjectionOptions) -> ClassStats | None:
-    """Move the statistics of old classes from the backbone before the task to the one after it."""
+    """Move the statistics of old classes from the backbone before the task to the one after it.
+
+    Where the task says that nobody else holds them, the old ones go block by block as they move (`release`).
+    """
     if stats is None or not options.shift or task.rests:
         return stats
     view, how = options.shift_images, (options.shift_ridge, options.few_images, options.few_ridge)
 
     def move() -> ClassStats:
         shared = task.once(("shift", view, *how), lambda: _shift(task.old(view), task.new(view), options))
-        return stats.projected(shared, rule=options.rank_rule, tolerance=options.rank_tolerance)
+        rule, tolerance = options.rank_rule, options.rank_tolerance
+        return stats.projected(shared, rule=rule, tolerance=tolerance, release=task.alone(stats))
 
     # Methods compared on one trajectory start from the same statistics and move them once.
     return task.once((stats, view, *how, options.rank_rule, options.rank_tolerance), move)

@@ -16,14 +16,18 @@ BATCH_PIXELS = 2**24  # per forward pass: 1,024 images of 32 x 32 x 3 would be 2
 
 @torch.no_grad()
 def extract(backbone: nn.Module, pixels: Pixels, machine: Machine, crop: int | None = None) -> Tensor:
-    """Return the features (n, dim) of all images, float32, with the backbone at rest; `crop` cuts out the centre."""
+    """Return the features (n, dim) of all images, float32, with the backbone at rest; `crop` cuts out the centre.
+
+    Of several processes each computes its share of the rows, and all get all of them.
+    """
     backbone.eval()
     shape, on_gpu = pixels.images.shape, machine.device.type == "cuda"
     size = max(1, min(1024, BATCH_PIXELS // math.prod(shape[1:])))
     centre = CentreCrop(crop) if crop is not None and crop != shape[-1] else None
+    rows = torch.arange(shape[0], device=pixels.images.device)[machine.group.shard(shape[0])]
     found = []
     with memory_guard("extracting features"), machine.autocast():
-        for batch in pixels.batches(size):
+        for batch in pixels.taken(rows.split(size)):
             count = len(batch)
             if (
                 on_gpu and count < size
@@ -32,4 +36,4 @@ def extract(backbone: nn.Module, pixels: Pixels, machine: Machine, crop: int | N
             if centre is not None:
                 batch = centre.apply(batch, {})
             found.append(backbone(pixels.normalise(batch)).float()[:count])
-    return torch.cat(found)
+    return machine.group.gathered(torch.cat(found), shape[0])

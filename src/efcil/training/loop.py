@@ -7,6 +7,7 @@ batches as one that was never stopped.
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 
 from efcil.data.augment import CHUNK_BYTES, Parameters, Transform
 from efcil.errors import TrainingError
+from efcil.training.distributed import ALONE, Group, running_statistics
 from efcil.training.images import Store, fetched
 from efcil.training.machine import Machine, Purpose, generator, memory_guard, own_stream, seed_of
 from efcil.training.schedule import Schedule
@@ -106,32 +108,60 @@ def batches(count: int, size: int, last: LastBatch) -> Iterator[slice]:
         yield slice(start, min(start + size, stop))
 
 
+def filled(count: int, size: int, last: LastBatch) -> int:
+    """Return how many rows an epoch of `count` images has: `wrap` fills the last batch up."""
+    return count + (-count % min(size, count) if last == "wrap" else 0)
+
+
 def shuffled(count: int, size: int, last: LastBatch, source: torch.Generator) -> Tensor:
     """Return a random order of `count` rows; `wrap` repeats its head until every batch is full."""
     order = torch.randperm(count, generator=source, device=source.device)
-    missing = -count % min(size, count)
-    return torch.cat([order, order[:missing]]) if last == "wrap" and missing else order
+    missing = filled(count, size, last) - count
+    return torch.cat([order, order[:missing]]) if missing else order
+
+
+Drawn = tuple[Tensor, Parameters, list[slice]]  # of an epoch: rows in order, their augmentation, its batches
+
+
+def drawn_epoch(
+    count: int, transform: Transform | None, size: int, last: LastBatch, source: torch.Generator, group: Group
+) -> Drawn:
+    """Draw an epoch, the same in every process, and keep this one's rows of each batch."""
+    order = shuffled(count, size, last, source)
+    drawn = transform.draw(len(order), source) if transform is not None else {}
+    cuts = list(batches(len(order), min(size, count), last))
+    if group.size == 1:
+        return order, drawn, cuts
+    rows = torch.arange(len(order), device=order.device)
+    parts = [rows[cut][group.shard(cut.stop - cut.start)] for cut in cuts]
+    own, stops = torch.cat(parts), torch.tensor([0, *(len(part) for part in parts)]).cumsum(0).tolist()
+    cuts = [slice(start, stop) for start, stop in itertools.pairwise(stops)]
+    return order[own], {name: value[own] for name, value in drawn.items()}, cuts
 
 
 def epoch_batches(
-    images: Store, labels: Tensor, transform: Transform | None, size: int, last: LastBatch, source: torch.Generator
+    images: Store,
+    labels: Tensor,
+    transform: Transform | None,
+    size: int,
+    last: LastBatch,
+    source: torch.Generator,
+    group: Group = ALONE,
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield the augmented batches of one epoch. Draws come first, for the whole epoch: chunks do not change them."""
-    order = shuffled(len(labels), size, last, source)
-    drawn = transform.draw(len(order), source) if transform is not None else {}
-    cuts = list(batches(len(order), min(size, len(labels)), last))
+    order, drawn, cuts = drawn_epoch(len(labels), transform, size, last, source, group)
     row = math.prod(images.shape[1:])
     per_chunk = max(1, CHUNK_BYTES[images.device.type] // (row * cuts[0].stop))  # batches in a chunk
     if not isinstance(images, Tensor):
         per_chunk = 1
-    groups = [cuts[first : first + per_chunk] for first in range(0, len(cuts), per_chunk)]
-    rows = (order[group[0].start : group[-1].stop] for group in groups)
-    for group, pixels in zip(groups, fetched(images, rows), strict=True):
-        begin, end = group[0].start, group[-1].stop
+    chunks = [cuts[first : first + per_chunk] for first in range(0, len(cuts), per_chunk)]
+    rows = (order[chunk[0].start : chunk[-1].stop] for chunk in chunks)
+    for chunk, pixels in zip(chunks, fetched(images, rows), strict=True):
+        begin, end = chunk[0].start, chunk[-1].stop
         if transform is not None:
             pixels = transform.apply(pixels, {name: value[begin:end] for name, value in drawn.items()})
         targets = labels[order[begin:end]]
-        for cut in group:
+        for cut in chunk:
             yield pixels[cut.start - begin : cut.stop - begin], targets[cut.start - begin : cut.stop - begin]
 
 
@@ -142,19 +172,17 @@ def several_epochs(
     size: int,
     last: LastBatch,
     sources: Sequence[torch.Generator],
+    group: Group = ALONE,
 ) -> list[list[tuple[Tensor, Tensor]]]:
     """Return the batches of several epochs, augmented in one go: the same bytes as `epoch_batches`, fewer launches."""
-    orders = [shuffled(len(labels), size, last, source) for source in sources]
-    drawn = [
-        transform.draw(len(order), source) if transform else {} for order, source in zip(orders, sources, strict=True)
-    ]
+    epochs = [drawn_epoch(len(labels), transform, size, last, source, group) for source in sources]
+    orders, drawn, cuts = [e[0] for e in epochs], [e[1] for e in epochs], epochs[0][2]
     rows = torch.cat(orders)
     pixels, targets = images[rows], labels[rows]
     if transform is not None:
         pixels = transform.apply(pixels, {name: torch.cat([d[name] for d in drawn]) for name in drawn[0]})
-    cuts = list(batches(len(orders[0]), min(size, len(labels)), last))
-    epochs = zip(pixels.split(len(orders[0])), targets.split(len(orders[0])), strict=True)
-    return [[(x[cut], y[cut]) for cut in cuts] for x, y in epochs]
+    of_each = zip(pixels.split(len(orders[0])), targets.split(len(orders[0])), strict=True)
+    return [[(x[cut], y[cut]) for cut in cuts] for x, y in of_each]
 
 
 class Ahead:
@@ -232,10 +260,22 @@ class Optimiser:
 
 
 class Step:
-    """One step of training on one batch; adds the loss to `total`."""
+    """One step of training on one batch; adds the loss to `total`.
 
-    def __init__(self, loss: Loss, optimiser: Optimiser, pixels: Pixels, machine: Machine):
+    Of several processes each has its share of the batch, and `weight` is that share's part in the loss. Gradients and
+    running `statistics` are summed over the processes with these weights: after the step all hold the same.
+    """
+
+    def __init__(
+        self,
+        loss: Loss,
+        optimiser: Optimiser,
+        pixels: Pixels,
+        machine: Machine,
+        statistics: Sequence[Tensor] = (),
+    ):
         self.loss, self.optimiser, self.pixels, self.machine = loss, optimiser, pixels, machine
+        self.statistics, self.weight = list(statistics), 1.0
         self.total = torch.zeros((), device=machine.device, dtype=torch.float64)
 
     def __call__(self, batch: Tensor, labels: Tensor) -> None:
@@ -243,9 +283,20 @@ class Step:
         self.optimiser.update.zero_grad(set_to_none=True)
         with self.machine.autocast():
             loss = self.loss(self.pixels.normalise(batch), labels)
+        if self.machine.group.size > 1:
+            loss = loss * self.weight
         loss.backward()
+        if self.machine.group.size > 1:
+            self._join()
         self.optimiser.update.step()
         self.total += loss.detach()
+
+    @torch.no_grad()
+    def _join(self) -> None:
+        if self.statistics:
+            torch._foreach_mul_(self.statistics, self.weight)
+        gradients = [p.grad for p in self.optimiser.named.values() if p.grad is not None]
+        self.machine.group.sum_all_([*gradients, *self.statistics])
 
 
 class CapturedStep:
@@ -256,7 +307,7 @@ class CapturedStep:
     def __init__(
         self, step: Step, module: nn.Module, batch: Tensor, labels: Tensor, noise: torch.Generator | None = None
     ):
-        self.step, self.total, self.noise = step, step.total, noise
+        self.step, self.total, self.noise, self.weight = step, step.total, noise, step.weight
         self.batch, self.labels = batch.clone(), labels.clone()
         kept = [*module.state_dict().values(), *step.optimiser.momenta().values(), step.total]
         saved = [t.clone() for t in kept]
@@ -285,7 +336,7 @@ class CapturedStep:
 
     def __call__(self, batch: Tensor, labels: Tensor) -> None:
         """Replay the recorded step on a new batch."""
-        if batch.shape != self.batch.shape:
+        if batch.shape != self.batch.shape or self.step.weight != self.weight:  # so all processes take the same way
             self.step(batch, labels)
             return
         self.batch.copy_(batch)
@@ -332,21 +383,24 @@ def train(
     optimiser = Optimiser(module, schedule, machine, rule, momentum)
     if momenta is not None:
         optimiser.load_momenta(momenta)
-    plain = Step(loss, optimiser, pixels, machine)
-    step: Step | CapturedStep = plain
+    group = machine.group
+    group.copy_first_([*module.state_dict().values(), *optimiser.momenta().values()])
     module.train()
+    plain = Step(loss, optimiser, pixels, machine, running_statistics(module))
+    step: Step | CapturedStep = plain
 
     def source(epoch: int) -> torch.Generator:
         return generator(machine.device, Purpose.EPOCH, seed, task, before + epoch)
 
     how = (pixels.images, labels, transform, batch_size, last_batch)
     ahead = Ahead(
-        lambda epoch: epoch_batches(*how, source(epoch)),
-        lambda block: several_epochs(*how, [source(epoch) for epoch in block]),
+        lambda epoch: epoch_batches(*how, source(epoch), group),
+        lambda block: several_epochs(*how, [source(epoch) for epoch in block], group),
         pixels.images,
         schedule.epochs,
         machine,
     )
+    wholes = list(batches(filled(len(labels), batch_size, last_batch), min(batch_size, len(labels)), last_batch))
     with memory_guard(f"training task {task + 1}"):
         for epoch in range(start, schedule.epochs):
             optimiser.rate.fill_(schedule.rate(epoch))
@@ -355,22 +409,26 @@ def train(
             steps, done = 0, 0
             if middle is not None and epoch == start:
                 done = middle.steps
-                plain.total.copy_(middle.total)
+                if group.is_first:  # the sum of all processes
+                    plain.total.copy_(middle.total)
                 if noise is not None and middle.noise is not None:
                     noise.set_state(middle.noise.cpu())
-            for batch, targets in ahead.take(epoch):
+            for whole, (batch, targets) in zip(wholes, ahead.take(epoch), strict=True):
                 steps += 1
                 if steps <= done:
                     continue
+                plain.weight = group.begin_batch(whole.stop - whole.start)
                 if machine.capture and step is plain:
                     step = CapturedStep(plain, module, batch, targets, noise)
                 step(batch, targets)
-                if stop():
+                if group.any(stop()):
                     drawn = None if noise is None else noise.get_state()
-                    on_stop(task, Middle(before + epoch, steps, plain.total.clone(), drawn), optimiser)
+                    total = group.sum_(plain.total.clone())
+                    on_stop(task, Middle(before + epoch, steps, total, drawn), optimiser)
+                    group.barrier()  # nobody ends, and ends the others, before it is kept
                     raise Stopped
             ahead.prepare(epoch + 1)
-            mean = plain.total.item() / steps
+            mean = group.sum_(plain.total).item() / steps
             plain.total.zero_()
             rate = schedule.rate(epoch)
             if not mean < float("inf"):

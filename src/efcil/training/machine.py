@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from efcil.errors import OptionError, TrainingError
+from efcil.training.distributed import ALONE, Group
 
 M = TypeVar("M", bound=nn.Module)
 R = TypeVar("R")
@@ -29,14 +30,24 @@ class Machine:
     precision: str = "fp32"  # fp32 | bf16 (parameters and statistics stay fp32 and fp64)
     compile: bool = False
     capture: bool = False  # the whole training step as one CUDA graph
+    group: Group = ALONE  # the processes that share the run
+    sync_bn: bool = False  # batch normalisation over the whole batch, not over each process's share of it
 
     @classmethod
     def choose(
-        cls, device: str = "auto", precision: str = "auto", compile: bool | None = None, capture: bool | None = None
+        cls,
+        device: str = "auto",
+        precision: str = "auto",
+        compile: bool | None = None,
+        capture: bool | None = None,
+        group: Group = ALONE,
+        sync_bn: bool = False,
     ) -> Machine:
-        """Take the fastest that works here, except where the user said otherwise."""
+        """Take the fastest that works here, except where the user said otherwise; of several processes each one GPU."""
         if device == "auto":
             device = "cuda" if torch.cuda.is_available() else "cpu"
+        if group.size > 1 and device.startswith("cuda"):
+            device = _own_gpu(device, group)
         try:
             place = torch.device(device)
             torch.empty(1, device=place)
@@ -52,20 +63,27 @@ class Machine:
             raise OptionError(f"--precision {precision}: must be fp32 or bf16")
         if capture and not on_gpu:
             raise OptionError(f"--capture needs a CUDA device, not {place}")
-        return cls(place, precision, on_gpu if compile is None else compile, on_gpu if capture is None else capture)
+        if sync_bn and not on_gpu:
+            raise OptionError(
+                f"--sync-bn needs CUDA devices, not {place}: leave it out, and each process normalises its own share"
+            )
+        compile, capture = on_gpu if compile is None else compile, on_gpu if capture is None else capture
+        return cls(place, precision, compile, capture, group, sync_bn)
 
     @property
     def name(self) -> str:
         """The device in words, for summaries."""
         if self.device.type == "cuda":
-            return f"{torch.cuda.get_device_name(self.device)}, {self.precision}"
-        threads = torch.get_num_threads()
-        return f"{platform.machine()} CPU, {threads} thread{'s' * (threads > 1)}, {self.precision}"
+            words = f"{torch.cuda.get_device_name(self.device)}, {self.precision}"
+        else:
+            threads = torch.get_num_threads()
+            words = f"{platform.machine()} CPU, {threads} thread{'s' * (threads > 1)}, {self.precision}"
+        return words if self.group.size == 1 else f"{words}, {self.group.size} processes"
 
     @property
     def runs_at_once(self) -> int:
         """How many runs share the device: small steps do not fill a large GPU; a CPU has nothing to spare."""
-        return 3 if self.capture else 1
+        return 3 if self.capture and self.group.size == 1 else 1
 
     def autocast(self) -> torch.autocast:
         """Arithmetic of forward passes. The cache of cast weights is off, since a captured step must not keep one."""
@@ -75,6 +93,8 @@ class Machine:
 
     def place(self, module: M) -> M:
         """Move a module to the device, in the memory format that is fast there."""
+        if self.sync_bn and self.group.size > 1:
+            module = nn.SyncBatchNorm.convert_sync_batchnorm(module)
         if self.device.type == "cuda":
             return module.to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
         return module.to(self.device)
@@ -122,6 +142,19 @@ class Machine:
         """Wait until the device is done."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
+
+
+def _own_gpu(device: str, group: Group) -> str:
+    """Return this process's GPU: each of a machine takes the one of its number."""
+    if device != "cuda":
+        raise OptionError(f"--device {device} is one GPU for {group.size} processes: pass --device cuda, one for each")
+    if group.local_rank >= torch.cuda.device_count():
+        raise OptionError(
+            f"process {group.local_rank + 1} of this machine finds {torch.cuda.device_count()} GPUs: start as many "
+            "processes as there are GPUs (--nproc-per-node), or pass --device cpu"
+        )
+    torch.cuda.set_device(group.local_rank)
+    return f"cuda:{group.local_rank}"
 
 
 _streams = threading.local()

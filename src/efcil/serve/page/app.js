@@ -978,10 +978,12 @@ function drawAlike() {
   const spans = pairs.map(([a, b]) => Math.abs(place.get(a) - place.get(b)));
   const numbers = pairs.length <= 6; // more of them would lie over each other
   const room = numbers ? 62 : 22;
-  const stretch = Math.min(0.8, (width - x - room - 8) / Math.max(...spans));
+  const widest = (width - x - room - 8) / Math.max(...spans);
+  let stretch = Math.min(0.8, widest);
   const block = x + stretch * Math.max(...spans) + room;
   const most = Math.min(groups.length, Math.floor((width + 12) / (block + 12)));
   const columns = Array(Math.max(1, most)).fill(4); // how far down each is filled
+  if (columns.length === 1) stretch = Math.min(1.4, widest); // lines may use the room that no second column needs
   const blocks = new Map();
   for (const group of groups) {
     const column = columns.indexOf(Math.min(...columns));

@@ -1,0 +1,143 @@
+"""How much faster do two processes on two cores train than one on one? Images a second of the training loop.
+
+    python benchmarks/distributed.py [--processes 2] [--width 16] [--batch 64] [--images 256] [--repeats 9]
+                                     [--check] [--out F]
+
+torchrun starts the processes; each has one thread and one core of its own. In turns, in one run:
+
+- together  all of them train, each on its share of every batch, gradients and running statistics summed after each step
+- alone     the first one trains by itself on whole batches, the others sleep
+
+`--check` fails where together is less than 1.5 times alone for two processes (three quarters of the number of them).
+The ratio is that of two turns that follow each other, the median over all pairs: what else runs on the cores slows
+both, but not a best turn of each alike, since two processes that wait for each other need both cores free at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from efcil.data.dataset import ImageSet
+from efcil.representations.lwf import LwF, LwFOptions
+from efcil.tasks import Task
+from efcil.training.distributed import ALONE, Group, joined
+from efcil.training.loop import EpochReport, Optimiser, Pixels, train
+from efcil.training.machine import Machine
+from efcil.training.schedule import Schedule
+
+CLASSES, SIDE = 10, 32
+WANTED = 0.75  # of a perfect split: 1.5 times for two processes
+
+
+def rate(group: Group, o: argparse.Namespace) -> float:
+    """Train two epochs of a second task (a teacher distils) and return the images a second of the second epoch."""
+    machine = Machine(torch.device("cpu"), group=group)
+    options = LwFOptions(backbone="resnet18", width=o.width, augment="crop-flip", batch_size=o.batch)
+    representation = LwF(options, 3, machine, 0)
+    rng = np.random.default_rng(0)
+    pixels = rng.integers(0, 256, (o.images, 3, SIDE, SIDE), dtype=np.uint8)
+    labels = rng.integers(CLASSES, 2 * CLASSES, o.images)
+    for index in range(2):
+        first = index * CLASSES
+        representation.begin(Task(index, first, CLASSES, ImageSet(pixels[:1], labels[:1])))
+    ends: list[float] = []
+
+    def told(report: EpochReport, optimiser: Optimiser) -> None:
+        ends.append(time.perf_counter())
+
+    train(
+        representation,
+        representation.loss,
+        Pixels(torch.from_numpy(pixels), (0.5,) * 3, (0.25,) * 3, machine),
+        torch.from_numpy(labels),
+        schedule=Schedule(epochs=2, lr=0.01),
+        transform=representation.transform(SIDE),
+        batch_size=o.batch,
+        last_batch="drop",
+        machine=machine,
+        seed=0,
+        task=1,
+        after_epoch=told,
+    )
+    return float(o.images // o.batch * o.batch / (ends[1] - ends[0]))
+
+
+def work(o: argparse.Namespace) -> None:
+    """Be one of the processes; the first one writes what was measured."""
+    torch.set_num_threads(1)
+    found: dict[str, list[float]] = {"together": [], "alone": []}
+    with joined() as group:
+        own = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, {own[group.local_rank % len(own)]})
+        for _ in range(o.repeats):
+            found["together"].append(rate(group, o))
+            with group.first_of_node():
+                if group.is_first:
+                    found["alone"].append(rate(ALONE, o))
+    if group.is_first:
+        o.out.write_text(json.dumps(found))
+
+
+def measure(o: argparse.Namespace) -> dict[str, Any]:
+    """Start the processes, wait for them, and return both rates and their ratio."""
+    with tempfile.TemporaryDirectory() as folder:
+        to = Path(folder) / "rates.json"
+        launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={o.processes}"]
+        sizes = [f"--{name}={getattr(o, name)}" for name in ("processes", "width", "batch", "images", "repeats")]
+        command = [*launcher, __file__, "--worker", f"--out={to}", *sizes]
+        subprocess.run(command, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+        found: dict[str, list[float]] = json.loads(to.read_text())
+    ratios = [both / one for both, one in zip(found["together"], found["alone"], strict=True)]
+    return {
+        "processes": o.processes,
+        "cores": len(os.sched_getaffinity(0)),
+        "problem": f"LwF, ResNet-18 of width {o.width}, {SIDE} x {SIDE}, batches of {o.batch}",
+        "images_per_second": {name: statistics.median(values) for name, values in found.items()},
+        "ratio": statistics.median(ratios),
+        "ratios": ratios,
+        "turns": found,
+        "wanted": WANTED * o.processes,
+    }
+
+
+def arguments(given: list[str] | None = None) -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--width", type=int, default=16)
+    parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--images", type=int, default=256)
+    parser.add_argument("--repeats", type=int, default=9)
+    parser.add_argument("--check", action="store_true")
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    return parser.parse_args(given)
+
+
+def main() -> None:
+    o = arguments()
+    if o.worker:
+        work(o)
+        return
+    result = measure(o)
+    print(json.dumps(result, indent=2))
+    if o.out:
+        o.out.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    if o.check and result["ratio"] < result["wanted"]:
+        sys.exit(f"{result['ratio']:.2f} times one process, wanted {result['wanted']:.2f}")
+
+
+if __name__ == "__main__":
+    main()

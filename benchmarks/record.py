@@ -1,0 +1,46 @@
+"""What a benchmark leaves in results/benchmarks/: its command, the commit, the machine in words and raw numbers.
+
+`tools/ledger.py` makes the tables of docs/performance.md and docs/serve.md from these files.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from efcil.experiment import commit
+from efcil.files import write_json
+
+PRIVATE = ("--out", "--machine", "--about")  # options that change nothing in what is measured
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add what every record wants."""
+    parser.add_argument("--out", type=Path, help="JSON file for the record")
+    parser.add_argument("--machine", default="CPU", help="the machine in words, for the record")
+
+
+def write_record(options: argparse.Namespace, script: str, arguments: Sequence[str], **raw: Any) -> None:
+    """Write a record, if it is asked for."""
+    if options.out is not None:
+        command = shlex.join(["python", f"benchmarks/{Path(script).name}", *_public(arguments)])
+        document = {"command": command, "commit": commit(), "raw": {"device": options.machine, **raw}}
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        write_json(options.out, document)
+
+
+def _public(arguments: Sequence[str]) -> Iterator[str]:
+    """Leave out what belongs to one machine.
+
+    >>> list(_public(["/data/birds", "--seeds", "0", "1", "--out", "x.json", "--machine=a Xeon"]))
+    ['birds', '--seeds', '0', '1']
+    """
+    words = iter(arguments)
+    for word in words:
+        if word in PRIVATE:
+            next(words, None)
+        elif word.partition("=")[0] not in PRIVATE:
+            yield Path(word).name if word.startswith("/") else word

@@ -1,0 +1,50 @@
+"""One run of the grid, complete enough to be told to another process or another machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from efcil.config import Options
+from efcil.progress import Quiet
+from efcil.reproduce.cells import Cell
+from efcil.runs import Run
+from efcil.training.machine import Machine
+
+
+class Job(Options):
+    """A cell, and what the command was given to run it with."""
+
+    cell: Cell
+    settings: tuple[str, ...] = ()
+    data: Path | None = None
+    out: Path
+    command: str
+    device: str = "cpu"
+
+    @property
+    def title(self) -> str:
+        """What it is called in messages."""
+        return f"{self.cell.dataset} T={self.cell.tasks} order {self.cell.order} {self.cell.group}"
+
+    @property
+    def place(self) -> Path:
+        """Its run directory."""
+        return self.out / self.cell.place
+
+    def absolute(self) -> Job:
+        """Return it with paths that hold in every directory."""
+        data = None if self.data is None else self.data.absolute()
+        return self.model_copy(update={"data": data, "out": self.out.absolute()})
+
+    def run(self, machine: Machine, voice: Quiet) -> Run:
+        """Return the run, not yet begun."""
+        return Run(
+            self.cell.plan(self.settings),
+            self.data,
+            self.place,
+            machine,
+            voice,
+            command=self.command,
+            compare=True,
+            snapshots=("dpcr", "rrcr") if self.cell.group == "trajectory" else (),
+        )

@@ -1,0 +1,304 @@
+"""Several processes learn one run: torchrun starts them, each takes its share of every batch and of every extraction.
+
+All of them do the same steps in the same order, and after each step hold the same weights, momenta and running
+statistics. So any process could go on alone, the number of processes may change at a resume, and statistics and heads
+are solved by all of them instead of by one that the others would have to wait for. Files are the first one's alone.
+
+Gradients are summed here, after `backward`, and not by `DistributedDataParallel`: a loss of this package is not the
+`forward` of a module (a teacher, stages, a head that grows), a step that is recorded as a CUDA graph takes the sum in,
+and the weight of a share stands in the loss, so that the sum is the gradient of the whole batch even where the shares
+differ by a row. What is given up is the overlap of sending and `backward`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from efcil.errors import EfcilError, Elsewhere, Interrupted, OptionError, TrainingError
+from efcil.linalg import pack_symmetric, unpack_symmetric
+from efcil.stats import ClassStats
+
+PATIENCE = timedelta(hours=1)  # how long a process waits for the others: longer than any of them is busy alone
+BUCKET = 2**23  # numbers sent at a time: bounds the copy of the gradients
+STARTED_BY = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # what torchrun sets
+
+
+def processes() -> int:
+    """Return how many processes torchrun started; 1 where it was not there."""
+    return int(os.environ["WORLD_SIZE"]) if all(os.environ.get(name) for name in STARTED_BY) else 1
+
+
+class Group:
+    """The processes of a run as one of them sees it. Alone, every method is what a single process would do."""
+
+    def __init__(self, rank: int = 0, size: int = 1, local_rank: int = 0, node: int = 0, store: Any = None):
+        self.rank, self.size, self.local_rank, self.node, self.store = rank, size, local_rank, node, store
+        self._copies = 1  # how many processes hold each row of the batch at work
+        self._turns = 0  # of `first_of_node`
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this process writes the files and tells how the run goes."""
+        return self.rank == 0
+
+    # --- who does what ----------------------------------------------------------------------------------------------
+
+    def shard(self, count: int) -> slice:
+        """Return this process's rows of `count`; all of them where there are not enough for everybody.
+
+        >>> Group(rank=0, size=2).shard(5), Group(rank=1, size=2).shard(5), Group(rank=1, size=2).shard(1)
+        (slice(0, 3, None), slice(3, 5, None), slice(0, 1, None))
+        """
+        if count < self.size:
+            return slice(0, count)
+        share, left = divmod(count, self.size)
+        start = self.rank * share + min(self.rank, left)
+        return slice(start, start + share + (self.rank < left))
+
+    def begin_batch(self, count: int) -> float:
+        """Begin a step on a batch of `count` rows: return the weight of this process's share; weights add to one."""
+        self._copies = self.size if count < self.size else 1
+        own = self.shard(count)
+        return (own.stop - own.start) / (count * self._copies)
+
+    # --- sums and copies --------------------------------------------------------------------------------------------
+
+    def sum_(self, tensor: Tensor) -> Tensor:
+        """Add the tensors of all processes, in place."""
+        if self.size > 1:
+            with self._others():
+                dist.all_reduce(tensor)
+        return tensor
+
+    def sum_all_(self, tensors: Iterable[Tensor]) -> None:
+        """Add many tensors of one kind, in place, some at a time."""
+        if self.size == 1:
+            return
+        bucket: list[Tensor] = []
+        for tensor in tensors:
+            if bucket and sum(t.numel() for t in bucket) + tensor.numel() > BUCKET:
+                self._sum_bucket(bucket)
+                bucket = []
+            bucket.append(tensor)
+        if bucket:
+            self._sum_bucket(bucket)
+
+    def _sum_bucket(self, tensors: Sequence[Tensor]) -> None:
+        rows = [_flat(tensor) for tensor in tensors]
+        parts = self.sum_(torch.cat(rows)).split([len(row) for row in rows])
+        torch._foreach_copy_(rows, parts)  # one launch on a GPU, not one for each
+
+    def copy_first_(self, tensors: Iterable[Tensor]) -> None:
+        """Give every process the first one's tensors, in place."""
+        if self.size > 1:
+            with self._others():
+                for tensor in tensors:
+                    dist.broadcast(tensor, 0)
+
+    def gathered(self, own: Tensor, count: int) -> Tensor:
+        """Return the rows of all processes in order, `own` being the `shard` of `count` of this one."""
+        if self.size == 1 or count < self.size:
+            return own
+        most = -(-count // self.size)
+        padded = torch.cat([own, own.new_zeros(most - len(own), *own.shape[1:])])
+        parts = [torch.empty_like(padded) for _ in range(self.size)]
+        with self._others():
+            dist.all_gather(parts, padded)
+        left = count % self.size  # the first so many hold one row more
+        return torch.cat([part if not left or rank < left else part[:-1] for rank, part in enumerate(parts)])
+
+    def norm(self, rows: Tensor) -> Tensor:
+        """Return the Euclidean norm of all processes' rows as one vector; gradients flow to every share."""
+        if self.size == 1:
+            return torch.linalg.vector_norm(rows)
+        found: Tensor = _Norm.apply(rows, self)
+        return found
+
+    def class_stats(self, features: Tensor, labels: Tensor) -> ClassStats:
+        """Return the statistics of features (n, dim) that all processes hold: each sums its rows, in float64."""
+        if self.size == 1 or len(labels) < self.size:
+            return ClassStats.from_features(features, labels)
+        rows = self.shard(len(labels))
+        own = ClassStats.from_features(features[rows], labels[rows])
+        classes = labels.unique()
+        at = torch.searchsorted(classes, own.classes)
+        count = torch.zeros_like(classes)
+        count[at] = own.count
+        total = own.mean.new_zeros(len(classes), own.dim)
+        total[at] = own.mean * own.count[:, None]
+        packed = own.mean.new_zeros(len(classes), own.dim * (own.dim + 1) // 2)
+        packed[at] = pack_symmetric(own.gram)
+        for tensor in (count, total, packed):
+            self.sum_(tensor)
+        return ClassStats(classes, count, total / count[:, None], unpack_symmetric(packed))
+
+    # --- agreement --------------------------------------------------------------------------------------------------
+
+    def any(self, flag: bool) -> bool:
+        """Whether the flag is up in any process."""
+        return flag if self.size == 1 else bool(self.sum_(torch.tensor(int(flag))))
+
+    def barrier(self) -> None:
+        """Wait for all processes."""
+        self.any(False)
+
+    def from_first(self, value: Any) -> Any:
+        """Return the first process's value, which JSON can hold; those of the others do not matter."""
+        return value if self.size == 1 else json.loads(self._told(0, json.dumps(value)))
+
+    def _told(self, rank: int, text: str) -> str:
+        """Return the text of one process."""
+        data = bytearray(text.encode())
+        length = torch.tensor(len(data))
+        with self._others():
+            dist.broadcast(length, rank)
+            if self.rank != rank:
+                data = bytearray(int(length))
+            if data:
+                dist.broadcast(torch.frombuffer(data, dtype=torch.uint8), rank)
+        return data.decode()
+
+    def tensors_from_first(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return the first process's tensors, all of them on the CPU."""
+        if self.size == 1:
+            return dict(tensors)
+        kinds = {name: (str(t.dtype).removeprefix("torch."), list(t.shape)) for name, t in tensors.items()}
+        found = {}
+        for name, (kind, shape) in self.from_first(kinds).items():
+            own = tensors[name].contiguous() if self.is_first else torch.empty(shape, dtype=getattr(torch, kind))
+            if own.numel():
+                self.copy_first_([own.view(-1).view(torch.uint8)])
+            found[name] = own
+        return found
+
+    @contextmanager
+    def agreeing(self) -> Iterator[None]:
+        """Do what may be refused: an error in one process is told by that one, and ends all. No collective inside."""
+        if self.size == 1:
+            yield
+            return
+        problem: EfcilError | None = None
+        try:
+            yield
+        except EfcilError as error:
+            problem = error
+        own = "" if problem is None else str(problem.exit_code)
+        for rank in range(self.size):
+            code = self._told(rank, own)
+            if code and problem is not None and rank == self.rank:
+                raise problem
+            if code:
+                raise Elsewhere(int(code))
+
+    def same(self, what: str, value: str) -> None:
+        """Refuse a value that is not the first process's."""
+        first = self.from_first(value)
+        with self.agreeing():
+            if value != first:
+                raise OptionError(
+                    f"{what} differs: {value} here, {first} in the first process; use the same everywhere"
+                )
+
+    @contextmanager
+    def first_of_node(self) -> Iterator[None]:
+        """Let one process of each machine go before the others of it, however long it takes."""
+        if self.size == 1:
+            yield
+            return
+        self._turns += 1
+        done = f"efcil/turn-{self._turns}/node-{self.node}"
+        if self.local_rank == 0:
+            try:
+                yield
+            finally:
+                self.store.set(done, "1")
+            return
+        while not self.store.check([done]):  # no collective: decoding a large set takes longer than any time-out
+            time.sleep(0.1)
+        yield
+
+    @contextmanager
+    def _others(self) -> Iterator[None]:
+        """Say what it means when the others are gone."""
+        try:
+            yield
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            detail = str(error).splitlines()[0][-120:]
+            raise TrainingError(
+                f"another process of the run is gone ({detail}): the last checkpoint is kept; go on with --resume, "
+                "with as many processes as there are"
+            ) from None
+
+
+ALONE = Group()
+
+
+class _Norm(torch.autograd.Function):
+    """|D| of the rows D of all processes: sqrt(sum of squares); its derivative by D is D / |D|, at zero zero."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, group: Group) -> Tensor:
+        """Sum the squares."""
+        found = (group.sum_(rows.square().sum()) / group._copies).sqrt()
+        ctx.group = group
+        ctx.save_for_backward(rows, found)
+        return found
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        """Sum what every process's loss makes of the norm; their weights add to one."""
+        rows, found = ctx.saved_tensors
+        upstream = ctx.group.sum_(gradients[0].clone()) / ctx.group._copies
+        return torch.where(found > 0, upstream / found, 0.0) * rows, None
+
+
+def _flat(tensor: Tensor) -> Tensor:
+    """Return a view (n,) of a tensor's numbers in the order in which they lie."""
+    if tensor.ndim == 4 and tensor.is_contiguous(memory_format=torch.channels_last):
+        tensor = tensor.permute(0, 2, 3, 1)
+    return tensor.view(-1)
+
+
+def running_statistics(module: nn.Module) -> list[Tensor]:
+    """Return the running means and variances that training changes: those of normalisations that do not rest."""
+    found: list[Tensor] = []
+    for part in module.modules():
+        if isinstance(part, nn.modules.batchnorm._BatchNorm) and part.training:
+            found += [s for s in (part.running_mean, part.running_var) if s is not None]
+    return found
+
+
+@contextmanager
+def joined() -> Iterator[Group]:
+    """Join the processes that torchrun started, as long as the block lasts; alone where it did not start any."""
+    if processes() == 1:
+        yield ALONE
+        return
+    variables = os.environ
+    store, rank, size = next(dist.rendezvous("env://", timeout=PATIENCE))
+    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=PATIENCE)
+    local_rank, node = int(variables.get("LOCAL_RANK", rank)), int(variables.get("GROUP_RANK", 0))
+    group = Group(rank, size, local_rank, node, dist.PrefixStore("efcil", store))
+    try:
+        yield group
+        group.barrier()
+    except Interrupted as error:
+        raise error if group.is_first else Elsewhere(error.exit_code) from None
+    except EfcilError as error:
+        if not group.is_first and str(error):
+            error.args = (f"process {rank + 1} of {size}: {error}",)
+        raise
+    dist.destroy_process_group()

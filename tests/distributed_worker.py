@@ -1,0 +1,232 @@
+"""What tests/test_distributed.py computes in two processes, and once more alone, to compare.
+
+`python tests/distributed_worker.py OUT` in each process that torchrun, or a test, has started; the names of `CASES`
+after OUT choose some.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from efcil.config import build
+from efcil.data import augment
+from efcil.errors import DataError, Elsewhere, OptionError
+from efcil.features import TaskFeatures
+from efcil.methods import METHODS
+from efcil.metrics import AccuracyMatrix
+from efcil.protocol import Evaluator, learn_stream
+from efcil.representations import REPRESENTATIONS
+from efcil.tasks import TaskStream
+from efcil.training.checkpoint import save_tensors
+from efcil.training.distributed import joined
+from efcil.training.extraction import extract
+from efcil.training.loop import Pixels, train
+from efcil.training.machine import Machine
+from efcil.training.schedule import Schedule
+from problems import TINY, blobs, draw
+
+CPU = Machine(torch.device("cpu"))
+WHOLE = {"dpcr": 1, "acil": 1, "icarl": 1, "podnet": 1, "foster": 1, "pass": 1, "joint": 1}  # a method of each kind
+
+
+class Student(nn.Module):
+    """A small network without batch normalisation: a step in shares must be the step on the whole batch."""
+
+    def __init__(self, machine):
+        super().__init__()
+        torch.manual_seed(0)
+        self.machine = machine
+        self.features = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 6 * 6, 8))
+        self.head = nn.Linear(8, 6)
+        self.unused = nn.Linear(2, 2)  # no gradient: it must stay as it is
+
+    def loss(self, images, labels):
+        features = self.features(images)
+        return cross_entropy(self.head(features), labels) + 0.1 * self.machine.group.norm(features)
+
+
+def trained(group, module, epochs, last="keep", size=4, rows=13, transform=None, machine=CPU, **more):
+    """Train on the first rows of a small problem; return the losses."""
+    machine, data, losses = replace(machine, group=group), blobs(), []
+    pixels = Pixels(torch.from_numpy(data.train.images[:rows].copy()), data.mean, data.std, machine)
+    train(
+        module,
+        module.loss,
+        pixels,
+        torch.from_numpy(data.train.labels[:rows]),
+        schedule=Schedule(epochs=epochs, lr=0.05),
+        transform=transform,
+        batch_size=size,
+        last_batch=last,
+        machine=machine,
+        seed=0,
+        task=0,
+        after_epoch=lambda report, optimiser: losses.append(report.loss),
+        **more,
+    )
+    return losses
+
+
+def training(group):
+    """Batches of 4, 4, 4 and 1: the last has fewer rows than there are processes."""
+    found = {}
+    for last in ("keep", "wrap", "drop"):
+        student = Student(replace(CPU, group=group))
+        losses = trained(group, student, 3, last, transform=augment.named("crop-flip", 8))
+        found |= {f"{last}.{k}": v.clone() for k, v in student.state_dict().items()}
+        found[f"{last}.losses"] = torch.tensor(losses)
+    return found
+
+
+class Normalised(nn.Module):
+    """Normalises its input."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.norm, self.head = nn.BatchNorm2d(3), nn.Linear(3 * 64, 6)
+
+    def loss(self, images, labels):
+        return cross_entropy(self.head(self.norm(images).flatten(1)), labels)
+
+
+def normalisation(group):
+    """One step on a batch of five rows."""
+    module = Normalised()
+    trained(group, module, 1, size=5, rows=5)
+    return {"mean": module.norm.running_mean, "variance": module.norm.running_var}
+
+
+def statistics(group):
+    """Of features that all processes hold; class 9 is in one share alone, 11 rows do not divide."""
+    labels = torch.tensor([4, 4, 9, 9, 9, 4, 2, 2, 4, 2, 2])
+    stats = group.class_stats(draw(11, 5, seed=3) * 1e3, labels)
+    one = group.class_stats(draw(1, 5), torch.tensor([1]))
+    return {**stats.state(), "gram": stats.gram, "one": one.mean}
+
+
+def untrained(group):
+    machine, data = replace(CPU, group=group), blobs()
+    kind = REPRESENTATIONS["lwf"]
+    representation = kind(kind.options_type(**TINY), data.channels, machine, 0)
+    stream = TaskStream(data.train, np.arange(6), (4, 2))
+    representation.begin(stream[0])
+    return machine, data, representation, stream
+
+
+def images(group):
+    """Features, statistics and predictions from images with the same weights."""
+    machine, data, representation, stream = untrained(group)
+    task = stream[0]
+    pixels = Pixels(machine.tensor(task.images[:47]), data.mean, data.std, machine)
+    learned = TaskFeatures(0, representation, pixels, machine.tensor(task.labels[:47]), representation.transform(8))
+    readout = METHODS["dpcr"].readout(METHODS["dpcr"].options())
+    readout.learn(learned)
+    evaluator = Evaluator(data, stream, machine)
+    seen, _ = evaluator.seen(0)
+    scores = readout.scores(extract(representation.backbone, seen, machine))
+    found = {"features": learned.new(), "augmented": learned.new("augmented"), "scores": scores}
+    return {
+        **found,
+        **learned.stats().state(),
+        "hits": torch.tensor(evaluator.measure(0, representation, {"": readout})[""]),
+    }
+
+
+def methods(group):
+    """A method of each kind of training, two tasks."""
+    machine, data, found = replace(CPU, group=group), blobs(), {}
+    for name in WHOLE:
+        method = METHODS[name]
+        kind = REPRESENTATIONS[method.representation]
+        brief = {
+            s: Schedule(epochs=1, lr=0.02) for s in ("balance", "compression") if s in kind.options_type.model_fields
+        }
+        more = {"memory": 12} if "memory" in kind.options_type.model_fields else {}
+        options = kind.options_type(**{**TINY, **brief, **more, "first": TINY["later"]})
+        representation = kind(options, data.channels, machine, 0)
+        stream = TaskStream(data.train, np.arange(6), (4, 2))
+        evaluator = Evaluator(data, stream, machine)
+        readout = method.readout(build(method.options, {"buffer": 16} if name == "acil" else {}, name))
+        matrices = {name: AccuracyMatrix(evaluator.totals())}
+        learn_stream(stream, data, evaluator, representation, {name: readout}, matrices, Watch())
+        found |= {f"{name}.{k}": v.clone() for k, v in representation.state(teacher=True).items()}
+        found[f"{name}/counts"] = torch.tensor(matrices[name].A_t)
+    return found
+
+
+class Watch:
+    """Sees nothing."""
+
+    def after_epoch(self, report, optimiser):
+        pass
+
+    def before_readouts(self, task):
+        pass
+
+    def after_task(self, task):
+        pass
+
+
+def talk(group):
+    """What processes say to each other, and how one of them fails for all."""
+    rank = torch.tensor(group.rank)
+    found = {
+        "rows": group.gathered(torch.arange(5.0)[group.shard(5)], 5),
+        "few": group.gathered(torch.ones(1), 1),
+        "none": torch.tensor(group.any(False)),
+        "second": torch.tensor(group.any(group.rank == 1)),
+        "first": torch.tensor(group.from_first([group.rank, "é"])[0]),
+    }
+    own = {"a": torch.full((2, 3), 7.0), "b": torch.tensor([True, False]), "c": torch.zeros(0, 4)} if rank == 0 else {}
+    found |= {f"given.{k}": v for k, v in group.tensors_from_first(own).items()}
+    with group.agreeing():
+        pass
+    told = []
+    for failing in (0, 1):
+        try:
+            with group.agreeing():
+                if group.rank == failing:
+                    raise DataError(f"{failing} fails")
+        except (DataError, Elsewhere) as error:
+            told.append(f"{type(error).__name__} {error.exit_code} {error}")
+    try:
+        group.same("it", str(min(group.rank, 1)))
+    except (OptionError, Elsewhere) as error:
+        told.append(f"{type(error).__name__} {error}")
+    found["told"] = torch.tensor(list("; ".join(told).encode()))
+    return found
+
+
+def turns(group, out):
+    """The first process of a machine is done before the others begin."""
+    with group.first_of_node():
+        there = sorted(path.name for path in out.glob("turn-*"))
+        if group.rank == 0:
+            time.sleep(0.5)  # busy for a while
+        (out / f"turn-{group.rank}").touch()
+    return {"before": torch.tensor(len(there))}
+
+
+CASES = {f.__name__: f for f in (statistics, images, training, normalisation, methods, talk)}
+
+
+def main() -> None:
+    out, chosen = Path(sys.argv[1]), sys.argv[2:] or list(CASES)
+    torch.set_num_threads(1)
+    with joined() as group:
+        found = {f"{name}/{k}": v for name in chosen for k, v in CASES[name](group).items()}
+        found |= {f"turns/{k}": v for k, v in turns(group, out).items()}
+    save_tensors(out / f"rank-{group.rank}.safetensors", found, {})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,493 @@
+"""Class memory as factors: the same numbers as with Grams where it is exact, a bounded error where it is cut."""
+
+from __future__ import annotations
+
+import copy
+import json
+import pickle
+import weakref
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+import reference
+from efcil import stats as stats_module
+from efcil.class_memory import Factors, Grams, Memory, kept, kept_gram
+from efcil.errors import NotFiniteError, OptionError
+from efcil.linalg import class_shift, factor_space, normalise_columns, ridge_weight, row_projector, task_shift
+from efcil.methods import METHODS
+from efcil.methods.dpcr import DPCROptions
+from efcil.metrics import AccuracyMatrix
+from efcil.model import IncrementalClassifier
+from efcil.protocol import Evaluator, learn_stream
+from efcil.representations import REPRESENTATIONS
+from efcil.stats import ClassStats
+from efcil.tasks import TaskStream
+from problems import TINY, blobs, draw, gap
+from test_methods import Watch
+
+FACTORS = Memory("factors")
+DIM = 16
+COUNTS = (5, 30, 1, 8, 9, 3, 0, 40, 2)  # of classes 0, 1, 2 ...: 8 images are the last that a factor holds in less
+LABELS = torch.arange(len(COUNTS)).repeat_interleave(torch.tensor(COUNTS))
+
+
+@pytest.fixture
+def features() -> Tensor:
+    return draw(len(LABELS), DIM).abs()
+
+
+@pytest.fixture
+def pair(features: Tensor) -> tuple[ClassStats, ClassStats]:
+    """The same classes as Grams and as factors."""
+    return ClassStats.from_features(features, LABELS), ClassStats.from_features(features, LABELS, FACTORS)
+
+
+def same(one: ClassStats, two: ClassStats, bound: float = 1e-8) -> None:
+    assert torch.equal(one.classes, two.classes)
+    assert torch.equal(one.count, two.count)
+    assert gap(one.mean, two.mean) < bound
+    for mine, theirs in zip(one.gram, two.gram, strict=True):
+        assert gap(mine, theirs) < bound
+
+
+def ranks(stats: ClassStats) -> list[int]:
+    """Rank of each class's factor, -1 of a Gram."""
+    return stats.state()["factor_rank"].tolist()
+
+
+# --- exact ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_class_of_few_images_is_a_factor_and_one_of_many_a_gram(pair) -> None:
+    grams, factors = pair
+    same(factors, grams, 1e-13)
+    assert ranks(factors) == [5, -1, 1, 8, -1, 3, -1, 2]
+    triangle = DIM * (DIM + 1) // 2
+    assert grams.numbers == 8 * (triangle + DIM)
+    assert factors.numbers == 3 * triangle + (5 + 1 + 8 + 3 + 2) * DIM + 8 * DIM
+    assert gap(factors.gram_sum(), grams.gram_sum()) < 1e-14
+    assert gap(factors.covariance(), grams.covariance()) < 1e-12
+
+
+def test_storage_is_half_of_the_papers_and_less_for_few_images() -> None:
+    dim, per_class = 64, 20
+    x, y = draw(3 * per_class, dim), torch.arange(3).repeat_interleave(per_class)
+    papers = 3 * (dim * dim + dim)
+    exact = ClassStats.from_features(x, y)
+    assert exact.numbers <= 0.55 * papers
+    assert sum(t.numel() for t in exact.state().values()) <= 0.55 * papers
+    bytes_held = sum(p.packed.untyped_storage().nbytes() for p in exact.parts) + exact.mean.untyped_storage().nbytes()
+    assert bytes_held <= 0.55 * papers * 8
+    factors = ClassStats.from_features(x, y, FACTORS)
+    assert factors.numbers == 3 * (per_class + 1) * dim < exact.numbers
+    for count in range(1, dim + 2):  # never more than Grams, and less below dim / 2 images
+        own = kept(draw(count, dim), FACTORS)
+        assert own.numbers == min(count * dim, dim * (dim + 1) // 2)
+
+
+RULES = [
+    ("none", None, len),
+    ("positive", None, reference.rank_positive),
+    ("numerical", None, reference.rank_numerical),
+    ("tolerance", 1e-3, reference.rank_tolerance(1e-3)),
+    ("energy", 0.9, reference.rank_energy(0.9)),
+]
+
+
+@pytest.mark.parametrize(("rule", "tolerance", "rank"), RULES)
+def test_factors_follow_task_by_task_as_the_ladder(features: Tensor, rule, tolerance, rank) -> None:
+    if rule == "positive":
+        features[LABELS == 0, 3] = 0.0  # a dead channel of a factor, and of a Gram
+        features[LABELS == 1, 7] = 0.0
+    shifts = [torch.eye(DIM, dtype=torch.float64) + 0.2 * draw(DIM, DIM, seed=seed) for seed in (1, 2, 3)]
+    grams, factors = (ClassStats.from_features(features, LABELS, m) for m in (Memory(), FACTORS))
+    composed = factors
+    for shift in shifts:
+        grams, factors = (stats.projected(shift, rule, tolerance) for stats in (grams, factors))
+        composed = composed.moved(
+            class_shift(shift, composed.gram, rule, tolerance).expand(len(composed), DIM, DIM)  # a P for each class
+        )
+    assert ranks(factors) == ranks(composed) == [5, -1, 1, 8, -1, 3, -1, 2]
+    same(factors, grams)
+    same(composed, grams)
+    if rule == "positive":
+        assert float(factors.gram[0, 3].abs().max()) == float(factors.mean[0, 3]) == 0.0
+    for place, c in enumerate(grams.classes.tolist()):
+        if rule == "positive" and c < 2:  # the literal rule counts singular values; which of five zeros is dead is open
+            continue
+        moved = reference.ladder(features[c == LABELS], shifts, rank)
+        assert gap(factors.gram[place], moved.T @ moved) < 1e-8
+        assert gap(factors.mean[place], moved.mean(0)) < 1e-8
+
+
+@pytest.mark.parametrize("width", [DIM, 5, 20])
+def test_a_factor_moves_as_the_features_would(pair, features: Tensor, width: int) -> None:
+    shift = draw(DIM, width, seed=1)
+    wanted = ClassStats.from_features(features @ shift, LABELS)
+    same(pair[1].moved(shift), wanted, 1e-12)
+    same(pair[1].moved(shift.expand(8, DIM, width)), wanted, 1e-12)
+
+
+@given(st.integers(1, 6), st.integers(1, 6), st.integers(0, 5))
+@settings(deadline=None, max_examples=20)
+def test_the_row_space_of_a_factor_is_that_of_its_gram(classes: int, rank: int, lost: int) -> None:
+    factor = draw(classes, rank, 6)
+    factor[:, max(0, rank - lost) :] = 0.0  # rows of zeros, as padding has them
+    space = factor_space(factor)
+    found = torch.eye(6).double().expand(classes, 6, 6) if space is None else space.projector()
+    assert (found - row_projector(factor.mT @ factor)).abs().max() < 1e-10
+
+
+def test_one_whole_task_gives_the_same_classifier(pair) -> None:
+    before, y = draw(60, DIM, seed=4).abs(), 9 + torch.arange(12).repeat_interleave(5)
+    after = before @ (torch.eye(DIM).double() + 0.2 * draw(DIM, DIM, seed=5))
+    weights = []
+    for stats, memory in zip(pair, (Memory(), FACTORS), strict=True):
+        new = ClassStats.from_features(after, y, memory)
+        moved = stats.projected(task_shift(before, after), "positive").joined(new, memory)
+        weights.append(normalise_columns(ridge_weight(moved, 5.0)))
+    assert gap(weights[1], weights[0]) < 1e-8
+    assert gap(weights[0], weights[0].roll(1, 1)) > 1e-2
+
+
+def test_blocks_change_no_bit_of_factors(pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    shift = draw(DIM, DIM, seed=1)
+    for rule in ("positive", "numerical"):
+        whole = pair[1].projected(shift, rule)
+        for block in (1, 2, 5, 50):
+            assert torch.equal(pair[1].projected(shift, rule, class_block=block).gram, whole.gram)
+        monkeypatch.setattr(stats_module, "BLOCK_BYTES", {"cpu": 1})
+        assert torch.equal(pair[1].projected(shift, rule).gram, whole.gram)
+        monkeypatch.undo()
+    again = ClassStats.from_state(pair[1].state())  # other parts, the same bits
+    assert torch.equal(again.projected(shift).gram_sum(), pair[1].projected(shift).gram_sum())
+
+
+def test_a_factor_is_a_function_of_the_gram_alone(features: Tensor) -> None:
+    x = features[:8]
+    turn = torch.linalg.qr(draw(8, 8, seed=3))[0]
+    one, two = kept(x, FACTORS), kept(turn @ x, FACTORS)  # other images with the same Gram
+    assert gap(one.rows, two.rows) < 1e-10
+    assert gap(one.rows, kept_gram(x.T @ x, FACTORS).rows) < 1e-10
+    assert min(float((one.rows[:, None] - x).abs().amax(2).min()), 1.0) > 1e-3, "a row is an image's feature"
+
+
+# --- adding -----------------------------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=24), st.integers(0, 24), st.sampled_from([None, FACTORS]))
+@settings(deadline=None, max_examples=25)
+def test_factors_of_batches_add_to_the_whole(labels: list[int], cut: int, memory: Memory | None) -> None:
+    x, y = draw(len(labels), 6), torch.tensor(labels)
+    whole = ClassStats.from_features(x, y)
+    parts = [ClassStats.from_features(x[s], y[s], FACTORS) for s in (slice(cut), slice(cut, None))]
+    for joined in (parts[0].joined(parts[1], memory), parts[1].joined(parts[0], memory)):
+        same(joined, whole, 1e-11)
+        if "factor_rank" in joined.state():
+            assert max(ranks(joined)) <= 3, "a factor that takes more than a Gram"
+
+
+def test_grams_and_factors_of_one_class_add(features: Tensor) -> None:
+    x, y = features[:9], torch.zeros(9, dtype=torch.int64)
+    gram = ClassStats.from_features(x[:3], y[:3])
+    factor = ClassStats.from_features(x[3:], y[3:], FACTORS)
+    for joined in (gram.joined(factor), factor.joined(gram), factor.joined(gram, FACTORS)):
+        same(joined, ClassStats.from_features(x, y), 1e-13)
+        assert isinstance(joined.parts[0], Grams)
+    cut = factor.joined(gram, Memory("factors", rank=2))
+    assert ranks(cut) == [2]
+    both = factor.joined(factor.renumbered([0]), Memory())
+    assert isinstance(both.parts[0], Grams)
+
+
+def test_classes_are_taken_dropped_and_renumbered_in_any_form(pair) -> None:
+    for call in (
+        lambda s: s.select([0, 4, 8]),
+        lambda s: s.without([0, 1, 2]),
+        lambda s: s.renumbered([7, 2, 9, 1, 0, 3, 8, 4]),
+        lambda s: s.select([0, 1, 3]).joined(s.select([1, 2, 8])),
+        lambda s: s.to("cpu"),
+    ):
+        same(call(pair[1]), call(pair[0]), 1e-13)
+    assert ranks(pair[1].without([1, 2])) == [5, 8, -1, 3, -1, 2]
+
+
+# --- cut --------------------------------------------------------------------------------------------------------------
+
+
+def left_out(stats: ClassStats, whole: ClassStats) -> Tensor:
+    """Nuclear norm of what is missing, as a share of the trace, class by class."""
+    missing = whole.gram - stats.gram
+    return torch.linalg.matrix_norm(missing, "nuc") / whole.gram.diagonal(dim1=1, dim2=2).sum(1)
+
+
+@pytest.mark.parametrize("error", [0.3, 0.1, 1e-2, 1e-4])
+def test_the_error_of_cut_factors_is_bounded(pair, features: Tensor, error: float) -> None:
+    grams = pair[0]
+    cut = ClassStats.from_features(features, LABELS, Memory("factors", error=error))
+    lost = left_out(cut, grams)
+    assert float(lost.max()) <= error * (1 + 1e-9)
+    assert torch.equal(cut.mean, grams.mean), "means are not cut"
+    for gram, rank in zip(grams.gram, ranks(cut), strict=True):
+        if rank >= 0:  # the fewest rows: one less would leave out more
+            values = torch.linalg.eigvalsh(gram).flip(0)
+            assert float(values[max(0, rank - 1) :].sum()) > error * float(values.sum()) * (1 - 1e-9)
+            assert 2 * rank <= DIM
+    if error == 0.3:
+        assert cut.numbers < pair[1].numbers
+        assert float(lost.max()) > 0.01
+
+
+def test_cut_to_a_rank_what_is_lost_is_the_smallest_eigenvalues(pair, features: Tensor) -> None:
+    grams = pair[0]
+    cut = ClassStats.from_features(features, LABELS, Memory("factors", rank=3))
+    assert ranks(cut) == [3, 3, 1, 3, 3, 3, 3, 2]
+    for gram, own in zip(grams.gram, cut.gram, strict=True):
+        values = torch.linalg.eigvalsh(gram)
+        assert torch.linalg.matrix_norm(gram - own, "nuc") == pytest.approx(
+            float(values[:-3].sum()), rel=1e-9, abs=1e-9
+        )
+        assert torch.linalg.matrix_norm(gram - own, 2) == pytest.approx(
+            float(values[-4].clamp_min(0)), rel=1e-9, abs=1e-9
+        )
+
+
+def test_what_was_left_out_moves_as_a_gram_and_stays_bounded(pair, features: Tensor) -> None:
+    """G - F'F is positive, so after P its trace is at most |P|^2 times what it was."""
+    shift = draw(DIM, DIM, seed=1)
+    cut = ClassStats.from_features(features, LABELS, Memory("factors", error=0.05))
+    before = (pair[0].gram - cut.gram).diagonal(dim1=1, dim2=2).sum(1)
+    after = pair[0].moved(shift).gram - cut.moved(shift).gram
+    most = torch.linalg.matrix_norm(shift, 2) ** 2 * before
+    assert bool((after.diagonal(dim1=1, dim2=2).sum(1) <= most * (1 + 1e-9) + 1e-9).all())
+    assert float(torch.linalg.eigvalsh(after).min()) > -1e-9 * float(after.abs().max())
+
+
+def test_memory_refuses_what_makes_no_sense() -> None:
+    for bad, said in (
+        ({"rank": 2}, "takes no rank"),
+        ({"error": 0.1}, "takes no rank and no error"),
+        ({"form": "factors", "rank": 2, "error": 0.1}, "give one of them"),
+        ({"form": "factors", "rank": 0}, "one or more"),
+        ({"form": "factors", "error": 1.5}, "between 0 and 1"),
+    ):
+        with pytest.raises(OptionError, match=said):
+            Memory(**bad)
+    with pytest.raises(ValueError, match="takes no rank and no error"):
+        DPCROptions(memory_rank=3)
+    with pytest.raises(OptionError, match="ranks that sum to 3"):
+        Factors(torch.ones(2, 4), [1, 2])
+    with pytest.raises(NotFiniteError):
+        ClassStats.from_features(torch.full((2, 8), float("nan")), torch.zeros(2, dtype=torch.int64), FACTORS)
+
+
+@pytest.mark.parametrize("scale", [1e-12, 1.0, 1e12])
+def test_hostile_features_make_sound_factors(scale: float) -> None:
+    x = scale * draw(6, 20)
+    x[3:] = x[0]  # duplicates: rank 3
+    x[:, 4] = 0.0  # a dead channel
+    own = kept(x, FACTORS)
+    assert own.ranks == (3,)
+    assert gap(own.dense()[0], x.T @ x) < 1e-13
+    assert kept(torch.zeros(4, 20).double(), FACTORS).numbers == 0
+    nothing = Factors.zero(2, torch.zeros(2, 20).double())
+    for rule in ("positive", "numerical"):
+        moved, mean = nothing.projected(torch.ones(2, 20).double(), torch.eye(20).double(), rule, None)
+        assert moved.numbers == 0
+        assert float(mean.abs().max()) == 0.0
+
+
+# --- released ---------------------------------------------------------------------------------------------------------
+
+
+def test_released_statistics_are_gone_and_say_so(pair) -> None:
+    shift = draw(DIM, DIM, seed=1)
+    for stats in pair:
+        shared = stats.select([0, 1]).joined(stats.select([2, 3]))
+        first = shared.select([0, 1])
+        whole = shared.projected(shift, "numerical")
+        moved = shared.projected(shift, "numerical", release=True)
+        assert torch.equal(moved.gram, whole.gram)
+        assert torch.equal(first.gram, stats.select([0, 1]).gram), "what others hold stays"
+        for use in (lambda s=shared: s.gram, shared.state, shared.gram_sum, lambda s=shared: s.moved(shift)):
+            with pytest.raises(OptionError, match="released when they moved"):
+                use()
+        assert len(moved.moved(shift, release=True)) == 4
+
+
+def test_old_blocks_go_while_new_ones_come() -> None:
+    """Counted in tensors alive: with release never more than one set of statistics and two blocks."""
+    dim, classes = 24, 40
+    x, y = draw(2 * classes, dim), torch.arange(classes).repeat_interleave(2)
+    stats = ClassStats.from_features(x, y).moved(torch.eye(dim).double(), class_block=4)
+    count = {}
+    for release in (False, True):
+        alive = [part.packed.untyped_storage().nbytes() for part in stats.parts]
+        watched = copy.deepcopy(stats)
+        old = [_Watch(part.packed) for part in watched.parts]
+        most = 0
+        generator = watched._blocks(4, release)
+        made = []
+        for _, block in generator:
+            made.append(block.moved(torch.eye(dim).double()))
+            held = sum(w.bytes for w in old if w.alive) + sum(p.packed.untyped_storage().nbytes() for p in made)
+            most = max(most, held)
+            del block
+        count[release] = most / sum(alive)
+    assert count[False] == pytest.approx(2.0)
+    assert count[True] <= 1.0 + 2 * 4 / classes
+
+
+class _Watch:
+    """Whether a tensor is still held by anyone."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.bytes = tensor.untyped_storage().nbytes()
+        self.reference = weakref.ref(tensor)
+
+    @property
+    def alive(self) -> bool:
+        return self.reference() is not None
+
+
+# --- files ------------------------------------------------------------------------------------------------------------
+
+
+def test_state_holds_the_form_and_every_bit(pair) -> None:
+    factors = pair[1].moved(draw(DIM, DIM, seed=1))
+    state = factors.state()
+    assert state["gram_packed"].shape == (3, DIM * (DIM + 1) // 2)
+    assert state["factor_rows"].shape == (19, DIM)
+    for back in (ClassStats.from_state(state), copy.deepcopy(factors), pickle.loads(pickle.dumps(factors))):
+        assert ranks(back) == ranks(factors)
+        for name, tensor in factors.state().items():
+            assert torch.equal(back.state()[name], tensor)
+    assert "factor_rank" not in pair[0].state(), "Grams are written as ever"
+
+
+@pytest.mark.parametrize(
+    ("key", "change"),
+    [
+        ("factor_rank", lambda t: t + 1),
+        ("factor_rank", lambda t: torch.full_like(t, -1)),
+        ("factor_rank", lambda t: t[1:]),
+        ("factor_rows", lambda t: t[1:]),
+        ("factor_rows", lambda t: torch.cat([t, t])),
+        ("factor_rows", lambda t: t[:, 1:]),
+        ("factor_rows", lambda t: t[0]),
+        ("gram_packed", lambda t: t[1:]),
+        ("gram_packed", lambda t: t[:, 1:]),
+        ("gram_packed", lambda t: t[0, 0]),
+    ],
+)
+def test_a_state_that_does_not_fit_is_refused(pair, key: str, change) -> None:
+    state = pair[1].state()
+    state[key] = change(state[key])
+    with pytest.raises(OptionError):
+        ClassStats.from_state(state)
+    del state[key]
+    with pytest.raises(OptionError, match=f"lacks {key}"):
+        ClassStats.from_state(state)
+
+
+# --- methods and models -----------------------------------------------------------------------------------------------
+
+
+FORMS = {"gram": {}, "factors": {"memory_form": "factors"}, "cut": {"memory_form": "factors", "memory_error": 0.05}}
+
+
+FEW = blobs(per_class=6)  # 16 dimensions: 6 images are a factor
+
+
+@pytest.fixture(scope="module")
+def learned(machine):
+    """DPCR and DP-NCM with Grams, with factors, and with cut ones, all on one trajectory; those with Grams share."""
+    kind = REPRESENTATIONS["lwf"]
+    representation = kind(kind.options_type(**TINY), FEW.channels, machine, 0)
+    stream = TaskStream(FEW.train, np.arange(len(FEW.class_names)), (2, 3, 1))
+    evaluator = Evaluator(FEW, stream, machine)
+    readouts = {
+        f"{name} {label}": METHODS[name].readout(METHODS[name].options(**given))
+        for name in ("dpcr", "dp-ncm")
+        for label, given in FORMS.items()
+    }
+    readouts["alone"] = METHODS["dpcr"].readout(METHODS["dpcr"].options(rank_rule="numerical"))
+    matrices = {label: AccuracyMatrix(evaluator.totals()) for label in readouts}
+    released: list[bool] = []
+    watched = ClassStats.projected
+
+    def projected(self, *args, release=False, **options):
+        released.append(release)
+        return watched(self, *args, release=release, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ClassStats, "projected", projected)
+        learn_stream(stream, FEW, evaluator, representation, readouts, matrices, Watch())
+    return readouts, matrices, released
+
+
+@pytest.mark.parametrize("name", ["dpcr", "dp-ncm"])
+def test_methods_with_factors_give_what_they_give_with_grams(learned, name) -> None:
+    readouts, matrices, _ = learned
+    grams, factors, cut = (readouts[f"{name} {label}"] for label in FORMS)
+    assert all(isinstance(part, Factors) for part in factors.stats.parts)
+    same(factors.stats, grams.stats)
+    assert matrices[f"{name} gram"] == matrices[f"{name} factors"]
+    if name == "dpcr":
+        assert gap(factors.weight, grams.weight) < 1e-8
+    assert cut.stats.numbers < factors.stats.numbers < grams.stats.numbers
+    assert gap(cut.stats.gram, grams.stats.gram) > 1e-6
+    assert float(left_out(cut.stats.select([5]), grams.stats.select([5])).max()) <= 0.05 + 1e-9  # it has not moved
+    again = METHODS[name].readout(METHODS[name].options(**FORMS["factors"]))
+    again.load_state({k: ClassStats.from_state(v.state()) if k == "stats" else v for k, v in factors.state().items()})
+    x = draw(5, 16)
+    assert torch.equal(again.scores(x), factors.scores(x))
+
+
+def test_statistics_of_one_method_alone_are_released_and_shared_ones_are_not(learned) -> None:
+    """After the first task all six hold what they share by form; then DPCR and DP-NCM share, `alone` has its own."""
+    _, _, released = learned
+    assert released == [False] * 4 + [False] * 3 + [True]
+
+
+def test_a_model_keeps_factors_on_disk_and_off(tmp_path) -> None:
+    images, labels = FEW.train.images, [FEW.class_names[label] for label in FEW.train.labels]
+    late = FEW.train.labels >= 3
+    models = {}
+    for form in ("gram", "factors"):
+        model = IncrementalClassifier(
+            "dpcr", width=2, size=8, epochs=1, device="cpu", progress=False, options={"memory_form": form}
+        )
+        for rows in (~late, late):
+            model.learn(images[rows], [label for label, row in zip(labels, rows, strict=True) if row])
+        model.save(tmp_path / form)
+        models[form] = model
+        card = json.loads((tmp_path / form / "model.json").read_text())
+        assert card["format"] == model.summary()["format"] == (2 if form == "factors" else 1)
+    grams, factors = models.values()
+    assert np.abs(grams.predict_proba(FEW.test.images) - factors.predict_proba(FEW.test.images)).max() < 1e-6
+    assert factors.summary()["bytes"] < grams.summary()["bytes"]
+    again = IncrementalClassifier.load(tmp_path / "factors")
+    assert np.array_equal(again.predict_proba(FEW.test.images), factors.predict_proba(FEW.test.images))
+    again.learn(*(images[late], [label for label, row in zip(labels, late, strict=True) if row]))  # the same once more
+    again.forget("class1")
+    assert np.isfinite(again.predict_proba(FEW.test.images)).all()
+
+
+def test_a_model_directory_of_the_first_format_still_loads(tmp_path) -> None:
+    """Written before there were factors: no key of the options, format 1."""
+    model = IncrementalClassifier("dpcr", width=2, size=8, epochs=1, device="cpu", progress=False)
+    model.learn(FEW.train.images, [FEW.class_names[label] for label in FEW.train.labels])
+    model.save(tmp_path / "m")
+    card = tmp_path / "m" / "model.json"
+    document = json.loads(card.read_text())
+    removed = [document["settings"]["options"].pop(f"memory_{key}") for key in ("form", "rank", "error")]
+    assert removed == ["gram", None, None]
+    card.write_text(json.dumps(document))
+    again = IncrementalClassifier.load(tmp_path / "m")
+    assert np.array_equal(again.predict_proba(FEW.test.images), model.predict_proba(FEW.test.images))

@@ -1,0 +1,269 @@
+"""Files from strangers: every reader takes damaged and hostile ones with an error of its own (tools/fuzz.py), shortly.
+
+The findings of longer runs are here one by one, each as the file that showed it.
+"""
+
+import importlib.util
+import json
+import pickle
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, seed, settings
+from hypothesis import strategies as st
+
+from efcil.config import load_yaml, nested, parse_settings
+from efcil.configfile import merged
+from efcil.data import cifar100, fetch
+from efcil.errors import DataError, OptionError, RunError
+from efcil.experiment import Request, resolve
+from efcil.report import load_summaries
+from efcil.tasks import class_order
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def load_tool():
+    spec = importlib.util.spec_from_file_location("fuzz", ROOT / "tools" / "fuzz.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["fuzz"] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+tool = load_tool()
+FAST = {"config": 8, "settings": 15, "pycil": 8, "cifar100": 10, "images": 8, "cache": 10, "report": 6}
+FAST |= {"snapshot": 15, "upload": 15, "archive": 15, "download": 10, "weights": 8}
+TRAINED = {"checkpoint": 4, "run": 3, "model": 8}  # those that something must be trained for
+
+
+def fuzzed(name, examples, home):
+    fuzzer = tool.Fuzzer(tool.TARGETS[name], home)
+
+    @settings(max_examples=examples, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+    @seed(1)
+    @given(st.data())
+    def step(data):
+        fuzzer.once(data)
+
+    step()
+    assert fuzzer.refused > 0, "nothing was damaged enough"
+
+
+def test_every_reader_is_among_them():
+    assert {*FAST, *TRAINED} == set(tool.TARGETS)
+
+
+@pytest.mark.parametrize("name", FAST)
+def test_damaged_files_are_refused_or_read(name, tmp_path):
+    fuzzed(name, FAST[name], tmp_path)
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_damaged_files_of_what_was_trained(name, tmp_path):
+    fuzzed(name, TRAINED[name], tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*FAST, *TRAINED])
+def test_damaged_files_for_longer(name):
+    assert tool.fuzz(name, 20.0, 10_000)["findings"] == {}
+
+
+# -- the tool sees what it is there to see -----------------------------------------------------------------------------
+
+
+def watched(tmp_path, read):
+    with tool.guarded(tmp_path):
+        read()
+
+
+@pytest.mark.parametrize(
+    "what",
+    [
+        "__import__('os').system('true')",
+        "__import__('subprocess').run(['true'])",
+        "open('/tmp/efcil-outside', 'a').close()",
+        "__import__('os').rename('CANARY', '../CANARY2')",
+    ],
+)
+def test_what_a_file_starts_or_writes_is_seen(tmp_path, what):
+    (tmp_path / "case").mkdir()
+    outside = what.replace("/tmp/", f"{tmp_path}/")
+    with pytest.raises((tool.Finding, FileNotFoundError), match="no file may ask for|CANARY"):
+        watched(tmp_path / "case", lambda: eval(outside))
+
+
+def test_what_a_file_leaves_is_seen(tmp_path):
+    with pytest.raises(tool.Finding, match="ran what stood in the file"):
+        watched(tmp_path, lambda: (tmp_path / "CANARY").write_text(""))
+
+
+def test_memory_and_time_are_limited(tmp_path, monkeypatch):
+    with pytest.raises(MemoryError):
+        watched(tmp_path, lambda: bytearray(tool.MEMORY + (1 << 28)))
+    monkeypatch.setattr(tool, "DEADLINE", 0.2)
+
+    def endless():
+        while True:
+            pass
+
+    with pytest.raises(tool.Finding, match="took more than"):
+        watched(tmp_path, endless)
+
+
+# -- what was found ----------------------------------------------------------------------------------------------------
+
+BILLIONS = "a: &a [x,x,x,x,x,x,x,x,x,x]\n" + "".join(
+    f"{two}: &{two} [{','.join([f'*{one}'] * 10)}]\n" for one, two in zip("abcdefghi", "bcdefghij", strict=True)
+)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [BILLIONS, "a: &a [*a]", "a: 2001-99-99", "a: !!int ''", "[" * 1000, "!!python/name:os.system", "a: " + "9" * 5000],
+)
+def test_yaml_that_is_hostile(tmp_path, text):
+    """Aliases that stand for billions of values or for themselves, months that do not exist, numbers without end."""
+    with pytest.raises(Exception) as error:
+        load_yaml(text)
+    assert type(error.value).__module__.startswith("yaml")
+    (tmp_path / "c.yaml").write_text(text)
+    with pytest.raises(OptionError, match=r"--config .*c\.yaml is not YAML that can be used"):
+        merged(tmp_path / "c.yaml", {"settings": []}, set())
+
+
+def test_settings_that_are_no_yaml_are_words():
+    assert parse_settings(["a=2001-99-99", "b=[", "c=!!int ''"]) == {"a": "2001-99-99", "b": "[", "c": "!!int ''"}
+    with pytest.raises(OptionError, match=r"ridge='2001-99-99'"):
+        resolve(Request(("dpcr",), "digits", settings=("ridge=2001-99-99",)))
+
+
+def test_a_value_cannot_have_parts():
+    with pytest.raises(OptionError, match=r"later\.lr: later is a value and has no parts"):
+        nested({"later": 3, "later.lr": 0.1})
+
+
+def test_an_error_does_not_print_the_whole_value():
+    with pytest.raises(OptionError) as error:
+        resolve(Request(("dpcr",), "digits", settings=(f"ridge={'x' * 10_000}",)))
+    assert len(str(error.value)) < 500
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('{"run": {"methods": 3}}', "not what a run wrote about itself"),
+        ('{"run": {"methods": {"a": {"method": "dpcr"}}}}', "not what a run wrote about itself"),
+        ("[" * 5000, "is not JSON that can be used"),
+        ('{"out": "a\\u0000b"}', "no file has such a name"),
+    ],
+)
+def test_json_that_is_hostile(tmp_path, text, said):
+    (tmp_path / "c.json").write_text(text)
+    with pytest.raises(OptionError, match=said):
+        merged(tmp_path / "c.json", {"settings": [], "out": None}, set())
+
+
+@pytest.mark.parametrize("text", ["²", "9" * 5000, "\0"])
+def test_class_orders_that_are_hostile(tmp_path, text):
+    with pytest.raises(OptionError, match="class order"):
+        class_order(text, ["a", "b"])
+    (tmp_path / "order").write_text(text)
+    with pytest.raises(OptionError, match="is not one of the 2 classes"):
+        class_order(str(tmp_path / "order"), ["a", "b"])
+
+
+def test_a_class_order_that_is_no_text(tmp_path):
+    (tmp_path / "order").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(OptionError, match="it is not UTF-8 text"):
+        class_order(str(tmp_path / "order"), ["a", "b"])
+
+
+PAIRS = b"K\x01K\x01\x86q\x00" + b"".join(b"h%ch%c\x86q%c" % (i, i, i + 1) for i in range(60))
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"\x80\x02}r\xff\xff\xff\x3f.",  # a place in the table that 8 GiB would be made for
+        b"\x80\x02}" + PAIRS + b"K\x01s.",  # a key that takes for ever to hash
+        b"\x80\x02}(" + PAIRS + b"K\x01u.",
+        b"\x80\x02(" + PAIRS + b"K\x01d.",
+        b"\x80\x04(" + PAIRS + b"\x91.",
+        b"\x80\x02}(U\x10fine_label_names](" + PAIRS + b"eu.",  # a name that takes for ever to print
+    ],
+)
+def test_pickles_that_stand_for_more_than_there_is_room_for(tmp_path, content):
+    place = tmp_path / "cifar-100-python"
+    place.mkdir()
+    for name in ("train", "test"):
+        (place / name).write_bytes(pickle.dumps({"data": [], "fine_labels": []}, 2))
+    (place / "meta").write_bytes(content)
+    with tool.guarded(tmp_path), pytest.raises(DataError, match="meta"):
+        cifar100.load(tmp_path)
+
+
+def test_labels_that_are_lists_of_lists(tmp_path):
+    place = tmp_path / "cifar-100-python"
+    place.mkdir()
+    labels = [0]
+    for _ in range(40):
+        labels = [labels, labels]
+    (place / "meta").write_bytes(pickle.dumps({"fine_label_names": ["a"]}, 2))
+    for name in ("train", "test"):
+        (place / name).write_bytes(pickle.dumps({"data": np.zeros((1, 3072), np.uint8), "fine_labels": labels}))
+    with tool.guarded(tmp_path), pytest.raises(DataError, match="the fine labels are not whole numbers"):
+        cifar100.load(tmp_path)
+
+
+def test_a_list_of_birds_that_leads_elsewhere(tmp_path):
+    tool.TARGETS["images"].make(tmp_path)
+    path = tmp_path / "birds" / "images.txt"
+    path.write_text(path.read_text().replace("001.n01440764/0.jpg", "../../net/train/n01440764/0.JPEG"))
+    from efcil.data import cub200
+
+    with pytest.raises(DataError, match="not a file below images/"):
+        cub200.scan(tmp_path / "birds")
+
+
+@pytest.mark.parametrize(
+    "text", ["[" * 5000, '{"method": "a", "dataset": "b", "A_t": [%s]}' % ("9" * 5000), "\xff", "3"]
+)
+def test_summaries_that_are_hostile(tmp_path, text):
+    (tmp_path / "summary.json").write_bytes(text.encode("latin1"))
+    with pytest.raises(RunError, match=r"summary\.json.*run it again or leave it out"):
+        load_summaries(tmp_path)
+
+
+def test_numbers_too_large_to_be_numbers(tmp_path):
+    summary = {"method": "a", "dataset": "b", "A_t": [50.0], "seconds": 10**400, "A_f": 50.0}
+    (tmp_path / "summary.json").write_text(json.dumps(summary))
+    assert load_summaries(tmp_path)[0]["A_f"] == 50.0
+
+
+def test_a_note_about_a_download_that_is_damaged(tmp_path):
+    (tmp_path / "label").write_text("[" * 5000)
+    assert fetch._read_label(tmp_path / "label") == {}
+
+
+@pytest.mark.parametrize("kept", [{"files": 1}, {"bad": 3}, {"files": None, "labels": 3}, []])
+def test_an_index_of_the_cache_that_is_damaged(tmp_path, kept):
+    """The pictures are decoded again."""
+    tool.TARGETS["cache"].make(tmp_path)
+    (index,) = tmp_path.glob("cache/*/*px*.json")
+    sound = json.loads(index.read_text())
+    index.write_text(json.dumps({**sound, **kept} if kept else kept))
+    tool.read_cache(tmp_path)
+    assert json.loads(index.read_text()) == sound
+
+
+@pytest.mark.parametrize("names", [[3.5], "abc", ["9" * 5000], None])
+def test_a_recorded_split_that_is_damaged(tmp_path, names):
+    tool.TARGETS["cache"].make(tmp_path)
+    (record,) = tmp_path.glob("cache/*/split-*.json")
+    record.write_text(json.dumps({**json.loads(record.read_text()), "train": names}))
+    with pytest.raises(DataError, match="not a record of a split; delete it"):
+        tool.read_cache(tmp_path)

@@ -1,0 +1,541 @@
+"""Many runs at once: processes that are killed, fail, are stopped and go on; several GPUs; Ray on two machines."""
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import standins
+from efcil.errors import Interrupted, OptionError, RunsFailed
+from efcil.progress import Quiet
+from efcil.reproduce import on_ray, parallel, worker
+from efcil.reproduce.cells import Cell
+from efcil.reproduce.job import Job
+from efcil.reproduce.parallel import LOG, Processes, Slot, gpus, run_all, slots
+
+# A process that behaves as the order of its job says, and leaves a line for each attempt.
+STUB = """
+import json, os, pathlib, signal, sys, time
+job = json.loads(sys.stdin.readline())
+order, out = job["cell"]["order"], pathlib.Path(job["out"])
+with open(out / f"{order}.attempts", "a") as file:
+    file.write(os.environ["OMP_NUM_THREADS"] + " " + os.environ.get("CUDA_VISIBLE_DEVICES", "-") + "\\n")
+first = len((out / f"{order}.attempts").read_text().split("\\n")) == 2
+print(order, "works", flush=True)
+if order == "killed" and first:
+    os.kill(os.getpid(), signal.SIGKILL)
+if order == "fails":
+    raise ValueError("never")
+if order.startswith("waits"):
+    sys.stdin.read()
+    (out / "saved").touch()
+    sys.exit(130)
+if order == "deaf":
+    time.sleep(600)
+(out / f"{order}.done").touch()
+"""
+
+
+class Told(Quiet):
+    """Keeps what is said."""
+
+    def __init__(self):
+        self.notes = []
+
+    def note(self, text):
+        self.notes.append(text)
+
+
+def job(out, order):
+    return Job(cell=Cell("tiny-imagenet", 10, order, "pass"), out=out, command="efcil reproduce table1")
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch):
+    monkeypatch.setattr(parallel, "POLL", 0.02)
+    monkeypatch.setattr(parallel, "PAUSE", 0.05)
+
+
+@pytest.fixture
+def stub(monkeypatch):
+    monkeypatch.setattr(parallel, "WORKER", (sys.executable, "-S", "-c", STUB))
+
+
+def attempts(out, order):
+    return (out / f"{order}.attempts").read_text().splitlines()
+
+
+# -- retries -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_killed_run_is_tried_again_and_a_failing_one_blocks_no_other(tmp_path, stub):
+    voice = Told()
+    orders = ("fails", "killed", "first", "second")
+    jobs, room = [job(tmp_path, order) for order in orders], [Slot(None, 1), Slot(None, 1)]
+    with pytest.raises(RunsFailed) as failure:
+        run_all(jobs, Processes(room, quiet=True), 2, voice)
+    assert {path.stem for path in tmp_path.glob("*.done")} == {"killed", "first", "second"}
+    assert [len(attempts(tmp_path, order)) for order in orders] == [3, 2, 1, 1]
+    assert failure.value.exit_code == 4
+    assert "1 of 4 runs failed 3 times: tiny-imagenet T=10 order fails pass" in str(failure.value)
+    log = job(tmp_path, "fails").place / LOG
+    assert any("killed pass: was ended by SIGKILL; perhaps memory ran out; attempt 2 of 3" in n for n in voice.notes)
+    assert f"ValueError: never; given up after 3 attempts, see {log}" in voice.notes[-1]
+    assert log.read_text().count("--- attempt ") == 3
+    assert log.read_text().count("ValueError: never") == 3
+
+
+def test_without_retries_a_failure_is_told_at_once(tmp_path, stub):
+    with pytest.raises(RunsFailed, match="1 of 1 runs failed 1 time: "):
+        run_all([job(tmp_path, "fails")], Processes([Slot(None, 1)], quiet=True), 0, Told())
+    assert len(attempts(tmp_path, "fails")) == 1
+
+
+def test_a_directory_that_cannot_be_written_fails_that_run_alone(tmp_path, stub):
+    place = job(tmp_path, "first").place
+    place.parent.mkdir(parents=True)
+    place.write_text("a file where the directory should be")
+    voice = Told()
+    with pytest.raises(RunsFailed, match="order first pass"):
+        run_all([job(tmp_path, o) for o in ("first", "second")], Processes([Slot(None, 1)], quiet=True), 1, voice)
+    assert (tmp_path / "second.done").exists()
+    assert any("cannot be started" in note for note in voice.notes)
+
+
+def test_the_lines_of_all_runs_are_shown_unless_quiet(tmp_path, stub, capfd):
+    run_all([job(tmp_path, "first")], Processes([Slot(None, 1)], quiet=False), 0, Told())
+    assert "first works" in capfd.readouterr().out
+    run_all([job(tmp_path, "second")], Processes([Slot(None, 1)], quiet=True), 0, Told())
+    assert "second works" not in capfd.readouterr().out
+    assert "second works" in (job(tmp_path, "second").place / LOG).read_text()
+
+
+# -- one process -------------------------------------------------------------------------------------------------------
+
+
+def test_paths_hold_in_every_directory(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    one = job(Path("out"), "1993").model_copy(update={"data": Path("data")}).absolute()
+    assert (one.out, one.data) == (tmp_path / "out", tmp_path / "data")
+    assert Job.model_validate_json(one.model_dump_json()) == one
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_a_worker_whose_input_ends_stops_its_run(monkeypatch, training):
+    """While it trains it is asked to; before that there is nothing to finish, and a signal ends it."""
+    read, write = os.pipe()
+    kept, sent = os.dup(0), []
+    run = SimpleNamespace(stop=threading.Event(), training=training)
+    monkeypatch.setattr(worker.os, "kill", lambda pid, number: sent.append((pid, number)))
+    os.dup2(read, 0)
+    try:
+        thread = threading.Thread(target=worker._follow, args=(run,))
+        thread.start()
+        os.write(write, b"ignored")
+        time.sleep(0.05)
+        assert not run.stop.is_set()
+        os.close(write)
+        thread.join(10)
+    finally:
+        os.dup2(kept, 0)
+        os.close(kept)
+        os.close(read)
+    assert run.stop.is_set()
+    assert sent == ([] if training else [(os.getpid(), signal.SIGTERM)])
+
+
+def test_a_worker_tells_its_error_and_code(tmp_path, monkeypatch, capsys):
+    one = job(tmp_path, "1993").model_copy(update={"settings": ("buffer=16",)})
+    monkeypatch.setattr(sys, "stdin", io.StringIO(one.model_dump_json() + "\n"))
+    assert worker.main() == 2
+    assert "efcil: buffer is not an option of pass" in capsys.readouterr().err
+
+
+# -- signals -----------------------------------------------------------------------------------------------------------
+
+
+def signalled(*moments):
+    """Send SIGTERM to this process when each condition is met, one after the other."""
+
+    def send():
+        for met in moments:
+            while not met():
+                time.sleep(0.01)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    thread = threading.Thread(target=send)
+    thread.start()
+    return thread
+
+
+def test_a_signal_stops_every_run_after_its_step_and_starts_no_other(tmp_path, stub):
+    jobs = [job(tmp_path, order) for order in ("waits", "waits-too", "first")]
+    thread = signalled(lambda: all((tmp_path / f"{o}.attempts").exists() for o in ("waits", "waits-too")))
+    with pytest.raises(Interrupted, match="go on with the same command") as stop:
+        run_all(jobs, Processes([Slot(None, 1)] * 2, quiet=True), 2, Told())
+    thread.join()
+    assert stop.value.exit_code == 143
+    assert (tmp_path / "saved").exists()
+    assert not (tmp_path / "first.attempts").exists()
+    assert len(attempts(tmp_path, "waits")) == 1  # what was stopped has not failed
+
+
+def test_a_second_signal_ends_them_at_once(tmp_path, stub):
+    told = Told()
+    thread = signalled((tmp_path / "deaf.attempts").exists, lambda: told.notes)
+    began = time.monotonic()
+    with pytest.raises(Interrupted):
+        run_all([job(tmp_path, "deaf")], Processes([Slot(None, 1)], quiet=True), 2, told)
+    thread.join()
+    assert time.monotonic() - began < 60
+
+
+# -- where they run ----------------------------------------------------------------------------------------------------
+
+
+class Scripted:
+    """In place of a process: goes on until the test says otherwise."""
+
+    def __init__(self, job, number, threads, gpu=None, *, echo):
+        self.job, self.number, self.gpu, self.why = job, number, gpu, None
+
+    def ended(self):
+        return self.why
+
+
+def test_an_attempt_goes_where_there_are_fewest_and_the_last_one_alone(tmp_path, monkeypatch):
+    monkeypatch.setattr(parallel, "Process", Scripted)
+    room = Processes([Slot(gpu, 1) for gpu in ("0", "1", "0", "1")], quiet=True)
+    started = [room.start(job(tmp_path, str(i)), 1, False) for i in range(4)]
+    assert [p.gpu for p in started] == ["0", "1", "0", "1"]
+    assert room.start(job(tmp_path, "4"), 1, False) is None
+    started[1].why = ""
+    assert room.start(job(tmp_path, "5"), 3, True) is None  # a neighbour is still there
+    started[3].why = ""
+    last = room.start(job(tmp_path, "5"), 3, True)
+    assert last.gpu == "1"
+    assert room.start(job(tmp_path, "6"), 1, False) is None  # the only free slot is beside it
+    last.why = "failed"
+    assert room.start(job(tmp_path, "6"), 1, False).gpu == "1"
+
+
+def test_a_last_attempt_waits_until_all_others_have_begun(tmp_path):
+    """One that is to be tried again later goes first, even where there is room: the last attempt would keep it out."""
+    began, failed = [], []
+
+    class Made(Scripted):
+        def ended(self):
+            if self.job.cell.order == "fails":
+                self.why = "failed"
+                failed.append(time.monotonic())
+            elif self.number == 1:  # until the last attempt of the other one would be ready
+                late = len(failed) == 2 and time.monotonic() > failed[1] + 2 * parallel.PAUSE + 0.02
+                self.why = "failed" if late else None
+            else:
+                self.why = ""
+            return self.why
+
+    class Room:
+        made = []  # noqa: RUF012
+
+        def start(self, job, number, alone):
+            if alone and any(one.why is None for one in self.made):
+                return None
+            began.append((job.cell.order, number, alone))
+            self.made.append(Made(job, number, 1, echo=False))
+            return self.made[-1]
+
+        def close(self):
+            began.append("closed")
+
+    with pytest.raises(RunsFailed):
+        run_all([job(tmp_path, order) for order in ("fails", "once")], Room(), 2, Told())
+    assert began[:3] == [("fails", 1, False), ("once", 1, False), ("fails", 2, False)]
+    assert began[3:] == [("once", 2, False), ("fails", 3, True), "closed"]
+
+
+@pytest.fixture
+def two_gpus(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(parallel, "cores", lambda: 12)
+
+
+def test_gpus_are_filled_in_turn(two_gpus, monkeypatch):
+    assert slots("auto", "auto", 100) == [Slot(str(i % 2), 2) for i in range(6)]
+    assert slots("3", "cuda", 100) == [Slot("0", 4), Slot("1", 4), Slot("0", 4)]
+    assert slots("auto", "cuda:1", 100) == [Slot("1", 4)] * 3
+    assert slots("auto", "cuda", 1) == [Slot("0", 12)]
+    assert slots("4", "cpu", 100) == [Slot(None, 3)] * 4
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-a,GPU-b")
+    assert gpus("cuda:1") == ["GPU-b"]
+    with pytest.raises(OptionError, match="--device cuda:2 is not usable here; there is cpu, cuda:0, cuda:1"):
+        gpus("cuda:2")
+
+
+def test_a_cpu_is_shared_by_threads(two_gpus, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    assert slots("auto", "auto", 100) == [Slot(None, 1)] * 12
+    assert slots("auto", "auto", 3) == [Slot(None, 4)] * 3
+    assert slots("40", "auto", 100) == [Slot(None, 1)] * 40
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    assert slots("3", "cpu", 100) == [Slot(None, 2)] * 3
+    with pytest.raises(OptionError, match="--device cuda is not usable here; there is cpu"):
+        gpus("cuda")
+
+
+def test_a_process_sees_its_gpu_and_its_threads(tmp_path, stub):
+    run_all([job(tmp_path, "first")], Processes([Slot("GPU-b", 3)], quiet=True), 0, Told())
+    assert attempts(tmp_path, "first") == ["3 GPU-b"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--parallel", "many"), "--parallel many: must be auto, a number of processes, ray or ray://HOST:PORT"),
+        (("--parallel", "0"), "--parallel 0: must be auto"),
+        (("--parallel", "2", "--at-once", "2"), "--parallel and --at-once: give one"),
+        (("--parallel", "2", "--set", "buffer=16"), "buffer is not an option of pass"),
+        (("--parallel", "2", "--device", "cuda:7"), "--device cuda:7 is not usable here"),
+    ],
+)
+def test_bad_input(tmp_path, efcil, arguments, words):
+    only = ("--only", "pass", "--tasks", "10", "--data", f"tiny-imagenet={tmp_path}", "--out", tmp_path / "out")
+    code, _, err = efcil("reproduce", "table1", *only, *arguments)
+    assert code == 2
+    assert words in err
+    assert not (tmp_path / "out").exists()
+
+
+# -- Ray without Ray ---------------------------------------------------------------------------------------------------
+
+
+def test_ray_is_an_extra(tmp_path, efcil, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    only = ("--only", "pass", "--tasks", "10", "--data", f"tiny-imagenet={tmp_path}", "--out", tmp_path / "out")
+    code, _, err = efcil("reproduce", "table1", *only, "--parallel", "ray")
+    assert code == 2
+    assert "--parallel ray needs the extra `ray`: pip install 'efcil[ray]'" in err
+
+
+def test_what_a_run_takes_of_a_cluster():
+    nodes = [{"CPU": 8.0}, {"CPU": 4.0, "GPU": 1.0}]
+    with_gpu, alone = on_ray.shares(nodes, "auto", 3)
+    assert 3 * with_gpu.num_gpus <= 1 < 4 * with_gpu.num_gpus
+    assert alone.num_gpus == 1
+    assert on_ray.shares(nodes, "cpu", 1) == (on_ray.Share(4, 0), on_ray.Share(8, 0))  # it fits on each machine
+    assert on_ray.shares(nodes, "cpu", 100)[0] == on_ray.Share(1, 0)
+    for device, given, words in (
+        ("cuda:1", nodes, "Ray chooses the GPU"),
+        ("cuda", nodes[:1], "no machine of the Ray cluster has a GPU"),
+        ("auto", [{"memory": 1.0}], "has a CPU to spare"),
+    ):
+        with pytest.raises(OptionError, match=words):
+            on_ray.shares(given, device, 1)
+
+
+def test_files_come_back_from_a_machine_that_shares_no_directory(tmp_path, stub):
+    from efcil import __version__
+
+    there, here = tmp_path / "there", tmp_path / "here"
+    one = job(there, "first")
+    (one.place / "checkpoints").mkdir(parents=True)
+    (one.place / "checkpoints" / "task-01.safetensors").write_bytes(b"large")
+    (one.place / "pass").mkdir()
+    (one.place / "pass" / "summary.json").write_text("{}")
+    why, files = on_ray.attempt(one.model_dump_json(), 1, 1, ".driver-x", __version__, True)
+    assert why == ""
+    assert sorted(files) == ["pass/summary.json", LOG]
+    on_ray.receive(here, files)
+    assert (here / "pass" / "summary.json").read_text() == "{}"
+    assert "first works" in (here / LOG).read_text()
+    (one.place / ".driver-x").touch()  # seen there: the directory is shared
+    assert on_ray.attempt(one.model_dump_json(), 1, 1, ".driver-x", __version__, True) == ("", {})
+    failing = job(there, "fails").model_dump_json()
+    why, _ = on_ray.attempt(failing, 1, 1, ".driver-x", __version__, True)
+    assert "failed with code 1: ValueError: never (on " in why
+    why, _ = on_ray.attempt(failing, 1, 1, ".driver-x", "0.0.1", True)
+    assert f"efcil is {__version__} there and 0.0.1 here" in why
+
+
+def test_a_file_outside_of_the_run_is_refused(tmp_path):
+    with pytest.raises(OptionError, match="sent a file outside"):
+        on_ray.receive(tmp_path / "run", {"../escaped": b"x"})
+    assert not (tmp_path / "escaped").exists()
+
+
+# -- whole runs --------------------------------------------------------------------------------------------------------
+
+SETTINGS = (
+    *("backbone=resnet10", "width=2", "first.epochs=1", "first.milestones=[]", "later.epochs=1", "later.milestones=[]"),
+    *("augment=none", "crop=16", "data.size=16", "batch_size=8"),
+)
+ON_TWO_MACHINES = """
+import sys
+import ray
+from ray.cluster_utils import Cluster
+cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+cluster.add_node(num_cpus=1)
+ray.init(address=cluster.address, logging_level="warning")
+assert len(ray.nodes()) == 2
+from efcil.cli import main
+try:
+    main()
+finally:
+    ray.shutdown()
+    cluster.shutdown()
+"""
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    """A small Tiny-ImageNet of ten classes, so that it can be split into ten tasks."""
+    home = tmp_path_factory.mktemp("parallel")
+    names = tuple(f"n{i:08d}" for i in range(10))
+    standins.tiny_imagenet(home / "tiny", names=names, train=4, test=2, size=16)
+    return home
+
+
+def start(home, out, *more, orders="1992,1993", program=("-m", "efcil")):
+    arguments = ["reproduce", "table1", "--only", "pass", "--tasks", "10", "--orders", orders, "--device", "cpu"]
+    arguments += ["--data", f"tiny-imagenet={home / 'tiny'}", "--out", str(home / out), *more]
+    for setting in SETTINGS:
+        arguments += ["--set", setting]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "EFCIL_CACHE": str(home / "cache")}
+    return subprocess.Popen(
+        [sys.executable, *program, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=environment,
+        cwd=home,
+    )
+
+
+def place(home, out, order):
+    return home / out / "runs" / "tiny-imagenet" / "T10" / f"order-{order}" / "pass"
+
+
+def measured(home, out, order):
+    """All that a run measured, epoch by epoch; how long it took is not part of it."""
+    own = place(home, out, order)
+    summary = json.loads((own / "pass" / "summary.json").read_text())
+    log = (own / "trajectory" / "metrics.jsonl").read_text()
+    return {k: v for k, v in summary.items() if k not in ("seconds", "command")}, log
+
+
+def process_of(home, out, order, tasks):
+    """Return the process of a run when it has measured so many tasks."""
+    own = place(home, out, order)
+    for _ in range(6000):
+        time.sleep(0.02)
+        log = own / "trajectory" / "metrics.jsonl"
+        if not log.exists() or log.read_text().count("A_t") < tasks:
+            continue
+        for process in Path("/proc").glob("[0-9]*"):
+            try:
+                if os.readlink(process / "fd" / "1") == str(own / LOG):
+                    return int(process.name)
+            except OSError:
+                continue
+    raise AssertionError(f"no process works in {own}")
+
+
+@pytest.fixture(scope="module")
+def undisturbed(home):
+    process = start(home, "undisturbed", "--at-once", "1")
+    said, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, said
+    return {order: measured(home, "undisturbed", order) for order in ("1992", "1993")}
+
+
+@pytest.mark.slow
+def test_kill_9_of_one_and_failure_of_another_leave_the_same_bits(home, undisturbed):
+    broken = place(home, "killed", "identity") / "trajectory" / "config.yaml"
+    broken.parent.mkdir(parents=True)
+    broken.write_text("{")  # this run fails every time
+    options = ("--parallel", "2", "--retries", "1")
+    process = start(home, "killed", *options, orders="identity,1992,1993")
+    os.kill(process_of(home, "killed", "1992", tasks=2), signal.SIGKILL)
+    said, _ = process.communicate(timeout=300)
+    assert process.returncode == 4, said
+    assert "order 1992 pass: was ended by SIGKILL" in said
+    assert "1 of 3 runs failed 2 times: tiny-imagenet T=10 order identity pass" in said
+    assert "order 1992 pass: note: going on after task" in said
+    assert {order: measured(home, "killed", order) for order in ("1992", "1993")} == undisturbed
+    assert "written: " in said  # the tables are made of what there is
+    broken.unlink()
+    process = start(home, "killed", *options, orders="identity,1992,1993")
+    said, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, said
+    assert "order 1992" not in said.split("#")[0]  # what is done is not done again
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+def test_stopped_by_a_signal_and_gone_on_with(home, undisturbed, number):
+    """Each run finishes its step and saves, and the same command goes on; so it does where the grid is killed."""
+    out = number.name
+    process = start(home, out, "--parallel", "2")
+    pids = [process_of(home, out, order, tasks=1) for order in ("1992", "1993")]
+    process.send_signal(number)
+    said, _ = process.communicate(timeout=120)
+    if number == signal.SIGKILL:
+        assert process.returncode == -signal.SIGKILL
+    else:
+        assert process.returncode == 128 + number, said
+        assert f"interrupted by {number.name}; go on with the same command" in said
+    for _ in range(3000):  # a grid that was killed leaves nobody behind
+        if not any(Path(f"/proc/{pid}").exists() for pid in pids):
+            break
+        time.sleep(0.02)
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+    assert not all((place(home, out, order) / "report.html").exists() for order in ("1992", "1993"))
+    process = start(home, out, "--parallel", "2")
+    said, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, said
+    assert {order: measured(home, out, order) for order in ("1992", "1993")} == undisturbed
+
+
+@pytest.mark.slow
+def test_two_machines_of_a_local_ray(home, undisturbed):
+    pytest.importorskip("ray", reason="the extra `ray` is not installed: pip install 'efcil[ray]'")
+    broken = place(home, "ray", "identity") / "trajectory" / "config.yaml"
+    broken.parent.mkdir(parents=True)
+    broken.write_text("{")
+    options = ("--parallel", "ray", "--retries", "1")
+    process = start(home, "ray", *options, orders="identity,1992,1993", program=("-c", ON_TWO_MACHINES))
+    os.kill(process_of(home, "ray", "1993", tasks=2), signal.SIGKILL)
+    said, _ = process.communicate(timeout=600)
+    assert process.returncode == 4, said
+    assert "order 1993 pass: was ended by SIGKILL" in said
+    assert "1 of 3 runs failed 2 times: tiny-imagenet T=10 order identity pass" in said
+    assert {order: measured(home, "ray", order) for order in ("1992", "1993")} == undisturbed
+    assert not list((home / "ray").rglob(".driver-*"))
+
+
+@pytest.mark.slow
+def test_a_signal_stops_the_runs_of_ray(home, undisturbed):
+    pytest.importorskip("ray", reason="the extra `ray` is not installed: pip install 'efcil[ray]'")
+    process = start(home, "stopped", "--parallel", "ray", program=("-c", ON_TWO_MACHINES))
+    pids = [process_of(home, "stopped", order, tasks=1) for order in ("1992", "1993")]
+    process.send_signal(signal.SIGINT)
+    said, _ = process.communicate(timeout=300)
+    assert process.returncode == 130, said
+    assert "go on with the same command" in said
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+    assert "finishing the step and saving" in said
+    process = start(home, "stopped", "--parallel", "2")
+    said, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, said
+    assert {order: measured(home, "stopped", order) for order in ("1992", "1993")} == undisturbed

@@ -1,0 +1,127 @@
+"""Reading other methods from a finished run: the same numbers as in its company, and what cannot be had is refused."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from efcil.cli import app
+from efcil.training.checkpoint import load_tensors
+
+SMALL = [
+    "width=4",
+    "backbone=resnet10",
+    "first.epochs=2",
+    "later.epochs=1",
+    "first.milestones=[]",
+    "later.milestones=[]",
+]
+METHODS = "dpcr,ldc,sdc,acil,fecam,lwf-ncm,rrcr+tssp+cip"
+
+
+def run(efcil, *arguments):
+    settings = [part for setting in SMALL for part in ("--set", setting)]
+    return efcil(*arguments, *settings, "--tasks", "5", "--device", "cpu", "--quiet")
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """One comparison with features, made once."""
+    out = tmp_path_factory.mktemp("replay") / "r"
+    settings = [part for setting in SMALL for part in ("--set", setting)]
+    command = ["compare", METHODS, "digits", "--keep-features", "--orders", "7", "--out", str(out), *settings]
+    result = CliRunner().invoke(app, [*command, "--tasks", "5", "--device", "cpu", "--quiet"])
+    assert result.exit_code == 0, result.output
+    return out
+
+
+@pytest.fixture
+def kept(made, tmp_path):
+    return Path(shutil.copytree(made, tmp_path / "r"))
+
+
+def of(place, method):
+    aside = ("seconds", "command", "commit", "run_dir")
+    return {k: v for k, v in json.loads((place / method / "summary.json").read_text()).items() if k not in aside}
+
+
+def test_replayed_methods_have_the_numbers_they_had_in_company(efcil, kept):
+    code, out, err = efcil("replay", kept, METHODS + ",dpcr:ridge=2", "--device", "cpu")
+    assert code == 0, err
+    for method in METHODS.split(","):
+        assert of(kept / "replay", method) == of(kept, method)
+    assert of(kept / "replay", "dpcr:ridge=2")["options"]["ridge"] == 2
+    assert of(kept / "replay", "dpcr:ridge=2")["matrix"] != of(kept, "dpcr")["matrix"]
+    assert "dpcr:ridge=2" in out
+    assert (kept / "replay" / "report.html").exists()
+
+
+def test_settings_and_place_can_be_given(efcil, kept, tmp_path):
+    code, _, err = efcil("replay", kept, "dpcr", "--set", "ridge=3", "--out", tmp_path / "there", "--quiet")
+    assert code == 0, err
+    assert of(tmp_path / "there", "dpcr")["options"]["ridge"] == 3
+    assert not (kept / "replay").exists()
+
+
+def test_features_are_those_of_the_task_and_of_the_test_images_seen(kept):
+    files = sorted((kept / "trajectory" / "features").iterdir())
+    assert [f.name for f in files] == [f"task-{t:02d}.safetensors" for t in range(1, 6)]
+    for number, file in enumerate(files):
+        tensors, meta = load_tensors(file)
+        assert meta["task"] == number + 1
+        assert ("old" in tensors) == (number > 0)
+        assert set(tensors["labels"].unique().tolist()) == {2 * number, 2 * number + 1}
+        assert set(tensors["test_labels"].unique().tolist()) == set(range(2 * number + 2))
+        assert len(tensors["new"]) == len(tensors["labels"])
+        assert len(tensors["test"]) == len(tensors["test_labels"])
+
+
+@pytest.mark.parametrize(
+    ("methods", "words"),
+    [
+        ("adc", "adc: the images are gone"),
+        ("dpcr:shift_images=augmented", "kept no augmented features"),
+        ("lwf", "lwf: the head is gone"),
+        ("icarl", "icarl trains its own way"),
+        ("dpcr:rigde=1", "ridge"),
+    ],
+)
+def test_what_cannot_be_replayed_is_refused(efcil, kept, methods, words):
+    code, _, err = efcil("replay", kept, methods, "--device", "cpu")
+    assert code == 2
+    assert words in err
+    assert not (kept / "replay").exists()
+
+
+def test_a_run_without_features_says_how_to_keep_them(efcil, tmp_path):
+    code, _, err = run(efcil, "run", "dpcr", "digits", "--out", tmp_path / "r")
+    assert code == 0, err
+    code, _, err = efcil("replay", tmp_path / "r", "dpcr")
+    assert code == 2
+    assert "--keep-features" in err
+    code, _, err = efcil("replay", tmp_path, "dpcr")
+    assert code == 2
+    assert "config.yaml cannot be read" in err
+
+
+def test_a_missing_or_damaged_task_is_told(efcil, kept):
+    files = sorted((kept / "trajectory" / "features").iterdir())
+    whole = files[1].read_bytes()
+    files[1].write_bytes(whole[:-9])
+    code, _, err = efcil("replay", kept, "dpcr")
+    assert code != 0
+    assert "task-02" in err
+    files[1].unlink()
+    code, _, err = efcil("replay", kept, "dpcr")
+    assert code != 0
+    assert "task 2 is missing" in err
+
+
+def test_a_frozen_method_needs_the_first_backbones_features(efcil, tmp_path):
+    code, _, err = run(efcil, "compare", "dpcr,lwf-ncm", "digits", "--keep-features", "--out", tmp_path / "r")
+    assert code == 0, err
+    code, _, err = efcil("replay", tmp_path / "r", "acil")
+    assert code == 2
+    assert "first backbone" in err
