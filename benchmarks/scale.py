@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
 MAX_GROWTH_TENFOLD = 12.0  # processor time of ten times the classes
 MAX_PEAK = 1.3  # times the stored statistics, beside one block
+MANY = 1000  # classes from which on the peak is judged
 MAX_STORAGE = 0.55  # of the paper's d^2 + d numbers a class
 MAX_DEVIATION = 1e-8  # of exact factors from Grams, relative
 DISTINCT = 8  # classes that are really drawn; the others repeat them, which neither time nor memory sees
@@ -69,7 +70,7 @@ class Size:
 
 FULL: dict[str, list[Size]] = {
     "classes": [
-        *(Size(c, 512, 500, repeats=r) for c, r in ((10, 4), (100, 3), (1000, 1))),
+        *(Size(c, 512, 500, repeats=r) for c, r in ((10, 4), (100, 3), (1000, 3))),
         *(Size(c, 512, 50, "factors", repeats=r) for c, r in ((10, 4), (100, 3), (1000, 2), (10_000, 1))),
     ],
     "dimensions": [
@@ -182,12 +183,16 @@ def in_own_process(size: Size) -> dict[str, Any]:
 
 
 def measure_tasks(tasks: int, classes: int, dim: int) -> dict[str, Any]:
-    """All updates of a stream of `classes` in so many tasks: every task moves all classes before it."""
+    """All updates of a stream of `classes` in so many tasks: every task moves all classes before it. One thread."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
     each = classes // tasks
     stats, moves = ClassStats.empty(dim), 0
     spent = 0.0
+    before, _, labels = new_task(Size(10 * each, dim, 20))
+    turn = torch.linalg.qr(torch.eye(dim) + 0.1 * torch.randn(dim, dim, generator=torch.Generator().manual_seed(3)))[0]
+    after = before @ turn  # a rotation: a hundred of them neither grow nor vanish
     for task in range(tasks):
-        before, after, labels = new_task(Size(10 * each, dim, 20))
         labels = labels - labels.min() + task * each
         began = time.process_time()
         if len(stats):
@@ -196,6 +201,7 @@ def measure_tasks(tasks: int, classes: int, dim: int) -> dict[str, Any]:
         stats = stats.joined(ClassStats.from_features(after[: len(labels)], labels))
         ridge_weight(stats, RIDGE)
         spent += time.process_time() - began
+    torch.set_num_threads(threads)
     return {"tasks": tasks, "classes": classes, "dim": dim, "class_moves": moves, "processor_seconds": spent}
 
 
@@ -249,10 +255,12 @@ def measure(
     """Every axis; `run` measures a size."""
     sizes = TINY if tiny else FULL
     dim = 24 if tiny else 512
-    found: dict[str, Any] = {axis: [run(replace(size, threads=threads)) for size in own] for axis, own in sizes.items()}
-    found["tasks"] = [measure_tasks(t, 100, 16 if tiny else 256) for t in (TASKS[:2] if tiny else TASKS)]
-    found["compression"] = [compression(e, dim, 20 * dim // 24) for e in (ERRORS[:2] if tiny else ERRORS)]
-    found["factor_deviation"] = deviation(dim, dim // 4)
+    found: dict[str, Any] = {
+        "factor_deviation": deviation(dim, dim // 4),
+        "compression": [compression(e, dim, 20 * dim // 24) for e in (ERRORS[:2] if tiny else ERRORS)],
+        "tasks": [measure_tasks(t, 100, 16 if tiny else 256) for t in (TASKS[:2] if tiny else TASKS)],
+    }
+    found |= {axis: [run(replace(size, threads=threads)) for size in own] for axis, own in sizes.items()}
     grams = {row["classes"]: row for row in found["classes"] if row["form"] == "gram"}
     small = 10 if tiny else 100
     found["tenfold_growth"] = grams[10 * small]["processor_seconds"] / grams[small]["processor_seconds"]
@@ -262,13 +270,16 @@ def measure(
 
 
 def missed(found: dict[str, Any]) -> list[str]:
-    """Each bound that a result of `measure` misses, in words. Peaks are judged from 100 MB of statistics on."""
+    """Each bound that a result of `measure` misses, in words.
+
+    Peaks are judged from 1,000 classes on: with few of them the d x d matrices of the solution are what counts.
+    """
     lines = []
     if found["tenfold_growth"] > MAX_GROWTH_TENFOLD:
         lines.append(f"tenfold_growth is {found['tenfold_growth']:.2f}; wanted at most {MAX_GROWTH_TENFOLD}")
     for row in found["classes"] + found["dimensions"]:
         what = f"{row['classes']} classes, d = {row['dim']}, {row['form']}"
-        if row["stored_bytes"] >= 1e8 and row["peak_ratio"] > MAX_PEAK:
+        if row["classes"] >= MANY and row["peak_ratio"] > MAX_PEAK:
             lines.append(f"peak of {what} is {row['peak_ratio']:.2f} times what is stored; wanted at most {MAX_PEAK}")
         if row["form"] == "gram":
             bound, judged = MAX_STORAGE, row["dim"] >= 20

@@ -11,16 +11,21 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
 
 from efcil.config import load_yaml, nested, parse_settings
 from efcil.configfile import merged
 from efcil.data import cifar100, fetch
-from efcil.errors import DataError, OptionError, RunError
+from efcil.errors import CheckpointError, DataError, ModelError, OptionError, RunError
 from efcil.experiment import Request, resolve
+from efcil.model import IncrementalClassifier
 from efcil.report import load_summaries
+from efcil.reproduce.snapshots import Snapshot
 from efcil.tasks import class_order
+from efcil.training.checkpoint import load_tensors, save_tensors
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -267,3 +272,50 @@ def test_a_recorded_split_that_is_damaged(tmp_path, names):
     record.write_text(json.dumps({**json.loads(record.read_text()), "train": names}))
     with pytest.raises(DataError, match="not a record of a split; delete it"):
         tool.read_cache(tmp_path)
+
+
+def sealed(model, name, change):
+    """Change a file of a model and make its checksum right again."""
+    path = model / name
+    if name == "model.json":
+        path.write_text(json.dumps(change(json.loads(path.read_text()))))
+    else:
+        save_file(change(load_file(path)), path)
+        tool._seal_model(model.parent, f"{model.name}/{name}")
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("model.json", lambda card: {**card, "settings": {**card["settings"], "size": float("inf")}}),
+        ("model.json", lambda card: {**card, "classes": card["classes"][:-1]}),
+        ("model.json", lambda card: {**card, "classes": [*card["classes"], {**card["classes"][0], "name": "x"}]}),
+        ("statistics.safetensors", lambda t: {k: v[:4].contiguous() if k == "weight" else v for k, v in t.items()}),
+        ("statistics.safetensors", lambda t: {k: v[..., :-1].contiguous() for k, v in t.items()}),
+        ("weights.safetensors", lambda t: {k: v.flatten() for k, v in t.items()}),
+        ("weights.safetensors", lambda t: {}),
+    ],
+)
+def test_a_model_whose_parts_do_not_fit(tmp_path, name, change):
+    """With right checksums: refused when it is loaded, not when it is asked."""
+    tool.TARGETS["model"].make(tmp_path)
+    sealed(tmp_path / "model", name, change)
+    try:
+        IncrementalClassifier.load(tmp_path / "model", progress=False, device="cpu")
+    except ModelError:
+        return
+    pytest.fail("it was taken")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"labels": None}, {"after": torch.zeros(12, 3)}, {"after": torch.zeros(12, 4, 1)}, {"labels": torch.zeros(0)}, {}],
+)
+def test_a_snapshot_that_does_not_fit(tmp_path, change):
+    tool.TARGETS["snapshot"].make(tmp_path)
+    path = tmp_path / "task-02.safetensors"
+    tensors, meta = load_tensors(path)
+    kept = {name: tensor for name, tensor in {**tensors, **change}.items() if tensor is not None}
+    save_tensors(path, kept, meta if change else {})
+    with pytest.raises(CheckpointError, match="is not what a run keeps for figures"):
+        Snapshot.read(path)

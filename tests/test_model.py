@@ -1235,8 +1235,8 @@ def test_what_is_no_model_is_refused(two, tmp_path):
         two.save(tmp_path / "m")
 
     fresh()
-    damaged_json(tmp_path / "m", format=2, efcil="9.9")
-    refused(r"format 2 was written by efcil 9.9.*pip install --upgrade efcil")
+    damaged_json(tmp_path / "m", format=3, efcil="9.9")
+    refused(r"format 3 was written by efcil 9.9.*pip install --upgrade efcil")
     fresh()
     damaged_json(tmp_path / "m", format=0)
     refused("format 0 is not one that was ever written")

@@ -177,7 +177,7 @@ def safetensors_changed(draw: Draw, data: bytes) -> bytes:
             entry[key] = draw(st.sampled_from(odd[key]))
         else:
             header = tree_changed(draw, header)
-    except (ValueError, TypeError, RecursionError):
+    except (ValueError, TypeError, IndexError, RecursionError):
         return bytes_changed(draw, data)
     text = json.dumps(header).encode()
     length = draw(st.sampled_from([len(text)] * 6 + [0, len(text) - 1, len(text) + 1, 2**40, 2**64 - 1]))

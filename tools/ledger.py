@@ -545,7 +545,7 @@ def _scale_lines(raw: Mapping[str, Any]) -> list[str]:
     rows = [
         [f"{r['classes']:,}", f"{r['dim']:,}", str(r["images"]), r["form"], f"{r['seconds']:.2f}"]
         + [f"{r['processor_seconds']:.2f}", f"{r['stored_bytes'] / 1e6:,.1f}", f"{r['of_papers']:.3f}"]
-        + [f"{r['peak_ratio']:.2f}" if r["stored_bytes"] >= 1e8 else NONE]
+        + [f"{r['peak_ratio']:.2f}" if r["classes"] >= 1000 else NONE]
         for r in (*raw["classes"], *raw["dimensions"])
     ]
     lines = _table(head, (0, 1, 2, 4, 5, 6, 7, 8), rows)

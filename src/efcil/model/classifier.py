@@ -21,7 +21,7 @@ from torch.nn.functional import normalize
 
 from efcil import backbones
 from efcil.data.dataset import listed
-from efcil.errors import DataError, ModelError, OptionError, nearest
+from efcil.errors import DataError, EfcilError, ModelError, OptionError, nearest
 from efcil.files import StrPath
 from efcil.methods.base import Readout
 from efcil.model import store
@@ -149,6 +149,8 @@ class IncrementalClassifier:
 
     def _opened(self, state: State) -> Representation:
         """A representation with the weights of a state, to be taught."""
+        if not state.weights:
+            raise ModelError(f"there are no weights for {self._settings.training.backbone}")
         representation = self._representation()
         try:
             representation.load_state({f"student.{k}": v.to(self._machine.device) for k, v in state.weights.items()})
@@ -518,7 +520,11 @@ class IncrementalClassifier:
         model.epochs, model.budget, model.progress = None, None, progress
         try:
             model._now = model._served(state)
-        except (KeyError, RuntimeError, ModelError) as error:
+            if state.classes:
+                found = tuple(model._now.readout.scores(torch.zeros(1, model.dim, device=model.device)).shape)
+                if found != (1, len(state.classes)):
+                    raise ModelError(f"{found[-1]} classes in the statistics, {len(state.classes)} in the table")
+        except (KeyError, RuntimeError, EfcilError, TypeError, ValueError, IndexError, AttributeError) as error:
             raise ModelError(f"{directory}: weights or statistics do not fit its {store.CARD}: {error}") from None
         return model
 

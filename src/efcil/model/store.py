@@ -203,8 +203,8 @@ def _read(place: Path) -> tuple[Settings, State]:
     try:
         settings = Settings.restored(card.settings)
         statistics = unflattened(tensors[STATISTICS])
-    except (EfcilError, KeyError, TypeError, ValueError) as error:
-        raise ModelError(f"{place / CARD}: {error}") from None
+    except (EfcilError, KeyError, TypeError, ValueError, AttributeError, OverflowError, RuntimeError) as error:
+        raise ModelError(f"{place / CARD}: {error}; restore it from a copy") from None
     records = tuple(ClassRecord(**record.model_dump()) for record in card.classes)
     state = State(
         classes=records,

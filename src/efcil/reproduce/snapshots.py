@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from efcil.errors import CheckpointError, OptionError
 from efcil.linalg import normalise_columns, ridge_weight
 from efcil.stats import ClassStats
 from efcil.training.checkpoint import load_tensors
@@ -26,15 +28,26 @@ class Snapshot:
     @classmethod
     def read(cls, path: Path) -> tuple[Snapshot, list[str]]:
         """Read what a run wrote; the names of the classes come with it, in the order they were learned."""
-        tensors, meta = load_tensors(path)
+        try:
+            return cls._of(*load_tensors(path))
+        except (KeyError, TypeError, ValueError, IndexError, AttributeError, RuntimeError, OptionError) as error:
+            why = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+            raise CheckpointError(f"{path} is not what a run keeps for figures ({why}); run it again") from error
+
+    @classmethod
+    def _of(cls, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> tuple[Snapshot, list[str]]:
         names = sorted({name.split("/")[1] for name in tensors if name.startswith("stats/")})
         below = {
             name: {k.removeprefix(f"stats/{name}/"): v for k, v in tensors.items() if k.startswith(f"stats/{name}/")}
             for name in names
         }
         stats = {name: ClassStats.from_state(own) for name, own in below.items()}
-        seen = int(tensors["labels"].max()) + 1
-        return cls(tensors["before"], tensors["after"], tensors["labels"], stats), meta["class_names"][:seen]
+        before, after, labels = tensors["before"], tensors["after"], tensors["labels"]
+        seen = int(labels.max()) + 1
+        dims = {tuple(before.shape[1:]), tuple(after.shape[1:]), *((own.dim,) for own in stats.values())}
+        if len(dims) > 1 or labels.ndim != 1 or not len(before) == len(after) == len(labels):
+            raise ValueError(f"features of shapes {sorted(dims)}, {len(before)}, {len(after)} and {len(labels)} rows")
+        return cls(before, after, labels, stats), list(meta["class_names"][:seen])
 
     def weight(self, method: str, ridge: float, normalise: bool) -> Tensor:
         """Solve for a classifier (dim, classes) from the statistics of a method (Eq. 18-22)."""
