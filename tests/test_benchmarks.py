@@ -300,6 +300,6 @@ def test_scale_runs_as_a_command_and_draws(tmp_path):
 @pytest.mark.slow
 def test_a_thousand_classes_peak_at_one_copy_and_a_block():
     """In a process of its own, at a size at which the matrices of the solution no longer count: 134 MB of Grams."""
-    row = scale.in_own_process(scale.Size(1000, 180, 360, threads=1, repeats=1))
+    row = scale.in_own_process(scale.Size(1000, 180, 40, threads=1, repeats=1))
     assert row["stored_bytes"] == 8 * 1000 * (180 * 181 // 2 + 180)
     assert row["peak_ratio"] <= scale.MAX_PEAK

@@ -48,13 +48,17 @@ def test_glyphs_preset_learns(tmp_path):
 def test_make_sets_itself_up(target, tmp_path):
     """In a tree without .venv, make's plan begins with one, and torch is pinned by the constraints file."""
     (tmp_path / "Makefile").write_text((ROOT / "Makefile").read_text())
-    for name in ("pyproject.toml", "constraints.txt"):
+    (tmp_path / "requirements").mkdir()
+    for name in ("pyproject.toml", "constraints.txt", "requirements/dev.txt"):
         (tmp_path / name).write_text((ROOT / name).read_text())
     environment = {k: v for k, v in os.environ.items() if not k.startswith("MAKE")}  # not a part of the make we are in
     command = ["make", "-n", target]
     plan = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True, env=environment).stdout
     lines = plan.splitlines()
     assert lines[0].endswith("-m venv .venv")
-    assert all("-c constraints.txt" in line for line in lines if "pip install" in line)
+    installs = [line for line in lines if "pip install" in line]
+    held = ("-c constraints.txt", "--require-hashes", "--no-deps")  # the last: the package itself
+    assert all(any(way in line for way in held) for line in installs)
+    assert any(line.endswith("-c constraints.txt torch") for line in installs)
     assert "torch==2.13.0" in (ROOT / "constraints.txt").read_text()
     assert any("efcil demo" in line or "pytest" in line for line in lines[2:])

@@ -25,7 +25,7 @@ from efcil.shift.ldc import LDCOptions, learned_map
 from efcil.shift.sdc import SDCOptions, kernel_drift
 from efcil.tasks import TaskStream
 from efcil.training.loop import Pixels
-from efcil.training.machine import Purpose, generator
+from efcil.training.machine import Machine, Purpose, generator
 from problems import TINY, blobs
 
 SIZES = (2, 3, 1)
@@ -37,7 +37,7 @@ class FakeTask(TaskFeatures):
 
     def __init__(self, index, labels, old, new, seed=0):
         self.index, self.labels, self._given, self._found = index, labels, {"old": old, "new": new}, {}
-        self.representation = SimpleNamespace(seed=seed)
+        self.representation = SimpleNamespace(seed=seed, machine=Machine.choose("cpu"))
 
     def _features(self, when, view):
         return self._given[when]

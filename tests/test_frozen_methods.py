@@ -22,6 +22,7 @@ from efcil.metrics import AccuracyMatrix
 from efcil.protocol import Evaluator, learn_stream
 from efcil.representations import REPRESENTATIONS
 from efcil.tasks import TaskStream
+from efcil.training.machine import Machine
 from problems import TINY
 
 DIM, BUFFER, RIDGE = 10, 24, 0.1
@@ -37,7 +38,7 @@ class FakeTask(TaskFeatures):
 
     def __init__(self, index, labels, features, seed=0):
         self.index, self.labels, self._given, self._found = index, labels, features, {}
-        self.representation = SimpleNamespace(seed=seed)
+        self.representation = SimpleNamespace(seed=seed, machine=Machine.choose("cpu"))
 
     def _features(self, when, view):
         return self._given
