@@ -347,6 +347,8 @@ def test_several_workers_give_the_same_bytes_as_one(root: Path, tmp_path: Path) 
     assert totals == sorted(totals)
     assert totals[-1] == 114
     assert several.notes == one.notes
+    for part in (several.train, several.test):
+        assert all(image.any() for image in part.images)  # each row was written
     assert kept(tmp_path / "3") == kept(tmp_path / "1")
     for a, b in zip(sorted((tmp_path / "3").rglob("*.*")), sorted((tmp_path / "1").rglob("*.*")), strict=True):
         assert a.read_bytes() == b.read_bytes()
