@@ -26,7 +26,7 @@ from efcil.methods import find
 from efcil.metrics import AccuracyMatrix, count_correct
 from efcil.report import html_page, markdown_table
 from efcil.representations import Representation
-from efcil.runs import FEATURES
+from efcil.runs import FEATURES, heading
 from efcil.training.checkpoint import load_tensors
 from efcil.training.loop import Pixels
 from efcil.training.machine import Machine
@@ -137,24 +137,8 @@ def replay(home: Path, plan: Plan, machine: Machine, command: str) -> list[dict[
             scores = readout.scores(tensors["test_first" if first else "test"])
             correct, correct5, _ = count_correct(scores, tensors["test_labels"], of_class)
             matrices[label].record(index, correct[: index + 1].tolist(), correct5[: index + 1].tolist())
-    common = {
-        "preset": plan.preset,
-        "dataset": plan.measured_on,
-        "tasks": len(sizes),
-        "task_sizes": sizes,
-        "order": plan.order,
-        "seed": plan.seed,
-        "seconds": round(time.perf_counter() - began, 3),
-        "device": machine.name,
-        "commit": commit(),
-        "command": command,
-        "training": plan.training.model_dump(mode="json"),
-    }
-    return [
-        {"method": label, "title": method.title, **common, "options": options.model_dump(mode="json")}
-        | matrices[label].summary()
-        for label, (method, options) in plan.methods.items()
-    ]
+    about = (sizes, time.perf_counter() - began, machine, command, commit())
+    return [heading(plan, label, *about) | matrices[label].summary() for label in plan.methods]
 
 
 def execute(

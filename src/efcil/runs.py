@@ -482,22 +482,7 @@ class Run:
     def _summary(self, label: str, commit: str = "") -> Summary:
         """Return what is known of a method; with several classifiers of each, the main one's numbers in front."""
         method, options = self.plan.methods[label]
-        own = {
-            "method": label,
-            "title": method.title,
-            "preset": self.plan.preset,
-            "dataset": self.plan.measured_on,
-            "tasks": len(self.stream),
-            "task_sizes": list(self.stream.sizes),
-            "order": self.plan.order,
-            "seed": self.plan.seed,
-            "seconds": round(self.seconds, 3),
-            "device": self.machine.name,
-            "commit": commit,
-            "command": self.command,
-            "options": options.model_dump(mode="json"),
-            "training": self.plan.training.model_dump(mode="json"),
-        }
+        own = heading(self.plan, label, self.stream.sizes, self.seconds, self.machine, self.command, commit)
         heads = {head: self.matrices[f"{label}/{head}"].summary() for head in method.heads}
         if not heads:
             return own | self.matrices[label].summary()
@@ -510,6 +495,29 @@ class Run:
             self._summary_file(label).parent.mkdir(exist_ok=True)
             write_json(self._summary_file(label), summary)
         return summaries
+
+
+def heading(
+    plan: Plan, label: str, sizes: Sequence[int], seconds: float, machine: Machine, command: str, commit: str
+) -> Summary:
+    """Return what a summary says of a method beside its accuracies."""
+    method, options = plan.methods[label]
+    return {
+        "method": label,
+        "title": method.title,
+        "preset": plan.preset,
+        "dataset": plan.measured_on,
+        "tasks": len(sizes),
+        "task_sizes": list(sizes),
+        "order": plan.order,
+        "seed": plan.seed,
+        "seconds": round(seconds, 3),
+        "device": machine.name,
+        "commit": commit,
+        "command": command,
+        "options": options.model_dump(mode="json"),
+        "training": plan.training.model_dump(mode="json"),
+    }
 
 
 class Stoppable(Protocol):
