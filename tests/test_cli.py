@@ -6,7 +6,9 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,6 +17,7 @@ from PIL import Image
 
 from efcil import cli
 from efcil.methods import METHODS, measured
+from efcil.runs import stoppable
 
 QUICK = ["width=2", "first.epochs=2", "later.epochs=1", "first.milestones=[]", "later.milestones=[]"]
 TINY = [part for setting in QUICK for part in ("--set", setting)]
@@ -667,3 +670,19 @@ def test_true_in_a_file_is_no_number(one_line, tmp_path):
     (tmp_path / "c.yaml").write_text("method: lwf\ndataset: digits\ntasks: true\n")
     line = one_line("run", "--config", tmp_path / "c.yaml", "--out", tmp_path / "r", *TINY)
     assert "tasks=True in the file: must be int" in line
+
+
+def test_the_run_in_progress_says_that_it_is_told_to_stop():
+    """Of several runs one after the other: not the first one, which is over."""
+    said = {"over": [], "busy": []}
+    runs = [
+        SimpleNamespace(
+            training=name == "busy", stop=threading.Event(), reporter=SimpleNamespace(note=said[name].append)
+        )
+        for name in said
+    ]
+    with stoppable(runs, "go on"):
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert said["over"] == []
+    assert len(said["busy"]) == 1
+    assert all(run.stop.is_set() for run in runs)

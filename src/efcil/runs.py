@@ -332,6 +332,7 @@ class Run:
         summaries = self._write_summaries()
         atomic_write_text(self.out / "report.html", html_page(summaries))
         self.reporter.finished(summaries, str(self.out))
+        self.training = False
         return summaries
 
     def _newest(self) -> Checkpoint | None:
@@ -557,7 +558,8 @@ def stoppable(runs: Sequence[Stoppable], remedy: str, insisting: bool = True) ->
             raise KeyboardInterrupt
         if len(told) == 1:
             more = "; once more to stop at once" if insisting else ""
-            runs[0].reporter.note(f"finishing the step and saving{more}")
+            busy = next(run for run in runs if run.training)
+            busy.reporter.note(f"finishing the step and saving{more}")
 
     before = {number: signal.signal(number, tell) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
