@@ -672,6 +672,18 @@ def test_true_in_a_file_is_no_number(one_line, tmp_path):
     assert "tasks=True in the file: must be int" in line
 
 
+def test_a_signal_in_the_middle_of_a_print_does_no_harm():
+    """Python refuses to print from a handler that interrupted a print: the signal is heard all the same."""
+
+    def note(text):
+        raise RuntimeError("reentrant call inside <_io.BufferedWriter name='<stdout>'>")
+
+    run = SimpleNamespace(training=True, stop=threading.Event(), reporter=SimpleNamespace(note=note))
+    with stoppable([run], "go on"):
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert run.stop.is_set()
+
+
 def test_the_run_in_progress_says_that_it_is_told_to_stop():
     """Of several runs one after the other: not the first one, which is over."""
     said = {"over": [], "busy": []}

@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing, contextmanager, nullcontext
+from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -559,7 +559,8 @@ def stoppable(runs: Sequence[Stoppable], remedy: str, insisting: bool = True) ->
         if len(told) == 1:
             more = "; once more to stop at once" if insisting else ""
             busy = next(run for run in runs if run.training)
-            busy.reporter.note(f"finishing the step and saving{more}")
+            with suppress(RuntimeError):  # a print that the signal interrupted cannot be begun again inside itself
+                busy.reporter.note(f"finishing the step and saving{more}")
 
     before = {number: signal.signal(number, tell) for number in (signal.SIGINT, signal.SIGTERM)}
     try:

@@ -220,7 +220,7 @@ def _unpack(source: Remote, archive: Path, target: Path) -> Path:
             try:
                 with tarfile.open(archive) as tar:
                     _extract(tar, working)
-            except (tarfile.TarError, gzip.BadGzipFile, EOFError, zlib.error) as error:
+            except (tarfile.TarError, gzip.BadGzipFile, EOFError, zlib.error, ValueError, MemoryError) as error:
                 raise DataError(f"{archive} cannot be unpacked safely ({_line(error)}); nothing was unpacked") from None
             folder = working / target.name
             if not folder.is_dir():
