@@ -381,3 +381,19 @@ def test_many_classes_are_told_and_carried_on_on_paper(served):
     assert "| ImageNet-21k, 21,841 | 512 | gram | 23.0 | 2,184 |" in text
     assert "| ImageNet-21k, 21,841 | 512 | factors, 64 rows | 5.8 | 87 |" in text
     assert "| ImageNet-1k, 1,000 | 2,048 | gram | 16.8 | 6,400 |" in text
+
+
+def test_ratios_of_streaming_and_of_several_processes_are_told_with_their_range(root):
+    place = root / "results" / "benchmarks"
+    place.mkdir(parents=True, exist_ok=True)
+    stream = {"alone": [100.0, 300.0, 200.0], "streamed": [90.0, 280.0, 190.0], "ratio": [0.9, 1.1, 0.95]}
+    both = {"images_per_second": {"together": 240.0, "alone": 150.0}, "ratio": 1.6, "ratios": [1.5, 1.6, 1.7]}
+    raws = {
+        "a": {"device": "CPU", "size": 256, "workers": 2, "stream": stream},
+        "b": {"device": "CPU", "distributed": {"processes": 2, "problem": "LwF", **both}},
+    }
+    for name, raw in raws.items():
+        write_json(place / f"{name}.json", {"command": "measure", "commit": "abc", "raw": raw})
+    text = ledger.benchmarks_text(root / "results")
+    assert "190 images a second, decoding alone 200, median ratio 0.95 (3 turns, ratios 0.90 to 1.10)" in text
+    assert "240 images a second together, 150 alone, median ratio 1.60 (3 turns, ratios 1.50 to 1.70)" in text

@@ -477,6 +477,10 @@ def serve_text(results: Path) -> str:
     return "\n".join([BEGIN, "", *lines, END])
 
 
+def _range(values: list[float]) -> str:
+    return f"{min(values):.2f} to {max(values):.2f}"
+
+
 def benchmarks_text(results: Path) -> str:
     """The block of docs/performance.md: what benchmarks/ measured, from results/benchmarks/*.json."""
     lines = []
@@ -505,6 +509,17 @@ def benchmarks_text(results: Path) -> str:
             times = f", {raw['augment']['ratio']['median']:.1f} times Pillow's on one core"
             words = f"{speed['median']:,.0f} images a second (spread {speed['spread']:,.0f}){times}"
             lines += [f"Augmentation: {words}.", ""]
+        if "stream" in raw:
+            alone, streamed, ratio = (statistics.median(raw["stream"][key]) for key in ("alone", "streamed", "ratio"))
+            words = f"{streamed:.0f} images a second, decoding alone {alone:.0f}, median ratio {ratio:.2f}"
+            turns = f"{len(raw['stream']['ratio'])} turns, ratios {_range(raw['stream']['ratio'])}"
+            lines += [f"Streaming JPEGs at {raw['size']} pixels with {raw['workers']} workers: {words} ({turns}).", ""]
+        if "distributed" in raw:
+            found = raw["distributed"]
+            together, alone = (found["images_per_second"][way] for way in ("together", "alone"))
+            words = f"{together:.0f} images a second together, {alone:.0f} alone, median ratio {found['ratio']:.2f}"
+            turns = f"{len(found['ratios'])} turns, ratios {_range(found['ratios'])}"
+            lines += [f"{found['processes']} processes, {found['problem']}: {words} ({turns}).", ""]
         if "runs" in raw:
             rows = [[f"`{r['what']}`", f"{r['seconds']:.1f}", str(r.get("peak_gpu_mib", NONE))] for r in raw["runs"]]
             lines += _table(["From prompt to prompt", "Seconds", "GPU memory at most, MiB"], (1, 2), rows) + [""]
