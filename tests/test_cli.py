@@ -52,11 +52,13 @@ def pictures(root, classes=("cat", "dog"), count=8, size=12):
 
 
 def test_help_is_instant():
-    best = 9.0
+    best = 9.0  # processor time: a busy machine takes longer by the clock
     for _ in range(5):
-        began = time.perf_counter()
+        began = os.times()
         done = subprocess.run([sys.executable, "-m", "efcil", "--help"], capture_output=True, text=True, check=True)
-        best = min(best, time.perf_counter() - began)
+        ended = os.times()
+        spent = ended.children_user + ended.children_system - began.children_user - began.children_system
+        best = min(best, spent)
     assert "demo" in done.stdout
     assert best < 0.5, f"{best:.2f} s"
 
