@@ -41,6 +41,7 @@ test: setup
 
 test-all: setup
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile -m slow --timeout 1200
+	$(BIN)/python -m pytest -q -m alone --timeout 1200
 
 lint: setup
 	$(BIN)/ruff check .

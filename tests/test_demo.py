@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 
 
-@pytest.mark.slow
+@pytest.mark.alone
 def test_demo_shows_dpcr_above_its_baselines(tmp_path):
     began = time.monotonic()
     environment = {**os.environ, "OMP_NUM_THREADS": "2"}
@@ -32,7 +32,7 @@ def test_demo_shows_dpcr_above_its_baselines(tmp_path):
     assert seconds < 180
 
 
-@pytest.mark.slow
+@pytest.mark.alone
 def test_glyphs_preset_learns(tmp_path):
     environment = {**os.environ, "OMP_NUM_THREADS": "2"}
     command = [sys.executable, "-m", "efcil", "compare", "dpcr,lwf-ncm,lwf", "glyphs", "--tasks", "5", "--quiet"]

@@ -506,6 +506,34 @@ def test_a_decoded_cache_is_built_once(tmp_path):
     assert len(list((tmp_path / "cache").rglob("*.npy"))) == 1, decoded
 
 
+# A thread of the group that lets go of a tensor while Python ends aborts the process: none may be left by then.
+LEFT = """
+import os, sys, torch
+from efcil.errors import EfcilError
+from efcil.training.distributed import joined
+torch.set_num_threads(1)
+try:
+    with joined() as group:
+        torch.optim.SGD([torch.zeros(1, requires_grad=True)], 0.1)  # imports what keeps a group that exists
+        group.barrier()
+        if sys.argv[1] == "refused":
+            raise EfcilError("refused")
+except EfcilError as error:
+    print(error)
+names = [open(f"/proc/self/task/{thread}/comm").read() for thread in os.listdir("/proc/self/task")]
+print([name for name in names if "gloo" in name])
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="threads are listed in /proc")
+@pytest.mark.parametrize("end", ["done", "refused"])
+def test_no_thread_of_the_group_outlives_it(end):
+    for rank, (code, out, err) in enumerate(ended(started(["-c", LEFT, end]))):
+        assert (code, err) == (0, "")
+        said = [] if end == "done" else ["process 2 of 2: refused" if rank else "refused"]
+        assert out.splitlines() == [*said, "[]"]
+
+
 # --- examples ---------------------------------------------------------------------------------------------------------
 
 CLUSTER = ROOT / "examples" / "cluster"

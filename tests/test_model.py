@@ -1357,7 +1357,7 @@ def test_models_travel_between_cpu_and_gpu(tmp_path):
                        answers(here), atol=1e-3)  # fmt: skip
 
 
-@pytest.mark.slow
+@pytest.mark.alone
 def test_five_classes_of_a_hundred_pictures_take_under_two_minutes():
     import time
 

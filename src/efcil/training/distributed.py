@@ -286,6 +286,10 @@ def joined() -> Iterator[Group]:
     if processes() == 1:
         yield ALONE
         return
+    # The functions of this module have the group as a default. Imported by an optimiser while there is one, they keep
+    # it and its threads beyond the end, and a thread that lets go of a tensor while Python ends aborts the process.
+    import torch.distributed.nn.functional
+
     variables = os.environ
     store, rank, size = next(dist.rendezvous("env://", timeout=PATIENCE))
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
@@ -295,9 +299,12 @@ def joined() -> Iterator[Group]:
     try:
         yield group
         group.barrier()
-    except Interrupted as error:
+    except Interrupted as error:  # of all of them, after the same step
+        dist.destroy_process_group()
         raise error if group.is_first else Elsewhere(error.exit_code) from None
     except EfcilError as error:
+        if not torch.cuda.is_available():  # NCCL would wait for a process that may be gone
+            dist.destroy_process_group()
         if not group.is_first and str(error):
             error.args = (f"process {rank + 1} of {size}: {error}",)
         raise
