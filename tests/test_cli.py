@@ -376,11 +376,11 @@ def test_data_fetch_from_a_server(efcil, tmp_path, monkeypatch):
         (["run", "dpcr", "digits", "--set", "augment=cifr"], "did you mean 'cifar'?"),
         (
             ["run", "acil", "digits", "--set", "shift_ridge=1"],
-            "shift_ridge is not an option of acil, only of dpcr, dp-ncm",
+            "shift_ridge is not an option of acil, only of dpcr, dpcr-plus, dp-ncm",
         ),
         (
             ["compare", "dpcr,fecam:rank_rule=none", "digits"],
-            "rank_rule is not an option of fecam, only of dpcr, dp-ncm",
+            "rank_rule is not an option of fecam, only of dpcr, dpcr-plus, dp-ncm",
         ),
         (["run"], "say what to run: efcil run METHOD DATASET"),
         (["run", "dpcr", "cifar100"], "cifar100 needs --data DIR"),

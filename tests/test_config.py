@@ -137,7 +137,8 @@ def test_an_option_has_one_meaning():
             owners.setdefault(key, set()).add(method.options.__name__)
     shared = {key for key, names in owners.items() if len(names) > 1}
     ridge = {"shift", "shift_ridge", "shift_images", "rank_rule", "rank_tolerance", "ridge", "buffer"}
-    assert shared <= ridge | {"few_images", "few_ridge", "head", "memory_form", "memory_rank", "memory_error"}
+    dpcr = {"normalise", "ridge_images"}
+    assert shared <= ridge | dpcr | {"few_images", "few_ridge", "head", "memory_form", "memory_rank", "memory_error"}
 
 
 def test_ablations_take_dpcrs_preset():

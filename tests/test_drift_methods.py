@@ -24,6 +24,7 @@ from efcil.shift.adc import ADCOptions, adversarial_drift
 from efcil.shift.ldc import LDCOptions, learned_map
 from efcil.shift.sdc import SDCOptions, kernel_drift
 from efcil.tasks import TaskStream
+from efcil.training import adversarial
 from efcil.training.loop import Pixels
 from efcil.training.machine import Machine, Purpose, generator
 from problems import TINY, blobs
@@ -343,7 +344,7 @@ def test_adc_in_small_pieces_is_the_same(machine, monkeypatch):
     seen = []
     task.representation.old_backbone.register_forward_hook(lambda module, given, out: seen.append(len(out)))
     monkeypatch.setattr(adc, "GROUP_NUMBERS", 2 * 10 * 2 * 8 * 8)  # two classes at once
-    monkeypatch.setattr(adc, "BATCH_NUMBERS", 7 * 2 * 8 * 8)  # seven images at once
+    monkeypatch.setattr(adversarial, "BATCH_NUMBERS", 7 * 2 * 8 * 8)  # seven images at once
     pieces = adversarial_drift(means, task, options)
     torch.testing.assert_close(pieces, whole, rtol=1e-5, atol=1e-6)
     assert max(seen) == 7

@@ -85,7 +85,7 @@ def copied(value):
 def test_the_suite_sees_every_method():
     trajectory = "dpcr dp-ncm ldc adc sdc lwf-ncm lwf"
     ablations = "rrcr rrcr+tssp rrcr+tssp+cn rrcr+tssp+cip rrcr+tssp+cip+cn"
-    own = "pass icarl podnet foster"
+    own = "dpcr-plus pass icarl podnet foster"
     assert sorted(METHODS) == sorted(f"{trajectory} {ablations} {own} acil ds-al fecam finetune joint".split())
 
 
@@ -142,7 +142,7 @@ def test_same_seed_is_bitwise_equal(machine, data, results, kind):
             assert torch.equal(value, expected[key]), (name, key)
 
 
-@pytest.mark.parametrize("kind", ["lwf", "frozen", "finetune", "pass"])
+@pytest.mark.parametrize("kind", ["lwf", "dpcr-plus", "frozen", "finetune", "pass"])
 def test_old_images_are_out_of_reach(machine, kind, monkeypatch):
     """After each task its pixels are poisoned and its Task refuses: nothing that is learned later may change."""
     names = [m.name for m in METHODS.values() if m.representation == kind]

@@ -159,7 +159,17 @@ class Copy:
     def run_tests(self, tests: Iterable[str], *, stop: bool, seconds: float) -> tuple[int, list[str]]:
         """Return pytest's exit status and the names of the tests that failed; -1 when there was no end."""
         names = list(dict.fromkeys(tests))
-        command = ["-q", "--tb=no", "-rfE", "-p", "no:cacheprovider", "-m", "not slow and not alone", "-o", f"addopts={ADDOPTS}"]
+        command = [
+            "-q",
+            "--tb=no",
+            "-rfE",
+            "-p",
+            "no:cacheprovider",
+            "-m",
+            "not slow and not alone",
+            "-o",
+            f"addopts={ADDOPTS}",
+        ]
         command += ["-W", "ignore:Module already imported:pytest.PytestAssertRewriteWarning"]  # of what is preloaded
         command += ["-x"] if stop else []
         command += ["--doctest-modules"] if any(name.startswith("src/") for name in names) else []

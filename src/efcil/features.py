@@ -6,11 +6,13 @@ import copy
 from collections.abc import Callable, Hashable
 from typing import Any, Literal, TypeVar
 
+import torch
 from torch import Tensor
 
 from efcil.class_memory import GRAMS, Memory
 from efcil.data.augment import Transform
 from efcil.representations import Representation
+from efcil.representations.base import Seen
 from efcil.stats import ClassStats
 from efcil.training.extraction import extract
 from efcil.training.images import part
@@ -34,7 +36,7 @@ class TaskFeatures:
         self.index = index
         self.labels = labels  # (n,), positions in the class order
         self.representation = representation
-        self._pixels: dict[View, Pixels] = {"clean": pixels}
+        self._pixels: dict[Seen, Pixels] = {"clean": pixels}
         self._transform = transform
         self._found: dict[Hashable, Any] = {}
 
@@ -42,6 +44,11 @@ class TaskFeatures:
     def first(self) -> bool:
         """Whether there is no task before this one."""
         return self.index == 0
+
+    @property
+    def has_pseudo(self) -> bool:
+        """Whether images were made in the place of old ones."""
+        return self.representation.pseudo() is not None
 
     def at_first(self) -> TaskFeatures:
         """Return the same task as methods with a frozen backbone see it: new features are the first backbone's."""
@@ -59,21 +66,33 @@ class TaskFeatures:
         other._found = {key: value[rows] for key, value in kept.items() if key[1] == "clean"}
         return other
 
-    def new(self, view: View = "clean") -> Tensor:
+    def new(self, view: Seen = "clean") -> Tensor:
         """Features (n, dim) of the task's images under the backbone that has just learned them."""
         return self._features("first" if self.frozen else "new", view)
 
-    def old(self, view: View = "clean") -> Tensor:
+    def old(self, view: Seen = "clean") -> Tensor:
         """Features (n, dim) of the same images under the backbone before this task."""
         return self._features("old", view)
 
-    def _features(self, when: str, view: View) -> Tensor:
+    def pairs(self, view: Seen = "clean") -> tuple[Tensor, Tensor]:
+        """Old and new features that show how things moved.
+
+        `pseudo`: of the images as they are, and of those made in the place of old ones, where there are any.
+        """
+        if view == "pseudo" and not self.has_pseudo:
+            view = "clean"
+        if view != "pseudo":
+            return self.old(view), self.new(view)
+        old = self.once(("pairs", "old"), lambda: torch.cat([self.old(), self.old("pseudo")]))
+        return old, self.once(("pairs", "new"), lambda: torch.cat([self.new(), self.new("pseudo")]))
+
+    def _features(self, when: str, view: Seen) -> Tensor:
         r = self.representation
         if when == "first":
             backbone = r.first_backbone
         else:
             backbone = r.backbone if when == "new" else r.old_backbone
-        crop = r.options.crop if view == "clean" else None  # augmentation has cropped already
+        crop = None if view == "augmented" else r.options.crop  # augmentation has cropped already
         return self.once((when, view), lambda: extract(backbone, self.pixels(view), r.machine, crop))
 
     def stats(self, view: View = "clean", memory: Memory = GRAMS) -> ClassStats:
@@ -103,11 +122,15 @@ class TaskFeatures:
         found: R = self._found[key]
         return found
 
-    def pixels(self, view: View = "clean") -> Pixels:
+    def pixels(self, view: Seen = "clean") -> Pixels:
         """The task's images themselves, for methods that change them; gone when the task is."""
         if view not in self._pixels:
             clean, r = self._pixels["clean"], self.representation
-            if self._transform is None:
+            if view == "pseudo":
+                made = r.pseudo()
+                assert made is not None, "asked for where none were made"
+                self._pixels[view] = clean.showing(made)
+            elif self._transform is None:
                 self._pixels[view] = clean
             else:  # one draw: old and new features are of the same augmented images
                 source = generator(r.machine.device, Purpose.VIEW, r.seed, self.index)

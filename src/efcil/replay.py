@@ -20,13 +20,14 @@ from torch import Tensor
 
 from efcil.errors import OptionError, RunError
 from efcil.experiment import Plan, Request, commit, resolve
-from efcil.features import TaskFeatures, View
+from efcil.features import TaskFeatures
 from efcil.files import atomic_write_text, write_json
 from efcil.methods import find
 from efcil.metrics import AccuracyMatrix, count_correct
 from efcil.report import html_page, markdown_table
 from efcil.representations import Representation
-from efcil.runs import FEATURES, heading
+from efcil.representations.base import Seen
+from efcil.runs import FEATURES, KEPT, heading
 from efcil.training.checkpoint import load_tensors
 from efcil.training.loop import Pixels
 from efcil.training.machine import Machine
@@ -49,9 +50,14 @@ class SavedTask(TaskFeatures):
 
     def __init__(self, index: int, tensors: Mapping[str, Tensor], rest: _Gone):
         super().__init__(index, cast(Representation, rest), cast(Pixels, None), tensors["labels"], None)
-        for name in ("new", "old", "first"):
+        for name, (when, view) in KEPT.items():
             if name in tensors:
-                self._found[name, "clean"] = tensors[name]
+                self._found[when, view] = tensors[name]
+
+    @property
+    def has_pseudo(self) -> bool:
+        """Whether the run kept features of images made in the place of old ones."""
+        return ("old", "pseudo") in self._found
 
     def at_first(self) -> TaskFeatures:
         """Return the task under the first backbone."""
@@ -62,13 +68,13 @@ class SavedTask(TaskFeatures):
         other._found = {("first", "clean"): self._found["first", "clean"]}
         return other
 
-    def _features(self, when: str, view: View) -> Tensor:
+    def _features(self, when: str, view: Seen) -> Tensor:
         if (when, view) not in self._found:
             raise OptionError(f"the run kept no {view} features of its {when} backbone: run it")
         found: Tensor = self._found[when, view]
         return found
 
-    def pixels(self, view: View = "clean") -> NoReturn:
+    def pixels(self, view: Seen = "clean") -> NoReturn:
         """There are no images."""
         raise OptionError("the images are gone: what needs them cannot be replayed; run it")
 

@@ -35,6 +35,7 @@ from efcil.progress import Quiet
 from efcil.protocol import Evaluator, learn_stream
 from efcil.report import html_page
 from efcil.representations import REPRESENTATIONS
+from efcil.representations.base import Seen
 from efcil.stats import ClassStats
 from efcil.tasks import TaskStream, class_order
 from efcil.tracking import Tracker
@@ -45,6 +46,13 @@ from efcil.training.machine import Machine, own_stream
 
 Summary = dict[str, Any]
 FEATURES = "features"  # directory of kept features, beside config.yaml
+KEPT: dict[str, tuple[str, Seen]] = {  # its tensors: features of a task's images, which backbone saw them and how
+    "new": ("new", "clean"),
+    "old": ("old", "clean"),
+    "first": ("first", "clean"),
+    "new_pseudo": ("new", "pseudo"),
+    "old_pseudo": ("old", "pseudo"),
+}
 
 
 @contextmanager
@@ -450,6 +458,8 @@ class Run:
         kept["test"] = extract(r.backbone, seen, self.machine, r.options.crop)
         if not task.first:
             kept["old"] = task.old()
+            if r.pseudo() is not None:
+                kept |= {"old_pseudo": task.old("pseudo"), "new_pseudo": task.new("pseudo")}
         if r.anchor is not None:
             kept["first"] = task.at_first().new()
             kept["test_first"] = extract(r.first_backbone, seen, self.machine, r.options.crop)

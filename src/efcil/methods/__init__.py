@@ -11,6 +11,7 @@ from efcil.methods.adc import ADC
 from efcil.methods.base import Method, Readout
 from efcil.methods.class_means import DPNCM, LwFNCM
 from efcil.methods.dpcr import DPCR, DPCROptions
+from efcil.methods.dpcr_plus import DPCRPlusOptions
 from efcil.methods.ds_al import DSAL, DSALOptions
 from efcil.methods.fecam import FeCAM, FeCAMOptions
 from efcil.methods.foster import Boosted, Compressed, FOSTERReadoutOptions
@@ -47,6 +48,17 @@ METHODS = {
     method.name: method
     for method in (
         Method("dpcr", "DPCR", _DPCR, "lwf", "dual projection", "ridge + CN", DPCR, DPCROptions, _GRAM),
+        Method(
+            "dpcr-plus",
+            "DPCR+",
+            "ours, docs/dpcr-plus.md",
+            "dpcr-plus",
+            "dual projection, with made images",
+            "ridge + CN",
+            DPCR,
+            DPCRPlusOptions,
+            f"{_GRAM} + d, and d^2 for all",
+        ),
         Method(
             "dp-ncm",
             "DP-NCM",

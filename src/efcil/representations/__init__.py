@@ -11,6 +11,7 @@ from efcil.representations.joint import Joint
 from efcil.representations.lwf import LwF
 from efcil.representations.pass_ import PASS
 from efcil.representations.podnet import PODNet
+from efcil.representations.pseudo_replay import PseudoReplay
 
 REPRESENTATIONS: dict[str, type[Representation]] = {
     "finetune": Finetune,
@@ -21,4 +22,5 @@ REPRESENTATIONS: dict[str, type[Representation]] = {
     "foster": FOSTER,
     "podnet": PODNet,
     "pass": PASS,
+    "dpcr-plus": PseudoReplay,
 }

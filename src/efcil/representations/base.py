@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from pydantic import Field
@@ -21,6 +21,9 @@ from efcil.tasks import Task
 from efcil.training.loop import LastBatch, Pixels, Rule
 from efcil.training.machine import Machine, Purpose, generator
 from efcil.training.schedule import Schedule
+
+Seen = Literal["clean", "augmented", "pseudo"]
+"""How a task's images are looked at: as they are, as in training, or with those made in the place of old ones."""
 
 
 class TrainingOptions(Options):
@@ -54,6 +57,9 @@ class Learned(Protocol):
 
     def new(self) -> Tensor:
         """Features (n, dim) of the task's images."""
+
+    def pairs(self, view: Seen) -> tuple[Tensor, Tensor]:
+        """Features of the same images under the backbone before the task and after it; with what `pseudo` returns."""
 
     def pixels(self) -> Pixels:
         """The images."""
@@ -152,6 +158,10 @@ class Representation(nn.Module, ABC):
     def studied(self, stage: int, pixels: Pixels, labels: Tensor) -> tuple[Pixels, Tensor]:
         """Return the images and labels a stage trains on."""
         return pixels, labels
+
+    def pseudo(self) -> Tensor | None:
+        """Return images (m, c, h, w) that were made for this task in the place of old ones, where that is done."""
+        return None
 
     def finish(self, task: Learned) -> None:
         """Keep what later tasks need of this one."""

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from efcil.heads.growing import GrowingHead
 from efcil.heads.linear import LinearHead
-from efcil.representations.base import Classifier, Learned, new_class_loss
+from efcil.representations.base import Classifier, Learned, Seen, new_class_loss
 from efcil.representations.lwf import distillation
 from efcil.representations.rehearsal import Rehearsal, RehearsalOptions
 from efcil.tasks import Task
@@ -96,6 +96,11 @@ class OnlyBoosted:
     def new(self) -> Tensor:
         """Features (n, 2 dim), of the first task (n, dim)."""
         return self.task.new()[:, : self.dim]
+
+    def pairs(self, view: Seen) -> tuple[Tensor, Tensor]:
+        """Old and new features of the same images."""
+        old, new = self.task.pairs(view)
+        return old[:, : self.dim], new[:, : self.dim]
 
     def pixels(self) -> Pixels:
         """The images."""

@@ -39,13 +39,16 @@ class LwF(Representation):
             with torch.no_grad(), self.machine.beside():
                 target = self.teacher.head(self.teacher_features(images))
         logits = self.head(self.student_features(images))
-        if self.present is None:
-            loss = new_class_loss(logits, labels, self.old)
-        else:
-            loss = present_class_loss(logits, labels, self.present)
+        loss = self.classification(logits, labels)
         if self.old:
             self.machine.join()
             loss = loss + self.options.distill_weight * distillation(
                 logits[:, : self.old], target, self.options.temperature
             )
         return loss
+
+    def classification(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Return the first term of Eq. 1."""
+        if self.present is None:
+            return new_class_loss(logits, labels, self.old)
+        return present_class_loss(logits, labels, self.present)

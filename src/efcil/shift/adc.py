@@ -26,11 +26,11 @@ from efcil.config import Options
 from efcil.data.augment import CentreCrop
 from efcil.features import TaskFeatures, View
 from efcil.linalg import DTYPE
+from efcil.training.adversarial import in_parts, towards
 from efcil.training.machine import Machine, memory_guard
 
 GROUP_NUMBERS = 2**25  # pixels or features of the classes treated at once: 109 classes of 100 CIFAR images
 BATCH_IMAGES = 1024  # looked at at once for their extremes
-BATCH_NUMBERS = 2**21  # pixels in one pass with gradient: 500 CIFAR images (the limit), 13 of 224 x 224 x 3
 
 
 class ADCOptions(Options):
@@ -58,7 +58,7 @@ def adversarial_drift(means: Tensor, task: TaskFeatures, options: ADCOptions) ->
     parts = [(x.amin((0, 2, 3)), x.amax((0, 2, 3))) for x in map(cropped, pixels.batches(BATCH_IMAGES))]
     lowest, highest = (torch.stack(found) for found in zip(*parts, strict=True))
     extremes = torch.stack([lowest.amin(0), highest.amax(0)])[:, :, None, None]
-    low, high = pixels.normalise(extremes).aminmax()
+    bounds = pixels.normalise(extremes).aminmax()  # (least, largest)
 
     samples = min(options.samples, len(old))
     nearest = torch.cdist(means, old).topk(samples, largest=False).indices  # (classes, samples)
@@ -70,7 +70,8 @@ def adversarial_drift(means: Tensor, task: TaskFeatures, options: ADCOptions) ->
         for classes in torch.arange(len(means), device=means.device).split(group):
             (chosen,) = pixels.taken([nearest[classes].flatten()])
             start = pixels.normalise(cropped(chosen))
-            changed = _towards(means[classes], start, r.old_backbone, options, low, high)
+            goals = means[classes].repeat_interleave(samples, 0)
+            changed = towards(r.old_backbone, start, goals, options.step, options.iterations, bounds, samples)
             before, after = (_features(backbone, changed, r.machine) for backbone in (r.old_backbone, r.backbone))
             hit = torch.cdist(before, means).argmin(1).view(-1, samples) == classes[:, None]
             hits = hit.sum(1, keepdim=True)
@@ -83,34 +84,8 @@ def adversarial_drift(means: Tensor, task: TaskFeatures, options: ADCOptions) ->
     return torch.cat(drifts)
 
 
-def _towards(
-    means: Tensor, inputs: Tensor, backbone: nn.Module, options: ADCOptions, low: Tensor, high: Tensor
-) -> Tensor:
-    """Change `inputs` (k * samples, c, h, w), class after class, so that their features approach the `means` (k, dim).
-
-    In float32 whatever the machine's precision: outside autocast, and only the gradient by the input is computed.
-    """
-    goals = means.float().repeat_interleave(len(inputs) // len(means), 0)
-    tiny = torch.finfo(inputs.dtype).tiny  # a gradient of zero is a step of zero
-    for _ in range(options.iterations):
-        parts = []
-        for x, goal in zip(inputs.split(_batch(inputs)), goals.split(_batch(inputs)), strict=True):
-            with torch.enable_grad():
-                x = x.detach().requires_grad_()
-                distance = (backbone(x) - goal).square().sum()
-            parts.append(torch.autograd.grad(distance, x)[0])
-        gradient = torch.cat(parts).unflatten(0, (len(means), -1))  # (k, samples, c, h, w)
-        norm = torch.linalg.vector_norm(gradient, dim=(1, 2, 3, 4), keepdim=True).clamp_min(tiny)
-        inputs = (inputs - (options.step * gradient / norm).flatten(0, 1)).clamp(low, high)
-    return inputs
-
-
 @torch.no_grad()
 def _features(backbone: nn.Module, inputs: Tensor, machine: Machine) -> Tensor:
     """Features of inputs that are no stored images, in the arithmetic that the means come from."""
     with machine.autocast():
-        return torch.cat([backbone(x).to(DTYPE) for x in inputs.split(_batch(inputs))])
-
-
-def _batch(inputs: Tensor) -> int:
-    return max(1, min(500, BATCH_NUMBERS // inputs[0].numel()))
+        return torch.cat([backbone(x).to(DTYPE) for x in inputs.split(in_parts(inputs))])

@@ -59,7 +59,7 @@ def dual_projection(stats: ClassStats | None, task: TaskFeatures, options: DualP
     view, how = options.shift_images, (options.shift_ridge, options.few_images, options.few_ridge)
 
     def move() -> ClassStats:
-        shared = task.once(("shift", view, *how), lambda: _shift(task.old(view), task.new(view), options))
+        shared = task.once(("shift", view, *how), lambda: _shift(*task.pairs(view), options))
         rule, tolerance = options.rank_rule, options.rank_tolerance
         return stats.projected(shared, rule=rule, tolerance=tolerance, release=task.alone(stats))
 

@@ -183,6 +183,7 @@ class Purpose(IntEnum):
     NOISE = 6  # (seed, task, epoch): what a loss draws while training
     DRAWS = 7  # (seed): features drawn from statistics, for calibration
     HELD_OUT = 8  # (seed, teaching): which pictures of a teaching are held out
+    PSEUDO = 9  # (seed, old classes): features that images of old classes are to have
 
 
 def seed_of(purpose: Purpose, *where: int) -> int:

@@ -1,0 +1,149 @@
+"""LwF that also distils on images made in the place of old ones: docs/dpcr-plus.md has the equations.
+
+Before a task is learned, its images are changed until the backbone of the last task takes them for images of an old
+class: their features are drawn to points of that class's Gaussian. The task is learned with both; of those that were
+made only the distillation has a part, so the backbone is held where old classes live, which the task's own images do
+not show. They are gone when the task is. Between tasks a mean of each class is kept, and one covariance for all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from pydantic import Field
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from efcil.linalg import DTYPE, feature_products, relative_ridge, task_shift_from_gram
+from efcil.representations.base import Learned
+from efcil.representations.lwf import LwF, LwFOptions
+from efcil.training.adversarial import towards
+from efcil.training.extraction import extract
+from efcil.training.images import followed_by
+from efcil.training.loop import Pixels
+from efcil.training.machine import Machine, Purpose, generator, memory_guard
+
+UNLABELLED = -100  # what cross_entropy leaves out
+RIDGE = 1e-3  # of the map that moves means and covariance, towards the identity: a share of trace / dim
+AT_ONCE = 2000  # images made at once
+
+
+class PseudoReplayOptions(LwFOptions):
+    """LwF's options, and how images of old classes are made."""
+
+    pseudo: float = Field(default=1.0, ge=0)  # images made for each image of the task; 0: LwF
+    pseudo_spread: float = Field(default=1.0, ge=0)  # of the points aimed at about their class's mean; 0: the mean
+    pseudo_step: float = Field(default=0.09, gt=0)  # root mean square change of a normalised pixel in an iteration
+    pseudo_iterations: int = Field(default=6, ge=1)
+
+
+class PseudoReplay(LwF):
+    """Old classes are means and a shared covariance, and for the time of a task images that stand for them."""
+
+    options_type = PseudoReplayOptions
+
+    def __init__(self, options: Any, channels: int, machine: Machine, seed: int):
+        super().__init__(options, channels, machine, seed)
+        dim: int = self.backbone.dim  # type: ignore[assignment]
+        where: dict[str, Any] = {"dtype": DTYPE, "device": machine.device}
+        self.means = torch.zeros(0, dim, **where)  # (classes, dim)
+        self.covariance = torch.zeros(dim, dim, **where)  # within classes, the mean of theirs
+        self.made: Tensor | None = None  # (m, channels, height, width) uint8
+        self._own = 0  # images of the task
+
+    def prepare(self, stage: int, pixels: Pixels, labels: Tensor) -> None:
+        """Make images of the old classes from the task's."""
+        self.made = None
+        wanted = round(self.options.pseudo * len(labels))
+        if not self.old or not wanted:
+            return
+        source = extract(self.old_backbone, pixels, self.machine).to(DTYPE)
+        draws = generator("cpu", Purpose.PSEUDO, self.seed, self.old)
+        rows, goals = chosen(self.means, self.covariance, source, wanted, self.options.pseudo_spread, draws)
+        self.old_backbone.eval()
+        found = []
+        with memory_guard("making images of old classes"):
+            for part in torch.arange(len(rows), device=rows.device).split(AT_ONCE):
+                (images,) = pixels.taken([rows[part]])
+                found.append(self._drawn(pixels, images, goals[part].clamp_min(0) if self.last_relu else goals[part]))
+        self.made = torch.cat(found)
+        self.machine.group.copy_first_([self.made])  # GPUs do not round alike
+
+    def _drawn(self, pixels: Pixels, images: Tensor, goals: Tensor) -> Tensor:
+        """Draw images to goals, and round them to what can be stored."""
+        black, white = -pixels.offset, 255 * pixels.scale - pixels.offset
+        step = self.options.pseudo_step * images[0].numel() ** 0.5
+        inputs = pixels.normalise(images)
+        inputs = towards(self.old_backbone, inputs, goals, step, self.options.pseudo_iterations, (black, white))
+        return ((inputs + pixels.offset) / pixels.scale).round().clamp(0, 255).to(torch.uint8)
+
+    def pseudo(self) -> Tensor | None:
+        """Return the images that were made for this task."""
+        return self.made
+
+    def studied(self, stage: int, pixels: Pixels, labels: Tensor) -> tuple[Pixels, Tensor]:
+        """Return the task's images, and those that were made, without a label."""
+        self._own = len(labels)
+        if self.made is None:
+            return pixels, labels
+        none = labels.new_full((len(self.made),), UNLABELLED)
+        return pixels.showing(followed_by(pixels.images, self.made)), torch.cat([labels, none])
+
+    def classification(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Cross-entropy of the images that have a label, as a mean over their usual number in a batch.
+
+        The number at hand would do as well for one process; of several, each has another one in its share.
+        """
+        if self.made is None:
+            return super().classification(logits, labels)
+        new = torch.where(labels == UNLABELLED, UNLABELLED, labels - self.old)
+        total = cross_entropy(logits[:, self.old :].float(), new, ignore_index=UNLABELLED, reduction="sum")
+        return total * (1 + len(self.made) / self._own) / len(labels)
+
+    def finish(self, task: Learned) -> None:
+        """Move the means and the covariance with the task, and add those of its classes."""
+        known = len(self.means)
+        if known:
+            shift = moved_by(*task.pairs("pseudo" if self.made is not None else "clean"))
+            self.means = self.means @ shift
+            self.covariance = shift.T @ self.covariance @ shift
+        features = task.new().to(DTYPE)
+        means, within = [], torch.zeros_like(self.covariance)
+        for label in task.labels.unique():
+            own = features[task.labels == label]
+            means.append(own.mean(0))
+            within += (own - means[-1]).T @ (own - means[-1]) / max(1, len(own) - 1)
+        self.means = torch.cat([self.means, torch.stack(means)])
+        self.covariance = (known * self.covariance + within) / len(self.means)
+
+    def state(self, teacher: bool) -> dict[str, Tensor]:
+        """Return the tensors of the networks and of the old classes; in the middle of a task what was made for it."""
+        kept = super().state(teacher) | {"means": self.means, "covariance": self.covariance}
+        return kept | ({"made": self.made} if teacher and self.made is not None else {})
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """Take up what `state` returned."""
+        super().load_state(state)
+        self.means, self.covariance, self.made = state["means"], state["covariance"], state.get("made")
+
+
+def chosen(
+    means: Tensor, covariance: Tensor, source: Tensor, wanted: int, spread: float, draws: torch.Generator
+) -> tuple[Tensor, Tensor]:
+    """Return which images are to be changed, (m,), and what features they are to have, (m, dim).
+
+    For each class the images nearest to its mean, as many for each, and points drawn from its Gaussian.
+    """
+    each = min(len(source), max(1, wanted // len(means)))
+    rows = torch.cdist(means, source).topk(each, largest=False).indices.flatten()
+    values, vectors = torch.linalg.eigh(covariance)
+    noise = torch.randn(len(rows), len(values), generator=draws, dtype=DTYPE).to(means.device)
+    return rows, means.repeat_interleave(each, 0) + spread * (noise * values.clamp_min(0).sqrt()) @ vectors.T
+
+
+def moved_by(old: Tensor, new: Tensor) -> Tensor:
+    """Return the linear map (dim, dim) from old features to new ones; what they do not show stays."""
+    gram, cross = feature_products(old, new)
+    return task_shift_from_gram(gram, cross, relative_ridge(gram, RIDGE), "identity")

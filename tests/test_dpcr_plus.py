@@ -1,0 +1,374 @@
+"""DPCR+ against literal transcriptions of docs/dpcr-plus.md, and what must hold of it."""
+
+import copy
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from torch.nn.functional import cross_entropy, log_softmax, softmax
+
+from efcil.errors import OptionError
+from efcil.experiment import Request, resolve
+from efcil.features import TaskFeatures
+from efcil.methods import METHODS
+from efcil.metrics import AccuracyMatrix
+from efcil.protocol import Evaluator, learn_stream
+from efcil.representations.lwf import LwF, LwFOptions
+from efcil.representations.pseudo_replay import (
+    RIDGE,
+    UNLABELLED,
+    PseudoReplay,
+    PseudoReplayOptions,
+    chosen,
+    moved_by,
+)
+from efcil.tasks import TaskStream
+from efcil.training.adversarial import towards
+from efcil.training.extraction import extract
+from efcil.training.loop import Pixels
+from problems import TINY, blobs, draw
+
+SIZES = (2, 3, 1)
+SMALL = {**TINY, "augment": "none"}
+
+
+class Watch:
+    """Runs `each_epoch` and `each_task`."""
+
+    def __init__(self, each_epoch=lambda report, optimiser: None, each_task=lambda task: None):
+        self.after_epoch, self.after_task = each_epoch, each_task
+
+    def before_readouts(self, task):
+        pass
+
+
+def learner(machine, seed=0, kind=PseudoReplay, channels=3, **options):
+    return kind(kind.options_type(**{**SMALL, **options}), channels, machine, seed)
+
+
+def run(representation, data, watch=None, **where):
+    """Learn a stream; return the readout and the accuracies."""
+    stream = TaskStream(data.train, np.arange(sum(SIZES)), SIZES)
+    evaluator = Evaluator(data, stream, representation.machine)
+    readout = METHODS["dpcr-plus"].readout(METHODS["dpcr-plus"].options(**where.pop("options", {})))
+    matrix = AccuracyMatrix(evaluator.totals())
+    if "readout" in where:
+        readout.load_state(where.pop("readout"))
+    for _ in range(where.get("first_task", 0)):
+        matrix.record(matrix.tasks_done, [0] * (matrix.tasks_done + 1), [0] * (matrix.tasks_done + 1))
+    learn_stream(stream, data, evaluator, representation, {"it": readout}, {"it": matrix}, watch or Watch(), **where)
+    return readout, matrix
+
+
+def task_of(data, classes, machine):
+    """The pixels and labels of some classes."""
+    rows = np.flatnonzero(np.isin(data.train.labels, classes))
+    pixels = Pixels(torch.from_numpy(data.train.images[rows]), data.mean, data.std, machine)
+    return pixels, torch.from_numpy(data.train.labels[rows])
+
+
+@pytest.fixture(scope="module")
+def second(machine, data):
+    """A learner in the middle of its second task: two old classes, three new ones."""
+    representation, stop = learner(machine), KeyError("in the middle")
+
+    def each_epoch(report, optimiser):
+        if (report.task, report.epoch) == (1, 1):
+            raise stop
+
+    with pytest.raises(KeyError):
+        run(representation, data, Watch(each_epoch))
+    return representation
+
+
+# --- images are changed -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("together", [1, 3])
+def test_pixels_follow_the_gradient(machine, data, second, together):
+    """Image by image and step by step, with the norm of a group and what pixels may be."""
+    pixels, _ = task_of(data, [2, 3], machine)
+    inputs, backbone = pixels.normalise(pixels.images[:6]), second.old_backbone.eval()
+    goals = torch.rand(6, backbone.dim, generator=torch.Generator().manual_seed(1))
+    low, high = torch.tensor(-1.5), torch.tensor(1.75)
+    want = inputs.clone()
+    for _ in range(3):
+        gradients = []
+        for image, goal in zip(want, goals, strict=True):
+            x = image[None].clone().requires_grad_()
+            (backbone(x)[0] - goal).square().sum().backward()
+            gradients.append(x.grad[0])
+        for first in range(0, 6, together):
+            norm = torch.stack(gradients[first : first + together]).square().sum().sqrt()
+            for i in range(first, first + together):
+                want[i] = (want[i] - 2.0 * gradients[i] / norm).clamp(low, high)
+    found = towards(backbone, inputs, goals, 2.0, 3, (low, high), together)
+    torch.testing.assert_close(found, want, rtol=1e-4, atol=1e-5)
+    assert not found.requires_grad
+    assert all(p.grad is None for p in backbone.parameters())
+
+
+def test_the_nearest_images_are_taken_and_aim_at_the_classes_gaussian():
+    means = torch.tensor([[0.0, 0.0], [10.0, 0.0]], dtype=torch.float64)
+    covariance = torch.tensor([[2.0, 0.6], [0.6, 0.5]], dtype=torch.float64)
+    source = torch.tensor([[0.1, 0.0], [9.0, 0.0], [5.2, 0.0], [0.0, 2.0], [11.0, 3.0], [-1.0, 0.0]]).double()
+    rows, goals = chosen(means, covariance, source, 6, 0.0, torch.Generator())
+    assert [set(part.tolist()) for part in rows.split(3)] == [{0, 5, 3}, {1, 4, 2}]
+    assert torch.equal(goals, means.repeat_interleave(3, 0)), "without spread they aim at the means"
+    rows, goals = chosen(means, covariance, source.repeat(5000, 1), 40000, 1.5, torch.Generator().manual_seed(0))
+    for own, mean in zip(goals.split(20000), means, strict=True):
+        assert (own.mean(0) - mean).abs().max() < 0.05
+        torch.testing.assert_close(torch.cov(own.T), 2.25 * covariance, rtol=0.05, atol=0.05)
+
+
+@pytest.mark.parametrize(("wanted", "each"), [(7, 3), (1, 1), (1000, 6)])
+def test_every_class_has_as_many_images_and_at_least_one(wanted, each):
+    rows, goals = chosen(draw(2, 4), torch.eye(4).double(), draw(6, 4, seed=1), wanted, 1.0, torch.Generator())
+    assert len(rows) == len(goals) == 2 * each
+    assert all(len(set(part.tolist())) == each for part in rows.split(each)), "no image twice for a class"
+
+
+def test_made_images_look_like_old_classes_to_the_old_backbone(machine, data):
+    representation = learner(machine, pseudo=2.0, pseudo_spread=0.0, pseudo_iterations=12)
+    nearness = {}
+
+    def each_epoch(report, optimiser):
+        if report.task and report.task not in nearness:
+            r, made = representation, representation.pseudo()
+            pixels, labels = task_of(data, range(2, 5) if report.task == 1 else [5], machine)
+            each = len(made) // r.old
+            goals = r.means.repeat_interleave(each, 0)
+            before = extract(r.old_backbone, pixels, machine).double()
+            after = extract(r.old_backbone, pixels.showing(made), machine).double()
+            nearest = torch.cdist(r.means, before).topk(each, largest=False).values.flatten()
+            nearness[report.task] = ((after - goals).norm(dim=1).mean() / nearest.mean()).item()
+            assert (made.dtype, made.shape[1:]) == (torch.uint8, pixels.images.shape[1:])
+            assert len(made) == max(1, 2 * len(labels) // r.old) * r.old or each == len(labels)
+
+    run(representation, data, Watch(each_epoch))
+    assert sorted(nearness) == [1, 2]
+    assert max(nearness.values()) < 0.9
+
+
+# --- the loss ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_loss_is_its_equation(machine, data, second):
+    """Cross-entropy of those with a label over the task's share of the batch; distillation over all of them."""
+    r = copy.copy(second)
+    pixels, labels = task_of(data, [2, 3, 4], machine)
+    both, with_made = r.studied(0, pixels, labels)
+    rows = torch.tensor([0, 1, len(labels), 2, len(labels) + 1, 3, len(labels) + 2])
+    images, targets = both.normalise(both.images[rows]), with_made[rows]
+    assert (targets == UNLABELLED).tolist() == [False, False, True, False, True, False, True]
+    r.eval()
+    logits = r.student.head(r.student.backbone(images))
+    known = r.teacher.head(r.teacher.backbone(images))
+    labelled = targets != UNLABELLED
+    share = len(labels) / (len(labels) + len(r.made))
+    new = cross_entropy(logits[labelled][:, 2:], targets[labelled] - 2, reduction="sum") / (share * 7)
+    old = -(softmax(known / 2, 1) * log_softmax(logits[:, :2] / 2, 1)).sum(1).mean()
+    torch.testing.assert_close(r.loss(images, targets), new + 10 * old, rtol=1e-5, atol=1e-5)
+
+
+def test_without_made_images_it_is_lwf(machine, data):
+    """pseudo=0 learns what LwF learns, to the bit; in the first task nothing is made either."""
+    plain, other = learner(machine, kind=LwF), learner(machine, pseudo=0.0)
+    assert issubclass(PseudoReplayOptions, LwFOptions)
+    for representation in (plain, other):
+        run(representation, data)
+    assert other.pseudo() is None
+    state = other.state(teacher=False)
+    assert all(torch.equal(v, state[k]) for k, v in plain.state(teacher=False).items())
+    made = learner(machine)
+    made.prepare(0, *task_of(data, [0, 1], machine))
+    assert made.pseudo() is None
+
+
+def test_made_images_hold_the_backbone(machine, data):
+    """They change what is learned in the second task, and not what is learned in the first."""
+    states = {}
+    for pseudo in (0.0, 1.0):
+        representation = learner(machine, pseudo=pseudo)
+        watch = Watch(
+            each_task=lambda task, r=representation, p=pseudo: states.__setitem__(
+                (p, task), copy.deepcopy(r.backbone.state_dict())
+            )
+        )
+        run(representation, data, watch)
+    assert all(torch.equal(v, states[1.0, 0][k]) for k, v in states[0.0, 0].items())
+    assert any(not torch.equal(v, states[1.0, 1][k]) for k, v in states[0.0, 1].items())
+
+
+# --- what is kept -----------------------------------------------------------------------------------------------------
+
+
+def literal_map(old, new):
+    old, new = old.double(), new.double()
+    gram = old.T @ old
+    ridge = RIDGE * gram.trace() / len(gram)
+    identity = torch.eye(len(gram), dtype=torch.float64)
+    return torch.linalg.inv(gram + ridge * identity) @ (old.T @ new + ridge * identity)
+
+
+def test_the_map_is_its_equation():
+    old = draw(60, 5)
+    new = old @ draw(5, 5, seed=1) + 0.1 * draw(60, 5, seed=2)
+    torch.testing.assert_close(moved_by(old, new), literal_map(old, new))
+
+
+def test_means_and_covariance_move_and_join(machine, data):
+    representation = learner(machine)
+    kept, tasks = {}, []
+    original = representation.finish
+
+    def finish(task):
+        tasks.append(task)
+        original(task)
+        kept[task.index] = (representation.means.clone(), representation.covariance.clone())
+        if task.index == 1:
+            old = torch.cat([task.old(), extract(representation.old_backbone, task.pixels("pseudo"), machine)])
+            new = torch.cat([task.new(), extract(representation.backbone, task.pixels("pseudo"), machine)])
+            shift = literal_map(old, new)
+            features, labels = task.new().double(), task.labels
+            rows = [features[labels == c] for c in range(2, 5)]
+            means = torch.cat([kept[0][0] @ shift, torch.stack([x.mean(0) for x in rows])])
+            torch.testing.assert_close(kept[1][0], means)
+            covariance = (2 * shift.T @ kept[0][1] @ shift + sum(torch.cov(x.T) for x in rows)) / 5
+            torch.testing.assert_close(kept[1][1], covariance)
+
+    representation.finish = finish
+    run(representation, data)
+    features, labels = tasks[0].new().double(), tasks[0].labels
+    torch.testing.assert_close(kept[0][0], torch.stack([features[labels == c].mean(0) for c in range(2)]))
+    torch.testing.assert_close(kept[0][1], sum(torch.cov(features[labels == c].T) for c in range(2)) / 2)
+    assert sorted(kept) == [0, 1, 2]
+
+
+def test_it_keeps_what_its_file_says(machine, data):
+    representation = learner(machine)
+    run(representation, data)
+    dim, plain = representation.backbone.dim, LwF.state(representation, teacher=False)
+    kept = {k: v for k, v in representation.state(teacher=False).items() if k not in plain}
+    assert sum(v.numel() for v in kept.values()) == sum(SIZES) * dim + dim * dim
+    assert METHODS["dpcr-plus"].memory == "d(d+1)/2 + d + d, and d^2 for all"
+    assert not METHODS["dpcr-plus"].exemplars
+
+
+@pytest.mark.parametrize(("task", "epoch"), [(1, 1), (2, 1), (1, 0), (2, 0)])
+def test_a_run_goes_on_as_if_it_had_not_stopped(machine, data, task, epoch):
+    whole, kept = learner(machine, augment="crop-flip"), {}
+
+    def keep(optimiser, teacher):
+        kept["state"] = copy.deepcopy(whole.state(teacher=teacher))
+        kept["momenta"] = {k: v.clone() for k, v in optimiser.momenta().items()} if optimiser else None
+        kept["readout"] = readout_state() if whole.means.numel() else None
+
+    held = {}
+
+    def readout_state():
+        return {k: copy.deepcopy(v) for k, v in held["readout"].state().items()}
+
+    def each_epoch(report, optimiser):
+        if epoch and (report.task, report.epoch) == (task, epoch - 1):
+            keep(optimiser, True)
+
+    def each_task(index):
+        if not epoch and index == task - 1:
+            keep(None, False)
+
+    stream = TaskStream(data.train, np.arange(sum(SIZES)), SIZES)
+    evaluator = Evaluator(data, stream, machine)
+    held["readout"] = METHODS["dpcr-plus"].readout(METHODS["dpcr-plus"].options())
+    matrix = AccuracyMatrix(evaluator.totals())
+    watch = Watch(each_epoch, each_task)
+    learn_stream(stream, data, evaluator, whole, {"it": held["readout"]}, {"it": matrix}, watch)
+    resumed = learner(machine, augment="crop-flip")
+    resumed.load_state(kept["state"])
+    readout, other = run(
+        resumed, data, first_task=task, first_epoch=epoch, momenta=kept["momenta"], readout=kept["readout"]
+    )
+    for name, value in whole.state(teacher=True).items():
+        assert torch.equal(resumed.state(teacher=True)[name], value), name
+    assert torch.equal(readout.weight, held["readout"].weight)
+    assert other.A_t[-1] == matrix.A_t[-1]
+
+
+# --- the shift --------------------------------------------------------------------------------------------------------
+
+
+def test_pairs_are_the_tasks_images_and_the_made_ones(machine, data, second):
+    pixels, labels = task_of(data, [2, 3, 4], machine)
+    task = TaskFeatures(1, second, pixels, labels, None)
+    old, new = task.pairs("pseudo")
+    assert len(old) == len(new) == len(labels) + len(second.made)
+    assert torch.equal(old[: len(labels)], task.old())
+    assert torch.equal(new[len(labels) :], extract(second.backbone, pixels.showing(second.made), machine))
+    assert task.pairs("pseudo")[0] is old, "computed once"
+    assert [len(x) for x in task.pairs("clean")] == [len(labels)] * 2
+    none = SimpleNamespace(pseudo=lambda: None, backbone=second.backbone, old_backbone=second.old_backbone)
+    none.options, none.machine = second.options, machine
+    plain = TaskFeatures(1, none, pixels, labels, None)
+    assert torch.equal(plain.pairs("pseudo")[0], task.old()), "where none were made those of the task are all"
+
+
+def test_the_classifier_is_dpcrs_with_another_shift(machine, data):
+    """Read from a run's features by hand: statistics move by the map of all images."""
+    representation, seen = learner(machine), []
+
+    def learned(task):
+        seen.append((task.labels, task.new(), task.pairs("pseudo") if task.index else None))
+
+    readout, _ = run(representation, data, learned=learned, options={"shift_ridge": 0.01, "rank_rule": "none"})
+    grams, means, counts = [], [], []
+    for labels, new, pairs in seen:
+        if pairs is not None:
+            x, y = (features.double() for features in pairs)
+            shift = torch.linalg.inv(x.T @ x + 0.01 * torch.eye(x.shape[1], dtype=torch.float64)) @ x.T @ y
+            grams, means = [shift.T @ g @ shift for g in grams], [m @ shift for m in means]
+        for c in labels.unique():
+            rows = new.double()[labels == c]
+            grams.append(rows.T @ rows)
+            means.append(rows.mean(0))
+            counts.append(len(rows))
+    total = sum(grams) + 200 * torch.eye(len(grams[0]), dtype=torch.float64)
+    weight = torch.linalg.solve(total, torch.stack([n * m for n, m in zip(counts, means, strict=True)], 1))
+    torch.testing.assert_close(readout.weight, weight / weight.norm(dim=0), rtol=1e-5, atol=1e-6)
+
+
+# --- options ----------------------------------------------------------------------------------------------------------
+
+
+def test_preset_and_defaults():
+    plan = resolve(Request(("dpcr-plus",), "cifar100", tasks=10))
+    assert plan.representation == "dpcr-plus"
+    assert plan.methods["dpcr-plus"][1].shift_images == "pseudo"
+    assert plan.training.pseudo == 1.0
+    assert (plan.training.later.epochs, plan.training.distill_weight) == (100, 10)
+
+
+@pytest.mark.parametrize(
+    ("names", "setting", "said"),
+    [
+        (("dpcr-plus",), "pseudo=-1", "pseudo=-1"),
+        (("dpcr-plus",), "pseudo_step=0", "pseudo_step=0"),
+        (("dpcr-plus",), "pseudo_iterations=0", "pseudo_iterations=0"),
+        (("dpcr-plus",), "pseudo_spread=-0.5", "pseudo_spread=-0.5"),
+        (("dpcr",), "shift_images=pseudo", "should be 'clean' or 'augmented'"),
+        (("dpcr",), "pseudo=1", "pseudo"),
+        (("dpcr-plus", "dpcr"), "batch_size=64", "cannot share a trajectory"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_is_learned(names, setting, said):
+    with pytest.raises(OptionError, match=said):
+        resolve(Request(names, "cifar100", tasks=10, settings=(setting,)))
+
+
+@pytest.mark.parametrize(("size", "channels", "crop"), [(11, 1, None), (16, 1, 12)])
+def test_other_sizes_and_grey_images(machine, size, channels, crop):
+    data = blobs(classes=6, size=size, channels=channels)
+    representation = learner(machine, channels=channels, augment="crop-flip", crop=crop)
+    _, matrix = run(representation, data)
+    assert matrix.tasks_done == 3
+    assert representation.pseudo().shape[1:] == (channels, size, size)

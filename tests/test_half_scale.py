@@ -1,0 +1,56 @@
+"""The small problem for first looks: only training images are in it, and the page says what was stored."""
+
+import pickle
+
+import numpy as np
+from PIL import Image
+
+from efcil.files import read_json, write_json
+from test_ledger import summary
+from tools import half_scale as tool
+
+
+def test_it_is_made_of_training_images_alone(tmp_path):
+    names = ["apple", "baby", "worm"]
+    rng = np.random.default_rng(0)
+    labels = np.repeat(np.arange(3), 352)
+    train = rng.integers(0, 100, (len(labels), 3072), dtype=np.uint8)  # test images are lighter
+    test = rng.integers(150, 256, (6, 3072), dtype=np.uint8)
+    source = tmp_path / "cifar-100-python"
+    source.mkdir()
+    for part, content in {
+        "train": {"data": train, "fine_labels": labels.tolist()},
+        "test": {"data": test, "fine_labels": [0, 1, 2] * 2},
+        "meta": {"fine_label_names": names},
+    }.items():
+        (source / part).write_bytes(pickle.dumps(content))
+    tool.make(tmp_path, tmp_path / "half")
+    found = sorted(path.relative_to(tmp_path / "half").as_posix() for path in (tmp_path / "half").rglob("*.png"))
+    sizes = {f"{part}/{name}": n for part, n in (("train", 250), ("test", 100)) for name in ("apple", "worm")}
+    wanted = {f"{folder}/{i:03d}.png" for folder, count in sizes.items() for i in range(count)}
+    assert set(found) == wanted, "every second class"
+    first = train[labels == 2][250].reshape(3, 16, 2, 16, 2).mean((2, 4)).transpose(1, 2, 0)
+    picture = np.asarray(Image.open(tmp_path / "half" / "test" / "worm" / "000.png"))
+    assert np.abs(picture - first).max() <= 1, "the 251st training image of the class, at half its size"
+    assert max(np.asarray(Image.open(tmp_path / "half" / name)).max() for name in found) < 100
+
+
+def test_runs_are_stored_once_and_without_where_they_lay(tmp_path):
+    stored = tmp_path / "research" / "half-scale.json"
+    (tmp_path / "run").mkdir()
+    for A_f in (31.0, 32.5):
+        command = "efcil run dpcr folder --data /somewhere/half --out /else/where --seed 0"
+        shown = summary(A_f=A_f, command=command, old=[None, 30.0], new=[50.0, 40.0], dataset="folder")
+        write_json(tmp_path / "run" / "summary.json", shown)
+        tool.add(tmp_path / "run", "as it is", stored)
+    (only,) = read_json(stored)
+    assert (only["what"], only["A_f"], only["commit"]) == ("as it is", 32.5, "abc123")
+    assert only["command"] == "efcil run dpcr folder --data DIR --out DIR --seed 0"
+    assert "| as it is | dpcr | 1993 | 32.50 | 60.00 | 30.00 | 40.00 | 100 |" in tool.table([only])
+
+
+def test_the_page_is_what_the_summaries_give():
+    now = tool.PAGE.read_text(encoding="utf-8")
+    stored = read_json(tool.STORED)
+    assert tool.page(now, stored) == now
+    assert tool.page(now, stored[1:]) != now

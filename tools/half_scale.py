@@ -1,0 +1,108 @@
+"""A small problem for a first look at ideas, where there is no GPU: CIFAR-100 at half of everything.
+
+    python tools/half_scale.py make CIFAR DIR            write class folders for `efcil run METHOD folder --data DIR`
+    python tools/half_scale.py add RUN --what "..."      store the summaries of a run or comparison of it
+    python tools/half_scale.py                           write the table in docs/research-log.md
+    python tools/half_scale.py --check                   exit 1 when the page is not what the summaries give
+
+Every second class; of each the first 250 training images, and the 100 after them to measure on; 16 x 16 pixels. Test
+images are not read, so nothing that is chosen here has seen one. What it says about the real problem is a hint: the
+networks are narrow, and learn for minutes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from efcil.data import cifar100
+from efcil.files import atomic_write_text, read_json, write_json
+from efcil.report.load import load_summaries
+from efcil.report.tables import md as escaped
+from efcil.report.tables import row as row_of
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = ROOT / "docs" / "research-log.md"
+STORED = ROOT / "results" / "research" / "half-scale.json"
+BEGIN, END = "<!-- half-scale -->", "<!-- /half-scale -->"
+STEP, SIDE = 2, 16
+PARTS = {"train": slice(0, 250), "test": slice(250, 350)}  # of a class's training images
+KEPT = ("method", "order", "seed", "A_f", "A_avg", "A_t", "old", "new", "seconds", "device", "commit", "command")
+
+
+def make(source: Path, target: Path) -> None:
+    """Write the problem as class folders."""
+    data = cifar100.load(source)
+    for label in range(0, len(data.class_names), STEP):
+        rows = np.flatnonzero(data.train.labels == label)
+        for part, which in PARTS.items():
+            folder = target / part / data.class_names[label]
+            folder.mkdir(parents=True, exist_ok=True)
+            for number, row in enumerate(rows[which]):
+                picture = Image.fromarray(np.ascontiguousarray(data.train.images[row].transpose(1, 2, 0)))
+                picture.resize((SIDE, SIDE), Image.Resampling.BOX).save(folder / f"{number:03d}.png")
+
+
+def add(run: Path, what: str, stored: Path = STORED) -> None:
+    """Store what a run gave, in the place of an earlier one of the same description."""
+    found = [{"what": what, **{key: s[key] for key in KEPT}} for s in load_summaries([run]) if s["tasks_done"]]
+    for summary in found:
+        summary["command"] = re.sub(r"(--data|--out) \S+", r"\1 DIR", summary["command"])
+    before = [s for s in (read_json(stored) if stored.exists() else []) if s["what"] != what]
+    stored.parent.mkdir(parents=True, exist_ok=True)
+    write_json(stored, [*before, *found])
+
+
+def table(summaries: Sequence[dict[str, Any]]) -> str:
+    """Return the stored runs as a Markdown table."""
+    head = ["What", "Method", "Order", "A_f", "A_avg", "Old", "New", "Seconds"]
+    rows = [
+        [s["what"], s["method"], s["order"], *(f"{s[key]:.2f}" for key in ("A_f", "A_avg"))]
+        + [f"{s['old'][-1]:.2f}", f"{s['new'][-1]:.2f}", f"{s['seconds']:.0f}"]
+        for s in summaries
+    ]
+    lines = [row_of(map(escaped, head)), row_of(["---"] * 3 + ["---:"] * 5), *(row_of(map(escaped, r)) for r in rows)]
+    return "\n".join(lines)
+
+
+def page(text: str, summaries: Sequence[dict[str, Any]]) -> str:
+    """Return the page with the table as it is now."""
+    before, _, rest = text.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    return f"{before}{BEGIN}\n\n{table(summaries)}\n\n{END}{after}"
+
+
+def main() -> int:
+    """Do what the command line says."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true")
+    parts = parser.add_subparsers(dest="do")
+    making = parts.add_parser("make")
+    making.add_argument("source", type=Path)
+    making.add_argument("target", type=Path)
+    adding = parts.add_parser("add")
+    adding.add_argument("run", type=Path)
+    adding.add_argument("--what", required=True)
+    given = parser.parse_args()
+    if given.do == "make":
+        make(given.source, given.target)
+        return 0
+    if given.do == "add":
+        add(given.run, given.what)
+    now = PAGE.read_text(encoding="utf-8")
+    wanted = page(now, read_json(STORED))
+    if given.check:
+        return int(now != wanted)
+    atomic_write_text(PAGE, wanted)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
