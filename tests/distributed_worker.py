@@ -34,7 +34,16 @@ from efcil.training.schedule import Schedule
 from problems import TINY, blobs, draw
 
 CPU = Machine(torch.device("cpu"))
-WHOLE = {"dpcr": 1, "acil": 1, "icarl": 1, "podnet": 1, "foster": 1, "pass": 1, "joint": 1}  # a method of each kind
+WHOLE = {
+    "dpcr": 1,
+    "dpcr-plus": 1,
+    "acil": 1,
+    "icarl": 1,
+    "podnet": 1,
+    "foster": 1,
+    "pass": 1,
+    "joint": 1,
+}  # a method of each kind
 
 
 class Student(nn.Module):

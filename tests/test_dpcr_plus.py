@@ -26,6 +26,7 @@ from efcil.representations.pseudo_replay import (
 from efcil.tasks import TaskStream
 from efcil.training.adversarial import towards
 from efcil.training.extraction import extract
+from efcil.training.images import Mapped, OnDemand
 from efcil.training.loop import Pixels
 from problems import TINY, blobs, draw
 
@@ -149,6 +150,19 @@ def test_made_images_look_like_old_classes_to_the_old_backbone(machine, data):
     run(representation, data, Watch(each_epoch))
     assert sorted(nearness) == [1, 2]
     assert max(nearness.values()) < 0.9
+
+
+def test_images_that_are_read_when_asked_for_make_the_same(machine, data, second):
+    pixels, labels = task_of(data, [2, 3, 4], machine)
+    streamed = pixels.showing(OnDemand(Mapped(pixels.images.numpy()), machine.device))
+    made = []
+    for source in (pixels, streamed):
+        other = copy.copy(second)
+        other.prepare(0, source, labels)
+        made.append(other.pseudo())
+        both, with_made = other.studied(0, source, labels)
+        assert torch.equal(both.images[torch.arange(len(labels), len(with_made))], made[-1])
+    assert torch.equal(*made)
 
 
 # --- the loss ---------------------------------------------------------------------------------------------------------
