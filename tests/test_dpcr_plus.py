@@ -23,12 +23,15 @@ from efcil.representations.pseudo_replay import (
     chosen,
     moved_by,
 )
+from efcil.shift.dual_projection import dual_projection
+from efcil.stats import ClassStats
 from efcil.tasks import TaskStream
 from efcil.training.adversarial import towards
 from efcil.training.extraction import extract
 from efcil.training.images import Mapped, OnDemand
 from efcil.training.loop import Pixels
 from problems import TINY, blobs, draw
+from test_methods import FakeTask
 
 SIZES = (2, 3, 1)
 SMALL = {**TINY, "augment": "none"}
@@ -351,6 +354,26 @@ def test_the_classifier_is_dpcrs_with_another_shift(machine, data):
     torch.testing.assert_close(readout.weight, weight / weight.norm(dim=0), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("share", [0.02, 0.5])
+def test_the_shift_may_keep_to_the_identity(share):
+    """Its ridge is a share of trace / dim; methods that differ in it share nothing, those that agree share the map."""
+    old, labels = draw(80, 6), torch.arange(80) % 2
+    new = old @ draw(6, 6, seed=1)
+    gram = old.T @ old
+    ridge = share * gram.trace() / 6 * torch.eye(6, dtype=torch.float64)
+    want = torch.linalg.inv(gram + ridge) @ (old.T @ new + ridge)
+    first = METHODS["dpcr-plus"].options(shift_share=share, rank_rule="none")
+    other = METHODS["dpcr-plus"].options(rank_rule="none")
+    task = FakeTask(1, labels, old, new)
+    task.representation.pseudo = lambda: None
+    before = ClassStats.from_features(old, labels)
+    torch.testing.assert_close(dual_projection(before, task, first).mean, before.mean @ want)
+    plain = dual_projection(before, task, other).mean
+    torch.testing.assert_close(plain, before.mean @ torch.linalg.lstsq(old, new).solution)
+    again = METHODS["dpcr-plus"].options(shift_share=share, rank_rule="none", ridge=7.0)
+    assert dual_projection(before, task, again) is dual_projection(before, task, first)
+
+
 # --- options ----------------------------------------------------------------------------------------------------------
 
 
@@ -370,6 +393,7 @@ def test_preset_and_defaults():
         (("dpcr-plus",), "pseudo_iterations=0", "pseudo_iterations=0"),
         (("dpcr-plus",), "pseudo_spread=-0.5", "pseudo_spread=-0.5"),
         (("dpcr",), "shift_images=pseudo", "should be 'clean' or 'augmented'"),
+        (("dpcr-plus",), "shift_share=-0.1", "shift_share=-0.1"),
         (("dpcr",), "pseudo=1", "pseudo"),
         (("dpcr-plus", "dpcr"), "batch_size=64", "cannot share a trajectory"),
     ],

@@ -9,11 +9,25 @@ What survives a task: what DPCR keeps, and for each class one more mean, for all
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+
+from pydantic import Field
+
 from efcil.methods.dpcr import DPCROptions
 from efcil.representations.base import Seen
 
 
 class DPCRPlusOptions(DPCROptions):
-    """DPCR's options; the shift is estimated with the images that were made as well."""
+    """DPCR's options; the shift is estimated with the images that were made as well, and may keep to the identity."""
 
     shift_images: Seen = "pseudo"  # type: ignore[assignment]  # one more choice than the others have
+    shift_share: float = Field(default=0.0, ge=0)  # of trace / dim: ridge of the shift towards the identity; 0: Eq. 5
+
+    @property
+    def how(self) -> tuple[Hashable, ...]:
+        """All that decides the map."""
+        return (*super().how, self.shift_share)
+
+    def towards_identity(self, images: int, dim: int) -> float | None:
+        """Return the share, where one is asked for."""
+        return self.shift_share or super().towards_identity(images, dim)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from typing import Literal
 
 from pydantic import Field, model_validator
@@ -33,6 +34,19 @@ class DualProjectionOptions(Options):
     memory_error: float | None = Field(default=None, gt=0, lt=1)  # or: share of a Gram's trace that may be left out
 
     @property
+    def how(self) -> tuple[Hashable, ...]:
+        """All that decides the map: methods compared on one trajectory that agree in it share the map."""
+        return (self.shift_images, self.shift_ridge, self.few_images, self.few_ridge)
+
+    def towards_identity(self, images: int, dim: int) -> float | None:
+        """Return the ridge towards the identity for so many images, as a share of trace / dim; None for Eq. 5 as it is.
+
+        The trace grows with the images, a prior does not: the fewer they are the larger is the ridge's share of it.
+        """
+        fewness = FEW * dim / images
+        return None if self.few_images == "plain" or fewness <= 1 else self.few_ridge * fewness
+
+    @property
     def memory(self) -> Memory:
         """In which form classes are kept."""
         return Memory(self.memory_form, self.memory_rank, self.memory_error)
@@ -56,24 +70,20 @@ def dual_projection(stats: ClassStats | None, task: TaskFeatures, options: DualP
     """
     if stats is None or not options.shift or task.rests:
         return stats
-    view, how = options.shift_images, (options.shift_ridge, options.few_images, options.few_ridge)
 
     def move() -> ClassStats:
-        shared = task.once(("shift", view, *how), lambda: _shift(*task.pairs(view), options))
+        shared = task.once(("shift", options.how), lambda: _shift(*task.pairs(options.shift_images), options))
         rule, tolerance = options.rank_rule, options.rank_tolerance
         return stats.projected(shared, rule=rule, tolerance=tolerance, release=task.alone(stats))
 
     # Methods compared on one trajectory start from the same statistics and move them once.
-    return task.once((stats, view, *how, options.rank_rule, options.rank_tolerance), move)
+    return task.once((stats, options.how, options.rank_rule, options.rank_tolerance), move)
 
 
 def _shift(old: Tensor, new: Tensor, options: DualProjectionOptions) -> Tensor:
-    """Eq. 5; of few images, where asked for, with a ridge towards the identity: what they do not show stays.
-
-    The trace grows with the images, a prior does not: the fewer they are the larger is the ridge's share of it.
-    """
-    fewness = FEW * old.shape[1] / len(old)
-    if options.few_images == "plain" or fewness <= 1:
+    """Eq. 5, or with a ridge towards the identity: what the images do not show stays."""
+    share = options.towards_identity(*old.shape)
+    if share is None:
         return task_shift(old, new, options.shift_ridge)
     gram, cross = feature_products(old, new)
-    return task_shift_from_gram(gram, cross, relative_ridge(gram, options.few_ridge * fewness), "identity")
+    return task_shift_from_gram(gram, cross, relative_ridge(gram, share), "identity")
