@@ -189,6 +189,38 @@ def test_the_loss_is_its_equation(machine, data, second):
     torch.testing.assert_close(r.loss(images, targets), new + 10 * old, rtol=1e-5, atol=1e-5)
 
 
+def test_features_are_held_through_a_linear_map(machine, data):
+    """The map begins as the identity in every task, learns with the student, and its term is its equation."""
+    r, begins = learner(machine, feature_weight=2.5, pseudo=0.0), []
+    original = r.begin
+
+    def begin(task):
+        original(task)
+        begins.append(r.projector.weight.detach().clone())
+
+    r.begin = begin
+    run(r, data)
+    assert all(torch.equal(weight, torch.eye(r.backbone.dim)) for weight in begins)
+    assert len(begins) == 3
+    weight, bias = r.projector.weight.detach(), r.projector.bias.detach()
+    assert not torch.equal(weight, torch.eye(r.backbone.dim)), "it learns"
+    pixels, labels = task_of(data, [5], machine)
+    images = pixels.normalise(pixels.images[:4])
+    r.eval()
+    features, before = r.student.backbone(images), r.teacher.backbone(images)
+    logits, known = r.student.head(features), r.teacher.head(before)
+    want = cross_entropy(logits[:, 5:], labels[:4] - 5)
+    want = want - 10 * (softmax(known / 2, 1) * log_softmax(logits[:, :5] / 2, 1)).sum(1).mean()
+    for x, y in zip(features @ weight.T + bias, before, strict=True):
+        want = want + 2.5 / 4 * (x / x.norm() - y / y.norm()).square().sum()
+    torch.testing.assert_close(r.loss(images, labels[:4]), want, rtol=1e-5, atol=1e-5)
+    assert {name for name in r.state(teacher=True) if name.startswith("projector")} == {
+        "projector.weight",
+        "projector.bias",
+    }
+    assert not any(name.startswith("projector") for name in r.state(teacher=False)), "it does not survive the task"
+
+
 def test_without_made_images_it_is_lwf(machine, data):
     """pseudo=0 learns what LwF learns, to the bit; in the first task nothing is made either."""
     plain, other = learner(machine, kind=LwF), learner(machine, pseudo=0.0)
@@ -275,7 +307,8 @@ def test_it_keeps_what_its_file_says(machine, data):
 
 @pytest.mark.parametrize(("task", "epoch"), [(1, 1), (2, 1), (1, 0), (2, 0)])
 def test_a_run_goes_on_as_if_it_had_not_stopped(machine, data, task, epoch):
-    whole, kept = learner(machine, augment="crop-flip"), {}
+    options = {"augment": "crop-flip", "feature_weight": 1.0}
+    whole, kept = learner(machine, **options), {}
 
     def keep(optimiser, teacher):
         kept["state"] = copy.deepcopy(whole.state(teacher=teacher))
@@ -301,7 +334,7 @@ def test_a_run_goes_on_as_if_it_had_not_stopped(machine, data, task, epoch):
     matrix = AccuracyMatrix(evaluator.totals())
     watch = Watch(each_epoch, each_task)
     learn_stream(stream, data, evaluator, whole, {"it": held["readout"]}, {"it": matrix}, watch)
-    resumed = learner(machine, augment="crop-flip")
+    resumed = learner(machine, **options)
     resumed.load_state(kept["state"])
     readout, other = run(
         resumed, data, first_task=task, first_epoch=epoch, momenta=kept["momenta"], readout=kept["readout"]
@@ -394,6 +427,7 @@ def test_preset_and_defaults():
         (("dpcr-plus",), "pseudo_spread=-0.5", "pseudo_spread=-0.5"),
         (("dpcr",), "shift_images=pseudo", "should be 'clean' or 'augmented'"),
         (("dpcr-plus",), "shift_share=-0.1", "shift_share=-0.1"),
+        (("dpcr-plus",), "feature_weight=-1", "feature_weight=-1"),
         (("dpcr",), "pseudo=1", "pseudo"),
         (("dpcr-plus", "dpcr"), "batch_size=64", "cannot share a trajectory"),
     ],

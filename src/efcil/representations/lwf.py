@@ -37,15 +37,20 @@ class LwF(Representation):
         """Return the loss of Eq. 1 on a batch."""
         if self.old:
             with torch.no_grad(), self.machine.beside():
-                target = self.teacher.head(self.teacher_features(images))
-        logits = self.head(self.student_features(images))
+                before = self.teacher_features(images)
+                target = self.teacher.head(before)
+        features = self.student_features(images)
+        logits = self.head(features)
         loss = self.classification(logits, labels)
         if self.old:
             self.machine.join()
-            loss = loss + self.options.distill_weight * distillation(
-                logits[:, : self.old], target, self.options.temperature
-            )
+            loss = loss + self.held(features, before, logits[:, : self.old], target)
         return loss
+
+    def held(self, features: Tensor, before: Tensor, logits: Tensor, target: Tensor) -> Tensor:
+        """Return what holds the student to the teacher: features (n, dim) and logits (n, old), its own and before."""
+        found: Tensor = self.options.distill_weight * distillation(logits, target, self.options.temperature)
+        return found
 
     def classification(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Return the first term of Eq. 1."""

@@ -13,12 +13,13 @@ from typing import Any
 
 import torch
 from pydantic import Field
-from torch import Tensor
-from torch.nn.functional import cross_entropy
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, normalize
 
 from efcil.linalg import DTYPE, feature_products, relative_ridge, task_shift_from_gram
 from efcil.representations.base import Learned
 from efcil.representations.lwf import LwF, LwFOptions
+from efcil.tasks import Task
 from efcil.training.adversarial import towards
 from efcil.training.extraction import extract
 from efcil.training.images import followed_by
@@ -37,6 +38,7 @@ class PseudoReplayOptions(LwFOptions):
     pseudo_spread: float = Field(default=1.0, ge=0)  # of the points aimed at about their class's mean; 0: the mean
     pseudo_step: float = Field(default=0.09, gt=0)  # root mean square change of a normalised pixel in an iteration
     pseudo_iterations: int = Field(default=6, ge=1)
+    feature_weight: float = Field(default=0.0, ge=0)  # of the distance to the teacher's features, through a linear map
 
 
 class PseudoReplay(LwF):
@@ -52,6 +54,14 @@ class PseudoReplay(LwF):
         self.covariance = torch.zeros(dim, dim, **where)  # within classes, the mean of theirs
         self.made: Tensor | None = None  # (m, channels, height, width) uint8
         self._own = 0  # images of the task
+        self.projector = machine.place(nn.Linear(dim, dim)) if options.feature_weight else None
+
+    def begin(self, task: Task) -> None:
+        """Begin as LwF does; the linear map of features begins as the identity."""
+        super().begin(task)
+        if self.projector is not None:
+            nn.init.eye_(self.projector.weight)
+            nn.init.zeros_(self.projector.bias)
 
     def prepare(self, stage: int, pixels: Pixels, labels: Tensor) -> None:
         """Make images of the old classes from the task's."""
@@ -102,6 +112,15 @@ class PseudoReplay(LwF):
         total = cross_entropy(logits[:, self.old :].float(), new, ignore_index=UNLABELLED, reduction="sum")
         return total * (1 + len(self.made) / self._own) / len(labels)
 
+    def held(self, features: Tensor, before: Tensor, logits: Tensor, target: Tensor) -> Tensor:
+        """Add to the distillation the squared distance of unit features: what moved linearly is not held."""
+        loss = super().held(features, before, logits, target)
+        if self.projector is None:
+            return loss
+        mapped = normalize(self.projector(features).float(), dim=1)
+        distance = (mapped - normalize(before.float(), dim=1)).square().sum(1).mean()
+        return loss + self.options.feature_weight * distance
+
     def finish(self, task: Learned) -> None:
         """Move the means and the covariance with the task, and add those of its classes."""
         known = len(self.means)
@@ -121,12 +140,19 @@ class PseudoReplay(LwF):
     def state(self, teacher: bool) -> dict[str, Tensor]:
         """Return the tensors of the networks and of the old classes; in the middle of a task what was made for it."""
         kept = super().state(teacher) | {"means": self.means, "covariance": self.covariance}
-        return kept | ({"made": self.made} if teacher and self.made is not None else {})
+        if teacher and self.made is not None:
+            kept["made"] = self.made
+        if teacher and self.projector is not None:
+            kept |= {f"projector.{k}": v for k, v in self.projector.state_dict().items()}
+        return kept
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Take up what `state` returned."""
         super().load_state(state)
         self.means, self.covariance, self.made = state["means"], state["covariance"], state.get("made")
+        own = {k.removeprefix("projector."): v for k, v in state.items() if k.startswith("projector.")}
+        if own and self.projector is not None:
+            self.projector.load_state_dict(own)
 
 
 def chosen(
