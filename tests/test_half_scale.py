@@ -40,13 +40,14 @@ def test_runs_are_stored_once_and_without_where_they_lay(tmp_path):
     (tmp_path / "run").mkdir()
     for A_f in (31.0, 32.5):
         command = "efcil run dpcr folder --data /somewhere/half --out /else/where --seed 0"
+        command += "; efcil replay /a/b dpcr"
         shown = summary(A_f=A_f, command=command, old=[None, 30.0], new=[50.0, 40.0], dataset="folder")
         write_json(tmp_path / "run" / "summary.json", shown)
         tool.add(tmp_path / "run", "as it is", stored)
     (only,) = read_json(stored)
     assert (only["what"], only["A_f"], only["commit"]) == ("as it is", 32.5, "abc123")
-    assert only["command"] == "efcil run dpcr folder --data DIR --out DIR --seed 0"
-    assert "| as it is | dpcr | 1993 | 32.50 | 60.00 | 30.00 | 40.00 | 100 |" in tool.table([only])
+    assert only["command"] == "efcil run dpcr folder --data DIR --out DIR --seed 0; efcil replay DIR dpcr"
+    assert "| as it is | dpcr | 1993 | 10 | 32.50 | 60.00 | 30.00 | 40.00 | 100 |" in tool.table([only])
 
 
 def test_the_page_is_what_the_summaries_give():

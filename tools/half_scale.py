@@ -54,7 +54,7 @@ def add(run: Path, what: str, stored: Path = STORED) -> None:
     """Store what a run gave, in the place of an earlier one of the same description."""
     found = [{"what": what, **{key: s[key] for key in KEPT}} for s in load_summaries([run]) if s["tasks_done"]]
     for summary in found:
-        summary["command"] = re.sub(r"(--data|--out) \S+", r"\1 DIR", summary["command"])
+        summary["command"] = re.sub(r"(--data|--out|efcil replay) \S+", r"\1 DIR", summary["command"])
     before = [s for s in (read_json(stored) if stored.exists() else []) if s["what"] != what]
     stored.parent.mkdir(parents=True, exist_ok=True)
     write_json(stored, [*before, *found])
@@ -62,13 +62,13 @@ def add(run: Path, what: str, stored: Path = STORED) -> None:
 
 def table(summaries: Sequence[dict[str, Any]]) -> str:
     """Return the stored runs as a Markdown table."""
-    head = ["What", "Method", "Order", "A_f", "A_avg", "Old", "New", "Seconds"]
+    head = ["What", "Method", "Order", "Tasks", "A_f", "A_avg", "Old", "New", "Seconds"]
     rows = [
-        [s["what"], s["method"], s["order"], *(f"{s[key]:.2f}" for key in ("A_f", "A_avg"))]
+        [s["what"], s["method"], s["order"], str(len(s["A_t"])), *(f"{s[key]:.2f}" for key in ("A_f", "A_avg"))]
         + [f"{s['old'][-1]:.2f}", f"{s['new'][-1]:.2f}", f"{s['seconds']:.0f}"]
         for s in summaries
     ]
-    lines = [row_of(map(escaped, head)), row_of(["---"] * 3 + ["---:"] * 5), *(row_of(map(escaped, r)) for r in rows)]
+    lines = [row_of(map(escaped, head)), row_of(["---"] * 3 + ["---:"] * 6), *(row_of(map(escaped, r)) for r in rows)]
     return "\n".join(lines)
 
 
