@@ -301,7 +301,7 @@ def test_it_keeps_what_its_file_says(machine, data):
     dim, plain = representation.backbone.dim, LwF.state(representation, teacher=False)
     kept = {k: v for k, v in representation.state(teacher=False).items() if k not in plain}
     assert sum(v.numel() for v in kept.values()) == sum(SIZES) * dim + dim * dim
-    assert METHODS["dpcr-plus"].memory == "d(d+1)/2 + d + d, and d^2 for all"
+    assert METHODS["dpcr-plus"].memory == "d(d+1)/2 + 2d, and d^2 for all"
     assert not METHODS["dpcr-plus"].exemplars
 
 

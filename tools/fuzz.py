@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
 import os
 import pickle
 import random
@@ -684,13 +685,16 @@ def _where(error: BaseException) -> str:
     return f"{type(error).__name__} at {at}"
 
 
-def fuzz(name: str, seconds: float, begin: int) -> dict[str, Any]:
-    """Damage and read for so long; return how often, and each finding once."""
+def fuzz(name: str, seconds: float, begin: int, rounds: float = math.inf) -> dict[str, Any]:
+    """Damage and read for so long, or so many rounds at most; return how often, and each finding once.
+
+    A round is a seed: rounds that found nothing once find nothing again, on a faster machine too.
+    """
     findings: dict[str, str] = {}
     with tempfile.TemporaryDirectory(prefix="efcil-fuzz-") as home:
         fuzzer = Fuzzer(TARGETS[name], Path(os.path.realpath(home)))
         until, number = time.monotonic() + seconds, begin
-        while time.monotonic() < until:
+        while time.monotonic() < until and number < begin + rounds:
             number += 1
 
             @settings(

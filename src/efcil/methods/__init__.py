@@ -57,7 +57,7 @@ METHODS = {
             "ridge + CN",
             DPCR,
             DPCRPlusOptions,
-            f"{_GRAM} + d, and d^2 for all",
+            "d(d+1)/2 + 2d, and d^2 for all",
         ),
         Method(
             "dp-ncm",

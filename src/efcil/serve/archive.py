@@ -19,6 +19,8 @@ CHUNK = MIB
 Picture = tuple[str, str, Callable[[], bytes]]  # a file's name, its class and a way to read it
 _ENTRY = b"PK\x01\x02"  # stands before every entry of a zip's directory
 _ARCHIVES = {".zip", ".tar", ".gz", ".tgz", ".bz2", ".xz", ".7z", ".rar"}
+# Of an entry: a wrong checksum or length, an unknown compression, a password, a second name that is no text.
+_DAMAGED = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, OSError, UnicodeDecodeError)
 
 
 class TooMuch(DataError):
@@ -41,8 +43,7 @@ class Entry:
                     found += chunk
                     if len(found) > room:
                         raise TooMuch(f"archive: {self.name} unpacks to more than what is left of the limit")
-        except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, OSError) as error:
-            # a wrong checksum or length, an unknown compression, a password
+        except _DAMAGED as error:
             raise DataError(f"cannot be unpacked: {error}") from None
         return bytes(found)
 
