@@ -399,6 +399,18 @@ def test_an_archive_is_unpacked(site, tmp_path):
     assert len(site.asked) == 1
 
 
+def test_a_header_of_an_impossible_length_is_refused(site, tmp_path):
+    """Found by fuzzing: the length of a record of the header is beyond what an index can be."""
+    buffer, record = io.BytesIO(), b"9" * 30 + b" comment=x\n"
+    with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
+        info = tarfile.TarInfo("header")
+        info.type, info.size = tarfile.XHDTYPE, len(record)
+        tar.addfile(info, io.BytesIO(record))
+    with pytest.raises(DataError, match="cannot be unpacked safely"):
+        fetch(packed(site, buffer.getvalue()), tmp_path)
+    assert names(tmp_path) == ["set.tar.gz"]
+
+
 def test_interrupted_between_download_and_unpacking(site, tmp_path, monkeypatch):
     source = packed(site)
 

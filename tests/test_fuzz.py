@@ -80,7 +80,7 @@ def test_damaged_files_of_what_was_trained(name, tmp_path):
 @pytest.mark.parametrize("name", [*FAST, *TRAINED])
 def test_damaged_files_for_longer(name):
     """The same seeds everywhere: new ones are for `tools/fuzz.py`, whose findings become tests."""
-    found = tool.fuzz(name, 20.0, 10_000, rounds=12)
+    found = tool.fuzz(name, 20.0, 10_000, rounds=20)
     assert found["findings"] == {}
     assert found["executions"] > 0
 

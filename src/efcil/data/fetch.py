@@ -209,6 +209,10 @@ def _read_label(label: Path) -> dict[str, str]:
 # -------------------------------------------------------------------------------------------------------------- unpack
 
 
+# What reading an archive may end with; the last two where a header claims a length that no memory or number holds.
+_DAMAGED = (tarfile.TarError, gzip.BadGzipFile, EOFError, zlib.error, ValueError, MemoryError, OverflowError)
+
+
 def _unpack(source: Remote, archive: Path, target: Path) -> Path:
     working = target.with_name(f".{target.name}.unpacking")
     with _writing(target):
@@ -220,7 +224,7 @@ def _unpack(source: Remote, archive: Path, target: Path) -> Path:
             try:
                 with tarfile.open(archive) as tar:
                     _extract(tar, working)
-            except (tarfile.TarError, gzip.BadGzipFile, EOFError, zlib.error, ValueError, MemoryError) as error:
+            except _DAMAGED as error:
                 raise DataError(f"{archive} cannot be unpacked safely ({_line(error)}); nothing was unpacked") from None
             folder = working / target.name
             if not folder.is_dir():
