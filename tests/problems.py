@@ -1,6 +1,7 @@
 """Small problems that tests learn."""
 
 import numpy as np
+import pytest
 import torch
 
 from efcil.data.dataset import DataSet, ImageSet
@@ -29,6 +30,28 @@ TINY = {
     "first": Schedule(epochs=3, lr=0.05, milestones=(2,), weight_decay=5e-4),
     "later": Schedule(epochs=2, lr=0.02, milestones=(1,), weight_decay=2e-4),
 }
+
+
+class Watch:
+    """Observes a run: calls `each_epoch` and `each_task`."""
+
+    def __init__(self, each_epoch=lambda report, optimiser: None, each_task=lambda task: None):
+        self.after_epoch, self.after_task = each_epoch, each_task
+
+    def before_readouts(self, task):
+        pass
+
+
+def stopped_in_the_second_task(representation, data, run):
+    """Leave a learner in the middle of its second task, after its second epoch; `run` learns with a `Watch`."""
+
+    def each_epoch(report, optimiser):
+        if (report.task, report.epoch) == (1, 1):
+            raise KeyError("in the middle")
+
+    with pytest.raises(KeyError):
+        run(representation, data, Watch(each_epoch))
+    return representation
 
 
 def draw(*shape, seed=0):

@@ -30,21 +30,11 @@ from efcil.training.adversarial import towards
 from efcil.training.extraction import extract
 from efcil.training.images import Mapped, OnDemand
 from efcil.training.loop import Pixels
-from problems import TINY, blobs, draw
+from problems import TINY, Watch, blobs, draw, stopped_in_the_second_task
 from test_methods import FakeTask
 
 SIZES = (2, 3, 1)
 SMALL = {**TINY, "augment": "none"}
-
-
-class Watch:
-    """Runs `each_epoch` and `each_task`."""
-
-    def __init__(self, each_epoch=lambda report, optimiser: None, each_task=lambda task: None):
-        self.after_epoch, self.after_task = each_epoch, each_task
-
-    def before_readouts(self, task):
-        pass
 
 
 def learner(machine, seed=0, kind=PseudoReplay, channels=3, **options):
@@ -75,15 +65,7 @@ def task_of(data, classes, machine):
 @pytest.fixture(scope="module")
 def second(machine, data):
     """A learner in the middle of its second task: two old classes, three new ones."""
-    representation, stop = learner(machine), KeyError("in the middle")
-
-    def each_epoch(report, optimiser):
-        if (report.task, report.epoch) == (1, 1):
-            raise stop
-
-    with pytest.raises(KeyError):
-        run(representation, data, Watch(each_epoch))
-    return representation
+    return stopped_in_the_second_task(learner(machine), data, run)
 
 
 # --- images are changed -----------------------------------------------------------------------------------------------

@@ -17,22 +17,12 @@ from efcil.tasks import TaskStream
 from efcil.training.loop import Pixels
 from efcil.training.machine import Machine
 from efcil.training.schedule import Schedule
-from problems import TINY, blobs
+from problems import TINY, Watch, blobs, stopped_in_the_second_task
 
 SIZES = (2, 3, 1)
 SCHEDULE = Schedule(epochs=3, lr=2e-3, milestones=(2,), weight_decay=2e-4)
 SMALL = {**TINY, "augment": "none", "first": SCHEDULE, "later": SCHEDULE}
 SETTINGS = {"softmax_temperature": 0.3, "fkd_weight": 0.7, "proto_weight": 1.9}
-
-
-class Watch:
-    """Runs `each_epoch` and `each_task`."""
-
-    def __init__(self, each_epoch=lambda report, optimiser: None, each_task=lambda task: None):
-        self.after_epoch, self.after_task = each_epoch, each_task
-
-    def before_readouts(self, task):
-        pass
 
 
 def learner(machine, channels=3, seed=0, **options):
@@ -62,15 +52,7 @@ def batch(data, classes, count=5):
 @pytest.fixture(scope="module")
 def second(machine, data):
     """A learner with other settings in the middle of its second task: two old classes, three new."""
-    representation, stop = learner(machine, **SETTINGS), KeyError("in the middle")
-
-    def each_epoch(report, optimiser):
-        if (report.task, report.epoch) == (1, 1):
-            raise stop
-
-    with pytest.raises(KeyError):
-        run(representation, data, Watch(each_epoch))
-    return representation
+    return stopped_in_the_second_task(learner(machine, **SETTINGS), data, run)
 
 
 def changed(representation, **options):

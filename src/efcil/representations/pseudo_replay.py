@@ -125,7 +125,7 @@ class PseudoReplay(LwF):
         """Move the means and the covariance with the task, and add those of its classes."""
         known = len(self.means)
         if known:
-            shift = moved_by(*task.pairs("pseudo" if self.made is not None else "clean"))
+            shift = moved_by(*task.pairs("pseudo"))
             self.means = self.means @ shift
             self.covariance = shift.T @ self.covariance @ shift
         features = task.new().to(DTYPE)
