@@ -72,10 +72,10 @@ def site(monkeypatch):
                 self.send_header(name, value)
             self.end_headers()
             body = body if site.cut is None else body[: site.cut]
+            site.served += len(body)  # before the first byte leaves: whoever got one may look, or ask again
             with contextlib.suppress(ConnectionError):
                 self.wfile.write(body)
                 self.wfile.flush()
-            site.served += len(body)
             if site.stall:
                 site.over.wait(10)
 
