@@ -1,21 +1,41 @@
 """Fixtures that every test may use."""
 
 import os
+import signal
 import sys
 
 os.environ["SCIPY_ARRAY_API"] = "1"  # read when scipy is imported; without it scikit-learn's checks skip some
 
 import pytest
 import torch
+from hypothesis import settings
 
 from efcil import cli
 from efcil.training.machine import Machine
 from problems import blobs
 
+settings.load_profile("ci")  # the same examples in every run, without a limit of time: no test fails by chance
+
 
 @pytest.fixture(autouse=True, scope="session")
 def _one_thread():
     torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _interruptible():
+    """A shell lets what it runs in the background ignore Ctrl-C, and so would every process that a test starts."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _no_proxy():
+    """What tests talk to is on this machine, whatever proxy the caller's environment names."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("no_proxy", "NO_PROXY"):
+            patch.setenv(name, "localhost,127.0.0.1,0.0.0.0", prepend=",")
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -11,6 +11,7 @@ from torch.nn.functional import cross_entropy, log_softmax, softmax
 from efcil.errors import OptionError
 from efcil.experiment import Request, resolve
 from efcil.features import TaskFeatures
+from efcil.heads.gaussian import gaussian_factors, log_densities, pooled_covariance
 from efcil.methods import METHODS
 from efcil.metrics import AccuracyMatrix
 from efcil.protocol import Evaluator, learn_stream
@@ -389,6 +390,94 @@ def test_the_shift_may_keep_to_the_identity(share):
     assert dual_projection(before, task, again) is dual_projection(before, task, first)
 
 
+# --- the classes' Gaussians -------------------------------------------------------------------------------------------
+
+
+def readout_of(stats, **options):
+    """A readout that has learned these statistics."""
+    readout = METHODS["dpcr-plus"].readout(METHODS["dpcr-plus"].options(**options))
+    readout.stats = stats
+    readout._solve(stats)
+    return readout
+
+
+@pytest.fixture
+def three():
+    """Statistics of three classes of unlike spread and number in five dimensions, and images to score."""
+    rows = [draw(count, 5, seed=c) * spread + c for c, (count, spread) in enumerate([(40, 0.5), (9, 2.0), (25, 1.0)])]
+    labels = torch.cat([torch.full((len(x),), c) for c, x in enumerate(rows)])
+    return ClassStats.from_features(torch.cat(rows), labels), draw(12, 5, seed=7) + 1, rows
+
+
+def test_two_heads_are_added_as_their_equation_says(three):
+    """Class by class with inverse and determinant, the pooled covariance over images, scores standardised by image."""
+    stats, images, rows = three
+    centred = torch.cat([x - x.mean(0) for x in rows])
+    pooled = centred.T @ centred / len(centred)
+    densities = torch.empty(12, 3, dtype=torch.float64)
+    for c, x in enumerate(rows):
+        own = (x - x.mean(0)).T @ (x - x.mean(0)) / len(x)
+        covariance = 0.4 * own + 0.6 * pooled + 0.2 * pooled.trace() / 5 * torch.eye(5, dtype=torch.float64)
+        for i, image in enumerate(images):
+            away = image - x.mean(0)
+            densities[i, c] = -0.5 * away @ torch.linalg.inv(covariance) @ away - 0.5 * torch.logdet(covariance)
+    gram = sum(x.T @ x for x in rows) + 3 * torch.eye(5, dtype=torch.float64)
+    weight = torch.linalg.inv(gram) @ torch.stack([x.sum(0) for x in rows], 1)
+    linear = images @ (weight / weight.norm(dim=0))
+    want = sum(
+        weight * (s - s.mean(1, keepdim=True)) / s.std(1, correction=0, keepdim=True)
+        for weight, s in ((1, linear), (0.7, densities))
+    )
+    found = readout_of(stats, gaussian=0.7, gaussian_shared=0.6, gaussian_ridge=0.2, ridge=3.0).scores(images)
+    torch.testing.assert_close(found, want, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(log_densities(images, stats.mean, gaussian_factors(stats, 0.6, 0.2)), densities)
+
+
+def test_without_gaussians_it_is_dpcrs_classifier(three):
+    stats, images, _ = three
+    plain = METHODS["dpcr"].readout(METHODS["dpcr"].options())
+    plain.load_state({"stats": stats, "weight": readout_of(stats).weight})
+    assert torch.equal(readout_of(stats, gaussian=0.0).scores(images), plain.scores(images))
+
+
+def test_many_classes_are_factored_in_parts():
+    features, labels = draw(200, 4), torch.arange(200) % 40
+    stats = ClassStats.from_features(features, labels)
+    alone = [gaussian_factors(stats, 0.0, 0.3)[c] for c in (0, 17, 39)]
+    unit = 0.3 * pooled_covariance(stats).trace() / 4 * torch.eye(4, dtype=torch.float64)
+    for c, factor in zip((0, 17, 39), alone, strict=True):
+        own = torch.cov(features[labels == c].T, correction=0)
+        torch.testing.assert_close(factor @ factor.T, own + unit)
+
+
+def test_the_gaussians_follow_the_statistics(three):
+    """After classes are dropped or added or a state is taken up, none of those before has a say."""
+    stats, images, _ = three
+    readout = readout_of(stats)
+    readout.scores(images)
+    readout.keep(torch.tensor([0, 2]))
+    two = stats.select(torch.tensor([0, 2])).renumbered(range(2))
+    torch.testing.assert_close(readout.scores(images), readout_of(two).scores(images))
+    third = readout_of(stats.select(torch.tensor([1])).renumbered(range(1)))
+    readout.absorb(third, torch.tensor([2]))
+    found = readout.scores(images)
+    torch.testing.assert_close(found, readout_of(stats).scores(images)[:, [0, 2, 1]])
+    readout.load_state(readout_of(two).state())
+    torch.testing.assert_close(readout.scores(images), readout_of(two).scores(images))
+    assert set(readout.state()) == {"stats", "weight"}, "they are not stored"
+
+
+def test_classes_without_spread_are_told_apart_by_distance():
+    """One image of each class, and copies of one: no covariance is known. A single class has a score, and no NaN."""
+    points = draw(3, 4)
+    stats = ClassStats.from_features(points.repeat(2, 1), torch.arange(3).repeat(2))
+    assert torch.equal(gaussian_factors(stats, 0.9, 0.3), torch.eye(4).double().repeat(3, 1, 1))
+    readout = readout_of(stats, gaussian=1000.0)
+    assert readout.scores(points).argmax(1).tolist() == [0, 1, 2]
+    single = readout_of(ClassStats.from_features(points, torch.zeros(3, dtype=torch.int64)))
+    assert single.scores(points).tolist() == [[0.0]] * 3
+
+
 # --- options ----------------------------------------------------------------------------------------------------------
 
 
@@ -410,6 +499,9 @@ def test_preset_and_defaults():
         (("dpcr",), "shift_images=pseudo", "should be 'clean' or 'augmented'"),
         (("dpcr-plus",), "shift_share=-0.1", "shift_share=-0.1"),
         (("dpcr-plus",), "feature_weight=-1", "feature_weight=-1"),
+        (("dpcr-plus",), "gaussian=-1", "gaussian=-1"),
+        (("dpcr-plus",), "gaussian_shared=1.5", "gaussian_shared=1.5"),
+        (("dpcr-plus",), "gaussian_ridge=0", "gaussian_ridge=0"),
         (("dpcr",), "pseudo=1", "pseudo"),
         (("dpcr-plus", "dpcr"), "batch_size=64", "cannot share a trajectory"),
     ],

@@ -11,7 +11,7 @@ from efcil.methods.adc import ADC
 from efcil.methods.base import Method, Readout
 from efcil.methods.class_means import DPNCM, LwFNCM
 from efcil.methods.dpcr import DPCR, DPCROptions
-from efcil.methods.dpcr_plus import DPCRPlusOptions
+from efcil.methods.dpcr_plus import DPCRPlus, DPCRPlusOptions
 from efcil.methods.ds_al import DSAL, DSALOptions
 from efcil.methods.fecam import FeCAM, FeCAMOptions
 from efcil.methods.foster import Boosted, Compressed, FOSTERReadoutOptions
@@ -54,8 +54,8 @@ METHODS = {
             "ours, docs/dpcr-plus.md",
             "dpcr-plus",
             "dual projection, with made images",
-            "ridge + CN",
-            DPCR,
+            "ridge + CN, and Gaussians",
+            DPCRPlus,
             DPCRPlusOptions,
             "d(d+1)/2 + 2d, and d^2 for all",
         ),

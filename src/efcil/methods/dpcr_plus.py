@@ -2,26 +2,34 @@
 
 Idea: what an exemplar-free learner lacks are images where old classes live, for the distillation that holds the
 backbone and for the map that says how it moved. So the task's images are changed until the old backbone takes them for
-old classes; both are done with them as well. Statistics and classifier are DPCR's.
+old classes; both are done with them as well. Statistics move as DPCR's do. Its ridge classifier knows one covariance
+for all classes; the statistics hold one of each, so the classes' Gaussians have a say beside it.
 
 What survives a task: what DPCR keeps, and for each class one more mean, for all one covariance; no image, made or real.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
+from typing import Any
 
 from pydantic import Field
+from torch import Tensor
 
-from efcil.methods.dpcr import DPCROptions
+from efcil.heads.gaussian import gaussian_factors, log_densities, standardised
+from efcil.methods.dpcr import DPCR, DPCROptions
 from efcil.representations.base import Seen
+from efcil.stats import ClassStats
 
 
 class DPCRPlusOptions(DPCROptions):
-    """DPCR's options; the shift is estimated with the images that were made as well, and may keep to the identity."""
+    """DPCR's options, those of a shift with made images that may keep to the identity, and the Gaussians'."""
 
     shift_images: Seen = "pseudo"  # type: ignore[assignment]  # one more choice than the others have
     shift_share: float = Field(default=0.0, ge=0)  # of trace / dim: ridge of the shift towards the identity; 0: Eq. 5
+    gaussian: float = Field(default=1.0, ge=0)  # weight of the Gaussians beside the ridge classifier; 0: DPCR's alone
+    gaussian_shared: float = Field(default=0.9, ge=0, le=1)  # of a class's covariance is the one of all classes
+    gaussian_ridge: float = Field(default=0.3, gt=0)  # added to it, a share of its trace / dim
 
     @property
     def how(self) -> tuple[Hashable, ...]:
@@ -31,3 +39,33 @@ class DPCRPlusOptions(DPCROptions):
     def towards_identity(self, images: int, dim: int) -> float | None:
         """Return the share, where one is asked for."""
         return self.shift_share or super().towards_identity(images, dim)
+
+
+class DPCRPlus(DPCR):
+    """DPCR's statistics and classifier, and a Gaussian of each class from the same statistics."""
+
+    options: DPCRPlusOptions
+
+    def __init__(self, options: DPCRPlusOptions):
+        super().__init__(options)
+        self._factors: Tensor | None = None  # (classes, dim, dim), made when asked for
+
+    def _solve(self, stats: ClassStats) -> None:
+        super()._solve(stats)
+        self._factors = None
+
+    def scores(self, features: Tensor) -> Tensor:
+        """Return the sum of the two heads' scores, each standardised over the classes."""
+        linear, o = super().scores(features), self.options
+        if not o.gaussian:
+            return linear
+        assert self.stats is not None
+        if self._factors is None:
+            self._factors = gaussian_factors(self.stats, o.gaussian_shared, o.gaussian_ridge)
+        densities = log_densities(features.to(linear), self.stats.mean, self._factors)
+        return standardised(linear) + o.gaussian * standardised(densities)
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Take up the statistics and the classifier; the Gaussians follow from them."""
+        super().load_state(state)
+        self._factors = None
