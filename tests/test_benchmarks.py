@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import threading
 import time
 
 import pytest
@@ -203,15 +204,23 @@ def test_serve_measures_loops_clients_and_a_teaching(tmp_path, monkeypatch, caps
 
 
 def test_a_soak_reads_the_memory_and_fails_when_it_grows(tmp_path, monkeypatch, capsys):
+    sizes, enough = [100.0, 100.0, 100.0, 100.0, 107.0, 107.0], threading.Event()
+
     class Still:
         port = 0
-        sizes = iter([100.0, 100.0, 100.0, 100.0, 107.0, 107.0] + [107.0] * 99)
+        read = 0
 
         def __init__(self, *_):
             pass
 
         def metrics(self):
-            return {"process_resident_memory_bytes": next(self.sizes) * 2**20}
+            size = sizes[min(self.read, 5)]
+            self.read += 1
+            if self.read == len(sizes):
+                enough.set()
+            elif self.read > len(sizes):  # the end of the soak comes late
+                time.sleep(1)
+            return {"process_resident_memory_bytes": size * 2**20}
 
         def close(self):
             pass
@@ -219,7 +228,7 @@ def test_a_soak_reads_the_memory_and_fails_when_it_grows(tmp_path, monkeypatch, 
     answered = {"per_second": 5.0, "errors": 0, "wall": 1.0, "p50_ms": 1.0, "p90_ms": 2.0, "p99_ms": 3.0}
 
     def asked(*_):
-        time.sleep(0.65)
+        assert enough.wait(120)
         return answered
 
     stubs = {"Service": Still, "asked": asked, "make_model": lambda *_: None, "pictures": lambda _: {"a": [b"x"]}}

@@ -1,7 +1,10 @@
 """Options, presets with their sources, and the way from a request to a plan."""
 
+from types import SimpleNamespace
+
 import pytest
 
+from efcil import experiment
 from efcil.config import Options, build, flat, keys, nested, parse_settings, preset_names, preset_values, presets
 from efcil.data import SOURCES
 from efcil.errors import OptionError
@@ -152,6 +155,23 @@ def test_commit_can_be_given(monkeypatch):
     assert commit() == "abc123"
     monkeypatch.delenv("EFCIL_COMMIT")
     assert commit()
+
+
+def test_the_commit_is_the_one_of_the_beginning(monkeypatch):
+    """What is committed while a long run goes on is not what runs."""
+    monkeypatch.delenv("EFCIL_COMMIT", raising=False)
+    heads = iter(["first", "second"])
+    said = SimpleNamespace(stdout="")
+    monkeypatch.setattr(
+        experiment.subprocess,
+        "run",
+        lambda call, **_: SimpleNamespace(stdout=next(heads)) if "rev-parse" in call else said,
+    )
+    experiment._checked_out.cache_clear()
+    try:
+        assert [commit(), commit()] == ["first", "first"]
+    finally:
+        experiment._checked_out.cache_clear()
 
 
 def test_a_data_sets_own_value_wins_over_that_of_any(monkeypatch):

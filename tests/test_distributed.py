@@ -8,7 +8,6 @@ import re
 import shlex
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -21,6 +20,7 @@ import pytest
 import torch
 import yaml
 from torch import nn
+from torch.distributed import TCPStore
 from torch.distributed.run import get_args_parser
 
 import distributed_worker as worker
@@ -40,26 +40,27 @@ ROOT = Path(__file__).resolve().parent.parent
 LOST = "another process of the run is gone"
 
 
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 def environment(rank, size, port, **more):
     """What torchrun would tell a process."""
     own = {"RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": size, "GROUP_RANK": 0}
-    own |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": 1, "EFCIL_COMMIT": commit()} | more
+    own |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "TORCHELASTIC_USE_AGENT_STORE": True}
+    own |= {"OMP_NUM_THREADS": 1, "EFCIL_COMMIT": commit(), **more}
     paths = os.pathsep.join([str(ROOT / "tests"), str(ROOT / "src")])
     return {**os.environ, "PYTHONPATH": paths, **{name: str(value) for name, value in own.items()}}
 
 
 def started(arguments, size=2, **more):
-    """Start a command in each of `size` processes, without torchrun between them and the test."""
-    port = free_port()
+    """Start a command in each of `size` processes, without torchrun between them and the test.
+
+    As torchrun does, the test has the store through which they meet: its port is taken before they start.
+    """
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     command = [sys.executable, *map(str, arguments)]
-    return [subprocess.Popen(command, env=environment(rank, size, port, **more), **pipes) for rank in range(size)]
+    places = [environment(rank, size, store.port, **more) for rank in range(size)]
+    found = [subprocess.Popen(command, env=place, **pipes) for place in places]
+    found[0].store = store  # which ends with the last that knows of it
+    return found
 
 
 def ended(processes, timeout=240):
@@ -379,7 +380,7 @@ def test_one_process_killed_ends_all_and_the_run_goes_on(undisturbed, tmp_path, 
     told(process, lambda event: (event["event"], event.get("task"), event.get("epoch")) == ("epoch", 2, 1))
     (workers,) = [pids] if len(pids := children(process.pid)) == 2 else [pids[-2:]]
     os.kill(workers[killed], signal.SIGKILL)
-    ((code, _, err),) = ended([process], 90)
+    ((code, _, err),) = ended([process])
     assert code == 1
     assert not any(Path(f"/proc/{pid}").exists() for pid in workers)
     assert "SIGKILL" in err
@@ -412,15 +413,19 @@ def test_one_process_killed_ends_all_and_the_run_goes_on(undisturbed, tmp_path, 
 
 @pytest.mark.slow
 def test_a_signal_to_torchrun_saves_and_the_run_goes_on(undisturbed, tmp_path):
-    out = tmp_path / "run"
-    process = launched(out, "--checkpoint-seconds", "1000")
-    told(process, lambda event: (event["event"], event.get("task"), event.get("epoch")) == ("epoch", 2, 1))
-    process.send_signal(signal.SIGTERM)
-    ((_, said, err),) = ended([process], 90)
-    assert "finishing the step and saving" in said
-    assert err.count("interrupted by SIGTERM; go on with --resume") == 1
-    whole(out)
-    assert list((out / "checkpoints").glob("task-02-epoch-*.safetensors"))  # in the middle of the task
+    out, more = tmp_path / "run", []
+    for _ in range(4):  # tasks are short: on a busy machine the signal may come after the one that it was sent in
+        process = launched(out, "--checkpoint-seconds", "1000", *more)
+        told(process, lambda event: event["event"] == "epoch" and event["epoch"] == 1 < event["task"])
+        process.send_signal(signal.SIGTERM)
+        ((_, said, err),) = ended([process])
+        assert "finishing the step and saving" in said
+        assert err.count("interrupted by SIGTERM; go on with --resume") == 1
+        whole(out)
+        if in_the_middle := list((out / "checkpoints").glob("task-*-epoch-*.safetensors")):
+            break
+        more = ["--resume"]
+    assert in_the_middle, "of a task"
     ((code, _, err),) = ended([launched(out, "--resume")])
     assert code == 0, err
     assert metrics(out) == metrics(undisturbed[0])
@@ -433,7 +438,7 @@ def test_a_signal_to_one_process_stops_all_after_the_same_step(undisturbed, tmp_
     processes = started(command(out))
     told(processes[0], lambda event: (event["event"], event.get("task"), event.get("epoch")) == ("epoch", 2, 1))
     processes[1].send_signal(signal.SIGTERM)
-    found = ended(processes, 60)
+    found = ended(processes)
     assert [code for code, _, _ in found] == [128 + signal.SIGTERM] * 2, found
     whole(out)
     assert "interrupted" in found[0][2] + found[1][2]
@@ -448,7 +453,7 @@ def test_a_process_whose_partner_is_gone_ends_by_itself(tmp_path):
     processes = started(command(tmp_path / "run"))
     told(processes[0], lambda event: event["event"] == "epoch")
     processes[1].kill()
-    (code, _, err), _ = ended(processes, 60)
+    (code, _, err), _ = ended(processes)
     assert code == 3
     assert re.search(f"efcil: {LOST} .*go on with --resume", err)
 
@@ -508,7 +513,7 @@ def test_a_decoded_cache_is_built_once(tmp_path):
 
 # A thread of the group that lets go of a tensor while Python ends aborts the process: none may be left by then.
 LEFT = """
-import os, sys, torch
+import contextlib, os, sys, time, torch
 from efcil.errors import EfcilError
 from efcil.training.distributed import joined
 torch.set_num_threads(1)
@@ -520,8 +525,17 @@ try:
             raise EfcilError("refused")
 except EfcilError as error:
     print(error)
-names = [open(f"/proc/self/task/{thread}/comm").read() for thread in os.listdir("/proc/self/task")]
-print([name for name in names if "gloo" in name])
+def left():
+    names = []
+    for thread in os.listdir("/proc/self/task"):
+        with contextlib.suppress(OSError):  # it has just ended
+            with open(f"/proc/self/task/{thread}/comm") as file:
+                names.append(file.read())
+    return [name for name in names if "gloo" in name]
+end = time.monotonic() + 10
+while left() and time.monotonic() < end:  # one that was waited for is listed a moment longer
+    time.sleep(0.01)
+print(left())
 """
 
 
@@ -574,7 +588,7 @@ STUBS = {
     "scontrol": 'echo "$@" >> "$LOG"; [[ $1 == show ]] && echo node7 || true',
     "srun": 'exec "$@"',  # as srun does, a signal reaches what it runs
     "torchrun": """trap 'echo saved >> "$LOG"; exit 1' TERM; echo "$@" >> "$LOG"; echo up >> "$LOG"
-        for _ in $(seq 100); do sleep 0.1; [[ -e "$LOG.end" ]] && exit "$(cat "$LOG.end")"; done""",
+        for _ in $(seq 1200); do sleep 0.1; [[ -e "$LOG.end" ]] && exit "$(cat "$LOG.end")"; done""",
 }
 
 
@@ -589,7 +603,7 @@ def test_the_slurm_example_goes_back_into_the_queue_when_it_is_told_to_end(tmp_p
     own |= {"SLURM_JOB_NUM_NODES": "2", "PATH": f"{tmp_path}:{os.environ['PATH']}"}
     environment = {**os.environ, **{name: str(value) for name, value in own.items()}}
     with subprocess.Popen(["bash", CLUSTER / "slurm.sbatch"], env=environment) as process:
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 120
         while not (log.exists() and "up" in log.read_text().splitlines()):
             assert time.monotonic() < deadline
             time.sleep(0.02)
@@ -598,7 +612,7 @@ def test_the_slurm_example_goes_back_into_the_queue_when_it_is_told_to_end(tmp_p
             process.send_signal(signal.SIGTERM)
         else:
             Path(f"{log}.end").write_text(ending)
-        assert process.wait(20) == code
+        assert process.wait(120) == code
     lines = log.read_text().splitlines()
     assert ("saved" in lines, "requeue 41" in lines) == (again, again)
     assert "--rdzv-endpoint node7:29500 --rdzv-id 41-0" in lines[1]

@@ -411,9 +411,13 @@ def test_a_worker_that_dies_while_decoding(photographs, tmp_path):
 
     process = begun("run")
     assert any(json.loads(line)["event"] == "epoch" for line in process.stdout)
-    workers = decoders(process)
-    assert workers
-    os.kill(workers[0], signal.SIGKILL)
+    process.send_signal(signal.SIGSTOP)  # or it may be over before its workers are found
+    try:
+        workers = decoders(process)
+        assert workers
+        os.kill(workers[0], signal.SIGKILL)
+    finally:
+        process.send_signal(signal.SIGCONT)
     _, err = process.communicate()
     assert process.returncode == 2, err
     assert "a decoding process died, perhaps for want of memory; free some and go on with --resume" in err

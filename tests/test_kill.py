@@ -11,6 +11,8 @@ import time
 
 import pytest
 
+from efcil.experiment import commit
+
 KILLS = 5
 SETTINGS = {
     "width": 4,
@@ -37,7 +39,7 @@ def start(out, *more):
     arguments += ["--checkpoint-seconds", "0.2", "--json", *more]
     for key, value in SETTINGS.items():
         arguments += ["--set", f"{key}={value}"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "EFCIL_COMMIT": commit()}
     return subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
 
 
@@ -98,12 +100,13 @@ def test_the_comparison_sees_a_difference(undisturbed, tmp_path):
 
 def test_second_process_is_refused(tmp_path):
     first = start(tmp_path / "run")
-    for line in first.stdout:
-        if json.loads(line)["event"] == "epoch":
-            break
-    second = start(tmp_path / "run", "--resume")
-    _, err = second.communicate(timeout=120)
-    first.kill()
-    first.communicate()
+    try:
+        next(events(first))
+        first.send_signal(signal.SIGSTOP)  # or it may be over before the second one has started
+        second = start(tmp_path / "run", "--resume")
+        _, err = second.communicate(timeout=240)
+    finally:
+        first.kill()
+        first.communicate()
     assert second.returncode == 2
     assert "is in use by another process" in err

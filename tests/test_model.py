@@ -8,6 +8,7 @@ import os
 import pickle
 import subprocess
 import sys
+import time
 import types
 from pathlib import Path
 
@@ -26,7 +27,7 @@ from efcil.errors import DataError, ModelError, NumericalError, OptionError, Tra
 from efcil.linalg import normalise_columns, ridge_weight, task_shift
 from efcil.methods import METHODS
 from efcil.metrics import AccuracyMatrix
-from efcil.model import IncrementalClassifier, Progress, calibration, store, teaching
+from efcil.model import IncrementalClassifier, Progress, calibration, classifier, store, teaching
 from efcil.model.inputs import read_lesson, read_pictures
 from efcil.protocol import Evaluator, learn_stream, train_task
 from efcil.representations import REPRESENTATIONS
@@ -643,7 +644,9 @@ def test_epochs_fix_the_length_and_rates_follow(monkeypatch):
 def test_a_budget_becomes_epochs_that_fit(monkeypatch):
     """With a clock that shows a second more each time: an epoch of the probe takes one, and steps scale it."""
     ticks = iter(range(100_000))
-    monkeypatch.setattr(teaching.time, "monotonic", lambda: float(next(ticks)))
+    clock = types.SimpleNamespace(monotonic=lambda: float(next(ticks)))
+    for module in (classifier, teaching):  # theirs alone: other threads look at the real one
+        monkeypatch.setattr(module, "time", clock)
     reports = []
     fresh = tiny(epochs=None, options={"batch_size": 4})
     untouched = bits(fresh)
@@ -661,11 +664,10 @@ def test_a_budget_becomes_epochs_that_fit(monkeypatch):
 
 
 def test_a_real_budget_is_roughly_kept():
-    import time
-
-    begin = time.monotonic()
+    """In seconds of computing: others on the same cores may come after the steps that epochs are planned by."""
+    begin = time.process_time()
     tiny(epochs=None).learn(*lesson(0, 1), budget=2.0)
-    assert time.monotonic() - begin < 6.0
+    assert time.process_time() - begin < 6.0
 
 
 # --- telling, stopping ------------------------------------------------------------------------------------------------
@@ -1359,15 +1361,14 @@ def test_models_travel_between_cpu_and_gpu(tmp_path):
 
 @pytest.mark.alone
 def test_five_classes_of_a_hundred_pictures_take_under_two_minutes():
-    import time
-
+    """Of the clock, or of computing in both threads together, which is more where nobody else is at work."""
     data = glyphs.load(classes=10, size=64, train_per_class=100, test_per_class=2)
     torch.set_num_threads(2)
     try:
         model = IncrementalClassifier(device="cpu", progress=False)
         for start in (0, 5):
-            begin = time.monotonic()
+            begin = time.monotonic(), time.process_time()
             model.learn(*lesson(*range(start, start + 5), data=data))
-            assert time.monotonic() - begin < 120
+            assert min(time.monotonic() - begin[0], time.process_time() - begin[1]) < 120
     finally:
         torch.set_num_threads(1)

@@ -16,6 +16,7 @@ import torch
 
 import standins
 from efcil.errors import Interrupted, OptionError, RunsFailed
+from efcil.experiment import commit
 from efcil.progress import Quiet
 from efcil.reproduce import on_ray, parallel, worker
 from efcil.reproduce.cells import Cell
@@ -189,9 +190,16 @@ def test_a_signal_stops_every_run_after_its_step_and_starts_no_other(tmp_path, s
     assert len(attempts(tmp_path, "waits")) == 1  # what was stopped has not failed
 
 
-def test_a_second_signal_ends_them_at_once(tmp_path, stub):
-    told = Told()
-    thread = signalled((tmp_path / "deaf.attempts").exists, lambda: told.notes)
+def test_a_second_signal_ends_them_at_once(tmp_path, stub, monkeypatch):
+    told, looked, ended = Told(), threading.Event(), parallel.Process.ended
+
+    def seen(self):  # from now on the process is known, and can be ended
+        looked.set()
+        return ended(self)
+
+    monkeypatch.setattr(parallel.Process, "ended", seen)
+    begun = tmp_path / "deaf.attempts"
+    thread = signalled(lambda: begun.exists() and looked.is_set(), lambda: told.notes)
     began = time.monotonic()
     with pytest.raises(Interrupted):
         run_all([job(tmp_path, "deaf")], Processes([Slot(None, 1)], quiet=True), 2, told)
@@ -376,8 +384,8 @@ def test_a_file_outside_of_the_run_is_refused(tmp_path):
 
 # -- whole runs --------------------------------------------------------------------------------------------------------
 
-SETTINGS = (
-    *("backbone=resnet10", "width=2", "first.epochs=1", "first.milestones=[]", "later.epochs=1", "later.milestones=[]"),
+SETTINGS = (  # several epochs, so that a run is not over before a test has found its process
+    *("backbone=resnet10", "width=2", "first.epochs=1", "first.milestones=[]", "later.epochs=4", "later.milestones=[]"),
     *("augment=none", "crop=16", "data.size=16", "batch_size=8"),
 )
 ON_TWO_MACHINES = """
@@ -411,13 +419,13 @@ def start(home, out, *more, orders="1992,1993", program=("-m", "efcil")):
     arguments += ["--data", f"tiny-imagenet={home / 'tiny'}", "--out", str(home / out), *more]
     for setting in SETTINGS:
         arguments += ["--set", setting]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "EFCIL_CACHE": str(home / "cache")}
+    own = {"OMP_NUM_THREADS": "1", "EFCIL_CACHE": str(home / "cache"), "EFCIL_COMMIT": commit()}
     return subprocess.Popen(
         [sys.executable, *program, *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        env=environment,
+        env={**os.environ, **own},
         cwd=home,
     )
 
@@ -437,7 +445,8 @@ def measured(home, out, order):
 def process_of(home, out, order, tasks):
     """Return the process of a run when it has measured so many tasks."""
     own = place(home, out, order)
-    for _ in range(6000):
+    end = time.monotonic() + 600  # a cluster of Ray takes its time on a busy machine
+    while time.monotonic() < end:
         time.sleep(0.02)
         log = own / "trajectory" / "metrics.jsonl"
         if not log.exists() or log.read_text().count("A_t") < tasks:
@@ -449,6 +458,16 @@ def process_of(home, out, order, tasks):
             except OSError:
                 continue
     raise AssertionError(f"no process works in {own}")
+
+
+def gone(pids):
+    """Whether processes end by themselves, without anybody who waits for them."""
+    end = time.monotonic() + 240
+    while there := any(Path(f"/proc/{pid}").exists() for pid in pids):
+        if time.monotonic() > end:
+            break
+        time.sleep(0.02)
+    return not there
 
 
 @pytest.fixture(scope="module")
@@ -489,17 +508,13 @@ def test_stopped_by_a_signal_and_gone_on_with(home, undisturbed, number):
     process = start(home, out, "--parallel", "2")
     pids = [process_of(home, out, order, tasks=1) for order in ("1992", "1993")]
     process.send_signal(number)
-    said, _ = process.communicate(timeout=120)
+    said, _ = process.communicate(timeout=300)
     if number == signal.SIGKILL:
         assert process.returncode == -signal.SIGKILL
     else:
         assert process.returncode == 128 + number, said
         assert f"interrupted by {number.name}; go on with the same command" in said
-    for _ in range(3000):  # a grid that was killed leaves nobody behind
-        if not any(Path(f"/proc/{pid}").exists() for pid in pids):
-            break
-        time.sleep(0.02)
-    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+    assert gone(pids), "a grid that was killed leaves nobody behind"
     assert not all((place(home, out, order) / "report.html").exists() for order in ("1992", "1993"))
     process = start(home, out, "--parallel", "2")
     said, _ = process.communicate(timeout=300)
@@ -533,7 +548,7 @@ def test_a_signal_stops_the_runs_of_ray(home, undisturbed):
     said, _ = process.communicate(timeout=300)
     assert process.returncode == 130, said
     assert "go on with the same command" in said
-    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+    assert gone(pids)
     assert "finishing the step and saving" in said
     process = start(home, "stopped", "--parallel", "2")
     said, _ = process.communicate(timeout=300)

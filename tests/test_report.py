@@ -473,7 +473,7 @@ def test_a_browser_sorts_the_table_and_unknown_values_come_last(tmp_path):
     (tmp_path / "page.html").write_text(page, encoding="utf-8")
     quiet = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking")
     command = [CHROMIUM, *quiet, f"--user-data-dir={tmp_path}/profile", "--dump-dom", f"file://{tmp_path}/page.html"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=240)
     assert re.search("<title>(.*?)</title>", done.stdout)[1].split("; ") == [
         "descending: b a c none",
         "ascending: c a b none",
@@ -489,7 +489,7 @@ def test_a_browser_lets_the_pages_own_script_run(tmp_path):
     (tmp_path / "page.html").write_text(html_page([summary()]), encoding="utf-8")
     quiet = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking")
     command = [CHROMIUM, *quiet, f"--user-data-dir={tmp_path}/profile", "--dump-dom", f"file://{tmp_path}/page.html"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=240)
     assert done.stdout.count('<button type="button">') == len(COLUMNS) + 2 + 1  # heads, and the command's
 
 

@@ -16,8 +16,10 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 import zipfile
 import zlib
+from concurrent.futures import ThreadPoolExecutor
 from urllib.parse import urljoin
 
 import httpx2 as httpx
@@ -27,7 +29,7 @@ import torch
 from fastapi.testclient import TestClient
 from PIL import Image
 
-from efcil.data import glyphs
+from efcil.data import decode, glyphs
 from efcil.errors import OptionError, RunError
 from efcil.model import IncrementalClassifier
 from efcil.serve import jobs as jobs_module
@@ -43,6 +45,7 @@ from efcil.serve.store import Store
 TOKEN = "a-token-for-tests"
 AUTH = {"Authorization": f"Bearer {TOKEN}"}
 SIZE = 16
+LONG = 120.0  # seconds that something may take on a busy machine before it is taken for hung
 KNOWN = ["0", "1", "2"]
 CONTENT = {"wrong.jpg": b"this is text, not a picture"}
 
@@ -118,14 +121,23 @@ def teach_zip(client, data, headers=AUTH, **fields):
     return client.post("/teach", files={"archive": ("a.zip", data, "application/zip")}, data=fields, headers=headers)
 
 
-def ended(client, job, seconds=60.0):
-    """The job when it has ended."""
-    for _ in range(int(seconds / 0.05)):
-        state = client.get(f"/jobs/{job}").json()
-        if state["ended"] is not None:
-            return state
-        time.sleep(0.05)
-    raise AssertionError(f"job has not ended: {state}")
+def until(found, what):
+    """Wait for something that is true, and return it."""
+    end = time.monotonic() + LONG
+    while not (value := found()):
+        assert time.monotonic() < end, f"{what}: not within {LONG:.0f} seconds"
+        time.sleep(0.02)
+    return value
+
+
+def ended(client, job):
+    """The job when it has ended: a teaching stands back behind everything else, and is slow on a busy machine."""
+
+    def state():
+        now = client.get(f"/jobs/{job}").json()
+        return now["ended"] is not None and now
+
+    return until(state, "the job ends")
 
 
 def all_files(directory):
@@ -212,6 +224,29 @@ def test_a_gigapixel_picture_is_refused_by_its_head(reader, monkeypatch):
     error = answer.json()["predictions"][0]["error"]
     assert "pixels" in error
     assert "limit" in error
+
+
+def test_threads_that_decode_do_not_end_each_others_silence(drawn, monkeypatch):
+    """The one that began first ends first: the other still hears no warning, and then all filters are as they were."""
+    before, decode_one, waiting = list(warnings.filters), decode._decode, []
+
+    def slow(*given, **named):
+        go = threading.Event()
+        waiting.append(go)
+        assert go.wait(LONG)
+        warnings.warn("odd metadata", stacklevel=1)
+        return decode_one(*given, **named)
+
+    monkeypatch.setattr(decode, "_decode", slow)
+    with ThreadPoolExecutor(2) as threads:
+        found = []
+        for number in (1, 2):
+            found.append(threads.submit(decode.read_image, drawn["0"][0], SIZE))
+            until(lambda number=number: len(waiting) == number, "it decodes")
+        for go, future in zip(waiting, found, strict=True):
+            go.set()
+            assert future.result().shape == (3, SIZE, SIZE)
+    assert warnings.filters == before
 
 
 def test_the_limit_of_pixels_is_an_option(model, drawn):
@@ -301,7 +336,7 @@ def test_what_waits_is_one_batch_and_a_lone_picture_starts_at_once():
     def score(pixels):
         sizes.append(len(pixels))
         if len(sizes) == 1:
-            release.wait(10)
+            release.wait(LONG)
         return pixels.reshape(len(pixels), -1).astype(float)
 
     async def ask():
@@ -678,16 +713,26 @@ def test_teach_a_zip_and_undo(client, drawn, model):
     assert 'efcil_jobs_total{status="done"} 1' in client.get("/metrics").text
 
 
-def test_teach_files_of_a_class(client, drawn):
-    answer = client.post("/teach", data={"label": "5", "epochs": "1"}, files=as_files(drawn["5"]), headers=AUTH)
-    assert answer.status_code == 202
-    job = answer.json()["job"]
-    second = client.post("/teach", data={"label": "4"}, files=as_files(drawn["4"]), headers=AUTH)
-    assert second.status_code == 409
-    assert "a teaching is running" in second.json()["detail"]
-    for path, body in (("/forget", {"classes": ["0"]}), ("/undo", None)):
-        assert client.post(path, json=body, headers=AUTH).status_code == 409
-    assert client.get("/health").json()["job"] == job
+def test_teach_files_of_a_class(client, drawn, monkeypatch):
+    go, copy = threading.Event(), Store.copy
+
+    def held(self, place):  # the teaching goes on when all has been asked that is asked while it runs
+        assert go.wait(LONG)
+        copy(self, place)
+
+    monkeypatch.setattr(Store, "copy", held)
+    try:
+        answer = client.post("/teach", data={"label": "5", "epochs": "1"}, files=as_files(drawn["5"]), headers=AUTH)
+        assert answer.status_code == 202
+        job = answer.json()["job"]
+        second = client.post("/teach", data={"label": "4"}, files=as_files(drawn["4"]), headers=AUTH)
+        assert second.status_code == 409
+        assert "a teaching is running" in second.json()["detail"]
+        for path, body in (("/forget", {"classes": ["0"]}), ("/undo", None)):
+            assert client.post(path, json=body, headers=AUTH).status_code == 409
+        assert client.get("/health").json()["job"] == job
+    finally:
+        go.set()
     assert ended(client, job)["status"] == "done"
     assert client.get("/classes").json()["classes"][-1]["images"] == 12
 
@@ -816,12 +861,12 @@ def test_a_full_disk_leaves_the_old_model(client, model, drawn, monkeypatch):
 
 def test_progress_is_told_and_a_job_is_cancelled(client, model, drawn, monkeypatch):
     told = "print(json.dumps({'event': 'progress', 'share': 0.25, 'message': 'epoch 1 of 4'}), flush=True)"
-    worker(monkeypatch, f"{told}\nopen(order['model'] + '/pid', 'w').write(str(os.getpid()))\ntime.sleep(100)")
+    worker(monkeypatch, f"{told}\nopen(order['model'] + '/pid', 'w').write(str(os.getpid()))\ntime.sleep(1000)")
     before = all_files(model)
     job = client.post("/teach", data={"label": "5"}, files=as_files(drawn["5"]), headers=AUTH).json()["job"]
     file = client.service.store.work / job / "model" / "pid"
-    while client.get(f"/jobs/{job}").json()["progress"] < 0.25 or not (file.exists() and file.read_text()):
-        time.sleep(0.01)
+    until(lambda: client.get(f"/jobs/{job}").json()["progress"] >= 0.25, "progress is told")
+    until(lambda: file.exists() and file.read_text(), "the process is known")
     state = client.get(f"/jobs/{job}").json()
     assert (state["status"], state["message"], state["ended"]) == ("running", "epoch 1 of 4", None)
     process = int(file.read_text())
@@ -846,12 +891,12 @@ def test_a_job_that_is_being_put_in_place_cannot_be_cancelled(client, drawn, mon
 
     def slow(self, place):
         entered.set()
-        go.wait(20)
+        go.wait(LONG)
         take(self, place)
 
     monkeypatch.setattr(Store, "take", slow)
     job = client.post("/teach", data={"label": "5"}, files=as_files(drawn["5"]), headers=AUTH).json()["job"]
-    assert entered.wait(20)
+    assert entered.wait(LONG)
     answer = client.post(f"/jobs/{job}/cancel", headers=AUTH)
     go.set()
     assert answer.status_code == 409
@@ -896,15 +941,11 @@ class Served:
         self.line = self.process.stdout.readline()
         found = re.search(r"https?://\S+", self.line)
         assert found, self.line + self.process.stderr.read()
-        self.http = httpx.Client(base_url=found[0], timeout=60)
+        self.http = httpx.Client(base_url=found[0], timeout=LONG)
 
     def __enter__(self):
-        for _ in range(600):
-            with contextlib.suppress(httpx.ConnectError):
-                self.http.get("/health")
-                return self
-            time.sleep(0.05)
-        raise AssertionError("the service does not answer")
+        self.http.get("/health")  # its line is printed when it listens already: the answer comes when it has started
+        return self
 
     def __exit__(self, *_):
         self.http.close()
@@ -919,28 +960,30 @@ class Served:
 
     def worker(self):
         """Id of the process that teaches, once there is one."""
-        for _ in range(400):
+
+        def child():
             for entry in os.listdir("/proc"):
                 with contextlib.suppress(OSError, ValueError, IndexError):
                     with open(f"/proc/{int(entry)}/stat") as file:
                         parent = int(file.read().rpartition(")")[2].split()[1])
                     if parent == self.process.pid:
                         return int(entry)
-            time.sleep(0.01)
-        raise AssertionError("no process teaches")
+            return None
+
+        return until(child, "a process teaches")
 
 
-def gone(process, seconds=10.0):
-    """Whether a process has ended within the time."""
-    for _ in range(int(seconds / 0.02)):
+def gone(process):
+    """Wait until a process has ended."""
+
+    def over():
         try:
             with open(f"/proc/{process}/stat") as file:
-                if file.read().rpartition(")")[2].split()[0] == "Z":
-                    return True
-        except FileNotFoundError:
+                return file.read().rpartition(")")[2].split()[0] == "Z"
+        except (FileNotFoundError, ProcessLookupError):  # the latter where it goes between opening and reading
             return True
-        time.sleep(0.02)
-    return False
+
+    return until(over, "the process ends")
 
 
 def test_answers_go_on_while_a_model_is_taught_and_swapped_and_sigterm_is_clean(model, drawn):
@@ -949,20 +992,22 @@ def test_answers_go_on_while_a_model_is_taught_and_swapped_and_sigterm_is_clean(
         answers, stop = [], threading.Event()
 
         def ask():
-            with httpx.Client(base_url=served.http.base_url, timeout=60) as http:
+            with httpx.Client(base_url=served.http.base_url, timeout=LONG) as http:
                 while not stop.is_set():
                     answers.append(http.post("/predict?top=9", files=as_files([drawn["3"][0]])))
 
         threads = [threading.Thread(target=ask) for _ in range(3)]
         for thread in threads:
             thread.start()
-        state = ended(served.http, served.teach("3", drawn["3"], epochs="2"))
-        count = len(answers)
-        while len(answers) < count + 6:
-            time.sleep(0.01)
-        stop.set()
-        for thread in threads:
-            thread.join()
+        try:
+            until(lambda: len(answers) >= 6, "the old model answers")
+            state = ended(served.http, served.teach("3", drawn["3"], epochs="2"))
+            count = len(answers)
+            until(lambda: len(answers) >= count + 6, "the new model answers")  # three at most were asked before
+        finally:
+            stop.set()
+            for thread in threads:
+                thread.join()
         assert state["status"] == "done", state
         assert {answer.status_code for answer in answers} == {200}
         sizes = [len(answer.json()["predictions"][0]["top"]) for answer in answers]
@@ -983,7 +1028,7 @@ def test_answers_go_on_while_a_model_is_taught_and_swapped_and_sigterm_is_clean(
         served.teach("4", drawn["4"], epochs="10000")
         teacher = served.worker()
         served.process.send_signal(signal.SIGTERM)
-        assert served.process.wait(30) in (0, -signal.SIGTERM)
+        assert served.process.wait(LONG) in (0, -signal.SIGTERM)
         assert gone(teacher)
         assert all_files(model) == before
         assert [path.name for path in model.parent.iterdir()] == ["model"]
@@ -1007,14 +1052,14 @@ def test_kill_9_while_teaching_and_sigterm_while_answering(model, drawn):
         assert served.http.get("/health").json()["model"]["classes"] == 3
         found = []
         files = as_files(drawn["0"] * 5)
-        with httpx.Client(base_url=served.http.base_url, timeout=60) as other:
+        with httpx.Client(base_url=served.http.base_url, timeout=LONG) as other:
             thread = threading.Thread(target=lambda: found.append(other.post("/predict", files=files)))
             thread.start()
             while thread.is_alive() and "efcil_waiting_pictures 0" in served.http.get("/metrics").text:
                 pass
             served.process.send_signal(signal.SIGTERM)
-            thread.join(30)
-        assert served.process.wait(30) in (0, -signal.SIGTERM)
+            thread.join(LONG)
+        assert served.process.wait(LONG) in (0, -signal.SIGTERM)
     assert found[0].status_code == 200
     assert len(found[0].json()["predictions"]) == 60
 
@@ -1024,11 +1069,11 @@ def test_a_token_is_made_and_shown_once_and_an_open_address_is_warned_of(model):
         token = served.process.stdout.readline().rpartition(" ")[2].strip()
         assert len(token) == 32
         base = f"http://127.0.0.1:{served.http.base_url.port}"
-        assert httpx.post(f"{base}/forget", json={"classes": ["0"]}).status_code == 401
-        bearer = {"Authorization": f"Bearer {token}"}
-        assert httpx.post(f"{base}/forget", json={"classes": ["0"]}, headers=bearer).status_code == 200
+        names, bearer = {"classes": ["0"]}, {"Authorization": f"Bearer {token}"}
+        assert httpx.post(f"{base}/forget", json=names, timeout=LONG).status_code == 401
+        assert httpx.post(f"{base}/forget", json=names, headers=bearer, timeout=LONG).status_code == 200
         served.process.send_signal(signal.SIGTERM)
-        out, err = served.process.communicate(timeout=30)
+        out, err = served.process.communicate(timeout=LONG)
     assert "warning: http://0.0.0.0" in err
     assert "without TLS" in err
     assert token not in out + err
@@ -1055,7 +1100,7 @@ def test_tls(model, drawn, tmp_path):
     assert served.http.base_url.scheme == "https"
     served.http.close()
     served.http = httpx.Client(
-        base_url=f"https://localhost:{port}", verify=ssl.create_default_context(cafile=cert), timeout=60
+        base_url=f"https://localhost:{port}", verify=ssl.create_default_context(cafile=cert), timeout=LONG
     )
     with served:
         answer = served.http.post("/predict", files=as_files(drawn["1"][:2]))
@@ -1064,11 +1109,11 @@ def test_tls(model, drawn, tmp_path):
         assert served.http.post("/forget", json={"classes": ["0"]}).status_code == 401
         assert served.http.post("/forget", json={"classes": ["0"]}, headers=AUTH).status_code == 200
         with pytest.raises(httpx.ConnectError, match="CERTIFICATE_VERIFY_FAILED"):
-            httpx.get(f"https://localhost:{port}/health")
+            httpx.get(f"https://localhost:{port}/health", timeout=LONG)
         with pytest.raises(httpx.TransportError):  # no word without encryption
-            httpx.get(f"http://localhost:{port}/health", timeout=10)
+            httpx.get(f"http://localhost:{port}/health", timeout=LONG)
         served.process.send_signal(signal.SIGTERM)
-        _, err = served.process.communicate(timeout=30)
+        _, err = served.process.communicate(timeout=LONG)
     assert "warning" not in err
     assert "Traceback" not in err
 

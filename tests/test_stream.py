@@ -2,6 +2,8 @@
 
 import os
 import signal
+import sys
+import threading
 import time
 from dataclasses import replace
 
@@ -15,6 +17,7 @@ from efcil.data.augment import named
 from efcil.data.dataset import DataSet, ImageSet
 from efcil.data.decode import read_image
 from efcil.data.stream import JOB, Decoder, Streamed
+from efcil.data.workers import starting
 from efcil.errors import DataError
 from efcil.methods import METHODS
 from efcil.metrics import AccuracyMatrix
@@ -138,6 +141,30 @@ def test_nothing_is_left_behind(photographs):
     for pid in workers:
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
+
+
+def test_two_threads_that_start_workers_leave_main_as_it_was():
+    """Runs that are trained at once each have their own workers, and hide the one __main__ from them."""
+    main, inside, leave = sys.modules["__main__"], threading.Event(), threading.Event()
+
+    def other():
+        with starting():
+            inside.set()
+            leave.wait()
+
+    thread = threading.Thread(target=other)
+    try:
+        with starting():
+            thread.start()
+            inside.wait(0.2)  # it must not get in
+            assert sys.modules["__main__"] is not main
+        assert inside.wait(120)
+        assert sys.modules["__main__"] is not main, "still hidden for the other one"
+    finally:
+        leave.set()
+        thread.join()
+        left, sys.modules["__main__"] = sys.modules["__main__"], main
+    assert left is main
 
 
 # -- on their way into a network ---------------------------------------------------------------------------------------

@@ -4,11 +4,12 @@ import csv
 import io
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
-import time
+import threading
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from PIL import Image
 from efcil import IncrementalClassifier
 from efcil.data import digits
 from efcil.model.commands import held
+from efcil.serve.store import Store
 
 SMALL = ["--size", "16", "--width", "8", "--epochs", "6"]
 
@@ -216,21 +218,74 @@ def test_two_processes_do_not_change_one_model(efcil, model, lessons):
     assert efcil("forget", model, "class 1")[0] == 0
 
 
+def test_of_two_that_save_at_once_the_second_is_refused(efcil, model, monkeypatch):
+    """A service is still writing its new model when the command, which saw the old one, comes to write its own."""
+    save, rename = IncrementalClassifier.save, IncrementalClassifier.rename
+    writing, seen, both = threading.Event(), threading.Event(), threading.Event()
+
+    def slow(self, directory):
+        if not writing.is_set():
+            writing.set()
+            assert seen.wait(60)
+            both.wait(1)  # time for the other to come here as well, if it may
+        both.set()
+        save(self, directory)
+
+    def renamed(self, names):
+        if writing.is_set():
+            seen.set()  # it has read the old model
+        return rename(self, names)
+
+    service = Store(model, "cpu")
+    monkeypatch.setattr(IncrementalClassifier, "save", slow)
+    monkeypatch.setattr(IncrementalClassifier, "rename", renamed)
+    thread = threading.Thread(target=service.change, args=(lambda served: served.rename({"class 0": "zero"}),))
+    thread.start()
+    assert writing.wait(60)
+    code, _, err = efcil("rename", model, "class 1", "one")
+    thread.join()
+    assert code == 2
+    assert "was changed by another process meanwhile; nothing was saved" in err
+    names = IncrementalClassifier.load(model, progress=False).classes_
+    assert "zero" in names
+    assert "one" not in names
+    service.change(lambda served: served.rename({"class 1": "one"}))  # whose own change is none of somebody else
+    assert "one" in IncrementalClassifier.load(model, progress=False).classes_
+
+
 def test_ctrl_c_while_teaching_leaves_the_model(model, lessons):
     """In a process of its own, in the middle of a teaching of two new classes that would last for hours."""
     IncrementalClassifier.load(model, progress=False).forget(["class 0", "class 1"]).save(model)
     before = {p: p.read_bytes() for p in model.rglob("*") if p.is_file()}
     arguments = [sys.executable, "-m", "efcil", "teach", str(model), str(lessons / "lesson0"), "--epochs", "1000000"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
-    while not (model.parent / ".model.lock").exists() and process.poll() is None:
-        time.sleep(0.02)
-    time.sleep(1.0)
-    process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TERM": "xterm", "COLUMNS": "200"}
+    ours, theirs = os.openpty()  # on a terminal the bar tells when it is at work
+    shown = b""
+
+    def more():
+        try:
+            return os.read(ours, 4096)
+        except OSError:  # how Linux tells that nobody has the other end open any more
+            return b""
+
+    with subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=theirs, text=True, env=environment) as process:
+        try:
+            os.close(theirs)
+            while re.search(rb"epoch \d+ of 1000000", shown) is None:
+                part = more()
+                assert part, shown
+                shown += part
+            process.send_signal(signal.SIGINT)
+            while part := more():
+                shown += part
+            out = process.stdout.read()
+            process.wait()
+        finally:
+            process.kill()  # it would go on for hours
+            os.close(ours)
     # Python ends by the signal itself where it fell into code made by `exec`; a shell says 130 to both.
-    assert process.returncode in (130, -signal.SIGINT), err
-    assert "Traceback" not in err
+    assert process.returncode in (130, -signal.SIGINT), shown
+    assert b"Traceback" not in shown
     assert "knows" not in out
     assert {p: p.read_bytes() for p in model.rglob("*") if p.is_file()} == before
     assert sorted(p.name for p in model.parent.iterdir()) == [".model.lock", "model"], "nothing half-written stays"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import platform
 import subprocess
@@ -191,9 +192,12 @@ def resolve(request: Request) -> Plan:
 
 def commit() -> str:
     """Return the commit of the code: EFCIL_COMMIT, else git's, else the package's version."""
-    given = os.environ.get("EFCIL_COMMIT")
-    if given:
-        return given
+    return os.environ.get("EFCIL_COMMIT") or _checked_out()
+
+
+@functools.cache
+def _checked_out() -> str:
+    """Say it once: what runs was loaded at the beginning, whatever is committed or changed beside it since."""
     here = Path(__file__).resolve().parent
     try:
         git = ["git", "-C", str(here)]  # which must be this package's repository, not one it is installed into

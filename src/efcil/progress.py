@@ -12,6 +12,11 @@ from efcil.report.load import each_head
 from efcil.training.loop import EpochReport
 
 
+def _print_line(text: str) -> None:
+    """Print a line with its end in one piece: lines of runs that go on at once do not run together."""
+    print(text + "\n", end="", flush=True)
+
+
 class Quiet:
     """What a run has to say as it happens; this one says nothing but notes, on standard error."""
 
@@ -53,7 +58,7 @@ class Json(Quiet):
 
     @staticmethod
     def _say(**event: Any) -> None:
-        print(json.dumps(event), flush=True)
+        _print_line(json.dumps(event))
 
     def started(self, title: str, epochs: Sequence[int], done: int) -> None:
         """Tell the plan."""
@@ -89,7 +94,7 @@ class Plain(Quiet):
         self._last = time.monotonic()
 
     def _print(self, text: str) -> None:
-        print(text, flush=True)
+        _print_line(text)
 
     def started(self, title: str, epochs: Sequence[int], done: int) -> None:
         """Print the title."""

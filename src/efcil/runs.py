@@ -178,6 +178,7 @@ class Run:
                 if self.group.is_first:
                     self._check_free(config, resume)
                     held.enter_context(locked(self.out))
+                    held.callback(self.store.settle)  # the directory is let go when nothing is written there any more
                     clear_unfinished(self.out)
             with self.group.agreeing():
                 with self.group.first_of_node():  # it fills the cache that the others read
@@ -562,8 +563,9 @@ def stoppable(runs: Sequence[Stoppable], remedy: str, insisting: bool = True) ->
 
     def tell(number: int, frame: Any) -> None:
         told.append(number)
-        for run in runs:
-            run.stop.set()
+        if len(told) == 1:  # a signal that comes inside `set` would wait there for the lock that is held
+            for run in runs:
+                run.stop.set()
         if (len(told) > 1 and insisting) or not any(run.training for run in runs):
             raise KeyboardInterrupt
         if len(told) == 1:

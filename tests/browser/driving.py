@@ -105,12 +105,21 @@ class Page:
         return self.one(selector).is_displayed()
 
     def click(self, selector: str) -> None:
-        """Click an element, scrolled to first."""
-        self.js("arguments[0].scrollIntoView({block: 'center'})", self.one(selector))
-        self.one(selector).click()
+        """Click an element when it is there to be seen, scrolled to first."""
+
+        def clicked() -> bool:
+            element = self.one(selector)
+            if not element.is_displayed():
+                return False
+            self.js("arguments[0].scrollIntoView({block: 'center'})", element)
+            element.click()
+            return True
+
+        self.wait(clicked)
 
     def type(self, selector: str, keys: str) -> None:
-        """Type into an element."""
+        """Type into an element when it is there to be seen."""
+        self.wait(lambda: self.shown(selector))
         self.one(selector).send_keys(keys)
 
     def press(self, keys: str) -> None:
@@ -121,8 +130,8 @@ class Page:
         """Return the id of what has the focus, or its accessible name."""
         return self.js("const e = document.activeElement; return e.id || e.ariaLabel || e.textContent.trim()")
 
-    def wait(self, condition: Callable[[], Any], seconds: float = 15) -> Any:
-        """Wait until something holds."""
+    def wait(self, condition: Callable[[], Any], seconds: float = 60) -> Any:
+        """Wait until something holds; the time is only there to end what hangs."""
         from selenium.common.exceptions import StaleElementReferenceException
 
         end = time.monotonic() + seconds
@@ -139,8 +148,9 @@ class Page:
 
     def ask(self, *files: Path) -> None:
         """Choose pictures to ask about and wait for the answers."""
+        count = len(self.all(".answer")) + len(files)
         self.one("#ask-files").send_keys("\n".join(map(str, files)))
-        self.wait(lambda: not self.all(".answer.waiting"))
+        self.wait(lambda: len(self.all(".answer:not(.waiting)")) == count)
 
     def answers(self) -> list[tuple[str, str, str]]:
         """Return file name, answer and confidence (or error) of each card, from the top."""

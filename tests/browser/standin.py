@@ -6,11 +6,13 @@ Run it to look at the page: python tests/browser/standin.py [number of classes] 
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import math
 import random
 import re
+import socket
 import sys
 import threading
 import time
@@ -61,6 +63,8 @@ class StandIn:
     classes: list[Known] = field(default_factory=list)
     token: str = "secret"
     seconds: float = 0.0  # that a teaching takes
+    stops: tuple[float, ...] = ()  # shares of a teaching at which it waits for `go_on` instead
+    leave: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
     fails: str = ""  # why the next teaching fails
     limit: int = 64 * 2**20  # bytes of a request
     delay: float = 0.0  # before /predict answers
@@ -80,16 +84,21 @@ class StandIn:
     def start(self) -> None:
         """Serve on a free port, or on the one it had before."""
         handler = type("Bound", (Handler,), {"standin": self})
-        self.server = ThreadingHTTPServer(("127.0.0.1", self.port), handler)
+        self.server = Server(("127.0.0.1", self.port), handler)
         self.port = self.server.server_address[1]
         self.thread = threading.Thread(target=self.server.serve_forever, args=(0.05,), daemon=True)
         self.thread.start()
 
     def stop(self) -> None:
-        """Go away: connections are refused from now on."""
+        """Go away: connections are refused from now on, and those that are open end."""
         self.server.shutdown()
         self.server.server_close()
         self.thread.join()
+        self.server.hang_up()
+
+    def go_on(self) -> None:
+        """Let the teaching that waits at one of its `stops` go on."""
+        self.leave.release()
 
     @property
     def url(self) -> str:
@@ -199,12 +208,15 @@ class StandIn:
 
     def work(self, job: dict[str, Any], lessons: dict[str, list[bytes]]) -> None:
         """Pretend to train, then learn."""
-        steps = 20
-        for step in range(steps):
-            time.sleep(self.seconds / steps)
+        shares = self.stops or [step / 21 for step in range(1, 21)]
+        for step, share in enumerate(shares, 1):
+            job |= {"progress": share, "message": f"epoch {step} of {len(shares)}"}
+            if not self.stops:
+                time.sleep(self.seconds / len(shares))
+            while job["status"] != "cancelled" and self.stops and not self.leave.acquire(timeout=0.05):
+                pass
             if job["status"] == "cancelled":
                 return
-            job |= {"progress": (step + 1) / (steps + 1), "message": f"epoch {step + 1} of {steps}"}
         if self.fails:
             job |= {"status": "failed", "message": self.fails}
             return
@@ -231,6 +243,30 @@ class StandIn:
         self.classes, self.before = self.before, None
         self.version += 1
         return {"model": self.health()["model"]}
+
+
+class Server(ThreadingHTTPServer):
+    """Knows its connections: a browser keeps some open before it asks, and would be answered there after the end."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.connections: set[socket.socket] = set()
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Answer in a thread."""
+        self.connections.add(request)
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        """End one connection."""
+        self.connections.discard(request)
+        super().shutdown_request(request)
+
+    def hang_up(self) -> None:
+        """End all connections."""
+        for connection in list(self.connections):
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
 
 
 class Handler(BaseHTTPRequestHandler):

@@ -3,18 +3,16 @@
 import os
 import re
 import signal
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 
 from browser.driving import Page, picture
 from efcil.model import IncrementalClassifier
+from test_serve import TOKEN, Served
 
 pytestmark = pytest.mark.slow
 COLOURS = {"red": (210, 40, 40), "blue": (40, 60, 210), "green": (40, 190, 60)}
-TOKEN = "a token for this test"
 
 
 def draw(folder, name, number):
@@ -35,21 +33,12 @@ def model(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def served(model):
-    command = [sys.executable, "-m", "efcil", "serve", str(model), "--port", "0", "--device", "cpu"]
-    environment = {**os.environ, "EFCIL_TOKEN": TOKEN, "OMP_NUM_THREADS": "1"}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
-        line = process.stdout.readline()
-        try:
-            address = re.search(r"http://\S+", line)
-            assert address, f"efcil serve did not start: {line!r}"
-            yield f"{address[0]}/"
-        finally:
-            process.send_signal(signal.SIGTERM)
-            process.wait(timeout=40)
+    with Served(model) as served:
+        yield served
 
 
 def test_ask_teach_forget_and_undo_with_the_real_service(driver, served, model, tmp_path):
-    page = Page(driver, served).open()
+    page = Page(driver, str(served.http.base_url)).open()
     red, blue, green = ([*draw(tmp_path, name, 14)] for name in COLOURS)
     bad = tmp_path / "text.jpg"
     bad.write_text("no picture")
@@ -60,7 +49,7 @@ def test_ask_teach_forget_and_undo_with_the_real_service(driver, served, model, 
     page.teach("green", [*green, bad], token="not this one")
     page.wait(lambda: "does not accept" in page.text("#token-why") and page.shown("#token-dialog"))
     page.type("#token", TOKEN + "\n")
-    page.wait(lambda: page.job() in ("done", "failed"), seconds=120)
+    page.wait(lambda: page.job() in ("done", "failed"), seconds=240)
     assert page.text("#job-title") == "“green” is learned"
     assert re.match(r"Found again: .* of 10\. Left out: text\.jpg \(.*\)\.", page.text("#job-note"))
     row = page.rows()[0]
@@ -79,7 +68,7 @@ def test_ask_teach_forget_and_undo_with_the_real_service(driver, served, model, 
     page.wait(lambda: page.text("#toast p").startswith("Not undone: there is nothing to undo"))
 
     page.teach("red", red)
-    page.wait(lambda: "red" in page.names(), seconds=120)
+    page.wait(lambda: "red" in page.names(), seconds=240)
     page.click("#undo")
     page.click("#ask-dialog [type=submit]")
     page.wait(lambda: sorted(page.names()) == ["blue", "green"])
@@ -87,21 +76,22 @@ def test_ask_teach_forget_and_undo_with_the_real_service(driver, served, model, 
 
 
 def test_teaching_is_stopped_in_the_real_service(driver, served, tmp_path):
-    page = Page(driver, served).open()
+    page = Page(driver, str(served.http.base_url)).open()
     before = page.names()
     page.teach(
         "many", [picture(tmp_path / f"{index}.png", (9, index, 99), (64, 64)) for index in range(200)], token=TOKEN
     )
+    os.kill(served.worker(), signal.SIGSTOP)  # so that it does not come to its end first
     page.wait(lambda: page.job() == "running" and "%" in page.text("#job-note") and page.shown("#job-cancel"))
     page.wait(lambda: page.text("#status").startswith("Learning"))
     page.click("#job-cancel")
-    page.wait(lambda: page.job() == "cancelled", seconds=60)
+    page.wait(lambda: page.job() == "cancelled")
     assert page.names() == before
     assert page.errors() == []
 
 
 def test_the_reference_for_programs_opens_from_the_page(driver, served):
-    page = Page(driver, served).open()
+    page = Page(driver, str(served.http.base_url)).open()
     page.click("footer a")
     page.wait(lambda: page.all("h1") and "reference" in page.js("return document.title"))
     assert page.js("return document.documentElement.scrollWidth <= innerWidth")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import threading
 import warnings
 from pathlib import Path
 
@@ -31,6 +32,34 @@ _UPRIGHT = {
 }
 
 
+class _Quiet:
+    """No warnings while a picture is decoded: they are of odd metadata and of images of half Pillow's limit.
+
+    What matters is an error or is checked here. The filters belong to the whole process: of threads that decode at once
+    the first sets them and the last sets them back, or one would end the silence of another, or leave its own behind.
+    """
+
+    def __init__(self) -> None:
+        self._lock, self._inside = threading.Lock(), 0
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._inside:
+                self._before = warnings.catch_warnings()
+                self._before.__enter__()
+                warnings.simplefilter("ignore")
+            self._inside += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._inside -= 1
+            if not self._inside:
+                self._before.__exit__(None, None, None)
+
+
+_quiet = _Quiet()
+
+
 def read_image(
     source: str | os.PathLike[str] | bytes | Image.Image,
     size: int,
@@ -55,9 +84,7 @@ def read_image(
         name = name or f"image of {len(source)} bytes"
     else:
         name = name or os.fspath(source)
-    # What Pillow warns about is odd metadata and images of half its limit; what matters is an error or is checked here.
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with _quiet:
         try:
             if isinstance(source, Image.Image):
                 return _decode(source, size, channels, max_pixels)

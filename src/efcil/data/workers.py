@@ -19,6 +19,7 @@ from efcil.data.decode import read_image
 from efcil.errors import DataError
 
 CHANNELS = 3
+_starting = threading.Lock()
 
 
 def cores() -> int:
@@ -40,7 +41,7 @@ def pool_of(processes: int) -> ProcessPoolExecutor:
 @contextlib.contextmanager
 def starting() -> Iterator[None]:
     """Surround every `submit`: it may start a process."""
-    with _hidden_main(), _held_interrupt():
+    with _starting, _hidden_main(), _held_interrupt():  # in one thread at a time: there is one __main__
         yield
 
 

@@ -21,7 +21,7 @@ from efcil.errors import DataError, ModelError, OptionError
 from efcil.model.classifier import NONE_OF_THESE, IncrementalClassifier
 from efcil.model.inputs import read_lesson
 from efcil.model.progress import Progress
-from efcil.model.store import CARD, fingerprint
+from efcil.model.store import CARD, alone, fingerprint
 
 
 @contextlib.contextmanager
@@ -42,9 +42,11 @@ def held(directory: Path) -> Iterator[Callable[[IncrementalClassifier], None]]:
         before = fingerprint(directory)
 
         def save(model: IncrementalClassifier) -> None:
-            if fingerprint(directory) != before:
-                raise ModelError(f"{directory} was changed by another process meanwhile; nothing was saved, try again")
-            model.save(directory)
+            with alone(directory):
+                if fingerprint(directory) != before:
+                    what = "was changed by another process meanwhile; nothing was saved, try again"
+                    raise ModelError(f"{directory} {what}")
+                model.save(directory)
 
         yield save
     except BlockingIOError:

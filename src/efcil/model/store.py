@@ -15,7 +15,7 @@ import os
 import secrets
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +69,26 @@ def fingerprint(directory: Path) -> str:
     """Return what changes with every change of a model; empty where there is none."""
     card = directory / CARD  # it holds the checksums of the other files
     return hashlib.sha256(card.read_bytes()).hexdigest() if card.exists() else ""
+
+
+@contextlib.contextmanager
+def alone(directory: Path) -> Iterator[None]:
+    """Let one process at a time see whether a model has changed and then replace it, wherever the system has locks.
+
+    The lock is on the directory itself. Whoever waited for one that has been replaced meanwhile takes the new one's.
+    """
+    import fcntl  # here: a model is read and written on Windows too, where it is missing
+
+    with contextlib.ExitStack() as held:
+        while directory.exists():
+            descriptor = os.open(directory, os.O_RDONLY)
+            held.callback(os.close, descriptor)
+            with contextlib.suppress(OSError):  # a file system without locks
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+            with contextlib.suppress(FileNotFoundError):  # a swap in two steps is between them
+                if os.path.samestat(os.fstat(descriptor), os.stat(directory)):
+                    break
+        yield
 
 
 def save(directory: StrPath, settings: Settings, state: State) -> None:

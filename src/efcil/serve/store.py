@@ -12,7 +12,7 @@ from typing import Any
 
 from efcil.errors import RunError
 from efcil.model import IncrementalClassifier
-from efcil.model.store import fingerprint
+from efcil.model.store import alone, fingerprint
 from efcil.runs import locked
 
 
@@ -36,8 +36,8 @@ class Store:
     def __init__(self, directory: Path, device: str = "auto"):
         self.directory, self.device = Path(os.path.realpath(directory)), device
         self.work = self.directory.with_name(f".{self.directory.name}.serving")  # same disk: copies are cheap to swap
+        self._print = fingerprint(self.directory)  # first: a change while it is loaded is seen later
         self.current = self._snapshot(IncrementalClassifier.load(self.directory, device=device), 1)
-        self._print = fingerprint(self.directory)
         self._claimed: str | None = None
 
     @contextlib.contextmanager
@@ -95,9 +95,10 @@ class Store:
 
     def _replace(self, model: IncrementalClassifier) -> None:
         snapshot = self._snapshot(model, self.current.version + 1)
-        self._check_unchanged()
-        model.save(self.directory)  # whole or not at all
-        self._print = fingerprint(self.directory)
+        with alone(self.directory):
+            self._check_unchanged()
+            model.save(self.directory)  # whole or not at all
+            self._print = fingerprint(self.directory)
         self.current = snapshot
 
     def _snapshot(self, model: IncrementalClassifier, version: int) -> Snapshot:

@@ -130,6 +130,7 @@ class CheckpointStore:
 
     def wait(self) -> None:
         """Return when what was saved is on disk; an error in writing it is raised here."""
+        self.settle()  # first: where a signal ends this, it is still known that something is being written
         pending, self._pending = self._pending, None
         if pending is not None:
             try:
@@ -138,6 +139,11 @@ class CheckpointStore:
                 raise CheckpointError(
                     f"{self.directory} cannot be written: {error.strerror or error}; free some space, then --resume"
                 ) from None
+
+    def settle(self) -> None:
+        """Return when nothing is being written any more; how that went, `wait` tells."""
+        if self._pending is not None:
+            self._pending.exception()
 
     def _prune(self) -> None:
         files = self._files()

@@ -16,6 +16,7 @@ const state = {
   sort: { key: "learned", rises: false },
   all: false, // every class, not the first rows
   job: null, // the teaching that runs; its id is null while pictures are sent
+  ended: null, // id of the teaching that was followed last: word that it runs may come after its end
 };
 
 function make(tag, className = "", text = null) {
@@ -198,7 +199,7 @@ async function checkHealth() {
     setOnline(true);
     if (back || health.model.version !== state.version) await loadClasses();
     state.version = health.model.version;
-    if (health.job && !state.job) follow(health.job);
+    if (health.job && !state.job && health.job !== state.ended) follow(health.job);
     if (back && retryLater.length) ask(retryLater.splice(0));
   } catch (error) {
     if (error.status === undefined) throw error;
@@ -692,6 +693,7 @@ async function follow(id, mine = null) {
     await wait(600);
   }
   state.job = null;
+  state.ended = id;
   await finish(job, mine);
 }
 
