@@ -1,6 +1,7 @@
 """IncrementalClassifier: teaching, answering, changing, keeping; and what it refuses."""
 
 import copy
+import datetime
 import errno
 import io
 import json
@@ -44,6 +45,16 @@ from test_methods import FakeTask
 FAMILY = "dpcr dp-ncm lwf-ncm sdc adc ldc lwf acil ds-al fecam rrcr rrcr+tssp+cn".split()
 TINY = {"width": 2, "size": 8, "epochs": 2, "held_out": 0.2, "device": "cpu", "progress": False}
 DATA = blobs(size=8, per_class=20)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_day():
+    """A model notes the day on which it learned: midnight must not come between two that are equal to the last bit."""
+    noon = datetime.datetime(2026, 11, 15, 12, tzinfo=datetime.UTC)
+    clock = types.SimpleNamespace(datetime=types.SimpleNamespace(now=lambda zone: noon), UTC=datetime.UTC)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(classifier, "datetime", clock)
+        yield
 
 
 def tiny(method="dpcr", **given):
@@ -912,6 +923,7 @@ def test_summary_is_plain(model):
     assert (summary["backbone"], summary["size"], summary["dim"], summary["teachings"]) == ("resnet10", 8, 16, 2)
     assert summary["bytes"] > 10_000
     assert set(summary["classes"][0]) == {"name", "images", "learned", "recall"}
+    assert summary["classes"][0]["learned"] == "2026-11-15"
     assert summary["classes"][0]["images"] == 20
     one, other, cosine = summary["similar"][0]
     means = dict(zip(model.classes_, model._now.readout.stats.mean, strict=True))

@@ -40,7 +40,7 @@ from efcil.serve.guard import Guard
 from efcil.serve.limits import Limits
 from efcil.serve.metrics import Metrics
 from efcil.serve.service import Service
-from efcil.serve.store import Store
+from efcil.serve.store import Conflict, Store
 
 TOKEN = "a-token-for-tests"
 AUTH = {"Authorization": f"Bearer {TOKEN}"}
@@ -805,6 +805,57 @@ def test_a_model_changed_by_somebody_else_is_not_overwritten(client, model, draw
     assert client.get("/health").json()["model"]["version"] == 1
 
 
+def test_a_change_while_the_service_reads_the_model_is_seen(model, monkeypatch):
+    load = IncrementalClassifier.load
+
+    def slow(directory, **options):
+        found = load(directory, **options)
+        load(directory, **options).rename({"0": "zero"}).save(directory)
+        return found
+
+    monkeypatch.setattr(IncrementalClassifier, "load", slow)
+    store = Store(model, "cpu")
+    monkeypatch.undo()
+    with pytest.raises(Conflict, match="changed by another process"):
+        store.change(lambda served: served.forget(["1"]))
+    assert list(load(model, device="cpu").classes_) == ["zero", "1", "2"]
+
+
+def test_of_two_that_save_at_once_the_second_is_refused(efcil, model, monkeypatch):
+    """A service is still writing its new model when the command, which saw the old one, comes to write its own."""
+    save, rename = IncrementalClassifier.save, IncrementalClassifier.rename
+    writing, seen, both = threading.Event(), threading.Event(), threading.Event()
+
+    def slow(self, directory):
+        if not writing.is_set():
+            writing.set()
+            assert seen.wait(LONG)
+            both.wait(1)  # time for the other to come here as well, if it may
+        both.set()
+        save(self, directory)
+
+    def renamed(self, names):
+        if writing.is_set():
+            seen.set()  # it has read the old model
+        return rename(self, names)
+
+    service = Store(model, "cpu")
+    monkeypatch.setattr(IncrementalClassifier, "save", slow)
+    monkeypatch.setattr(IncrementalClassifier, "rename", renamed)
+    thread = threading.Thread(target=service.change, args=(lambda served: served.rename({"0": "zero"}),))
+    thread.start()
+    assert writing.wait(LONG)
+    code, _, err = efcil("rename", model, "1", "one")
+    thread.join()
+    assert code == 2
+    assert "was changed by another process meanwhile; nothing was saved" in err
+    names = IncrementalClassifier.load(model, device="cpu").classes_
+    assert "zero" in names
+    assert "one" not in names
+    service.change(lambda served: served.rename({"1": "one"}))  # whose own change is none of somebody else
+    assert "one" in IncrementalClassifier.load(model, device="cpu").classes_
+
+
 # --- jobs that go wrong -----------------------------------------------------------------------------------------------
 
 
@@ -940,11 +991,15 @@ class Served:
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
         self.line = self.process.stdout.readline()
         found = re.search(r"https?://\S+", self.line)
-        assert found, self.line + self.process.stderr.read()
+        assert found, self.line + self.process.communicate()[1]
         self.http = httpx.Client(base_url=found[0], timeout=LONG)
 
     def __enter__(self):
-        self.http.get("/health")  # its line is printed when it listens already: the answer comes when it has started
+        try:
+            self.http.get("/health")  # it listens when its line is printed: the answer comes when it has started
+        except httpx.TransportError as error:
+            self.process.kill()
+            raise AssertionError(f"the service does not answer: {self.process.communicate()[1]}") from error
         return self
 
     def __exit__(self, *_):
