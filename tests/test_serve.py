@@ -942,7 +942,7 @@ def test_a_job_that_is_being_put_in_place_cannot_be_cancelled(client, drawn, mon
 
     def slow(self, place):
         entered.set()
-        go.wait(LONG)
+        go.wait(30)  # less than LONG: where it can be cancelled, that waits for this
         take(self, place)
 
     monkeypatch.setattr(Store, "take", slow)
@@ -1167,8 +1167,10 @@ def test_tls(model, drawn, tmp_path):
             httpx.get(f"https://localhost:{port}/health", timeout=LONG)
         with pytest.raises(httpx.TransportError):  # no word without encryption
             httpx.get(f"http://localhost:{port}/health", timeout=LONG)
+        began = time.monotonic()
         served.process.send_signal(signal.SIGTERM)
         _, err = served.process.communicate(timeout=LONG)
+        assert time.monotonic() - began < asyncio.constants.SSL_SHUTDOWN_TIMEOUT, "it waits for farewells"
     assert "warning" not in err
     assert "Traceback" not in err
 
