@@ -108,3 +108,10 @@ def read_json(path: StrPath, *, error: type[EfcilError] = EfcilError) -> Any:
         raise error(f"{path}: cannot be read: {problem.strerror or problem}") from problem
     except (ValueError, RecursionError) as problem:  # not UTF-8, or not JSON
         raise error(f"{path}: not valid JSON: {problem}") from problem
+
+
+def wait_for_end_of_input() -> None:
+    """Return when standard input has ended: whoever started this process to work for it is gone."""
+    with contextlib.suppress(OSError):
+        while os.read(0, 1024):  # not sys.stdin: a thread that waits in it breaks the end of the interpreter
+            pass

@@ -29,7 +29,8 @@ def gaussian_factors(stats: ClassStats, shared: float, ridge: float) -> Tensor:
     within = pooled_covariance(stats)
     unit = torch.eye(stats.dim, dtype=DTYPE, device=within.device)
     spread = within.trace()
-    if bool(spread <= stats.dim * EPS * stats.gram_sum().trace() / stats.count.sum()):
+    moment = spread + (stats.cross.T * stats.mean).sum() / stats.count.sum()  # uncentred
+    if bool(spread <= stats.dim * EPS * moment):
         return unit.repeat(len(stats), 1, 1)
     base = shared * within + ridge * spread / stats.dim * unit
     factors = []

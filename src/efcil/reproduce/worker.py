@@ -6,13 +6,13 @@ grid was stopped or died, it finishes its step, saves and ends. What it prints i
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import sys
 import threading
 
 from efcil.errors import EfcilError
+from efcil.files import wait_for_end_of_input
 from efcil.progress import Lines
 from efcil.reproduce.job import Job
 from efcil.runs import Run, execute_all
@@ -34,9 +34,7 @@ def main() -> int:
 
 def _follow(run: Run) -> None:
     """Stop the run when the input ends. A signal that came as well, to the whole group, makes no difference."""
-    with contextlib.suppress(OSError):
-        while os.read(0, 1024):  # not sys.stdin: a thread that waits in it breaks the end of the interpreter
-            pass
+    wait_for_end_of_input()
     run.stop.set()
     if not run.training:  # nothing to finish: it is still reading its data
         os.kill(os.getpid(), signal.SIGTERM)

@@ -14,6 +14,7 @@ import threading
 from typing import IO, Any
 
 from efcil.errors import EfcilError
+from efcil.files import wait_for_end_of_input
 
 
 def main() -> int:
@@ -64,8 +65,7 @@ def _say(said: IO[str], **event: Any) -> None:
 
 def _follow_the_service() -> None:
     """End with the service, however it ended: nobody would take the model."""
-    while os.read(0, 1024):  # not sys.stdin: a thread that waits in it breaks the end of the interpreter
-        pass
+    wait_for_end_of_input()
     os._exit(1)
 
 
