@@ -4,12 +4,14 @@
 
 - step     ResNet-18, batch 128, 32 x 32, through the product's own LwF, Step and CapturedStep, in five variants,
            without and with a teacher, against the ceiling: counted operations at the measured rate of bf16 products
-- epoch    one epoch of 5,000 images through the product's `train`, augmentation included
+- epoch    one epoch of a task through the product's `train`, augmentation included, and the share it reaches of the
+           images a second of the same step on one batch that stays on the device
 - augment  images per second of `cifar-autoaugment` (benchmarks/augment.py)
 - update   one class update at 100 and 1,000 classes, d = 512, against SVD and inverse a class (benchmarks/core.py)
 - startup  seconds to import, and to the first training step with an empty and with a filled compile cache
 
-Images are synthetic unless --data names a directory with CIFAR-100: time does not depend on what they show. Times are
+`--like tiny-imagenet` measures steps and epochs at that set's size and augmentation. Images are synthetic unless --data
+names a directory with the set (CIFAR-100 or Tiny-ImageNet): time does not depend on what they show. Times are
 the median of repeats with their spread (largest minus smallest); every raw timing is in the JSON file. `--tiny --device
 cpu --steps 2` runs the same code at a size for tests; variants that need CUDA are then left out by name.
 """
@@ -71,6 +73,7 @@ class Size:
     side: int = 32
     classes: int = 100
     per_class: int = 500
+    augment: str = "cifar-autoaugment"
     matmul: int = 8192
     warm_up: int = 10  # steps
     repeats: int = 5
@@ -79,7 +82,8 @@ class Size:
     dim: int = 512
 
 
-TINY = Size("resnet10", 4, 8, 8, 20, 6, 64, 1, 2, 32, ((4, 2), (8, 1)), 16)
+TINY = Size("resnet10", 4, 8, 8, 20, 6, "cifar-autoaugment", 64, 1, 2, 32, ((4, 2), (8, 1)), 16)
+LIKE = {"cifar100": Size(), "tiny-imagenet": Size(side=64, classes=200, augment="crop-flip")}
 
 
 def sibling(name: str) -> ModuleType:
@@ -146,9 +150,10 @@ def matmul_rate(size: Size, device: torch.device) -> Result:
 
 
 def stream(size: Size, data: Path | None) -> TaskStream:
-    """Ten tasks: CIFAR-100 where it is given, else noise of the same shape."""
+    """Ten tasks: the data set where it is given, else noise of the same shape."""
     if data is not None:
-        images = sources.load("cifar100", data, sources.find("cifar100").options()).train
+        name = next(name for name, like in LIKE.items() if like == size)
+        images = sources.load(name, data, sources.find(name).options()).train
     else:
         draw = np.random.default_rng(0)
         count = size.classes * size.per_class
@@ -217,11 +222,14 @@ def measure_steps(size: Size, device: str, steps: int, data: Path | None = None)
     return {"batch": size.batch, "steps": steps, "flops_per_image": flops, "matmul": rate, "rows": rows}
 
 
-def measure_epochs(size: Size, device: str, data: Path | None = None) -> Result:
-    """Seconds of an epoch of a task as `efcil run` trains it: shuffled, augmented, without and with teacher."""
+def measure_epochs(size: Size, device: str, steps: int, data: Path | None = None) -> Result:
+    """Seconds of an epoch of a task as `efcil run` trains it: shuffled, augmented, without and with teacher.
+
+    And of the same step on one batch that stays where it is: what feeding the images costs.
+    """
     machine = Machine.choose(device)
     tasks = stream(size, data)
-    lwf = LwF(options_of(size, "cifar-autoaugment"), 3, machine, 0)
+    lwf = LwF(options_of(size, size.augment), 3, machine, 0)
     found: Result = {"machine": machine.name, "compile": machine.compile, "capture": machine.capture}
     for teacher in (False, True):
         task = tasks[int(teacher)]
@@ -247,8 +255,15 @@ def measure_epochs(size: Size, device: str, data: Path | None = None) -> Result:
             task=int(teacher),
             after_epoch=note,
         )
-        raw = [end - begin for begin, end in pairwise(ends)]  # the first epoch compiles and records
-        found["teacher" if teacher else "no_teacher"] = {"images": len(task), "seconds": summarised(raw)}
+        raw = summarised([end - begin for begin, end in pairwise(ends)])  # the first epoch compiles and records
+        call = one_step(lwf, *(machine.tensor(array[: size.batch]) for array in (task.images, task.labels)))
+        timed(call, size.warm_up, 1, machine.device)
+        step = timed(call, steps, size.repeats, machine.device)
+        fed, resident = len(task) / raw["median"], size.batch / step["median"]
+        rates = {"images_per_second": fed, "resident_images_per_second": resident, "share": fed / resident}
+        row = {"images": len(task), "seconds": raw, "step_seconds": step, **rates}
+        found["teacher" if teacher else "no_teacher"] = row
+        del call
     return found
 
 
@@ -328,11 +343,12 @@ def measure(size: Size, device: str, steps: int, only: tuple[str, ...] = SECTION
         "cuda": torch.version.cuda,
         "threads": torch.get_num_threads(),
         "commit": commit(),
-        "images": "CIFAR-100" if data is not None else "synthetic",
+        "images": "real" if data is not None else "synthetic",
+        "side": size.side,
     }
     calls: dict[str, Callable[[], Any]] = {
         "step": lambda: measure_steps(size, device, steps, data),
-        "epoch": lambda: measure_epochs(size, device, data),
+        "epoch": lambda: measure_epochs(size, device, steps, data),
         "augment": lambda: measure_augment(size, device),
         "update": lambda: measure_update(size, device),
         "startup": lambda: measure_startup(device, size == TINY),
@@ -369,7 +385,10 @@ def lines(result: Result) -> Iterator[str]:
     for name in ("no_teacher", "teacher"):
         if "epoch" in result:
             epoch = result["epoch"][name]
-            yield f"epoch of {epoch['images']} images, {name.replace('_', ' ')}: {_plus_minus(epoch['seconds'])} s"
+            yield (
+                f"epoch of {epoch['images']} images, {name.replace('_', ' ')}: {_plus_minus(epoch['seconds'])} s, "
+                f"{epoch['images_per_second']:,.0f} images/s, {epoch['share']:.2f} of the step on a resident batch"
+            )
     if "augment" in result:
         speed, ratio = (result["augment"][key] for key in ("images_per_second", "ratio"))
         yield f"cifar-autoaugment: {_plus_minus(speed, digits=0)} images/s, {ratio['median']:.1f} x Pillow on one core"
@@ -393,7 +412,8 @@ def lines(result: Result) -> Iterator[str]:
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--data", type=Path, help="directory with CIFAR-100; synthetic images without it")
+    parser.add_argument("--data", type=Path, help="directory with the data set; synthetic images without it")
+    parser.add_argument("--like", choices=LIKE, default="cifar100", help="size and augmentation of steps and epochs")
     parser.add_argument("--out", type=Path, help="JSON file with every timing")
     parser.add_argument("--only", nargs="+", choices=SECTIONS, default=list(SECTIONS))
     parser.add_argument("--steps", type=int, default=100, help="training steps in each timed block")
@@ -405,7 +425,7 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error("there is no CUDA device here; --device cpu --tiny --steps 2 tries the code")
     if options.tiny and options.data is not None:
         parser.error("--tiny uses synthetic images of its own size; leave --data out")
-    size = TINY if options.tiny else Size()
+    size = TINY if options.tiny else LIKE[options.like]
     if options.first_step:
         print(json.dumps(first_step(size, options.device)))
         return 0

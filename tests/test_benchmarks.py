@@ -142,6 +142,10 @@ def test_the_whole_command_writes_every_timing(tmp_path, capsys):
     for name in ("no_teacher", "teacher"):
         assert result["epoch"][name]["images"] == 12
         assert positive(result["epoch"][name])
+        epoch = result["epoch"][name]
+        assert epoch["images_per_second"] == pytest.approx(12 / epoch["seconds"]["median"])
+        resident = gpu.TINY.batch / epoch["step_seconds"]["median"]
+        assert epoch["share"] == pytest.approx(epoch["images_per_second"] / resident)
     assert positive(result["augment"])
     assert [row["classes"] for row in result["update"]] == [14, 18]
     assert positive([{k: v for k, v in row.items() if "deviation" not in k} for row in result["update"]])
