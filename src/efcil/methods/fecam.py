@@ -15,7 +15,7 @@ takes a pseudo-inverse of whatever the shrinkage leaves; here a class whose matr
 less off the diagonal (heads/mahalanobis.py). Taken over from it: covariances of the powers of features that were not
 normalised (their scale cancels in the correlation); means before the power; the shrinkage applied twice.
 
-Measured on CIFAR-100, A_f / A_avg, in brackets the paper's: `fecam` T = 10 27.01 ± 2.27 / 42.83 ± 1.87 (34.82 / 49.14),
+Measured on CIFAR-100, A_f / A_avg, in brackets the paper's: `fecam` T = 10 27.04 ± 2.31 / 42.86 ± 1.93 (34.82 / 49.14),
 T = 20 15.97 ± 0.76 / 30.33 ± 1.20 (25.77 / 41.21).
 """
 

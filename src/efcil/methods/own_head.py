@@ -3,7 +3,7 @@
 Idea: nothing is added; the head that was trained with the backbone answers.
 What survives a task: the head, for LwF one row of `dim` numbers per class, and its scale.
 Measured on CIFAR-100, A_f / A_avg, in brackets the paper's: `icarl:memory=500/cnn` T = 10 25.38 / 49.19 (22.28 /
-45.91); `lwf` T = 10 28.22 ± 1.12 / 49.06 ± 0.87, T = 20 23.98 ± 2.91 / 42.72 ± 3.18.
+45.91); `lwf` T = 10 28.18 ± 1.12 / 49.00 ± 0.92, T = 20 23.98 ± 2.91 / 42.72 ± 3.18.
 """
 
 from __future__ import annotations

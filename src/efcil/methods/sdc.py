@@ -7,7 +7,7 @@ translated by their average move, weighted by a Gaussian kernel of that distance
 mean, by cosine.
 
 What survives a task: the mean of each class's L2-normalised features, dim numbers, and its count.
-Measured on CIFAR-100, A_f / A_avg, in brackets the paper's: `sdc` T = 10 42.27 ± 0.07 / 59.70 ± 0.96 (42.25 / 58.43), T
+Measured on CIFAR-100, A_f / A_avg, in brackets the paper's: `sdc` T = 10 42.23 ± 0.07 / 59.64 ± 0.89 (42.25 / 58.43), T
 = 20 30.23 ± 0.49 / 48.43 ± 1.60 (33.10 / 48.68).
 """
 
