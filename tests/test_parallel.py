@@ -1,5 +1,6 @@
 """Many runs at once: processes that are killed, fail, are stopped and go on; several GPUs; Ray on two machines."""
 
+import contextlib
 import io
 import json
 import os
@@ -385,8 +386,8 @@ def test_a_file_outside_of_the_run_is_refused(tmp_path):
 # -- whole runs --------------------------------------------------------------------------------------------------------
 
 SETTINGS = (  # several epochs, so that a run is not over before a test has found its process
-    *("backbone=resnet10", "width=2", "first.epochs=1", "first.milestones=[]", "later.epochs=4", "later.milestones=[]"),
-    *("augment=none", "crop=16", "data.size=16", "batch_size=8"),
+    *("backbone=resnet10", "width=2", "first.epochs=1", "first.milestones=[]", "later.epochs=12"),
+    *("later.milestones=[]", "augment=none", "crop=16", "data.size=16", "batch_size=8"),
 )
 ON_TWO_MACHINES = """
 import sys
@@ -442,32 +443,51 @@ def measured(home, out, order):
     return {k: v for k, v in summary.items() if k not in ("seconds", "command")}, log
 
 
-def process_of(home, out, order, tasks):
-    """Return the process of a run when it has measured so many tasks."""
-    own = place(home, out, order)
+def processes_of(home, out):
+    """Return the processes of all runs of a grid, each with its run directory."""
+    found = {}
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            log = Path(os.readlink(process / "fd" / "1"))
+            if log.name == LOG and log.is_relative_to(home / out):
+                found[int(process.name)] = log.parent
+    return found
+
+
+def at_work(grid, home, out, *orders, tasks):
+    """Return the processes of these runs that live, when one of them has measured so many tasks.
+
+    One, not each: a process that starts late on a busy machine may find the run of the other one over.
+    """
+
+    def far(own):
+        log = own / "trajectory" / "metrics.jsonl"
+        return log.exists() and log.read_text().count("A_t") >= tasks
+
+    runs = [place(home, out, order) for order in orders]
     end = time.monotonic() + 600  # a cluster of Ray takes its time on a busy machine
     while time.monotonic() < end:
         time.sleep(0.02)
-        log = own / "trajectory" / "metrics.jsonl"
-        if not log.exists() or log.read_text().count("A_t") < tasks:
-            continue
-        for process in Path("/proc").glob("[0-9]*"):
-            try:
-                if os.readlink(process / "fd" / "1") == str(own / LOG):
-                    return int(process.name)
-            except OSError:
-                continue
-    raise AssertionError(f"no process works in {own}")
+        if any(far(own) for own in runs):
+            found = {pid: own for pid, own in processes_of(home, out).items() if own in runs}
+            if any(far(own) for own in found.values()):
+                return list(found)
+        assert grid.poll() is None, f"over before a process was found: {grid.communicate()[0]}"
+    raise AssertionError(f"no process works in any of {runs}")
 
 
-def gone(pids):
-    """Whether processes end by themselves, without anybody who waits for them."""
+def gone(home, out, pids):
+    """Whether these processes and all others of a grid end by themselves, without anybody who waits for them."""
     end = time.monotonic() + 240
-    while there := any(Path(f"/proc/{pid}").exists() for pid in pids):
+    while there := any(Path(f"/proc/{pid}").exists() for pid in pids) or processes_of(home, out):
         if time.monotonic() > end:
             break
         time.sleep(0.02)
     return not there
+
+
+def all_done(home, out):
+    return all((place(home, out, order) / "report.html").exists() for order in ("1992", "1993"))
 
 
 @pytest.fixture(scope="module")
@@ -485,7 +505,7 @@ def test_kill_9_of_one_and_failure_of_another_leave_the_same_bits(home, undistur
     broken.write_text("{")  # this run fails every time
     options = ("--parallel", "2", "--retries", "1")
     process = start(home, "killed", *options, orders="identity,1992,1993")
-    os.kill(process_of(home, "killed", "1992", tasks=2), signal.SIGKILL)
+    os.kill(at_work(process, home, "killed", "1992", tasks=2)[0], signal.SIGKILL)
     said, _ = process.communicate(timeout=300)
     assert process.returncode == 4, said
     assert "order 1992 pass: was ended by SIGKILL" in said
@@ -506,7 +526,7 @@ def test_stopped_by_a_signal_and_gone_on_with(home, undisturbed, number):
     """Each run finishes its step and saves, and the same command goes on; so it does where the grid is killed."""
     out = number.name
     process = start(home, out, "--parallel", "2")
-    pids = [process_of(home, out, order, tasks=1) for order in ("1992", "1993")]
+    pids = at_work(process, home, out, "1992", "1993", tasks=1)
     process.send_signal(number)
     said, _ = process.communicate(timeout=300)
     if number == signal.SIGKILL:
@@ -514,8 +534,8 @@ def test_stopped_by_a_signal_and_gone_on_with(home, undisturbed, number):
     else:
         assert process.returncode == 128 + number, said
         assert f"interrupted by {number.name}; go on with the same command" in said
-    assert gone(pids), "a grid that was killed leaves nobody behind"
-    assert not all((place(home, out, order) / "report.html").exists() for order in ("1992", "1993"))
+    assert gone(home, out, pids), "a grid that was killed leaves nobody behind"
+    assert not all_done(home, out)
     process = start(home, out, "--parallel", "2")
     said, _ = process.communicate(timeout=300)
     assert process.returncode == 0, said
@@ -530,7 +550,7 @@ def test_two_machines_of_a_local_ray(home, undisturbed):
     broken.write_text("{")
     options = ("--parallel", "ray", "--retries", "1")
     process = start(home, "ray", *options, orders="identity,1992,1993", program=("-c", ON_TWO_MACHINES))
-    os.kill(process_of(home, "ray", "1993", tasks=2), signal.SIGKILL)
+    os.kill(at_work(process, home, "ray", "1993", tasks=2)[0], signal.SIGKILL)
     said, _ = process.communicate(timeout=600)
     assert process.returncode == 4, said
     assert "order 1993 pass: was ended by SIGKILL" in said
@@ -543,12 +563,13 @@ def test_two_machines_of_a_local_ray(home, undisturbed):
 def test_a_signal_stops_the_runs_of_ray(home, undisturbed):
     pytest.importorskip("ray", reason="the extra `ray` is not installed: pip install 'efcil[ray]'")
     process = start(home, "stopped", "--parallel", "ray", program=("-c", ON_TWO_MACHINES))
-    pids = [process_of(home, "stopped", order, tasks=1) for order in ("1992", "1993")]
+    pids = at_work(process, home, "stopped", "1992", "1993", tasks=1)
     process.send_signal(signal.SIGINT)
     said, _ = process.communicate(timeout=300)
     assert process.returncode == 130, said
     assert "go on with the same command" in said
-    assert gone(pids)
+    assert gone(home, "stopped", pids)
+    assert not all_done(home, "stopped")
     assert "finishing the step and saving" in said
     process = start(home, "stopped", "--parallel", "2")
     said, _ = process.communicate(timeout=300)
