@@ -2,6 +2,8 @@
 
     python benchmarks/stream.py DIR [--name cub200] [--images 1500] [--workers N] [--size 256] [--batch 128] [--out F]
 
+Pictures are read whole, in frames (`efcil.data.frame`), or as squares with --squares.
+
 - alone     the same worker processes decode the same files and keep nothing: what the cores can do
 - streamed  an epoch of random batches through `fetched`, into a tensor on the device, with `resized-crop` where there
             is a GPU (on a machine without one the augmentation would take the cores that decode)
@@ -29,10 +31,10 @@ from efcil.data.workers import cores, pool_of, problem, starting
 from efcil.training.images import OnDemand, fetched
 
 
-def alone(pool: Any, root: Path, names: list[str], size: int) -> float:
+def alone(pool: Any, root: Path, names: list[str], size: int, whole: bool) -> float:
     began = time.perf_counter()
     with starting():
-        wrong = pool.map(problem, repeat(root), names, repeat(size), chunksize=JOB)
+        wrong = pool.map(problem, repeat(root), names, repeat(size), repeat(whole), chunksize=JOB)
     assert not any(wrong)
     return len(names) / (time.perf_counter() - began)
 
@@ -61,6 +63,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=cores())
     parser.add_argument("--size", type=int, default=256)
     parser.add_argument("--batch", type=int, default=128)
+    parser.add_argument("--squares", action="store_true")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--out", type=Path)
     o = parser.parse_args()
@@ -70,13 +73,14 @@ def main() -> None:
     names = [names[i] for i in chosen]
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     pool = pool_of(o.workers)
-    decoder = Decoder(tree.root, names, o.size, o.workers)
+    whole = not o.squares
+    decoder = Decoder(tree.root, names, o.size, o.workers, whole)
     images = OnDemand(Streamed(decoder, np.arange(len(names))), device)
-    alone(pool, tree.root, names[: 2 * JOB * o.workers], o.size)  # processes start, files come into memory
+    alone(pool, tree.root, names[: 2 * JOB * o.workers], o.size, whole)  # processes start, files come into memory
     streamed(images, o.batch, 0, 224)
     rates: dict[str, list[float]] = {"alone": [], "streamed": []}
     for number in range(o.repeats):
-        rates["alone"].append(alone(pool, tree.root, names, o.size))
+        rates["alone"].append(alone(pool, tree.root, names, o.size, whole))
         rates["streamed"].append(streamed(images, o.batch, number, 224))
     pool.shutdown()
     ratios = [s / a for s, a in zip(rates["streamed"], rates["alone"], strict=True)]
@@ -87,6 +91,7 @@ def main() -> None:
     if o.out:
         device_name = torch.cuda.get_device_name() if device.type == "cuda" else "CPU"
         raw = {"device": device_name, "workers": o.workers, "size": o.size, "batch": o.batch, "images": len(names)}
+        raw["whole"] = whole
         o.out.write_text(json.dumps({**raw, "stream": {**rates, "ratio": ratios}}, indent=1) + "\n")
 
 

@@ -19,11 +19,13 @@ from efcil.data.augment import (
     HorizontalFlip,
     RandomCrop,
     RandomResizedCrop,
+    Transform,
     augment,
     named,
     resized,
 )
 from efcil.data.autoaugment import AMOUNTS, CIFAR10_POLICY, OPERATIONS, UNSIGNED, AutoAugmentCifar10, amount
+from efcil.data.frame import framed
 from efcil.errors import OptionError
 
 SIGNED_AMOUNTS = {  # (level, sign) of every amount an operation can get
@@ -313,3 +315,12 @@ def test_cuda_gives_the_same_bytes(name: str) -> None:
     transform = named(name, 24)
     assert transform is not None
     assert torch.equal(augment(images.cuda(), transform, seeded()).cpu(), augment(images, transform, seeded()))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("transform", [RandomResizedCrop(24), CentreCrop(24)], ids=lambda t: type(t).__name__)
+def test_cuda_gives_the_same_bytes_of_whole_pictures(transform: Transform) -> None:
+    shown, widths = pictures(3, 32, 48).numpy(), (40, 45)
+    lying = [framed(picture[:, :, :width], width == 40) for picture in shown for width in widths]
+    frames = torch.from_numpy(np.stack(lying))
+    assert torch.equal(augment(frames.cuda(), transform, seeded()).cpu(), augment(frames, transform, seeded()))

@@ -517,9 +517,9 @@ def test_bad_images_are_listed_or_skipped(root: Path, monkeypatch: pytest.Monkey
     # and from the cache: the same answers, with the bad files alone tried again
     tried: list[str] = []
 
-    def seen(source: Any, size: int, channels: int, *, name: str) -> Any:
+    def seen(source: Any, size: int, channels: int, *, name: str, **options: Any) -> Any:
         tried.append(name)
-        return read_image(source, size, channels, name=name)
+        return read_image(source, size, channels, name=name, **options)
 
     monkeypatch.setattr(workers, "read_image", seen)
     assert shown(load(root, size=SIZE, skip_bad=True)) == good
@@ -545,10 +545,10 @@ def test_the_split_is_made_of_the_good_images(root: Path, own_cache: Path) -> No
 def test_a_file_that_could_not_be_read_once_gets_another_chance(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     classes = fill(root, {"a": 5})
 
-    def failing(source: Any, size: int, channels: int, *, name: str) -> Any:
+    def failing(source: Any, size: int, channels: int, *, name: str, **options: Any) -> Any:
         if name == "a/2.png":
             raise DataError(f"{name}: cannot be read: Input/output error")
-        return read_image(source, size, channels, name=name)
+        return read_image(source, size, channels, name=name, **options)
 
     with monkeypatch.context() as patch:
         patch.setattr(workers, "read_image", failing)

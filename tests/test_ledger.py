@@ -397,3 +397,18 @@ def test_ratios_of_streaming_and_of_several_processes_are_told_with_their_range(
     text = ledger.benchmarks_text(root / "results")
     assert "190 images a second, decoding alone 200, median ratio 0.95 (3 turns, ratios 0.90 to 1.10)" in text
     assert "240 images a second together, 150 alone, median ratio 1.60 (3 turns, ratios 1.50 to 1.70)" in text
+
+
+def test_an_epochs_share_of_the_step_is_told(root):
+    rates = {"images_per_second": 19_000.4, "resident_images_per_second": 20_000.0, "share": 0.95002}
+    raw = {
+        "device": "GPU",
+        "side": 64,
+        "epoch": {name: {"images": 10_000, **rates} for name in ("no_teacher", "teacher")},
+    }
+    place = root / "results" / "benchmarks"
+    place.mkdir(parents=True, exist_ok=True)
+    write_json(place / "a.json", {"command": "measure", "commit": "abc", "raw": raw})
+    text = ledger.benchmarks_text(root / "results")
+    assert "| An epoch at 64 pixels |" in text
+    assert "| 10,000 images, no teacher | 19,000 | 20,000 | 0.95 |" in text

@@ -514,6 +514,14 @@ def benchmarks_text(results: Path) -> str:
             words = f"{streamed:.0f} images a second, decoding alone {alone:.0f}, median ratio {ratio:.2f}"
             turns = f"{len(raw['stream']['ratio'])} turns, ratios {_range(raw['stream']['ratio'])}"
             lines += [f"Streaming JPEGs at {raw['size']} pixels with {raw['workers']} workers: {words} ({turns}).", ""]
+        if "epoch" in raw and "share" in raw["epoch"]["teacher"]:
+            rows = []
+            for name in ("no_teacher", "teacher"):
+                one = raw["epoch"][name]
+                rates = [f"{one[key]:,.0f}" for key in ("images_per_second", "resident_images_per_second")]
+                rows.append([f"{one['images']:,} images, {name.replace('_', ' ')}", *rates, f"{one['share']:.2f}"])
+            heads = [f"An epoch at {raw['side']} pixels", "Images a second", "The step on one batch", "Share"]
+            lines += _table(heads, (1, 2, 3), rows) + [""]
         if "distributed" in raw:
             found = raw["distributed"]
             together, alone = (found["images_per_second"][way] for way in ("together", "alone"))

@@ -23,9 +23,9 @@ import yaml
 from torch import Tensor
 
 from efcil import data as sources
-from efcil.config import load_yaml
+from efcil.config import Options, load_yaml
 from efcil.data.dataset import DataSet
-from efcil.errors import CheckpointError, EfcilError, Interrupted, RunError
+from efcil.errors import CheckpointError, EfcilError, Interrupted, OptionError, RunError
 from efcil.experiment import Plan, commit, versions
 from efcil.features import TaskFeatures
 from efcil.files import atomic_write_text, clear_unfinished, read_json, write_json
@@ -202,7 +202,7 @@ class Run:
         data = sources.load(
             self.plan.dataset,
             self.data_directory,
-            self.plan.data,
+            _with_whole(self.plan),
             lambda done, total: self.reporter.counting("decoding images", done, total),
         )
         for text in data.notes:
@@ -612,6 +612,25 @@ def _together(one: Callable[[Run], list[Summary]], runs: Sequence[Run], at_once:
                 run.stop.set()
                 future.cancel()
             raise
+
+
+def _with_whole(plan: Plan) -> Options:
+    """Return the options of the data: whole pictures where every way into a network begins with a crop of them."""
+    data, training = plan.data, plan.training
+    if not isinstance(data, sources.FilesOptions) or data.whole is False:
+        return data
+    wrong = [
+        text
+        for text, holds in (
+            (f"augment={training.augment} (resized-crop draws a box)", training.augment != "resized-crop"),
+            ("no crop (the side of the network's input)", training.crop is None),
+            ("pseudo images, which are made of squares (pseudo=0 makes none)", getattr(training, "pseudo", 0) > 0),
+        )
+        if holds
+    ]
+    if wrong and data.whole:
+        raise OptionError(f"data.whole=true does not go with {' and '.join(wrong)}; leave it out to have squares")
+    return data.model_copy(update={"whole": not wrong})
 
 
 def _below(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:

@@ -38,9 +38,10 @@ class GlyphsOptions(Options):
 class FilesOptions(Options):
     """Options of sets of image files, which are decoded once, or read as they are needed."""
 
-    size: int = Field(default=256, ge=8)  # side of the stored square
+    size: int = Field(default=256, ge=8)  # short side of a stored image
     skip_bad: bool = False
     stream: bool | None = None  # read as needed; null: only where the decoded array would fill half of the free disk
+    whole: bool | None = None  # nothing is cut off; null: where training crops at random (augment=resized-crop)
 
 
 class FolderOptions(FilesOptions):
@@ -121,7 +122,7 @@ SOURCES = {
             "as imagenet1k; --set data.class_list=LIST says which hundred of its classes",
             directory=True,
             options=ImageNet100Options,
-            size="about 15 GB; 26 GB decoded at 256 x 256",
+            size="about 15 GB; 39 GB decoded, short side 256",
         ),
         Source(
             "imagenet1k",
@@ -130,7 +131,7 @@ SOURCES = {
             "https://image-net.org/download-images.php (an account is needed), ILSVRC2012, training and validation",
             directory=True,
             options=FilesOptions,
-            size="155 GB; 262 GB decoded at 256 x 256",
+            size="155 GB; 394 GB decoded, short side 256",
         ),
         Source(
             "cub200",
@@ -139,7 +140,7 @@ SOURCES = {
             "https://www.vision.caltech.edu/datasets/cub_200_2011/",
             directory=True,
             options=FilesOptions,
-            size="1.2 GB; 2.3 GB decoded at 256 x 256",
+            size="1.2 GB; 3.5 GB decoded, short side 256",
         ),
         Source(
             "folder",

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from efcil.data import frame
 from efcil.data.autoaugment import AutoAugmentCifar10, brightness, windows
 from efcil.errors import OptionError, nearest
 
@@ -163,20 +164,19 @@ class RandomResizedCrop:
             "place": torch.rand(count, 2, generator=generator, device=generator.device),
         }
 
-    def boxes(self, parameters: Parameters, height: int, width: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Top, left, height, width (n,) int64 of the box of each image of the given size."""
-        area = parameters["area"] * (height * width)
+    def boxes(self, parameters: Parameters, height: int, width: int | Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Top, left, height, width (n,) int64 of the box of each image, all of one height, each of its width (n,)."""
+        if isinstance(width, int):
+            width = torch.full_like(parameters["area"][:, 0], width, dtype=torch.int64)
+        area = parameters["area"] * (height * width)[:, None]
         tall, wide = (area / parameters["ratio"]).sqrt().round(), (area * parameters["ratio"]).sqrt().round()
-        fits = (tall > 0) & (tall <= height) & (wide > 0) & (wide <= width)
+        fits = (tall > 0) & (tall <= height) & (wide > 0) & (wide <= width[:, None])
         found = fits.any(1)
         first = fits.int().argmax(1, keepdim=True)
-        shape = width / height
-        whole = (
-            height if shape >= self.ratio[0] else round(width / self.ratio[0]),
-            width if shape <= self.ratio[1] else round(height * self.ratio[1]),
-        )
-        tall = tall.gather(1, first)[:, 0].long().where(found, whole[0])
-        wide = wide.gather(1, first)[:, 0].long().where(found, whole[1])
+        most_tall = (width.double() / self.ratio[0]).round().long().clamp(max=height)
+        most_wide = torch.minimum(width, torch.full_like(width, round(height * self.ratio[1])))
+        tall = tall.gather(1, first)[:, 0].long().where(found, most_tall)
+        wide = wide.gather(1, first)[:, 0].long().where(found, most_wide)
         place = parameters["place"].double()
         top = (place[:, 0] * (height - tall + 1)).long().where(found, (height - tall) // 2)
         left = (place[:, 1] * (width - wide + 1)).long().where(found, (width - wide) // 2)
@@ -184,8 +184,18 @@ class RandomResizedCrop:
 
     def apply(self, images: Tensor, parameters: Parameters) -> Tensor:
         """Crop and resize images (n, channels, height, width) to (n, channels, size, size)."""
-        top, left, tall, wide = self.boxes(parameters, *images.shape[2:])
-        return resized(images, top, left, tall, wide, self.size)
+        height, across = images.shape[2:]
+        if not frame.is_framed(images):
+            return resized(images, *self.boxes(parameters, height, across), self.size)
+        width, turned = frame.labels(images)
+        ratio = parameters["ratio"]
+        lying = {**parameters, "ratio": torch.where(turned[:, None], 1 / ratio, ratio)}
+        return _upright(resized(images[..., :-1], *self.boxes(lying, height, width), self.size), turned)
+
+
+def _upright(squares: Tensor, turned: Tensor) -> Tensor:
+    """Stand squares (n, channels, size, size) of pictures that lie on their side (n,) up again."""
+    return torch.where(turned[:, None, None, None], squares.transpose(2, 3), squares)
 
 
 def resized(images: Tensor, top: Tensor, left: Tensor, tall: Tensor, wide: Tensor, size: int) -> Tensor:
@@ -241,7 +251,14 @@ class CentreCrop:
         if min(height, width) < self.size:
             raise OptionError(f"a centre crop of {self.size} needs images at least that large, got {height} x {width}")
         top, left = round((height - self.size) / 2), round((width - self.size) / 2)
-        return images[:, :, top : top + self.size, left : left + self.size]
+        if not frame.is_framed(images):
+            return images[:, :, top : top + self.size, left : left + self.size]
+        widths, turned = frame.labels(images)
+        first = ((widths - self.size).double() / 2).round().long()  # to even, as `round`
+        columns = first[:, None] + torch.arange(self.size, device=images.device)
+        rows = images[:, :, top : top + self.size]
+        cut = rows.gather(3, columns[:, None, None].expand(*rows.shape[:3], self.size))
+        return _upright(cut, turned)
 
 
 _JITTER = 63 / 255

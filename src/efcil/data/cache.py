@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import math
 import multiprocessing
 import os
 import re
@@ -30,6 +31,7 @@ import numpy.typing as npt
 
 from efcil.data.dataset import DataSet, ImageSet, Official, listed
 from efcil.data.decode import read_image
+from efcil.data.frame import stored_shape
 from efcil.data.workers import CHANNELS, cores, decode_chunk, pool_of, problem, starting
 from efcil.errors import DataError, OptionError
 from efcil.files import StrPath, read_json, replaced, write_json
@@ -128,10 +130,12 @@ def decoded(
     cache: StrPath | None = None,
     skip_bad: bool = False,
     stream: bool | None = None,
+    whole: bool | None = None,
     progress: Progress | None = None,
 ) -> DataSet:
     """Return the images of a tree as squares of `size` pixels, decoded once and mapped from the cache ever after.
 
+    With `whole` nothing is cut off: they come in frames (`efcil.data.frame`), for crops that are drawn anew each time.
     With `stream`, or without it where the array would take more than half of the free disk, nothing is decoded now:
     the images are read as they are needed, each time again, by worker processes.
     Files that are no images, or damaged, raise one DataError that names them, or are skipped and noted (`skip_bad`).
@@ -142,7 +146,7 @@ def decoded(
         raise _bad_files(tree.strays)
     tree.split.check(tree, tree.files)
 
-    store = _Store.of(tree, home(tree, cache), size)
+    store = _Store.of(tree, home(tree, cache), size, bool(whole))
     entry = None if stream else store.find(tree)
     if entry is None and (stream or (stream is None and not store.fits(tree))):
         return _streamed(tree, name, store, workers)
@@ -164,10 +168,12 @@ def loader(name: str, scan: Callable[[StrPath], Tree], side: int) -> Callable[..
         size: int = side,
         skip_bad: bool = False,
         stream: bool | None = None,
+        whole: bool | None = None,
         progress: Progress | None = None,
     ) -> DataSet:
         """Load the set from its folder; the options are those of `decoded`."""
-        return decoded(scan(directory), name, size=size, skip_bad=skip_bad, stream=stream, progress=progress)
+        tree = scan(directory)
+        return decoded(tree, name, size=size, skip_bad=skip_bad, stream=stream, whole=whole, progress=progress)
 
     return load
 
@@ -202,7 +208,7 @@ def _streamed(tree: Tree, name: str, store: _Store, workers: int | None) -> Data
     with _written_to(store.folder):
         store.folder.mkdir(parents=True, exist_ok=True)
         tree.split.record(tree.split.sides(tree, rows, store.folder), store.folder)
-    decoder = Decoder(tree.root, [file.name for file in rows], store.size, workers)
+    decoder = Decoder(tree.root, [file.name for file in rows], store.size, workers, store.whole)
     images = Streamed(decoder, np.arange(len(rows)))
     note = f"{len(rows):,} images are read as they are needed, by {decoder.workers} processes"
     return _data_set(tree, name, images, [file.label for file in rows], train, tree.strays, [note])
@@ -298,13 +304,20 @@ class _Store:
     folder: Path
     stem: str  # split, size and fingerprint of the files
     size: int
+    whole: bool
 
     @classmethod
-    def of(cls, tree: Tree, folder: Path, size: int) -> _Store:
+    def of(cls, tree: Tree, folder: Path, size: int, whole: bool) -> _Store:
         digest = hashlib.sha256(repr((_VERSION, CHANNELS, size, tree.class_names)).encode("utf-8", "backslashreplace"))
         for file in tree.files:
             digest.update(os.fsencode(file.name) + f"\0{file.size}\0{file.mtime_ns}\n".encode())
-        return cls(folder, f"{tree.split.key}-{size}px-{digest.hexdigest()[:24]}", size)
+        form = f"{size}px{'whole' if whole else ''}"
+        return cls(folder, f"{tree.split.key}-{form}-{digest.hexdigest()[:24]}", size, whole)
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Of an image."""
+        return stored_shape(CHANNELS, self.size, self.whole)
 
     @property
     def array(self) -> Path:
@@ -324,7 +337,7 @@ class _Store:
             return None
         if not isinstance(names, list) or not isinstance(bad, dict):
             return None
-        if images.shape != (len(names), CHANNELS, self.size, self.size) or images.dtype != np.uint8:
+        if images.shape != (len(names), *self.shape) or images.dtype != np.uint8:
             return None
         # Bad files are tried again: a missing permission or a failing network leaves no trace in the fingerprint.
         if any(problem(tree.root, name, self.size) is None for name in bad):
@@ -353,7 +366,7 @@ class _Store:
             )
         with replaced(self.array) as temporary:
             names = [file.name for file in rows]
-            bad = _decode_all(tree.root, names, temporary, self.size, workers, progress)
+            bad = _decode_all(tree.root, names, temporary, self.size, workers, progress, self.whole)
             if bad:
                 good = [file for file in tree.files if file.name not in bad]
                 try:
@@ -384,7 +397,7 @@ class _Store:
 
     def needed(self, count: int) -> int:
         """Bytes that the array of so many images takes."""
-        return count * CHANNELS * self.size**2
+        return count * math.prod(self.shape)
 
     def fits(self, tree: Tree) -> bool:
         """Whether the array leaves half of the free disk to others."""
@@ -422,18 +435,24 @@ def _written_to(folder: Path) -> Iterator[None]:
 
 
 def _decode_all(
-    root: Path, names: Sequence[str], target: Path, size: int, workers: int | None, progress: Progress | None
+    root: Path,
+    names: Sequence[str],
+    target: Path,
+    size: int,
+    workers: int | None,
+    progress: Progress | None,
+    whole: bool = False,
 ) -> dict[str, str]:
     """Decode the files into a new array file, one row each; returns what is wrong with which."""
     # Rows are written, not mapped: on a full disk a write fails with an error, a map kills the process.
     with open(target, "wb") as file:
-        shape = (len(names), CHANNELS, size, size)
+        shape = (len(names), *stored_shape(CHANNELS, size, whole))
         np.lib.format.write_array_header_1_0(file, {"descr": "|u1", "fortran_order": False, "shape": shape})
         start = file.tell()
-        row = CHANNELS * size * size
+        row = math.prod(shape[1:])
         file.truncate(start + len(names) * row)
     jobs = [
-        (os.fspath(root), names[i : i + _CHUNK], os.fspath(target), start + i * row, size)
+        (os.fspath(root), names[i : i + _CHUNK], os.fspath(target), start + i * row, size, whole)
         for i in range(0, len(names), _CHUNK)
     ]
     bad: dict[str, str] = {}

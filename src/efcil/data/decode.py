@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, UnidentifiedImageError
 
+from efcil.data.frame import framed, longest
 from efcil.errors import DataError, OptionError
 
 # What may be opened. Not everything that Pillow knows: an EPS upload, for one, would start Ghostscript.
@@ -67,8 +68,11 @@ def read_image(
     *,
     max_pixels: int = MAX_PIXELS,
     name: str | None = None,
+    whole: bool = False,
 ) -> npt.NDArray[np.uint8]:
     """Decode an image into uint8 (channels, size, size): short side to `size`, centre crop, alpha over white.
+
+    With `whole` nothing but ends beyond 3:2 is cut off, and the picture comes in a frame (`efcil.data.frame`).
 
     `source` is a file, its bytes or a Pillow image (which is left as it is); of an animation the first frame counts.
     A file that is missing, truncated, damaged, not an image or larger than `max_pixels` raises DataError with `name`.
@@ -87,12 +91,12 @@ def read_image(
     with _quiet:
         try:
             if isinstance(source, Image.Image):
-                return _decode(source, size, channels, max_pixels)
+                return _decode(source, size, channels, max_pixels, whole=whole)
             data: bytes | Path = source if isinstance(source, bytes) else Path(source)
             _refuse_empty(data)
             formats = _with_heif(FORMATS) if _is_heif(data) else FORMATS
             with Image.open(io.BytesIO(data) if isinstance(data, bytes) else data, formats=formats) as image:
-                pixels = _decode(image, size, channels, max_pixels, fresh=True)
+                pixels = _decode(image, size, channels, max_pixels, whole=whole, fresh=True)
                 if image.format == "PNG":
                     _refuse_endless(data)
                 return pixels
@@ -143,7 +147,7 @@ def _refuse_endless(data: bytes | Path) -> None:
 
 
 def _decode(
-    image: Image.Image, size: int, channels: int, max_pixels: int, *, fresh: bool = False
+    image: Image.Image, size: int, channels: int, max_pixels: int, *, whole: bool, fresh: bool = False
 ) -> npt.NDArray[np.uint8]:
     width, height = image.size
     if width * height > max_pixels:  # known from the header, before any memory is spent
@@ -157,12 +161,18 @@ def _decode(
     if orientation in _UPRIGHT:
         image = image.transpose(_UPRIGHT[orientation])
     # The square is cut by the resize itself. To resize first would make 64 x 6,400,000 pixels of a 1 x 100,000 image.
+    turned = whole and image.size[1] > image.size[0]
+    if turned:
+        image = image.transpose(Image.Transpose.TRANSPOSE)
     width, height = image.size
     short = min(width, height)
-    left, top = (width - short) / 2, (height - short) / 2
-    image = image.resize((size, size), Image.Resampling.BILINEAR, box=(left, top, left + short, top + short))
+    kept = min(width, short * longest(size) / size) if whole else short
+    left, top = (width - kept) / 2, (height - short) / 2
+    wide = int(size * kept / short)  # as torchvision's Resize rounds
+    image = image.resize((wide, size), Image.Resampling.BILINEAR, box=(left, top, left + kept, top + short))
     pixels = np.asarray(image)
-    return np.ascontiguousarray(pixels[None] if channels == 1 else pixels.transpose(2, 0, 1))
+    pixels = np.ascontiguousarray(pixels[None] if channels == 1 else pixels.transpose(2, 0, 1))
+    return framed(pixels, turned) if whole else pixels
 
 
 def _orientation(image: Image.Image) -> int:

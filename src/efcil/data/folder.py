@@ -35,6 +35,7 @@ def load(
     cache: StrPath | None = None,
     skip_bad: bool = False,
     stream: bool | None = None,
+    whole: bool | None = None,
     progress: Progress | None = None,
 ) -> DataSet:
     """Load a tree of class folders as squares of `size` pixels, decoded once and mapped from the cache ever after.
@@ -47,7 +48,15 @@ def load(
     tree = scan(directory, test_share=test_share, seed=seed)
     name = tree.root.name or "folder"
     return decoded(
-        tree, name, size=size, workers=workers, cache=cache, skip_bad=skip_bad, stream=stream, progress=progress
+        tree,
+        name,
+        size=size,
+        workers=workers,
+        cache=cache,
+        skip_bad=skip_bad,
+        stream=stream,
+        whole=whole,
+        progress=progress,
     )
 
 

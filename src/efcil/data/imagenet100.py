@@ -35,12 +35,12 @@ def load(
     class_list: str = FOLDERS,
     skip_bad: bool = False,
     stream: bool | None = None,
+    whole: bool | None = None,
     progress: Progress | None = None,
 ) -> DataSet:
     """Load a hundred classes from a folder that holds train/ and val/, of these classes alone or of all 1,000."""
-    return decoded(
-        scan(directory, class_list=class_list), NAME, size=size, skip_bad=skip_bad, stream=stream, progress=progress
-    )
+    tree = scan(directory, class_list=class_list)
+    return decoded(tree, NAME, size=size, skip_bad=skip_bad, stream=stream, whole=whole, progress=progress)
 
 
 def scan(directory: StrPath, *, class_list: str = FOLDERS) -> Tree:

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from efcil.data.frame import stored_shape
 from efcil.data.workers import CHANNELS, decode_chunk, own_cores, pool_of, starting
 from efcil.errors import DataError
 
@@ -27,11 +28,14 @@ JOB = 16  # images that a worker decodes at a time
 
 
 class Decoder:
-    """Decodes the files of a list as squares of `size` pixels, in worker processes that start when first needed."""
+    """Decodes the files of a list as squares of `size` pixels, or whole in frames, in worker processes.
 
-    def __init__(self, root: Path, names: Sequence[str], size: int, workers: int | None = None):
-        self.root, self.names, self.size = os.fspath(root), list(names), size
-        self.shape = (CHANNELS, size, size)
+    They start when first needed.
+    """
+
+    def __init__(self, root: Path, names: Sequence[str], size: int, workers: int | None = None, whole: bool = False):
+        self.root, self.names, self.size, self.whole = os.fspath(root), list(names), size, whole
+        self.shape = stored_shape(CHANNELS, size, whole)
         self.workers = workers or own_cores()
         self._pool: ProcessPoolExecutor | None = None
         self._home: tempfile.TemporaryDirectory[str] | None = None
@@ -75,6 +79,7 @@ class Decoder:
                     os.fspath(slot[1]),
                     i * row,
                     self.size,
+                    self.whole,
                 )
                 for i in range(0, len(rows), JOB)
             ]

@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from efcil.data.decode import read_image
+from efcil.data.frame import stored_shape
 from efcil.errors import DataError
 
 CHANNELS = 3
@@ -82,15 +83,17 @@ def _follow_parent() -> None:
         os._exit(1)
 
 
-def decode_chunk(root: str, names: Sequence[str], target: str, offset: int, size: int) -> tuple[int, dict[str, str]]:
+def decode_chunk(
+    root: str, names: Sequence[str], target: str, offset: int, size: int, whole: bool
+) -> tuple[int, dict[str, str]]:
     """Decode consecutive rows into the array file; bad ones stay black and are reported."""
-    rows = np.zeros((len(names), CHANNELS, size, size), dtype=np.uint8)
+    rows = np.zeros((len(names), *stored_shape(CHANNELS, size, whole)), dtype=np.uint8)
     bad: dict[str, str] = {}
     for row, name in zip(rows, names, strict=True):
         if not os.path.exists(target):
             return 0, {}  # the build was given up
         try:
-            row[:] = read_image(os.path.join(root, name), size, CHANNELS, name=name)
+            row[:] = read_image(os.path.join(root, name), size, CHANNELS, name=name, whole=whole)
         except DataError as error:
             bad[name] = str(error)
     with open(target, "r+b") as file:
@@ -99,10 +102,10 @@ def decode_chunk(root: str, names: Sequence[str], target: str, offset: int, size
     return len(names), bad
 
 
-def problem(root: Path, name: str, size: int) -> str | None:
+def problem(root: Path, name: str, size: int, whole: bool = False) -> str | None:
     """Say why an image cannot be decoded, or nothing."""
     try:
-        read_image(root / name, size, CHANNELS, name=name)
+        read_image(root / name, size, CHANNELS, name=name, whole=whole)
     except DataError as error:
         return str(error)
     return None

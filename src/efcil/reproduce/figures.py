@@ -102,6 +102,8 @@ def gamma_figure(numbers: Mapping[str, Mapping[str, Any]]) -> Figure:
         where = {"xycoords": own.get_xaxis_transform(), "textcoords": "offset points", "xytext": (4, -2), "va": "top"}
         own.annotate("the paper's", (found["chosen"], 1.0), fontsize=8, color="#555555", **where)
         own.set_xscale("log")
+        low, high = own.get_ylim()
+        own.set_ylim(low, high + 0.06 * (high - low))  # room for the words
         dress(own, dataset)
         own.set_xlabel(r"$\gamma$")
         own.set_ylabel("final accuracy, %")
