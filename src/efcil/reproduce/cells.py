@@ -121,12 +121,16 @@ class Measured:
         return None if summary is None else Run.of(summary)
 
     def summary(self, dataset: str, tasks: int, order: str, method: str) -> Summary | None:
-        """Return it as it was written; of repeats the mean, and the time of the fastest."""
+        """Return it as it was written; of repeats the mean, and the time of the fastest and on what it was."""
         repeats = self._found.get((dataset, tasks, order, method), [])
-        if len(repeats) < 2:
-            return repeats[0] if repeats else None
-        means = {key: _mean([repeat[key] for repeat in repeats]) for key in _NUMBERS if key in repeats[0]}
-        return {**repeats[0], **means, "seconds": min(repeat["seconds"] for repeat in repeats)}
+        if not repeats:
+            return None
+        several = len(repeats) > 1
+        means = {key: _mean([r[key] for r in repeats]) for key in _NUMBERS if several and key in repeats[0]}
+        fastest = min(repeats, key=lambda repeat: repeat["seconds"])
+        device, shared = fastest["device"], fastest.get("runs_at_once", 1)
+        device += f", {shared} runs at once" if shared > 1 else ""  # other processes had their part of its seconds
+        return {**repeats[0], **means, "seconds": fastest["seconds"], "device": device}
 
     def read(self, places: Iterable[Path], cells: Iterable[Cell], settings: Sequence[str]) -> None:
         """Take up the summaries at or below the places that belong to one of the cells; of copies one."""

@@ -65,7 +65,7 @@ class Table:
             runs = {o: r for o in self.orders if (r := measured.get(block.dataset, block.tasks, o, method))}
             values = {metric: Value.over(getattr(r, metric) for r in runs.values()) for metric in METRICS}
             seconds = min((r.seconds for r in runs.values() if r.seconds is not None), default=None)
-            devices = ", ".join(dict.fromkeys(r.device for r in runs.values()))
+            devices = "; ".join(dict.fromkeys(r.device for r in runs.values()))
             entry = published(block.dataset, block.tasks, method, self.source)
             found.append(Line(method, words, entry, values, tuple(runs), seconds, devices))
         return found
@@ -95,7 +95,7 @@ class Table:
                     cells.append(NONE if gap is None else f"{gap:+.2f}")
                 seconds = NONE if line.seconds is None else f"{line.seconds:.0f}"
                 parts.append(row([*cells, ", ".join(line.orders) or NONE, seconds]))
-            devices = ", ".join(dict.fromkeys(line.device for line in lines if line.device))
+            devices = "; ".join(dict.fromkeys(part for line in lines for part in line.device.split("; ") if part))
             shared = f"Seconds of the fastest training, which all rows of a group share, on {devices}."
             parts += ["", *([shared, ""] * bool(devices))]
         several = any(
