@@ -80,10 +80,13 @@ class Size:
     augmented: int = 50_000
     update: tuple[tuple[int, int], ...] = ((90, 3), (990, 1))  # old classes (ten are added) and repeats
     dim: int = 512
+    dataset: str = "cifar100"
 
 
 TINY = Size("resnet10", 4, 8, 8, 20, 6, "cifar-autoaugment", 64, 1, 2, 32, ((4, 2), (8, 1)), 16)
-LIKE = {"cifar100": Size(), "tiny-imagenet": Size(side=64, classes=200, augment="crop-flip")}
+LIKE = {
+    size.dataset: size for size in (Size(), Size(side=64, classes=200, augment="crop-flip", dataset="tiny-imagenet"))
+}
 
 
 def sibling(name: str) -> ModuleType:
@@ -152,8 +155,7 @@ def matmul_rate(size: Size, device: torch.device) -> Result:
 def stream(size: Size, data: Path | None) -> TaskStream:
     """Ten tasks: the data set where it is given, else noise of the same shape."""
     if data is not None:
-        name = next(name for name, like in LIKE.items() if like == size)
-        images = sources.load(name, data, sources.find(name).options()).train
+        images = sources.load(size.dataset, data, sources.find(size.dataset).options()).train
     else:
         draw = np.random.default_rng(0)
         count = size.classes * size.per_class
