@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 import standins
-from efcil.data import cub200, folder, frame
+from efcil.data import FolderOptions, cub200, folder, frame, load
 from efcil.data.augment import CentreCrop, RandomResizedCrop
 from efcil.data.decode import read_image
 from efcil.errors import OptionError
@@ -191,6 +191,9 @@ def run(tmp_path, efcil, monkeypatch):
         ("icarl", ("memory=8",), True),
         ("dpcr-plus", ("pseudo=1",), False),
         ("dpcr-plus", ("pseudo=0",), True),
+        ("dpcr", ("data.stored=30",), True),
+        ("adc", ("data.stored=30", "data.stream=true"), True),
+        ("podnet", ("memory=8", "data.stored=30", "data.whole=false"), False),
     ],
     ids=str,
 )
@@ -213,4 +216,45 @@ def test_whole_pictures_are_refused_where_something_needs_squares(run, method, s
     assert code == 2
     assert "data.whole=true does not go with" in said
     assert words in said
+    assert seen is None
+
+
+def test_pictures_stored_larger_are_looked_at_as_resized_ones():
+    """`data.stored`: Resize(32), CenterCrop(24) of what is stored at 48, lying, standing or square."""
+    larger = [photograph(96, 64), photograph(64, 96), photograph(90, 64), photograph(64, 64)]
+    frames = torch.from_numpy(np.stack([read_image(p, 48, whole=True) for p in larger]))
+    squares = torch.from_numpy(np.stack([read_image(p, 48) for p in larger]))
+    widths, turned = frame.labels(frames)
+    for stored in (frames, squares):
+        found = CentreCrop(24, 32).apply(stored, {})
+        assert found.shape == (4, 3, 24, 24)
+        for i, result in enumerate(found):
+            kept = stored[i, :, :, : widths[i]] if stored is frames else stored[i]
+            kept = kept.transpose(1, 2) if stored is frames and turned[i] else kept
+            whole = Image.fromarray(kept.permute(1, 2, 0).contiguous().numpy())
+            small = shrunk(whole)
+            left, top = round((small.width - 24) / 2), round((small.height - 24) / 2)
+            wanted = pixels(small.crop((left, top, left + 24, top + 24)))
+            assert (result.int() - wanted.int()).abs().max() <= 2  # a picture that lies is resized down before across
+    assert torch.equal(CentreCrop(24, 48).apply(frames, {}), CentreCrop(24).apply(frames, {}))
+    with pytest.raises(OptionError, match="a centre crop of 40"):
+        CentreCrop(40, 32).apply(frames, {})
+
+
+def test_stored_is_the_side_of_what_is_kept_and_size_of_what_is_seen(tree, tmp_path, monkeypatch):
+    monkeypatch.setenv("EFCIL_CACHE", str(tmp_path / "cache"))
+    larger = load("folder", tree, FolderOptions(size=16, stored=24, whole=True))
+    assert larger.train.images.shape == (6, 3, 24, 37)
+    assert larger.short == 16
+    assert load("folder", tree, FolderOptions(size=16, stored=16, whole=True)).short is None
+    assert load("folder", tree, FolderOptions(size=16)).short is None
+    with pytest.raises(OptionError, match=r"data.stored=12 is less than data.size=16"):
+        load("folder", tree, FolderOptions(size=16, stored=12))
+
+
+@pytest.mark.parametrize("setting", ["augment=crop-flip", "crop=null"])
+def test_stored_is_refused_where_nothing_is_cropped_at_random(run, setting):
+    code, said, seen = run("dpcr", setting, "data.stored=30")
+    assert code == 2
+    assert "data.stored is for training with random crops" in said
     assert seen is None

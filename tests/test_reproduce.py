@@ -177,6 +177,19 @@ def test_a_result_measured_in_another_way_is_not_mixed_in(tmp_path, change, word
     assert words in measured.other[0]
 
 
+def test_other_pictures_are_another_way(tmp_path):
+    """How a picture is stored decides the crops; whether it is decoded once or as needed does not."""
+    cell = Cell("cub200", 5, "1993", "trajectory")
+    one = summary(cell, "dpcr", 20.0)
+    measured = read(stored(tmp_path / "streamed", one | {"data": {"stream": True}}), cell)
+    assert measured.get("cub200", 5, "1993", "dpcr").A_f == 20.0
+    squares = stored(tmp_path / "squares", one | {"data": {"whole": False}})
+    measured = read(squares, cell)
+    assert measured.get("cub200", 5, "1993", "dpcr") is None
+    assert "whole false, not null" in measured.other[0]
+    assert read(squares, cell, settings=["data.whole=false"]).get("cub200", 5, "1993", "dpcr").A_f == 20.0
+
+
 def test_unfinished_and_foreign_files_do_not_count(tmp_path):
     stored(tmp_path, summary(CELL, "dpcr", 50.0, status="partial"), {"some": "thing"}, [1, 2])
     assert read(tmp_path).get("cifar100", 10, "1993", "dpcr") is None

@@ -40,7 +40,7 @@ class Evaluator:
     def __init__(self, data: DataSet, stream: TaskStream, machine: Machine):
         positions = stream.positions(data.test.labels)
         rows = np.argsort(positions, kind="stable")  # in class order, so that the classes seen are a prefix
-        self.pixels = Pixels(stored(data.test.images[rows], machine.device), data.mean, data.std, machine)
+        self.pixels = Pixels(stored(data.test.images[rows], machine.device), data.mean, data.std, machine, data.short)
         self.labels = machine.tensor(positions[rows])
         self.ends = np.cumsum(np.bincount(positions, minlength=len(data.class_names)))[np.array(stream.ends) - 1]
         self.task_of_class = stream.task_of_class()
@@ -162,7 +162,7 @@ def learn_stream(
     for index in range(first_task, len(stream)):
         task = stream.upto(index) if representation.all_data else stream[index]
         labels = machine.tensor(task.labels)
-        pixels = Pixels(stored(task.images, machine.device), data.mean, data.std, machine)
+        pixels = Pixels(stored(task.images, machine.device), data.mean, data.std, machine, data.short)
         train_task(
             representation,
             task,

@@ -529,6 +529,7 @@ def heading(
         "command": command,
         "options": options.model_dump(mode="json"),
         "training": plan.training.model_dump(mode="json"),
+        "data": plan.data.model_dump(mode="json"),
     }
 
 
@@ -617,7 +618,11 @@ def _together(one: Callable[[Run], list[Summary]], runs: Sequence[Run], at_once:
 def _with_whole(plan: Plan) -> Options:
     """Return the options of the data: whole pictures where every way into a network begins with a crop of them."""
     data, training = plan.data, plan.training
-    if not isinstance(data, sources.FilesOptions) or data.whole is False:
+    if not isinstance(data, sources.FilesOptions):
+        return data
+    if data.stored is not None and (training.augment != "resized-crop" or training.crop is None):
+        raise OptionError("data.stored is for training with random crops: set augment=resized-crop and a crop")
+    if data.whole is False:
         return data
     wrong = [
         text

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,7 +38,8 @@ class GlyphsOptions(Options):
 class FilesOptions(Options):
     """Options of sets of image files, which are decoded once, or read as they are needed."""
 
-    size: int = Field(default=256, ge=8)  # short side of a stored image
+    size: int = Field(default=256, ge=8)  # short side of a picture when its centre is cut out
+    stored: int | None = Field(default=None, ge=8)  # short side of one that random crops are drawn from; null: size
     skip_bad: bool = False
     stream: bool | None = None  # read as needed; null: only where the decoded array would fill half of the free disk
     whole: bool | None = None  # nothing is cut off; null: where training crops at random (augment=resized-crop)
@@ -191,7 +192,13 @@ def load(name: str, directory: Path | None, options: Options, progress: Progress
     check_directory(source, directory)
     read = source.loader or module(name).load
     arguments: dict[str, Any] = options.model_dump()
+    short = None
     if isinstance(options, FilesOptions):
         arguments["progress"] = progress
+        stored = arguments.pop("stored")
+        if stored is not None and stored < options.size:
+            raise OptionError(f"data.stored={stored} is less than data.size={options.size}, which centres are cut from")
+        if stored not in (None, options.size):
+            arguments["size"], short = stored, options.size
     data: DataSet = read(directory, **arguments) if source.directory else read(**arguments)
-    return data
+    return data if short is None else replace(data, short=short)

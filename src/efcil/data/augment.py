@@ -198,29 +198,42 @@ def _upright(squares: Tensor, turned: Tensor) -> Tensor:
     return torch.where(turned[:, None, None, None], squares.transpose(2, 3), squares)
 
 
-def resized(images: Tensor, top: Tensor, left: Tensor, tall: Tensor, wide: Tensor, size: int) -> Tensor:
+def resized(
+    images: Tensor, top: Tensor, left: Tensor, tall: Tensor, wide: Tensor, size: int, widths: Tensor | None = None
+) -> Tensor:
     """Resize one box (n,) of each image (n, channels, height, width) to `size` x `size`, first across, then down.
+
+    Nothing outside the box counts, as when it is cut out first. With `widths` (n,) of the pictures it is the other way
+    round: what lies next to the box has its part in the pixels at its edge, as when a resized picture is cut.
 
     Two matrix products with Pillow's triangle filter. Weights are multiples of 2**-16, so that every sum is exact in
     float32 and the result does not depend on the order of adding: the same bytes on every device.
     """
     n, channels, height, width = images.shape
-    across = _triangle(left, wide, width, size).transpose(1, 2)  # (n, width, size)
-    down = _triangle(top, tall, height, size)[:, None]  # (n, 1, size, height)
+    beside = None if widths is None else (torch.zeros_like(widths), widths)
+    above = None if widths is None else (torch.zeros_like(widths), torch.full_like(widths, height))
+    across = _triangle(left, wide, width, size, beside).transpose(1, 2)  # (n, width, size)
+    down = _triangle(top, tall, height, size, above)[:, None]  # (n, 1, size, height)
     with _full_precision():
         narrow = (images.float().flatten(1, 2) @ across).add_(0.5).floor_().view(n, channels, height, size)
         return (down @ narrow).add_(0.5).floor_().to(torch.uint8)
 
 
-def _triangle(start: Tensor, length: Tensor, limit: int, size: int) -> Tensor:
-    """Weight (n, size, limit) of `limit` pixels in each of `size` new ones, which cover start .. start + length."""
+def _triangle(
+    start: Tensor, length: Tensor, limit: int, size: int, within: tuple[Tensor, Tensor] | None = None
+) -> Tensor:
+    """Weight (n, size, limit) of `limit` pixels in each of `size` new ones, which cover start .. start + length.
+
+    Pixels that count are those from the first to before the second of `within`; None: those that are covered.
+    """
+    begin, end = (edge[:, None, None] for edge in within or (start, start + length))
     start, length = start[:, None, None], length[:, None, None]
     scale = length.double() / size
     centre = start + (torch.arange(size, device=start.device)[:, None] + 0.5) * scale  # (n, size, 1)
     pixel = torch.arange(limit, device=start.device)  # (limit,)
     distance = (pixel + 0.5 - centre).float().abs_()
     weight = (1 - distance / scale.clamp(min=1).float()).clamp_(min=0)
-    weight = weight.masked_fill_((pixel < start) | (pixel >= start + length), 0).mul_(2.0**16).round_()
+    weight = weight.masked_fill_((pixel < begin) | (pixel >= end), 0).mul_(2.0**16).round_()
     return (weight / weight.sum(2, keepdim=True)).mul_(2.0**16).round_().mul_(2.0**-16)
 
 
@@ -236,10 +249,14 @@ def _full_precision() -> Iterator[None]:
 
 
 class CentreCrop:
-    """Cut the middle `size` x `size` out; nothing is random."""
+    """Cut the middle `size` x `size` out; nothing is random.
 
-    def __init__(self, size: int) -> None:
-        self.size = size
+    Images may be stored larger than they are looked at: those whose short side is not `short` get it first, as by
+    torchvision's `Resize(short)` and `CenterCrop(size)`.
+    """
+
+    def __init__(self, size: int, short: int | None = None) -> None:
+        self.size, self.short = size, short
 
     def draw(self, count: int, generator: torch.Generator) -> Parameters:
         """Nothing."""
@@ -247,18 +264,43 @@ class CentreCrop:
 
     def apply(self, images: Tensor, parameters: Parameters) -> Tensor:
         """Crop images (n, channels, height, width) to (n, channels, size, size)."""
-        height, width = images.shape[2:]
-        if min(height, width) < self.size:
-            raise OptionError(f"a centre crop of {self.size} needs images at least that large, got {height} x {width}")
-        top, left = round((height - self.size) / 2), round((width - self.size) / 2)
-        if not frame.is_framed(images):
+        height, across = images.shape[2:]
+        short = self.short or min(height, across)
+        if short < self.size:
+            raise OptionError(f"a centre crop of {self.size} needs images at least that large, got {height} x {across}")
+        framed = frame.is_framed(images)
+        if framed:
+            widths, turned = frame.labels(images)
+            images = images[..., :-1]
+        elif short == min(height, across):
+            top, left = round((height - self.size) / 2), round((across - self.size) / 2)
             return images[:, :, top : top + self.size, left : left + self.size]
-        widths, turned = frame.labels(images)
-        first = ((widths - self.size).double() / 2).round().long()  # to even, as `round`
+        else:
+            widths = torch.full((len(images),), across, device=images.device)
+        cut = self._cut(images, widths, short) if short == height else self._shrunk(images, widths, short)
+        return _upright(cut, turned) if framed else cut
+
+    def _cut(self, images: Tensor, widths: Tensor, short: int) -> Tensor:
+        top, first = round((short - self.size) / 2), _margin(widths, self.size)
         columns = first[:, None] + torch.arange(self.size, device=images.device)
         rows = images[:, :, top : top + self.size]
-        cut = rows.gather(3, columns[:, None, None].expand(*rows.shape[:3], self.size))
-        return _upright(cut, turned)
+        return rows.gather(3, columns[:, None, None].expand(*rows.shape[:3], self.size))
+
+    def _shrunk(self, images: Tensor, widths: Tensor, short: int) -> Tensor:
+        heights = torch.full_like(widths, images.shape[2])
+        least = torch.minimum(heights, widths)
+        boxes = []
+        for side in (heights, widths):
+            new = side * short // least  # as torchvision's Resize rounds
+            pixel = side.double() / new
+            boxes.append((_margin(new, self.size) * pixel, self.size * pixel))
+        (top, tall), (left, wide) = boxes
+        return resized(images, top, left, tall, wide, self.size, widths)
+
+
+def _margin(sides: Tensor, size: int) -> Tensor:
+    """Return what is left of `size` in sides (n,), halved: to even, as Python's `round`."""
+    return ((sides - size).double() / 2).round().long()
 
 
 _JITTER = 63 / 255

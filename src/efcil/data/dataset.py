@@ -84,6 +84,7 @@ class DataSet:
     mean: tuple[float, ...]  # per channel, of pixels in 0 .. 1
     std: tuple[float, ...]
     notes: tuple[str, ...] = ()  # what the user should know, e.g. a copy whose hash differs from the official one
+    short: int | None = None  # short side at which the centre of an image is cut out; None: the stored one
 
     def __post_init__(self) -> None:
         for part, name in ((self.train, "training"), (self.test, "test")):

@@ -32,7 +32,7 @@ def verify(name: str, directory: Path | None, options: Options, progress: source
     source = sources.find(name)
     sources.check_directory(source, directory)
     if isinstance(options, sources.FilesOptions) and source.loader is None:
-        chosen = options.model_dump(exclude={"size", "skip_bad", "stream", "whole"})
+        chosen = options.model_dump(exclude={"size", "stored", "skip_bad", "stream", "whole"})
         tree: Tree = sources.module(name).scan(directory, **chosen)
         return _of_tree(name, tree, options.skip_bad, progress)
     found = sources.load(name, directory, options, progress)

@@ -23,7 +23,6 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from efcil.config import Options
-from efcil.data.augment import CentreCrop
 from efcil.features import TaskFeatures, View
 from efcil.linalg import DTYPE
 from efcil.training.adversarial import in_parts, towards
@@ -48,9 +47,7 @@ def adversarial_drift(means: Tensor, task: TaskFeatures, options: ADCOptions) ->
     means = means.to(DTYPE)
     old, new = task.old(view).to(DTYPE), task.new(view).to(DTYPE)
     pixels = task.pixels(view)
-    crop = r.options.crop
-    # Augmentation has cropped already.
-    centre = CentreCrop(crop) if view == "clean" and crop is not None and crop != pixels.images.shape[-1] else None
+    centre = pixels.centre(r.options.crop) if view == "clean" else None  # augmentation has cropped already
 
     def cropped(images: Tensor) -> Tensor:
         return images if centre is None else centre.apply(images, {})

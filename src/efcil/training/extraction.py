@@ -7,7 +7,6 @@ import math
 import torch
 from torch import Tensor, nn
 
-from efcil.data.augment import CentreCrop
 from efcil.training.loop import Pixels
 from efcil.training.machine import Machine, memory_guard
 
@@ -23,7 +22,7 @@ def extract(backbone: nn.Module, pixels: Pixels, machine: Machine, crop: int | N
     backbone.eval()
     shape, on_gpu = pixels.images.shape, machine.device.type == "cuda"
     size = max(1, min(1024, BATCH_PIXELS // math.prod(shape[1:])))
-    centre = CentreCrop(crop) if crop is not None and crop != shape[-1] else None
+    centre = pixels.centre(crop)
     rows = torch.arange(shape[0], device=pixels.images.device)[machine.group.shard(shape[0])]
     found = []
     with memory_guard("extracting features"), machine.autocast():

@@ -16,7 +16,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from efcil.data.augment import CHUNK_BYTES, Parameters, Transform
+from efcil.data.augment import CHUNK_BYTES, CentreCrop, Parameters, Transform
 from efcil.errors import TrainingError
 from efcil.training.distributed import ALONE, Group, running_statistics
 from efcil.training.images import Store, fetched
@@ -31,8 +31,16 @@ Loss = Callable[[Tensor, Tensor], Tensor]  # normalised images (n, c, h, w), lab
 class Pixels:
     """uint8 images and how they become the network's input."""
 
-    def __init__(self, images: Store, mean: tuple[float, ...], std: tuple[float, ...], machine: Machine):
+    def __init__(
+        self,
+        images: Store,
+        mean: tuple[float, ...],
+        std: tuple[float, ...],
+        machine: Machine,
+        short: int | None = None,
+    ):
         self.images = images  # (n, channels, height, width) uint8
+        self.short = short  # short side at which their centre is cut out; None: the stored one
         shape = (1, len(mean), 1, 1)
         self.scale = (1 / (255 * torch.tensor(std, dtype=torch.float64))).float().view(shape).to(machine.device)
         self.offset = (
@@ -40,6 +48,12 @@ class Pixels:
         ).to(machine.device)
         self.format = torch.channels_last if machine.device.type == "cuda" else torch.contiguous_format
         self.view: tuple[Transform, Parameters] | None = None  # how they are changed when they are taken
+
+    def centre(self, crop: int | None) -> CentreCrop | None:
+        """Return how the `crop` x `crop` in their middle are cut out, None where there is nothing to cut."""
+        if crop is None or crop == self.images.shape[-1]:
+            return None
+        return CentreCrop(crop, self.short)
 
     def showing(self, images: Store) -> Pixels:
         """Return other images with the same normalisation."""
