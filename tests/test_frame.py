@@ -258,3 +258,23 @@ def test_stored_is_refused_where_nothing_is_cropped_at_random(run, setting):
     assert code == 2
     assert "data.stored is for training with random crops" in said
     assert seen is None
+
+
+def test_centres_are_cut_at_the_size_that_is_seen_wherever_features_are_taken(run, monkeypatch):
+    """Of a task's own images and of test images; ADC's too, which change pixels."""
+    seen = []
+
+    class Counting(CentreCrop):
+        def apply(self, images, parameters):
+            seen.append((images.shape[2], self.size, self.short))
+            return super().apply(images, parameters)
+
+    monkeypatch.setattr("efcil.training.loop.CentreCrop", Counting)
+    code, said, _ = run("adc", "data.stored=30")
+    assert code == 0, said
+    assert set(seen) == {(30, 16, 24)}
+    by_whom = len(seen)
+    seen.clear()
+    run("dpcr", "data.stored=30")
+    assert set(seen) == {(30, 16, 24)}
+    assert len(seen) < by_whom

@@ -356,6 +356,19 @@ def test_what_was_set_by_hand_stands_apart_and_what_was_no_option_then_does_not(
     assert rf"| dpcr \[batch\_size=64\] | {ledger.NONE} | 60.00 |" in variants
 
 
+def test_other_pictures_stand_apart(root):
+    """How pictures are stored decides the crops; whether they were streamed does not."""
+    training = resolve(Request(("dpcr",), "cub200", preset="paper")).training.model_dump(mode="json")
+    common = {"dataset": "cub200", "tasks": 5, "task_sizes": [40] * 5, "training": training, "order": "1993"}
+    store(root, "a", summary(A_f=26, **common))
+    store(root, "b", summary(A_f=28, **common, data={"stream": True, "whole": None}))
+    store(root, "c", summary(A_f=20, **common, data={"whole": False}))
+    assert run(root) == 0
+    text = (root / "results" / "README.md").read_text()
+    assert "| dpcr | 29.51 / 39.44 (Table 2) | 27.00 |" in text
+    assert rf"| dpcr \[data.whole=false\] | {ledger.NONE} | 20.00 |" in text
+
+
 def test_what_shared_the_device_is_said_beside_the_seconds(root, tmp_path):
     write_json(tmp_path / "summary.json", summary(seconds=300.0))
     assert run(root, "--add", str(tmp_path), "--name", "beside", "--at-once", "3") == 0

@@ -51,7 +51,7 @@ class Entry:
     """One classifier of one stored summary."""
 
     run: Run  # `method` is the label, `run_dir` the file below results/
-    config: Config  # options and training, flat
+    config: Config  # options, training and data, flat
     usual: Config | None = None  # the same as the preset gives it; None if there is no such preset
     at_once: int = 1  # runs of several processes that shared the device
 
@@ -200,21 +200,20 @@ def read_entries(results: Path) -> list[Entry]:
 
 
 def _config(summary: Mapping[str, Any]) -> tuple[Config, Config | None]:
-    """A summary's options and training, and what its preset gives; what was not an option then has its default."""
+    """A summary's options, training and data, and what its preset gives; what was not an option then has its default."""
 
-    def flat_(options: Mapping[str, Any], training: Mapping[str, Any]) -> Config:
-        return tuple(sorted(_flat({**options, **training}).items()))
+    def flat_(options: Mapping[str, Any], training: Mapping[str, Any], data: Mapping[str, Any]) -> Config:
+        kept = {key: value for key, value in data.items() if key != "stream"}  # it changes no pixel
+        return tuple(sorted(_flat({**options, **training, "data": kept}).items()))
 
-    given = summary.get("options", {}), summary.get("training", {})
+    given = [summary.get(key, {}) for key in ("options", "training", "data")]
     try:
-        request = Request((summary["method"],), summary["dataset"], preset=summary["preset"])
-        plan = resolve(request)
-        (_, options), training = plan.methods[summary["method"]], plan.training
-        pairs = zip((options, training), given, strict=True)
-        filled = [type(o).model_validate(g).model_dump(mode="json") for o, g in pairs]
+        plan = resolve(Request((summary["method"],), summary["dataset"], preset=summary["preset"]))
+        usual = (plan.methods[summary["method"]][1], plan.training, plan.data)
+        filled = [type(o).model_validate(g).model_dump(mode="json") for o, g in zip(usual, given, strict=True)]
     except (KeyError, EfcilError, ValidationError):
         return flat_(*given), None
-    return flat_(*filled), flat_(options.model_dump(mode="json"), training.model_dump(mode="json"))
+    return flat_(*filled), flat_(*(options.model_dump(mode="json") for options in usual))
 
 
 def sections_of(entries: Iterable[Entry], paper: Paper) -> list[Section]:
