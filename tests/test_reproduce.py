@@ -190,6 +190,16 @@ def test_other_pictures_are_another_way(tmp_path):
     assert read(squares, cell, settings=["data.whole=false"]).get("cub200", 5, "1993", "dpcr").A_f == 20.0
 
 
+def test_what_is_left_out_of_one_comparison_is_one_line(tmp_path):
+    changed = [summary(CELL, method, 50.0) | {"seed": 1} for method in ("dpcr", "ldc", "adc")]
+    place = stored(tmp_path, *changed, summary(CELL, "sdc", 50.0) | {"seed": 2})
+    words = "measured in another way (preset paper, seed"
+    assert read(place).other == [
+        f"3 summaries in {place} were {words} 1) and are left out",
+        f"{place / '3' / 'summary.json'} was {words} 2) and is left out",
+    ]
+
+
 def test_unfinished_and_foreign_files_do_not_count(tmp_path):
     stored(tmp_path, summary(CELL, "dpcr", 50.0, status="partial"), {"some": "thing"}, [1, 2])
     assert read(tmp_path).get("cifar100", 10, "1993", "dpcr") is None

@@ -200,7 +200,7 @@ def read_entries(results: Path) -> list[Entry]:
 
 
 def _config(summary: Mapping[str, Any]) -> tuple[Config, Config | None]:
-    """A summary's options, training and data, and what its preset gives; what was not an option then has its default."""
+    """A summary's options, training and data, and what its preset gives; what was no option then has its default."""
 
     def flat_(options: Mapping[str, Any], training: Mapping[str, Any], data: Mapping[str, Any]) -> Config:
         kept = {key: value for key, value in data.items() if key != "stream"}  # it changes no pixel

@@ -14,6 +14,7 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
+from efcil.config import flat
 from efcil.errors import RunError
 from efcil.experiment import Plan, Request, resolve
 from efcil.files import read_json
@@ -113,7 +114,17 @@ class Measured:
 
     def __init__(self) -> None:
         self._found: dict[tuple[str, int, str, str], list[Summary]] = {}
-        self.other: list[str] = []  # what was left out, and why
+        self._other: dict[tuple[Path, str], list[Path]] = {}  # what was left out: by comparison, and why
+
+    @property
+    def other(self) -> list[str]:
+        """What was left out, and why, in words; the methods of a comparison together."""
+        texts = []
+        for (comparison, difference), paths in self._other.items():
+            many = len(paths) > 1
+            what = f"{len(paths)} summaries in {comparison} were" if many else f"{paths[0]} was"
+            texts.append(f"{what} measured in another way ({difference}) and {'are' if many else 'is'} left out")
+        return texts
 
     def get(self, dataset: str, tasks: int, order: str, method: str) -> Run | None:
         """Return a method's run in a class order, if it was measured."""
@@ -146,7 +157,8 @@ class Measured:
             cell = wanted[key]
             plan = plans.setdefault(cell, cell.plan(settings))
             if difference := _difference(summary, plan):
-                self.other.append(f"{path} was measured in another way ({difference}) and is left out")
+                comparison = path.parent.parent if path.name == "summary.json" else path.parent
+                self._other.setdefault((comparison, difference), []).append(path)
                 continue
             for one in each_head(summary):
                 found = self._found.setdefault((*key[:3], one["method"]), [])
@@ -167,7 +179,7 @@ def _difference(summary: Summary, plan: Plan) -> str:
             found = type(wanted).model_validate(summary.get(given, {}))
         except ValidationError:
             return f"its {given} are not ours"
-        a, b = found.model_dump(mode="json"), wanted.model_dump(mode="json")
+        a, b = flat(found), flat(wanted)
         b.pop("stream", None)  # decoded once or as needed: the same pixels
         if words := [f"{key} {json.dumps(a[key])}, not {json.dumps(b[key])}" for key in b if a[key] != b[key]]:
             return "; ".join(words)
