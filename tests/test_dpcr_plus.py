@@ -181,6 +181,7 @@ def test_images_are_made_anew_in_every_round_of_a_task(machine, data, monkeypatc
     assert torch.equal(starts[0], starts[1]), "of the same images, with other goals"
     assert representation.stages(0) == (representation.options.first,)
     assert learner(machine, pseudo=0.0, pseudo_rounds=2).stages(1) == (representation.options.later,)
+    assert learner(machine).stages(1) == (representation.options.later,)
 
 
 def test_images_made_of_augmented_ones_are_not_augmented_again(machine, data, monkeypatch):

@@ -277,7 +277,8 @@ class CentreCrop:
             return images[:, :, top : top + self.size, left : left + self.size]
         else:
             widths = torch.full((len(images),), across, device=images.device)
-        cut = self._cut(images, widths, short) if short == height else self._shrunk(images, widths, short)
+        whole = framed and short == height  # as stored
+        cut = self._cut(images, widths, short) if whole else self._shrunk(images, widths, short)
         return _upright(cut, turned) if framed else cut
 
     def _cut(self, images: Tensor, widths: Tensor, short: int) -> Tensor:

@@ -71,7 +71,8 @@ class PseudoReplay(LwF):
     def stages(self, task: int) -> tuple[Schedule, ...]:
         """Let every round be a stage, since images are made before one."""
         (whole,) = super().stages(task)
-        return whole.parts(self.options.pseudo_rounds) if task and self.options.pseudo else (whole,)
+        rounds = self.options.pseudo_rounds if task and self.options.pseudo else 1
+        return whole.parts(rounds) if rounds > 1 else (whole,)
 
     def transform(self, stored: int) -> Transform | None:
         """Augmentation while training; images made of augmented ones are spared."""
