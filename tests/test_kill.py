@@ -11,7 +11,9 @@ import time
 
 import pytest
 
+from efcil.errors import RunError
 from efcil.experiment import commit
+from efcil.runs import Run
 
 KILLS = 5
 SETTINGS = {
@@ -110,3 +112,25 @@ def test_second_process_is_refused(tmp_path):
         first.communicate()
     assert second.returncode == 2
     assert "is in use by another process" in err
+
+
+def test_what_is_taken_up_after_an_epoch_has_its_momenta(efcil, tmp_path, monkeypatch):
+    """An error at a chosen epoch, not at a random moment: without the momenta the log goes on with other losses."""
+    given = ["run", "lwf", "digits", "--tasks", "5", "--device", "cpu", "--checkpoint-seconds", "0"]
+    given += [f"--set={key}={value}" for key, value in SETTINGS.items()]
+    assert efcil(*given, "--out", tmp_path / "whole")[0] == 0
+    after_epoch = Run.after_epoch
+
+    def cut(run, report, optimiser):
+        after_epoch(run, report, optimiser)
+        if (report.task, report.epoch) == (1, 0):
+            raise RunError("the power is gone")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Run, "after_epoch", cut)
+        code, _, said = efcil(*given, "--out", tmp_path / "cut")
+    assert code == 2
+    assert "the power is gone" in said
+    assert efcil(*given, "--out", tmp_path / "cut", "--resume")[0] == 0
+    logs = [(tmp_path / name / "metrics.jsonl").read_text() for name in ("cut", "whole")]
+    assert logs[0] == logs[1]
