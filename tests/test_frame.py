@@ -174,7 +174,10 @@ def run(tmp_path, efcil, monkeypatch):
         where = ["--data", tmp_path / "birds", "--tasks", "2", "--device", "cpu", "--out", out]
         code, _, said = efcil("run", method, "cub200", *where, *(f"--set={s}" for s in (*BASE, *settings)))
         if code == 0:
-            assert json.loads((out / "summary.json").read_text())["tasks_done"] == 2
+            summary = json.loads((out / "summary.json").read_text())
+            assert summary["tasks_done"] == 2
+            assert summary["data"]["size"] == 24  # what a table compares
+            assert (summary["data"]["stored"] is not None) == any("data.stored" in one for one in settings)
         return code, said, seen.pop() if seen else None
 
     return call
