@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from efcil.backbones import NAMES, STEMS, build
+from efcil.backbones.at_rest import AtRest, Layer, comes_out_right, fuses
 from efcil.errors import OptionError
 
 
@@ -200,3 +201,65 @@ def test_unknown_names_and_sizes_are_told():
         build("resnet18", width=0)
     with pytest.raises(OptionError, match="channels: got -1"):
         build("resnet18", channels=-1)
+
+
+# --- at rest ---------------------------------------------------------------------------------------------------------
+
+
+def lived(name: str, stem: str, last_relu: bool = True) -> torch.nn.Module:
+    """A small backbone whose normalisations have seen something."""
+    backbone = build(name, stem=stem, width=8, last_relu=last_relu)
+    source = torch.Generator().manual_seed(1)
+    for module in backbone.modules():
+        if isinstance(module, torch.nn.BatchNorm2d):
+            for tensor in (module.weight.data, module.running_var):
+                tensor.copy_(0.5 + torch.rand(tensor.shape, generator=source))
+            for tensor in (module.bias.data, module.running_mean):
+                tensor.copy_(torch.randn(tensor.shape, generator=source))
+    return backbone.eval()
+
+
+@pytest.mark.parametrize("last_relu", [True, False])
+@pytest.mark.parametrize("stem", STEMS)
+@pytest.mark.parametrize("name", ["resnet10", "resnet32", "resnet50"])
+def test_folded_normalisation_is_the_same_function(name, stem, last_relu):
+    backbone = lived(name, stem, last_relu).double()
+    images = torch.randn(3, 3, 32, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        torch.testing.assert_close(AtRest(backbone, torch.float64)(images), backbone(images), rtol=1e-10, atol=1e-10)
+
+
+def test_at_rest_is_what_the_backbone_was():
+    backbone, images = lived("resnet10", "cifar"), torch.ones(2, 3, 8, 8)
+    rests = AtRest(backbone)
+    before = rests(images)
+    for parameter in backbone.parameters():
+        parameter.data.mul_(2)
+    assert torch.equal(rests(images), before)
+    assert not before.requires_grad
+
+
+@pytest.mark.parametrize("spoil", [None, "wrong", "nan", "refused"])
+def test_fused_layers_are_tried_before_they_are_used(monkeypatch, spoil):
+    """A device without them, with wrong ones, or with ones that read memory nobody wrote is found out."""
+    right = Layer.__call__
+
+    def spoilt(layer, x, shortcut=None):
+        if spoil == "refused":
+            raise RuntimeError("no engine for this")
+        return right(layer, x, None if spoil == "wrong" else shortcut) + (math.nan if spoil == "nan" else 0)
+
+    monkeypatch.setattr(Layer, "__call__", spoilt)
+    assert comes_out_right(torch.device("cpu"), torch.bfloat16) == (spoil is None)
+    assert not fuses(torch.device("cpu"), torch.bfloat16)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_cuda_at_rest_is_the_same_function(dtype):
+    backbone = lived("resnet18", "cifar").cuda().to(memory_format=torch.channels_last)
+    images = torch.randn(64, 3, 32, 32, device="cuda").to(memory_format=torch.channels_last)
+    assert fuses(torch.device("cuda"), dtype)
+    with torch.no_grad():
+        found, wanted = AtRest(backbone, dtype)(images).float(), backbone(images)
+    assert (found - wanted).norm() < (0.02 if dtype == torch.bfloat16 else 2e-3) * wanted.norm()

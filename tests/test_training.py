@@ -9,9 +9,12 @@ from torch.nn import functional
 
 from efcil.data import augment
 from efcil.errors import OptionError, TrainingError
+from efcil.features import TaskFeatures
 from efcil.heads.cosine import CosineHead
+from efcil.protocol import train_task
 from efcil.representations import REPRESENTATIONS
 from efcil.representations.lwf import distillation
+from efcil.representations.rehearsal import Rehearsal
 from efcil.tasks import TaskStream
 from efcil.training import loop
 from efcil.training.loop import Optimiser, Pixels, Step, batches, epoch_batches, several_epochs, shuffled, train
@@ -516,3 +519,65 @@ def test_teacher_is_the_student_as_it_was_when_the_task_began(data):
     teacher = representation.teacher.state_dict()
     assert teacher.keys() == before.keys()
     assert all(torch.equal(v, before[k]) for k, v in teacher.items())
+
+
+# --- what networks at rest make of the images ------------------------------------------------------------------------
+
+
+class Foresighted(loop.Ahead):
+    """Prepares every epoch ahead, as on a GPU, without a stream."""
+
+    def take(self, epoch):
+        return self.several(range(epoch, epoch + 1))[0]
+
+
+@pytest.mark.parametrize("at_rest", [1, 7 * 192, 10**6])
+def test_what_is_seen_at_rest_belongs_to_its_images(data, machine, monkeypatch, at_rest):
+    """However many images are looked at at once, also where the last ones do not fill a batch."""
+    monkeypatch.setattr(loop, "AT_REST", at_rest)
+    images, labels = torch.from_numpy(data.train.images[:23]), torch.arange(23)
+    pixels = Pixels(images, data.mean, data.std, machine)
+    sources = [torch.Generator().manual_seed(seed) for seed in range(2)]
+    epochs = several_epochs(images, labels, None, 5, "keep", sources)
+    sizes = set()
+
+    def resting(seen):
+        assert not torch.is_grad_enabled()
+        sizes.add(len(seen))
+        return seen.flatten(1).sum(1, keepdim=True)
+
+    found = loop.seen_at_rest(epochs, resting, pixels, machine)
+    assert sizes == {max(5, at_rest // 192)}
+    assert [len(epoch) for epoch in found] == [5, 5]
+    for before, after in zip(epochs, found, strict=True):
+        for (x, y), (x2, y2, seen) in zip(before, after, strict=True):
+            assert torch.equal(x, x2)
+            assert torch.equal(y, y2)
+            torch.testing.assert_close(seen, pixels.normalise(x).flatten(1).sum(1, keepdim=True))
+
+
+@pytest.mark.parametrize("name", ["lwf", "dpcr-plus", "icarl", "foster"])
+def test_training_does_not_depend_on_who_looks_at_the_images(data, machine, monkeypatch, name):
+    """The teacher's features computed ahead, or by the loss: the same weights after the first and a later task."""
+
+    def learned(ahead):
+        monkeypatch.setattr(loop, "Ahead", ahead)
+        own = {"memory": 8} if issubclass(REPRESENTATIONS[name], Rehearsal) else {}
+        own |= {"compression": Schedule(epochs=1, lr=0.05)} if name == "foster" else {}
+        representation = learner(name, **own)
+        asked = []
+        original = representation.loss
+        representation.loss = lambda images, labels, *seen: asked.append(len(seen)) or original(images, labels, *seen)
+        for task in list(stream(data))[:2]:
+            pixels = Pixels(machine.tensor(task.images), data.mean, data.std, machine)
+            labels = machine.tensor(task.labels)
+            train_task(representation, task, pixels, labels, representation.transform(data.size))
+            representation.finish(TaskFeatures(task.index, representation, pixels, labels, None))
+        return representation.student.state_dict(), set(asked)
+
+    usual = loop.Ahead
+    (ahead, both), (plain, none) = learned(Foresighted), learned(usual)
+    assert both == {0, 1}
+    assert none == {0}
+    for key, value in plain.items():
+        torch.testing.assert_close(ahead[key], value, rtol=1e-3, atol=1e-4, msg=key)

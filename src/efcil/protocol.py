@@ -121,6 +121,7 @@ def train_task(
                 rule=options.optimiser,
                 momentum=options.momentum,
                 noise=representation.noise,
+                resting=representation.resting(),
                 before=before,
                 epochs=sum(s.epochs for s in stages),
                 start=start,

@@ -12,13 +12,14 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from efcil import backbones
+from efcil.backbones.at_rest import AtRest, fuses
 from efcil.config import Options
 from efcil.data import augment
 from efcil.errors import OptionError
 from efcil.heads.cosine import CosineHead
 from efcil.heads.growing import GrowingHead
 from efcil.tasks import Task
-from efcil.training.loop import LastBatch, Pixels, Rule
+from efcil.training.loop import LastBatch, Pixels, Resting, Rule
 from efcil.training.machine import Machine, Purpose, generator
 from efcil.training.schedule import Schedule
 
@@ -154,6 +155,17 @@ class Representation(nn.Module, ABC):
 
     def enter(self, stage: int) -> None:
         """Switch to a stage: which loss, which parameters learn."""
+
+    def resting(self) -> Resting | None:
+        """Return what the stage's loss asks networks that do not learn in it, None if nothing can be asked ahead."""
+        return None
+
+    def at_rest(self, backbone: nn.Module, features: Resting) -> Resting:
+        """Return a fast way to many images' features under a backbone that does not learn now; `features` is slower."""
+        dtype = torch.bfloat16 if self.machine.precision == "bf16" else torch.float32
+        if isinstance(backbone, backbones.ResNet) and fuses(self.machine.device, dtype):
+            return AtRest(backbone, dtype)
+        return features
 
     def studied(self, stage: int, pixels: Pixels, labels: Tensor) -> tuple[Pixels, Tensor]:
         """Return the images and labels a stage trains on."""

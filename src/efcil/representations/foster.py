@@ -21,7 +21,7 @@ from efcil.representations.base import Classifier, Learned, Seen, new_class_loss
 from efcil.representations.lwf import distillation
 from efcil.representations.rehearsal import Rehearsal, RehearsalOptions
 from efcil.tasks import Task
-from efcil.training.loop import Pixels
+from efcil.training.loop import Pixels, Resting
 from efcil.training.machine import Machine, Purpose, generator
 from efcil.training.schedule import Schedule
 
@@ -175,17 +175,27 @@ class FOSTER(Rehearsal):
         self.booster.train(mode and self.boosting)
         return self
 
-    def loss(self, images: Tensor, labels: Tensor) -> Tensor:
+    def resting(self) -> Resting | None:
+        """Return the old backbone's features; for the compression those of the boosted model."""
+        if not self.old:
+            return None
+        known = self.at_rest(self.teacher.backbone, self.teacher_features)
+        if self.boosting:
+            return known
+        added = self.at_rest(self.booster.backbone, self.booster_features)
+        return lambda images: torch.cat([known(images), added(images)], 1)
+
+    def loss(self, images: Tensor, labels: Tensor, seen: Tensor | None = None) -> Tensor:
         """Return the loss of the stage."""
         if not self.old:
             return new_class_loss(self.head(self.student_features(images)), labels, 0)
-        return self._boosting(images, labels) if self.boosting else self._compression(images)
+        return self._boosting(images, labels, seen) if self.boosting else self._compression(images, seen)
 
-    def _boosting(self, images: Tensor, labels: Tensor) -> Tensor:
+    def _boosting(self, images: Tensor, labels: Tensor, known: Tensor | None) -> Tensor:
         """Cross-entropy of aligned logits and of the new features alone; distillation of the old logits."""
         assert self.weights is not None
         with torch.no_grad(), self.machine.beside():
-            known = self.teacher_features(images)
+            known = self.teacher_features(images) if known is None else known
             target = self.teacher.head(known)
         added = self.booster_features(images)
         alone = self.booster.auxiliary(added)
@@ -195,12 +205,13 @@ class FOSTER(Rehearsal):
         kept = distillation(logits[:, : self.old], target, self.options.temperature)
         return new_class_loss(aligned, labels, 0) + new_class_loss(alone, labels, 0) + self.options.okd_weight * kept
 
-    def _compression(self, images: Tensor) -> Tensor:
+    def _compression(self, images: Tensor, both: Tensor | None) -> Tensor:
         """Distillation of the boosted model, whose predictions are weighted by class and add to one again."""
         assert self.weights is not None
         temperature = self.options.temperature
         with torch.no_grad(), self.machine.beside():
-            both = torch.cat([self.teacher_features(images), self.booster_features(images)], 1)
+            if both is None:
+                both = torch.cat([self.teacher_features(images), self.booster_features(images)], 1)
             # weight softmax(z / T), normalised, is softmax((z + T log weight) / T)
             target = self.booster.head(both).float() + temperature * self.weights.log()
         logits = self.head(self.student_features(images))

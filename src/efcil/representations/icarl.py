@@ -15,6 +15,7 @@ from efcil.heads.linear import LinearHead
 from efcil.representations.base import new_class_loss
 from efcil.representations.lwf import distillation
 from efcil.representations.rehearsal import Rehearsal, RehearsalOptions
+from efcil.training.loop import Resting
 from efcil.training.schedule import Schedule
 
 
@@ -35,11 +36,15 @@ class ICaRL(Rehearsal):
         """Make a linear head."""
         return LinearHead(dim)
 
-    def loss(self, images: Tensor, labels: Tensor) -> Tensor:
+    def resting(self) -> Resting | None:
+        """Return the teacher's features."""
+        return self.at_rest(self.teacher.backbone, self.teacher_features) if self.old else None
+
+    def loss(self, images: Tensor, labels: Tensor, before: Tensor | None = None) -> Tensor:
         """Return classification over all classes plus distillation over the old ones."""
         if self.old:
             with torch.no_grad(), self.machine.beside():
-                target = self.teacher.head(self.teacher_features(images))
+                target = self.teacher.head(self.teacher_features(images) if before is None else before)
         logits = self.head(self.student_features(images))
         loss = new_class_loss(logits, labels, 0)
         if self.old:

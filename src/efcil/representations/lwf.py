@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn.functional import log_softmax, softmax
 
 from efcil.representations.base import Representation, TrainingOptions, new_class_loss, present_class_loss
+from efcil.training.loop import Resting
 
 
 class LwFOptions(TrainingOptions):
@@ -33,16 +34,21 @@ class LwF(Representation):
 
     options_type = LwFOptions
 
-    def loss(self, images: Tensor, labels: Tensor) -> Tensor:
-        """Return the loss of Eq. 1 on a batch."""
+    def resting(self) -> Resting | None:
+        """Return the teacher's features."""
+        return self.at_rest(self.teacher.backbone, self.teacher_features) if self.old else None
+
+    def loss(self, images: Tensor, labels: Tensor, before: Tensor | None = None) -> Tensor:
+        """Return the loss of Eq. 1 on a batch, whose features `before` the task may be known."""
         if self.old:
             with torch.no_grad(), self.machine.beside():
-                before = self.teacher_features(images)
+                before = self.teacher_features(images) if before is None else before
                 target = self.teacher.head(before)
         features = self.student_features(images)
         logits = self.head(features)
         loss = self.classification(logits, labels)
         if self.old:
+            assert before is not None
             self.machine.join()
             loss = loss + self.held(features, before, logits[:, : self.old], target)
         return loss

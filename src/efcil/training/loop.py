@@ -25,7 +25,10 @@ from efcil.training.schedule import Schedule
 
 LastBatch = Literal["wrap", "keep", "drop"]
 Rule = Literal["sgd", "adam"]
-Loss = Callable[[Tensor, Tensor], Tensor]  # normalised images (n, c, h, w), labels (n,) -> scalar
+Loss = Callable[..., Tensor]  # normalised images (n, c, h, w), labels (n,), what `Resting` says of them -> scalar
+Resting = Callable[[Tensor], Tensor]  # normalised images -> what networks at rest make of them, (n, ...)
+Batch = tuple[Tensor, ...]  # images, labels and, where it was computed ahead, what networks at rest make of the images
+AT_REST = 2560 * 3 * 32 * 32  # numbers in the images that networks at rest look at at once
 
 
 class Pixels:
@@ -201,18 +204,39 @@ def several_epochs(
     return [[(x[cut], y[cut]) for cut in cuts] for x, y in of_each]
 
 
-class Ahead:
-    """On a GPU, augments the next epochs beside the steps of this one, on a stream of its own, where they fit.
+@torch.no_grad()
+def seen_at_rest(
+    epochs: Sequence[Sequence[Batch]], resting: Resting, pixels: Pixels, machine: Machine
+) -> list[list[Batch]]:
+    """Add to the batches of epochs what networks at rest make of their images, in batches as large as a GPU likes.
 
-    Of small tasks several epochs at once: an epoch of 2,500 images is a hundred launches of little work each.
+    All of one size, the last one filled up: a new size would be compiled and tried out anew.
+    """
+    parts = [batch[0] for epoch in epochs for batch in epoch]
+    rows = torch.cat(parts)
+    size = max(len(parts[0]), AT_REST // math.prod(rows.shape[1:]))
+    found = []
+    with machine.exclusive(), machine.autocast():
+        for part in rows.split(size):
+            full = torch.cat([part, part[:1].expand(size - len(part), -1, -1, -1)])
+            found.append(resting(pixels.normalise(full))[: len(part)])
+    seen = iter(torch.cat(found).split([len(part) for part in parts]))
+    return [[(*batch, next(seen)) for batch in epoch] for epoch in epochs]
+
+
+class Ahead:
+    """On a GPU, prepares the next epochs beside the steps of this one, on a stream of its own, where they fit.
+
+    Images are augmented, and networks at rest look at them. Of small tasks several epochs at once: an epoch of 2,500
+    images is a hundred launches of little work each.
     """
 
     MOST = 8  # epochs at once
 
     def __init__(
         self,
-        one: Callable[[int], Iterator[tuple[Tensor, Tensor]]],  # the batches of an epoch
-        several: Callable[[range], list[list[tuple[Tensor, Tensor]]]],  # of several epochs
+        one: Callable[[int], Iterable[Batch]],  # the batches of an epoch
+        several: Callable[[range], Sequence[Sequence[Batch]]],  # of several epochs
         images: Store,
         last: int,  # epochs in all
         machine: Machine,
@@ -221,8 +245,8 @@ class Ahead:
         fit = CHUNK_BYTES[machine.device.type] // max(1, images.numel()) if isinstance(images, Tensor) else 0
         self.at_once = min(self.MOST, fit)
         self.stream = own_stream(machine.device, "ahead") if machine.device.type == "cuda" and fit else None
-        self.ready: dict[int, list[tuple[Tensor, Tensor]]] = {}
-        self.taken: list[tuple[Tensor, Tensor]] = []
+        self.ready: dict[int, Sequence[Batch]] = {}
+        self.taken: Sequence[Batch] = []
         if self.stream is not None:
             self.stream.wait_stream(torch.cuda.current_stream())  # the images must be there
 
@@ -233,7 +257,7 @@ class Ahead:
             with torch.cuda.stream(self.stream):
                 self.ready |= dict(zip(block, self.several(block), strict=True))
 
-    def take(self, epoch: int) -> Iterable[tuple[Tensor, Tensor]]:
+    def take(self, epoch: int) -> Iterable[Batch]:
         """Return an epoch's batches; the caller waits for the device before it asks for the next."""
         if self.stream is None:
             return self.one(epoch)
@@ -294,11 +318,11 @@ class Step:
         self.statistics, self.weight = list(statistics), 1.0
         self.total = torch.zeros((), device=machine.device, dtype=torch.float64)
 
-    def __call__(self, batch: Tensor, labels: Tensor) -> None:
+    def __call__(self, batch: Tensor, labels: Tensor, *seen: Tensor) -> None:
         """Forward, backward, update."""
         self.optimiser.update.zero_grad(set_to_none=True)
         with self.machine.autocast():
-            loss = self.loss(self.pixels.normalise(batch), labels)
+            loss = self.loss(self.pixels.normalise(batch), labels, *seen)
         if self.machine.group.size > 1:
             loss = loss * self.weight
         loss.backward()
@@ -321,10 +345,10 @@ class CapturedStep:
     WARM_UP = 3  # steps before capture: lazy initialisation and compilation happen there
 
     def __init__(
-        self, step: Step, module: nn.Module, batch: Tensor, labels: Tensor, noise: torch.Generator | None = None
+        self, step: Step, module: nn.Module, batch: Tensor, *rest: Tensor, noise: torch.Generator | None = None
     ):
         self.step, self.total, self.noise, self.weight = step, step.total, noise, step.weight
-        self.batch, self.labels = batch.clone(), labels.clone()
+        self.batch, self.rest = batch.clone(), [tensor.clone() for tensor in rest]  # labels, and what is seen at rest
         kept = [*module.state_dict().values(), *step.optimiser.momenta().values(), step.total]
         saved = [t.clone() for t in kept]
         drawn = noise.get_state() if noise is not None else None
@@ -341,22 +365,22 @@ class CapturedStep:
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             for _ in range(self.WARM_UP):
-                step(self.batch, self.labels)
+                step(self.batch, *self.rest)
         torch.cuda.current_stream().wait_stream(stream)
         step.optimiser.update.zero_grad(set_to_none=True)
         self.graph = torch.cuda.CUDAGraph()
         if self.noise is not None:
             self.graph.register_generator_state(self.noise)  # each replay draws on from where the generator stands
         with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
-            step(self.batch, self.labels)
+            step(self.batch, *self.rest)
 
-    def __call__(self, batch: Tensor, labels: Tensor) -> None:
+    def __call__(self, batch: Tensor, *rest: Tensor) -> None:
         """Replay the recorded step on a new batch."""
         if batch.shape != self.batch.shape or self.step.weight != self.weight:  # so all processes take the same way
-            self.step(batch, labels)
+            self.step(batch, *rest)
             return
-        self.batch.copy_(batch)
-        self.labels.copy_(labels)
+        for own, new in zip((self.batch, *self.rest), (batch, *rest), strict=True):
+            own.copy_(new)
         self.graph.replay()
 
 
@@ -379,6 +403,7 @@ def train(
     rule: Rule = "sgd",
     momentum: float = 0.9,
     noise: torch.Generator | None = None,
+    resting: Resting | None = None,
     before: int = 0,
     epochs: int | None = None,
     start: int = 0,
@@ -393,8 +418,9 @@ def train(
     When `stop` says so, the step is finished, `on_stop` sees where it stands, and `Stopped` is raised; with that as
     `middle` training goes on in the middle of epoch `start`.
 
-    `noise` is what the loss draws from, seeded anew for each epoch. Of a task in several stages this is the one after
-    `before` epochs of `epochs` in all; randomness and reports count through the task.
+    `noise` is what the loss draws from, seeded anew for each epoch. What `resting` makes of a batch is the loss's third
+    argument where it pays to compute it ahead; elsewhere the loss has to see to it. Of a task in several stages this is
+    the one after `before` epochs of `epochs` in all; randomness and reports count through the task.
     """
     optimiser = Optimiser(module, schedule, machine, rule, momentum)
     if momenta is not None:
@@ -409,9 +435,14 @@ def train(
         return generator(machine.device, Purpose.EPOCH, seed, task, before + epoch)
 
     how = (pixels.images, labels, transform, batch_size, last_batch)
+
+    def several(block: range) -> Sequence[Sequence[Batch]]:
+        found = several_epochs(*how, [source(epoch) for epoch in block], group)
+        return found if resting is None else seen_at_rest(found, resting, pixels, machine)
+
     ahead = Ahead(
         lambda epoch: epoch_batches(*how, source(epoch), group),
-        lambda block: several_epochs(*how, [source(epoch) for epoch in block], group),
+        several,
         pixels.images,
         schedule.epochs,
         machine,
@@ -429,14 +460,14 @@ def train(
                     plain.total.copy_(middle.total)
                 if noise is not None and middle.noise is not None:
                     noise.set_state(middle.noise.cpu())
-            for whole, (batch, targets) in zip(wholes, ahead.take(epoch), strict=True):
+            for whole, batch in zip(wholes, ahead.take(epoch), strict=True):
                 steps += 1
                 if steps <= done:
                     continue
                 plain.weight = group.begin_batch(whole.stop - whole.start)
                 if machine.capture and step is plain:
-                    step = CapturedStep(plain, module, batch, targets, noise)
-                step(batch, targets)
+                    step = CapturedStep(plain, module, *batch, noise=noise)
+                step(*batch)
                 if group.any(stop()):
                     drawn = None if noise is None else noise.get_state()
                     total = group.sum_(plain.total.clone())
