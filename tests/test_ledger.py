@@ -369,6 +369,16 @@ def test_other_pictures_stand_apart(root):
     assert rf"| dpcr \[data.whole=false\] | {ledger.NONE} | 20.00 |" in text
 
 
+def test_another_arithmetic_stands_apart(root):
+    training = resolve(Request(("dpcr",), "cifar100", preset="paper")).training.model_dump(mode="json")
+    store(root, "a", summary(A_f=50, training=training))
+    store(root, "b", summary(A_f=40, training=training, command="efcil run dpcr cifar100 --precision=fp32"))
+    assert run(root) == 0
+    text = (root / "results" / "README.md").read_text()
+    assert cells(root, "dpcr")[2] == "50.00"
+    assert rf"| dpcr \[precision=fp32\] | {ledger.NONE} | 40.00 |" in text
+
+
 def test_what_shared_the_device_is_said_beside_the_seconds(root, tmp_path):
     write_json(tmp_path / "summary.json", summary(seconds=300.0))
     assert run(root, "--add", str(tmp_path), "--name", "beside", "--at-once", "3") == 0

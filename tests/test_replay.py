@@ -1,5 +1,6 @@
 """Reading other methods from a finished run: the same numbers as in its company, and what cannot be had is refused."""
 
+import importlib.util
 import json
 import shutil
 from pathlib import Path
@@ -125,3 +126,33 @@ def test_a_frozen_method_needs_the_first_backbones_features(efcil, tmp_path):
     code, _, err = efcil("replay", tmp_path / "r", "acil")
     assert code == 2
     assert "first backbone" in err
+
+
+# --- the released code's closed forms, tools/float32.py -------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def float32():
+    spec = importlib.util.spec_from_file_location("float32", Path(__file__).parents[1] / "tools" / "float32.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_both_precisions_are_the_method(float32, made, tmp_path):
+    """In float64 the released code's way gives what `dpcr` gave, in float32 nearly: nothing is ill-conditioned here."""
+    options, accuracies = (of(made, "dpcr")[key] for key in ("options", "A_t"))
+    how = ["--ridge", str(options["ridge"]), "--epsilon", str(options["shift_ridge"])]
+    assert float32.main([str(made), *how, "--out", str(tmp_path / "found.json")]) == 0
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert found["float64"]["accuracy"] == pytest.approx(accuracies, abs=1.5)  # of 42 to 355 images
+    assert found["float32"]["accuracy"] == pytest.approx(found["float64"]["accuracy"], abs=1.5)
+    assert found["command"].startswith("python tools/float32.py")
+
+
+def test_a_run_without_features_cannot_be_read_in_float32(float32, tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        float32.main([str(tmp_path)])
+    assert "run it with --keep-features" in capsys.readouterr().err

@@ -190,6 +190,14 @@ def test_other_pictures_are_another_way(tmp_path):
     assert read(squares, cell, settings=["data.whole=false"]).get("cub200", 5, "1993", "dpcr").A_f == 20.0
 
 
+def test_another_arithmetic_is_another_way(tmp_path):
+    """What was told to compute in float32 stands apart from what took the machine's best."""
+    one = summary(CELL, "dpcr", 50.0)
+    left = read(stored(tmp_path, one | {"command": "efcil run dpcr cifar100 --precision fp32 --tasks 10"}))
+    assert left.get("cifar100", 10, "1993", "dpcr") is None
+    assert "(--precision fp32)" in left.other[0]
+
+
 def test_what_is_left_out_of_one_comparison_is_one_line(tmp_path):
     changed = [summary(CELL, method, 50.0) | {"seed": 1} for method in ("dpcr", "ldc", "adc")]
     place = stored(tmp_path, *changed, summary(CELL, "sdc", 50.0) | {"seed": 2})

@@ -2,9 +2,9 @@
 
     python tools/float32.py RUN [--ridge 200] [--epsilon 1e-9] [--out FILE.json]
 
-RUN is the directory of `efcil compare dpcr ... --keep-features`. Both precisions read the same features: explicit inverses
-on the CPU, a projector for each class from the singular values above zero, means times a number of images a class. What
-they differ in is what the precision of the solves is worth.
+RUN is the directory of `efcil compare dpcr ... --keep-features`. Both precisions read the same features: explicit
+inverses on the CPU, a projector for each class from the singular values above zero, means times a number of images a
+class. What they differ in is what the precision of the solves is worth.
 """
 
 from __future__ import annotations
@@ -83,7 +83,11 @@ def main(arguments: list[str] | None = None) -> int:
     files = sorted(asked.run.glob("**/features/task-*.safetensors"))
     if not files:
         parser.error(f"{asked.run} holds no features: run it with --keep-features")
-    how = {"ridge": asked.ridge, "epsilon": asked.epsilon, "run": asked.run.name, "commit": commit()}
+    how: dict[str, Any] = {
+        "command": f"python tools/float32.py {asked.run.name} --ridge {asked.ridge} --epsilon {asked.epsilon}",
+        "device": asked.device,
+        "commit": commit(),
+    }
     for name, dtype in (("float32", torch.float32), ("float64", torch.float64)):
         how[name] = accuracies(files, dtype, asked.ridge, asked.epsilon, asked.device)
         print(f"{name}: final {how[name]['final']:.2f}, average {how[name]['average']:.2f}, {how[name]['ranks']}")

@@ -32,7 +32,7 @@ from efcil.files import atomic_write_text, read_json, write_json
 from efcil.methods import METHODS, Method
 from efcil.report import load_summaries
 from efcil.report.groups import NONE, Value, benchmarks_of
-from efcil.report.load import Run, runs_of
+from efcil.report.load import Run, asked_precision, runs_of
 from efcil.report.tables import md as escaped
 from efcil.report.tables import row as row_of
 from efcil.reproduce.cells import paper as read_paper
@@ -51,7 +51,7 @@ class Entry:
     """One classifier of one stored summary."""
 
     run: Run  # `method` is the label, `run_dir` the file below results/
-    config: Config  # options, training and data, flat
+    config: Config  # options, training, data and a precision that was asked for, flat
     usual: Config | None = None  # the same as the preset gives it; None if there is no such preset
     at_once: int = 1  # runs of several processes that shared the device
 
@@ -206,14 +206,16 @@ def _config(summary: Mapping[str, Any]) -> tuple[Config, Config | None]:
         kept = {key: value for key, value in data.items() if key != "stream"}  # it changes no pixel
         return tuple(sorted(_flat({**options, **training, "data": kept}).items()))
 
+    asked = asked_precision(summary)
+    apart = () if asked == "auto" else (("precision", asked),)
     given = [summary.get(key, {}) for key in ("options", "training", "data")]
     try:
         plan = resolve(Request((summary["method"],), summary["dataset"], preset=summary["preset"]))
         usual = (plan.methods[summary["method"]][1], plan.training, plan.data)
         filled = [type(o).model_validate(g).model_dump(mode="json") for o, g in zip(usual, given, strict=True)]
     except (KeyError, EfcilError, ValidationError):
-        return flat_(*given), None
-    return flat_(*filled), flat_(*(options.model_dump(mode="json") for options in usual))
+        return (*flat_(*given), *apart), None
+    return (*flat_(*filled), *apart), flat_(*(options.model_dump(mode="json") for options in usual))
 
 
 def sections_of(entries: Iterable[Entry], paper: Paper) -> list[Section]:

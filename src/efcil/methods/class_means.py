@@ -6,7 +6,7 @@ DP-NCM is the paper's Table 5 (He et al., ICML 2025): DPCR's moved means, read b
 What survives a task: LwF-NCM mean and count of each class, dim + 1 numbers; DP-NCM mean and Gram, as DPCR.
 Measured on CIFAR-100, A_f / A_avg, in brackets the paper's: `dp-ncm` T = 10 49.56 ± 0.87 / 63.94 ± 0.60 (49.19 /
 63.47), T = 20 37.11 ± 1.16 / 53.53 ± 1.15 (37.64 / 53.86); `lwf-ncm` T = 10 44.05 ± 0.35 / 58.94 ± 0.98 (42.60 /
-58.51), T = 20 35.73 ± 0.65 / 51.14 ± 1.66 (36.34 / 51.52).
+58.51), T = 20 35.79 ± 0.70 / 51.23 ± 1.78 (36.34 / 51.52).
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ The residue is taken after the main stream has learned the whole task, as in the
 takes it batch by batch (4,096 images), so that its result depends on the size of a batch.
 
 Measured on CIFAR-100, A_f / A_avg, in brackets the paper's: `ds-al` T = 10 41.26 ± 1.22 / 55.17 ± 1.25 (36.83 / 51.47),
-T = 20 34.89 ± 1.16 / 46.76 ± 2.26 (28.90 / 40.37).
+T = 20 34.90 ± 1.16 / 46.87 ± 2.28 (28.90 / 40.37).
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ mean, by cosine.
 
 What survives a task: the mean of each class's L2-normalised features, dim numbers, and its count.
 Measured on CIFAR-100, A_f / A_avg, in brackets the paper's: `sdc` T = 10 42.23 ± 0.07 / 59.64 ± 0.89 (42.25 / 58.43), T
-= 20 30.23 ± 0.49 / 48.43 ± 1.60 (33.10 / 48.68).
+= 20 30.07 ± 0.58 / 48.39 ± 1.57 (33.10 / 48.68).
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,11 +13,21 @@ from typing import Any
 from efcil.errors import RunError
 from efcil.files import read_json
 
-__all__ = ["Run", "Summary", "each_head", "load_summaries", "runs_of"]
+__all__ = ["Run", "Summary", "asked_precision", "each_head", "load_summaries", "runs_of"]
 
 Summary = Mapping[str, Any]
 FILE = "summary.json"
 _CONFIG_LIMIT = 100_000  # characters of config.yaml that a page may carry
+
+
+def asked_precision(summary: Summary) -> str:
+    """Return the arithmetic that a run was told to use; auto where that was left to the machine.
+
+    >>> asked_precision({"command": "efcil run dpcr cifar100 --precision fp32"}), asked_precision({})
+    ('fp32', 'auto')
+    """
+    asked = re.search(r"--precision[= ](\w+)", str(summary.get("command")))
+    return asked[1] if asked else "auto"
 
 
 def load_summaries(paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> list[dict[str, Any]]:

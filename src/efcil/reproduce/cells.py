@@ -18,7 +18,7 @@ from efcil.config import flat
 from efcil.errors import RunError
 from efcil.experiment import Plan, Request, resolve
 from efcil.files import read_json
-from efcil.report.load import Run, Summary, each_head
+from efcil.report.load import Run, Summary, asked_precision, each_head
 
 ORDERS = ("identity", "1992", "1993")
 PRESET, SEED = "paper", 0
@@ -174,6 +174,8 @@ def _difference(summary: Summary, plan: Plan) -> str:
     _, options = plan.methods[summary["method"]]
     if (summary.get("preset"), summary.get("seed")) != (plan.preset, plan.seed):
         return f"preset {summary.get('preset')}, seed {summary.get('seed')}"
+    if (asked := asked_precision(summary)) != "auto":
+        return f"--precision {asked}"
     for given, wanted in (("options", options), ("training", plan.training), ("data", plan.data)):
         try:
             found = type(wanted).model_validate(summary.get(given, {}))

@@ -371,7 +371,8 @@ class CapturedStep:
         self.graph = torch.cuda.CUDAGraph()
         if self.noise is not None:
             self.graph.register_generator_state(self.noise)  # each replay draws on from where the generator stands
-        with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
+        first = own_stream(self.batch.device, "capture", -1)  # the next step waits for this one, not for what is ahead
+        with torch.cuda.graph(self.graph, stream=first, capture_error_mode="thread_local"):
             step(self.batch, *self.rest)
 
     def __call__(self, batch: Tensor, *rest: Tensor) -> None:

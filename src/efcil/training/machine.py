@@ -161,14 +161,14 @@ _streams = threading.local()
 _capturing = threading.RLock()
 
 
-def own_stream(device: torch.device, purpose: str) -> torch.cuda.Stream:
-    """Return this thread's stream for a purpose, always the same one.
+def own_stream(device: torch.device, purpose: str, priority: int = 0) -> torch.cuda.Stream:
+    """Return this thread's stream for a purpose, always the same one; that of the lower number goes first.
 
     torch hands out 32 streams in turn: who makes new ones all the time ends up on one that another thread captures.
     """
     streams: dict[tuple[torch.device, str], torch.cuda.Stream] = _streams.__dict__.setdefault("known", {})
     if (device, purpose) not in streams:
-        streams[device, purpose] = torch.cuda.Stream(device)
+        streams[device, purpose] = torch.cuda.Stream(device, priority)
     return streams[device, purpose]
 
 
