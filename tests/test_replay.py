@@ -6,10 +6,17 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
+from efcil import data as sources
 from efcil.cli import app
+from efcil.replay import config_of, plan_of
+from efcil.representations import REPRESENTATIONS
 from efcil.training.checkpoint import load_tensors
+from efcil.training.extraction import extract
+from efcil.training.loop import Pixels
+from efcil.training.machine import Machine
 
 SMALL = [
     "width=4",
@@ -131,14 +138,23 @@ def test_a_frozen_method_needs_the_first_backbones_features(efcil, tmp_path):
 # --- the released code's closed forms, tools/float32.py -------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def float32():
-    spec = importlib.util.spec_from_file_location("float32", Path(__file__).parents[1] / "tools" / "float32.py")
+def tool(name):
+    spec = importlib.util.spec_from_file_location(name, Path(__file__).parents[1] / "tools" / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="module")
+def float32():
+    return tool("float32")
+
+
+@pytest.fixture(scope="module")
+def oracle():
+    return tool("oracle")
 
 
 def test_both_precisions_are_the_method(float32, made, tmp_path):
@@ -156,3 +172,47 @@ def test_a_run_without_features_cannot_be_read_in_float32(float32, tmp_path, cap
     with pytest.raises(SystemExit):
         float32.main([str(tmp_path)])
     assert "run it with --keep-features" in capsys.readouterr().err
+
+
+# --- what is left: tools/oracle.py ------------------------------------------------------------------------------------
+
+
+def test_of_one_task_the_oracle_knows_no_more(efcil, oracle, tmp_path):
+    """Nothing has moved: true statistics are those that the run had."""
+    settings = [part for setting in SMALL for part in ("--set", setting)]
+    code, _, err = efcil("run", "dpcr", "digits", *settings, "--tasks", "1", "--out", tmp_path / "r", "--quiet")
+    assert code == 0, err
+    assert oracle.main([str(tmp_path / "r"), "dpcr", "--device", "cpu", "--out", str(tmp_path / "found.json")]) == 0
+    found = json.loads((tmp_path / "found.json").read_text())["oracle"]["dpcr"]
+    assert found["A_f"] == pytest.approx(of(tmp_path, "r")["A_f"])
+
+
+def test_the_oracle_sees_old_images_with_the_last_backbone(oracle, made):
+    """All images as one task: the ridge solution of their features, worked out here, has the same accuracy."""
+    home = made / "trajectory"
+    found = oracle.measured(made, ["dpcr", "rrcr+tssp+cip"], None, Machine.choose("cpu"))
+    plan = plan_of(config_of(home), ["rrcr+tssp+cip"], [])
+    data = sources.load("digits", None, plan.data)
+    backbone = REPRESENTATIONS["lwf"](plan.training, data.channels, Machine.choose("cpu"), plan.seed).backbone
+    tensors, _ = load_tensors(home / "checkpoints" / "task-05.safetensors")
+    of_backbone = "representation.student.backbone."
+    backbone.load_state_dict({k.removeprefix(of_backbone): v for k, v in tensors.items() if k.startswith(of_backbone)})
+    ridge = plan.methods["rrcr+tssp+cip"][1].ridge
+
+    def features(part):
+        pixels = Pixels(torch.from_numpy(part.images), data.mean, data.std, Machine.choose("cpu"))
+        return extract(backbone, pixels, Machine.choose("cpu")).double()
+
+    x, hot = features(data.train), torch.eye(10, dtype=torch.float64)[data.train.labels]
+    weights = torch.linalg.solve(x.T @ x + ridge * torch.eye(x.shape[1], dtype=torch.float64), x.T @ hot)
+    hits = (features(data.test) @ weights).argmax(1) == torch.from_numpy(data.test.labels)
+    assert found["rrcr+tssp+cip"]["A_f"] == pytest.approx(100 * float(hits.double().mean()))
+    assert found["dpcr"]["A_f"] != of(made, "dpcr")["A_f"]
+    assert 0 < found["dpcr"]["new"] <= 100
+
+
+def test_the_oracle_needs_a_finished_run(oracle, kept, capsys):
+    (kept / "trajectory" / "checkpoints" / "task-05.safetensors").unlink()
+    with pytest.raises(SystemExit):
+        oracle.main([str(kept), "dpcr", "--device", "cpu"])
+    assert "finish the run with --resume" in capsys.readouterr().err

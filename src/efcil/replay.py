@@ -48,7 +48,7 @@ class _Gone:
 class SavedTask(TaskFeatures):
     """A task as methods saw it, from the file that was kept."""
 
-    def __init__(self, index: int, tensors: Mapping[str, Tensor], rest: _Gone):
+    def __init__(self, index: int, tensors: Mapping[str, Tensor], rest: _Gone | Representation):
         super().__init__(index, cast(Representation, rest), cast(Pixels, None), tensors["labels"], None)
         for name, (when, view) in KEPT.items():
             if name in tensors:
@@ -79,7 +79,8 @@ class SavedTask(TaskFeatures):
         raise OptionError("the images are gone: what needs them cannot be replayed; run it")
 
 
-def _config(home: Path) -> dict[str, Any]:
+def config_of(home: Path) -> dict[str, Any]:
+    """Return what a run's config.yaml says of it."""
     config = home / "config.yaml"
     try:
         run = yaml.safe_load(config.read_text(encoding="utf-8"))["run"]
@@ -88,7 +89,7 @@ def _config(home: Path) -> dict[str, Any]:
     return cast(dict[str, Any], run)
 
 
-def _plan(run: Mapping[str, Any], methods: Sequence[str], settings: Sequence[str]) -> Plan:
+def plan_of(run: Mapping[str, Any], methods: Sequence[str], settings: Sequence[str]) -> Plan:
     """Resolve other methods as if they had been asked for with the run."""
     for name in methods:
         way = find(name.split(":")[0]).representation
@@ -153,7 +154,7 @@ def execute(
     """Replay a run, write summaries and a page, and print the table."""
     names = [name.strip() for name in methods.split(",") if name.strip()]
     home = source / "trajectory" if (source / "trajectory" / "config.yaml").exists() else source
-    plan = _plan(_config(home), names, settings)
+    plan = plan_of(config_of(home), names, settings)
     summaries = replay(home, plan, Machine.choose(device), command)
     out = source / "replay" if out is None else out
     for summary in summaries:

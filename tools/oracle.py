@@ -1,0 +1,100 @@
+"""What a trajectory's last backbone is worth with statistics that nobody had to estimate: the ceiling of every shift.
+
+    python tools/oracle.py RUN METHODS --data DIR [--out FILE.json]
+
+RUN is the directory of a run or comparison that is finished. All training images, those of old tasks too, are looked at
+with its last backbone, and each method learns them as one task: nothing has moved. What a method of the run lacks to
+that is shift estimation; what is left above it is representation. No method may do this; it is a measure.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from efcil import data as sources
+from efcil.errors import EfcilError, RunError
+from efcil.experiment import commit
+from efcil.metrics import count_correct
+from efcil.protocol import Evaluator
+from efcil.replay import SavedTask, config_of, plan_of
+from efcil.representations import REPRESENTATIONS
+from efcil.tasks import TaskStream, class_order
+from efcil.training.checkpoint import load_tensors
+from efcil.training.extraction import extract
+from efcil.training.images import stored
+from efcil.training.loop import Pixels
+from efcil.training.machine import Machine
+
+
+def measured(run: Path, names: list[str], directory: Path | None, machine: Machine) -> dict[str, dict[str, float]]:
+    """Return the accuracy of each method after the last task: on all classes, on old ones, on the new ones."""
+    home = run / "trajectory" if (run / "trajectory" / "config.yaml").exists() else run
+    config = config_of(home)
+    plan = plan_of(config, names, [])
+    whole = sources.load(plan.dataset, directory, plan.data)
+    data = whole.held_out(plan.held_out, plan.seed) if plan.held_out else whole
+    stream = TaskStream(data.train, class_order(plan.order, data.class_names), plan.sizes(len(data.class_names)))
+    last = home / "checkpoints" / f"task-{len(stream):02d}.safetensors"
+    if not last.exists():
+        raise RunError(f"{last} is not there: finish the run with --resume")
+    tensors, _ = load_tensors(last)
+    representation = REPRESENTATIONS[plan.representation](plan.training, data.channels, machine, plan.seed)
+    own = {k.removeprefix("representation."): v for k, v in tensors.items() if k.startswith("representation.")}
+    representation.load_state({k: v.to(machine.device) for k, v in own.items()})
+    evaluator = Evaluator(data, stream, machine)
+    seen, labels = evaluator.seen(len(stream) - 1)
+    everything = stream.upto(len(stream) - 1)
+    images = Pixels(stored(everything.images, machine.device), data.mean, data.std, machine, data.short)
+    crop = representation.options.crop
+    features, shown = (extract(representation.backbone, pixels, machine, crop) for pixels in (images, seen))
+    task = SavedTask(0, {"labels": machine.tensor(everything.labels), "new": features}, representation)
+    found = {}
+    for label, (method, options) in plan.methods.items():
+        for head, readout in method.classifiers.items():
+            learner = readout(options)
+            learner.learn(task)
+            hits, _, _ = count_correct(learner.scores(shown), labels, evaluator.task_of_class)
+            totals = evaluator.totals()
+            found[f"{label}/{head}" if head else label] = {
+                "A_f": 100 * sum(hits.tolist()) / sum(totals),
+                "old": 100 * sum(hits.tolist()[:-1]) / max(1, sum(totals[:-1])),
+                "new": 100 * hits.tolist()[-1] / totals[-1],
+            }
+    return found
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Print a line for each method."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run", type=Path)
+    parser.add_argument("methods")
+    parser.add_argument("--data", type=Path)
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--out", type=Path)
+    asked = parser.parse_args(arguments)
+    machine = Machine.choose(asked.device)
+    try:
+        found = measured(asked.run, asked.methods.split(","), asked.data, machine)
+    except EfcilError as error:
+        parser.error(str(error))
+    for label, one in found.items():
+        print(f"{label}: with true statistics {one['A_f']:.2f}, old classes {one['old']:.2f}, new {one['new']:.2f}")
+    if asked.out is not None:
+        about: dict[str, Any] = {
+            "command": f"python tools/oracle.py RUN {asked.methods}",
+            "run": asked.run.name,
+            "device": machine.name,
+            "commit": commit(),
+        }
+        asked.out.write_text(json.dumps({**about, "oracle": found}, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    with torch.no_grad():
+        raise SystemExit(main())
