@@ -583,3 +583,49 @@ def test_other_sizes_and_grey_images(machine, size, channels, crop):
     _, matrix = run(representation, data)
     assert matrix.tasks_done == 3
     assert representation.pseudo().shape[1:] == (channels, size, size)
+
+
+# --- more is read of the backbone -------------------------------------------------------------------------------------
+
+
+def test_what_is_read_are_features_quarters_and_mirror_images(machine, data):
+    """By hand: the mean of the last maps, and that of each quarter of the maps before; for both images."""
+    representation = learner(machine, read_quarters=True, read_mirrored=True)
+    backbone = representation.backbone.eval()
+    images = torch.randn(5, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+
+    def literal(x):
+        *_, before, last = backbone.stages(x)
+        side = before.shape[-1] // 2
+        parts = [last.mean((2, 3))]
+        rows = [before[:, c, i * side : (i + 1) * side, j * side : (j + 1) * side].mean((1, 2))
+                for c in range(before.shape[1]) for i in (0, 1) for j in (0, 1)]  # fmt: skip
+        return torch.cat([*parts, torch.stack(rows, 1)], 1)
+
+    with torch.no_grad():
+        found = representation.reading(backbone)(images)
+        torch.testing.assert_close(found, (literal(images) + literal(images.flip(3))) / 2)
+        torch.testing.assert_close(found, representation.reading(backbone)(images.flip(3)))
+        torch.testing.assert_close(
+            learner(machine, read_mirrored=True).reading(backbone)(images),
+            (backbone(images) + backbone(images.flip(3))) / 2,
+        )
+    assert learner(machine).reading(backbone) is backbone
+
+
+def test_reading_more_changes_the_classifier_and_not_the_backbone(machine, data):
+    plain, wide = learner(machine, feature_weight=1.0), learner(machine, feature_weight=1.0, read_quarters=True)
+    (narrow, _), (readout, matrix) = run(plain, data), run(wide, data)
+    for key, value in plain.backbone.state_dict().items():
+        assert torch.equal(value, wide.backbone.state_dict()[key])
+    assert torch.equal(plain.means, wide.means)
+    dim = wide.backbone.dim
+    before = wide.backbone.stages(torch.zeros(1, 3, 8, 8))[-2].shape[1]
+    assert narrow.stats.mean.shape == (sum(SIZES), dim)
+    assert readout.stats.mean.shape == (sum(SIZES), dim + 4 * before)
+    assert matrix.tasks_done == len(SIZES)
+
+
+def test_of_a_timm_model_no_maps_are_read(machine):
+    with pytest.raises(OptionError, match=r"read_quarters and read_mirrored read the maps of a ResNet, not of timm/x"):
+        learner(machine, backbone="timm/x", width=None, read_quarters=True)

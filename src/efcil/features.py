@@ -93,7 +93,7 @@ class TaskFeatures:
         else:
             backbone = r.backbone if when == "new" else r.old_backbone
         crop = None if view == "augmented" else r.options.crop  # augmentation has cropped already
-        return self.once((when, view), lambda: extract(backbone, self.pixels(view), r.machine, crop))
+        return self.once((when, view), lambda: extract(r.reading(backbone), self.pixels(view), r.machine, crop))
 
     def stats(self, view: View = "clean", memory: Memory = GRAMS) -> ClassStats:
         """Statistics of the task's classes under the new backbone (Eq. 15)."""

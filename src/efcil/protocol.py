@@ -72,7 +72,8 @@ class Evaluator:
             first = name in frozen
             if first not in features:
                 backbone = representation.first_backbone if first else representation.backbone
-                features[first] = extract(backbone, seen, self.machine, representation.options.crop)
+                reading = representation.reading(backbone)
+                features[first] = extract(reading, seen, self.machine, representation.options.crop)
             correct, correct5, _ = count_correct(readout.scores(features[first]), labels, self.task_of_class)
             hits[name] = (correct[: task + 1].tolist(), correct5[: task + 1].tolist())
         return hits

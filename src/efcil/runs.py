@@ -456,14 +456,14 @@ class Run:
         seen, labels = self.evaluator.seen(task.index)
         r = self.representation
         kept = {"labels": task.labels, "test_labels": labels, "new": task.new()}
-        kept["test"] = extract(r.backbone, seen, self.machine, r.options.crop)
+        kept["test"] = extract(r.reading(r.backbone), seen, self.machine, r.options.crop)
         if not task.first:
             kept["old"] = task.old()
             if r.pseudo() is not None:
                 kept |= {"old_pseudo": task.old("pseudo"), "new_pseudo": task.new("pseudo")}
         if r.anchor is not None:
             kept["first"] = task.at_first().new()
-            kept["test_first"] = extract(r.first_backbone, seen, self.machine, r.options.crop)
+            kept["test_first"] = extract(r.reading(r.first_backbone), seen, self.machine, r.options.crop)
         if not self.group.is_first:
             return
         path = self.home / FEATURES / f"task-{task.index + 1:02d}.safetensors"
@@ -477,7 +477,7 @@ class Run:
         r, kept = self.representation, {}
         with self.machine.exclusive():
             for name, backbone in (("before", r.old_backbone), ("after", r.backbone)):
-                kept[name] = extract(backbone, seen, self.machine, r.options.crop)
+                kept[name] = extract(r.reading(backbone), seen, self.machine, r.options.crop)
         if not self.group.is_first:
             return
         for label in self.snapshots:

@@ -112,6 +112,10 @@ class Representation(nn.Module, ABC):
         """The backbone as it was before this task."""
         return self.teacher.backbone
 
+    def reading(self, backbone: nn.Module) -> nn.Module:
+        """Return what classifiers and shifts read of a backbone: its features come first."""
+        return backbone
+
     @property
     def head(self) -> GrowingHead:
         """The auxiliary head."""

@@ -16,6 +16,8 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, normalize
 
+from efcil.backbones import ResNet, is_timm
+from efcil.backbones.reading import Reading
 from efcil.data.augment import Sparing, Transform, augment
 from efcil.errors import OptionError
 from efcil.linalg import DTYPE, feature_products, relative_ridge, task_shift_from_gram
@@ -44,6 +46,8 @@ class PseudoReplayOptions(LwFOptions):
     pseudo_from: Literal["clean", "augmented"] = "clean"  # what they are made of; augmented, they stay as they are
     pseudo_rounds: int = Field(default=1, ge=1)  # times that they are made anew in a task
     feature_weight: float = Field(default=0.0, ge=0)  # of the distance to the teacher's features, through a linear map
+    read_quarters: bool = False  # classifiers read the quarters of the maps before the last ones as well
+    read_mirrored: bool = False  # what is read is the mean over an image and its mirror image
 
 
 class PseudoReplay(LwF):
@@ -52,14 +56,27 @@ class PseudoReplay(LwF):
     options_type = PseudoReplayOptions
 
     def __init__(self, options: Any, channels: int, machine: Machine, seed: int):
+        if is_timm(options.backbone) and (options.read_quarters or options.read_mirrored):
+            raise OptionError(
+                f"read_quarters and read_mirrored read the maps of a ResNet, not of {options.backbone}: leave them out"
+            )
         super().__init__(options, channels, machine, seed)
         dim: int = self.backbone.dim  # type: ignore[assignment]
+        self.dim = dim
         where: dict[str, Any] = {"dtype": DTYPE, "device": machine.device}
         self.means = torch.zeros(0, dim, **where)  # (classes, dim)
         self.covariance = torch.zeros(dim, dim, **where)  # within classes, the mean of theirs
         self.made: Tensor | None = None  # (m, channels, height, width) uint8
         self._own = 0  # images of the task
         self.projector = machine.place(nn.Linear(dim, dim)) if options.feature_weight else None
+
+    def reading(self, backbone: nn.Module) -> nn.Module:
+        """Return the backbone, or what reads more of it."""
+        o = self.options
+        if not (o.read_quarters or o.read_mirrored):
+            return backbone
+        assert isinstance(backbone, ResNet)
+        return Reading(backbone, o.read_quarters, o.read_mirrored)
 
     def begin(self, task: Task) -> None:
         """Begin as LwF does; the linear map of features begins as the identity."""
@@ -151,10 +168,10 @@ class PseudoReplay(LwF):
         """Move the means and the covariance with the task, and add those of its classes."""
         known = len(self.means)
         if known:
-            shift = moved_by(*task.pairs("pseudo"))
+            shift = moved_by(*(features[:, : self.dim] for features in task.pairs("pseudo")))
             self.means = self.means @ shift
             self.covariance = shift.T @ self.covariance @ shift
-        features = task.new().to(DTYPE)
+        features = task.new()[:, : self.dim].to(DTYPE)
         means, within = [], torch.zeros_like(self.covariance)
         for label in task.labels.unique():
             own = features[task.labels == label]
