@@ -404,7 +404,7 @@ def test_pairs_are_the_tasks_images_and_the_made_ones(machine, data, second):
     assert task.pairs("pseudo")[0] is old, "computed once"
     assert [len(x) for x in task.pairs("clean")] == [len(labels)] * 2
     none = SimpleNamespace(pseudo=lambda: None, backbone=second.backbone, old_backbone=second.old_backbone)
-    none.options, none.machine = second.options, machine
+    none.options, none.machine, none.reading = second.options, machine, lambda backbone: backbone
     plain = TaskFeatures(1, none, pixels, labels, None)
     assert torch.equal(plain.pairs("pseudo")[0], task.old()), "where none were made those of the task are all"
 
