@@ -249,6 +249,7 @@ def image_task(machine, old, new, crop=None, count=30, size=8):
     pixels = Pixels(torch.from_numpy(images), (0.5, 0.4), (0.25, 0.2), machine)
     options = SimpleNamespace(crop=crop)
     there = SimpleNamespace(backbone=new, old_backbone=old, options=options, machine=machine, seed=0)
+    there.reading = lambda backbone: backbone
     return TaskFeatures(1, there, pixels, torch.arange(count) % 2 + 4, None)  # behind four old classes
 
 
