@@ -581,3 +581,19 @@ def test_training_does_not_depend_on_who_looks_at_the_images(data, machine, monk
     assert none == {0}
     for key, value in plain.items():
         torch.testing.assert_close(ahead[key], value, rtol=1e-3, atol=1e-4, msg=key)
+
+
+def test_a_loss_of_two_arguments_asks_its_teacher_itself(data, machine, monkeypatch):
+    """As a representation of another package may have it, that took over the rest of ours."""
+
+    class Own(REPRESENTATIONS["lwf"]):
+        def loss(self, images, labels):
+            return super().loss(images, labels)
+
+    monkeypatch.setattr(loop, "Ahead", Foresighted)
+    first = learner("lwf")
+    representation = Own(first.options, first.channels, machine, 0)
+    for task in list(stream(data))[:2]:
+        pixels = Pixels(machine.tensor(task.images), data.mean, data.std, machine)
+        train_task(representation, task, pixels, machine.tensor(task.labels), None)
+    assert representation.old

@@ -7,6 +7,7 @@ batches as one that was never stopped.
 from __future__ import annotations
 
 import copy
+import inspect
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -420,7 +421,7 @@ def train(
     `middle` training goes on in the middle of epoch `start`.
 
     `noise` is what the loss draws from, seeded anew for each epoch. What `resting` makes of a batch is the loss's third
-    argument where it pays to compute it ahead; elsewhere the loss has to see to it. Of a task in several stages this is
+    argument where it takes one and it pays to compute it ahead; elsewhere the loss has to see to it. Of a task in several stages this is
     the one after `before` epochs of `epochs` in all; randomness and reports count through the task.
     """
     optimiser = Optimiser(module, schedule, machine, rule, momentum)
@@ -437,9 +438,11 @@ def train(
 
     how = (pixels.images, labels, transform, batch_size, last_batch)
 
+    asked = resting if len(inspect.signature(loss).parameters) > 2 else None  # a plugin's loss may know two arguments
+
     def several(block: range) -> Sequence[Sequence[Batch]]:
         found = several_epochs(*how, [source(epoch) for epoch in block], group)
-        return found if resting is None else seen_at_rest(found, resting, pixels, machine)
+        return found if asked is None else seen_at_rest(found, asked, pixels, machine)
 
     ahead = Ahead(
         lambda epoch: epoch_batches(*how, source(epoch), group),
