@@ -421,8 +421,8 @@ def train(
     `middle` training goes on in the middle of epoch `start`.
 
     `noise` is what the loss draws from, seeded anew for each epoch. What `resting` makes of a batch is the loss's third
-    argument where it takes one and it pays to compute it ahead; elsewhere the loss has to see to it. Of a task in several stages this is
-    the one after `before` epochs of `epochs` in all; randomness and reports count through the task.
+    argument where it takes one and it pays to compute it ahead; elsewhere the loss has to see to it. Of a task in
+    several stages this is the one after `before` epochs of `epochs` in all; randomness and reports count through it.
     """
     optimiser = Optimiser(module, schedule, machine, rule, momentum)
     if momenta is not None:
