@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping
 from typing import Any
 
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from efcil.heads.gaussian import gaussian_factors, log_densities, standardised
@@ -27,9 +27,24 @@ class DPCRPlusOptions(DPCROptions):
 
     shift_images: Seen = "pseudo"  # type: ignore[assignment]  # one more choice than the others have
     shift_share: float = Field(default=0.0, ge=0)  # of trace / dim: ridge of the shift towards the identity; 0: Eq. 5
+    shift_residual: bool = False  # moved classes get the covariance of what the map leaves over as well
     gaussian: float = Field(default=1.0, ge=0)  # weight of the Gaussians beside the ridge classifier; 0: DPCR's alone
     gaussian_shared: float = Field(default=0.9, ge=0, le=1)  # of a class's covariance is the one of all classes
     gaussian_ridge: float = Field(default=0.3, gt=0)  # added to it, a share of its trace / dim
+
+    @property
+    def widens(self) -> bool:
+        """What a map leaves over is spread that a moved class has beside the moved one."""
+        return self.shift_residual
+
+    @model_validator(mode="after")
+    def _residual_of_grams(self) -> DPCRPlusOptions:
+        if self.shift_residual and self.memory_form != "gram":
+            raise ValueError(
+                f"shift_residual=true fills all directions of a class, memory_form={self.memory_form} keeps few: "
+                "leave one of them out"
+            )
+        return self
 
     @property
     def how(self) -> tuple[Hashable, ...]:

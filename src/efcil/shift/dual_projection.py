@@ -12,7 +12,7 @@ from efcil.class_memory import Form, Memory
 from efcil.config import Options
 from efcil.errors import OptionError
 from efcil.features import TaskFeatures, View
-from efcil.linalg import RankRule, feature_products, relative_ridge, task_shift, task_shift_from_gram
+from efcil.linalg import RankRule, feature_products, left_over, relative_ridge, task_shift, task_shift_from_gram
 from efcil.stats import ClassStats
 
 FEW = 4
@@ -32,6 +32,11 @@ class DualProjectionOptions(Options):
     memory_form: Form = "gram"  # how old classes are kept; "factors": those of fewer than dim / 2 images take less
     memory_rank: int | None = Field(default=None, ge=1)  # rows of a factor at most; exact no longer
     memory_error: float | None = Field(default=None, gt=0, lt=1)  # or: share of a Gram's trace that may be left out
+
+    @property
+    def widens(self) -> bool:
+        """Whether moved classes also get the covariance of what the map leaves over."""
+        return False
 
     @property
     def how(self) -> tuple[Hashable, ...]:
@@ -74,10 +79,11 @@ def dual_projection(stats: ClassStats | None, task: TaskFeatures, options: DualP
     def move() -> ClassStats:
         shared = task.once(("shift", options.how), lambda: _shift(*task.pairs(options.shift_images), options))
         rule, tolerance = options.rank_rule, options.rank_tolerance
-        return stats.projected(shared, rule=rule, tolerance=tolerance, release=task.alone(stats))
+        moved = stats.projected(shared, rule=rule, tolerance=tolerance, release=task.alone(stats))
+        return moved.widened(left_over(*task.pairs(options.shift_images), shared)) if options.widens else moved
 
     # Methods compared on one trajectory start from the same statistics and move them once.
-    return task.once((stats, options.how, options.rank_rule, options.rank_tolerance), move)
+    return task.once((stats, options.how, options.widens, options.rank_rule, options.rank_tolerance), move)
 
 
 def _shift(old: Tensor, new: Tensor, options: DualProjectionOptions) -> Tensor:
