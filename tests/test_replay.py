@@ -211,6 +211,16 @@ def test_the_oracle_sees_old_images_with_the_last_backbone(oracle, made):
     assert 0 < found["dpcr"]["new"] <= 100
 
 
+def test_the_oracle_reads_what_the_run_read(efcil, oracle, tmp_path):
+    """Of one task again: a method that reads more of its backbone is measured with that."""
+    settings = [part for setting in [*SMALL, "read_quarters=true"] for part in ("--set", setting)]
+    asked = ("run", "dpcr-plus", "digits", "--preset", "quick", *settings, "--tasks", "1", "--quiet")
+    code, _, err = efcil(*asked, "--out", tmp_path / "r")
+    assert code == 0, err
+    found = oracle.measured(tmp_path / "r", ["dpcr-plus"], None, Machine.choose("cpu"))["dpcr-plus"]
+    assert found["A_f"] == pytest.approx(of(tmp_path, "r")["A_f"])
+
+
 def test_the_oracle_needs_a_finished_run(oracle, kept, capsys):
     (kept / "trajectory" / "checkpoints" / "task-05.safetensors").unlink()
     with pytest.raises(SystemExit):

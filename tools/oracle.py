@@ -51,7 +51,8 @@ def measured(run: Path, names: list[str], directory: Path | None, machine: Machi
     everything = stream.upto(len(stream) - 1)
     images = Pixels(stored(everything.images, machine.device), data.mean, data.std, machine, data.short)
     crop = representation.options.crop
-    features, shown = (extract(representation.backbone, pixels, machine, crop) for pixels in (images, seen))
+    reading = representation.reading(representation.backbone)
+    features, shown = (extract(reading, pixels, machine, crop) for pixels in (images, seen))
     task = SavedTask(0, {"labels": machine.tensor(everything.labels), "new": features}, representation)
     found = {}
     for label, (method, options) in plan.methods.items():
