@@ -1,12 +1,14 @@
 """Checkpoints: whole or refused, and the newest sound one is found."""
 
 import random
+import threading
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from efcil.errors import CheckpointError
+from efcil.training import checkpoint
 from efcil.training.checkpoint import CheckpointStore, load_tensors, save_tensors
 
 TENSORS = {
@@ -144,11 +146,15 @@ def test_none_sound(tmp_path):
         store.newest()
 
 
-def test_what_changes_after_saving_is_not_saved(tmp_path):
+def test_what_changes_after_saving_is_not_saved(tmp_path, monkeypatch):
+    """Not even where the writing begins only then."""
+    changed, write = threading.Event(), checkpoint._write
+    monkeypatch.setattr(checkpoint, "_write", lambda *what: changed.wait(10) and write(*what))
     store = CheckpointStore(tmp_path / "checkpoints")
     weights = torch.ones(100_000)
     store.save_task(1, {"w": weights}, {})
     weights.zero_()
+    changed.set()
     assert store.newest().tensors["w"].sum() == 100_000
 
 
