@@ -46,9 +46,8 @@ def folded(convolution: nn.Conv2d, norm: nn.BatchNorm2d | nn.SyncBatchNorm) -> t
     assert norm.running_mean is not None
     assert norm.running_var is not None
     scale = norm.weight.double() / (norm.running_var.double() + norm.eps).sqrt()
-    return convolution.weight.double() * scale.view(
-        -1, 1, 1, 1
-    ), norm.bias.double() - norm.running_mean.double() * scale
+    weight = convolution.weight.double() * scale.view(-1, 1, 1, 1)
+    return weight, norm.bias.double() - norm.running_mean.double() * scale
 
 
 class Layer:

@@ -1,6 +1,6 @@
 """What classifiers may read of a ResNet beside its features: the maps before its last ones, and mirror images.
 
-The maps before the last ones are more general, and a task moves them less. Their mean over each quarter of the image
+The maps before the last ones are less bound to the classes of one task. Their mean over each quarter of the image
 (2 x 2) keeps where things are, which the features, means over the whole image, do not.
 """
 
