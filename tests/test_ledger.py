@@ -120,6 +120,17 @@ def test_configurations_are_never_averaged(root):
     assert cells(root, "dpcr (tuned)")[2] == "55.00"
 
 
+def test_the_settings_of_the_released_code_are_a_variant(root):
+    store(root, "a", summary(A_f=50))
+    store(root, "b", summary(A_f=52, preset="released_code"))
+    run(root)
+    main, _, variants = (root / "results" / "README.md").read_text().partition("### Ablations and variants")
+    assert r"| dpcr (released\_code) |" not in main
+    assert r"| dpcr (released\_code) |" in variants
+    assert cells(root, "dpcr")[2] == "50.00"
+    assert "released" not in (root / "README.md").read_text()
+
+
 def test_partial_runs_are_listed_and_not_counted(root):
     store(root, "a", summary(A_f=50))
     store(root, "b", summary(A_f=90, order="1992", done=3))

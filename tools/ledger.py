@@ -125,8 +125,9 @@ class Row:
 
     @property
     def variant(self) -> bool:
-        """Whether it belongs into the table of ablations: a part left out, or an option other than the method's."""
-        return _is_variant(self.entries[0].run.method) or self.entries[0].unusual
+        """Whether it belongs into the table of ablations: a part left out, or options or a preset that are not ours."""
+        entry = self.entries[0]
+        return _is_variant(entry.run.method) or entry.unusual or entry.run.preset == "released_code"
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,9 @@ Differences from the paper and its authors' code, all as in PyCIL, which the DPC
 - Gradients are not clipped.
 Difference from PyCIL: its resnet32 for this method has convolutions in the shortcuts, ours the usual padding.
 Measured on CIFAR-100, A_f / A_avg, in brackets the paper's: `podnet:memory=1000/cnn` T = 10 40.45 / 58.80 (35.57 /
-55.00); `podnet:memory=1000/nme` T = 10 36.36 / 55.62; `podnet:memory=500/cnn` T = 10 34.17 / 54.89 (31.90 / 51.17), T =
-20 23.16 / 44.94 (23.44 / 42.42); `podnet:memory=500/nme` T = 10 32.62 / 52.66, T = 20 24.00 / 43.38.
+55.00), T = 20 32.57 / 52.46 (28.71 / 49.09); `podnet:memory=1000/nme` T = 10 36.36 / 55.62, T = 20 28.20 / 48.55;
+`podnet:memory=500/cnn` T = 10 34.17 / 54.89 (31.90 / 51.17), T = 20 23.16 / 44.94 (23.44 / 42.42);
+`podnet:memory=500/nme` T = 10 32.62 / 52.66, T = 20 24.00 / 43.38.
 """
 
 from __future__ import annotations
