@@ -655,6 +655,18 @@ def test_moved_classes_get_what_the_map_leaves_over(images, divisor):
     assert not torch.allclose(plain.gram, found.gram), "methods that differ in it do not share what moved"
 
 
+def test_gaussians_of_classes_that_are_cut_are_those_of_what_is_left():
+    """Few rows of a class, the mean one of them: its own covariance alone, next to no ridge, and still a density."""
+    features, labels = draw(60, 12), torch.arange(60) % 3
+    stats = ClassStats.from_features(features, labels, Memory("factors", rank=4))
+    assert stats.numbers < ClassStats.from_features(features, labels).numbers
+    moved = stats.moved(draw(12, 12, seed=1))
+    for one in (stats, moved):
+        factors = gaussian_factors(one, 0.0, 1e-6)
+        ridge = 1e-6 * pooled_covariance(one).trace() / 12 * torch.eye(12).double()
+        torch.testing.assert_close(factors @ factors.mT, one.covariance() + ridge, rtol=1e-9, atol=1e-12)
+
+
 def test_widened_classes_are_those_with_noise():
     """Of features with independent noise the expected Gram is that; factors become Grams of the same."""
     features, labels = draw(24, 5), torch.arange(24) % 2

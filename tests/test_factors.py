@@ -226,6 +226,11 @@ def left_out(stats: ClassStats, whole: ClassStats) -> Tensor:
     return torch.linalg.matrix_norm(missing, "nuc") / whole.gram.diagonal(dim1=1, dim2=2).sum(1)
 
 
+def scatters(stats: ClassStats) -> Tensor:
+    """N_c times the covariance of each class."""
+    return stats.covariance() * stats.count[:, None, None]
+
+
 @pytest.mark.parametrize("error", [0.3, 0.1, 1e-2, 1e-4])
 def test_the_error_of_cut_factors_is_bounded(pair, features: Tensor, error: float) -> None:
     grams = pair[0]
@@ -233,11 +238,11 @@ def test_the_error_of_cut_factors_is_bounded(pair, features: Tensor, error: floa
     lost = left_out(cut, grams)
     assert float(lost.max()) <= error * (1 + 1e-9)
     assert torch.equal(cut.mean, grams.mean), "means are not cut"
-    for gram, rank in zip(grams.gram, ranks(cut), strict=True):
-        if rank >= 0:  # the fewest rows: one less would leave out more
-            values = torch.linalg.eigvalsh(gram).flip(0)
-            assert float(values[max(0, rank - 1) :].sum()) > error * float(values.sum()) * (1 - 1e-9)
-            assert 2 * rank <= DIM
+    for gram, scatter, rank in zip(grams.gram, scatters(grams), ranks(cut), strict=True):
+        if rank >= 2:  # the fewest rows after the mean's: one less would leave out more
+            values = torch.linalg.eigvalsh(scatter).flip(0)
+            assert float(values[rank - 2 :].sum()) > error * float(gram.trace()) * (1 - 1e-9)
+        assert 2 * rank <= DIM
     if error == 0.3:
         assert cut.numbers < pair[1].numbers
         assert float(lost.max()) > 0.01
@@ -247,14 +252,29 @@ def test_cut_to_a_rank_what_is_lost_is_the_smallest_eigenvalues(pair, features: 
     grams = pair[0]
     cut = ClassStats.from_features(features, LABELS, Memory("factors", rank=3))
     assert ranks(cut) == [3, 3, 1, 3, 3, 3, 3, 2]
-    for gram, own in zip(grams.gram, cut.gram, strict=True):
-        values = torch.linalg.eigvalsh(gram)
+    for gram, scatter, own in zip(grams.gram, scatters(grams), cut.gram, strict=True):
+        values = torch.linalg.eigvalsh(scatter)  # the mean is the first of three rows
         assert torch.linalg.matrix_norm(gram - own, "nuc") == pytest.approx(
-            float(values[:-3].sum()), rel=1e-9, abs=1e-9
+            float(values[:-2].sum()), rel=1e-9, abs=1e-9
         )
         assert torch.linalg.matrix_norm(gram - own, 2) == pytest.approx(
-            float(values[-4].clamp_min(0)), rel=1e-9, abs=1e-9
+            float(values[-3].clamp_min(0)), rel=1e-9, abs=1e-9
         )
+
+
+def test_a_cut_class_has_a_covariance_before_and_after_moves_and_joins(pair, features: Tensor) -> None:
+    """Gram and mean belong together: a cut of the Gram alone would leave less than the mean's own product."""
+    for memory in (Memory("factors", rank=1), Memory("factors", rank=3), Memory("factors", error=0.3)):
+        cut = ClassStats.from_features(features, LABELS, memory)
+        rest = ClassStats.from_features(features.flip(1), LABELS, memory)
+        for stats in (cut, cut.moved(draw(DIM, DIM, seed=1)), cut.joined(rest, memory)):
+            values = torch.linalg.eigvalsh(stats.covariance())
+            assert float(values.min()) > -1e-12 * float(stats.gram.abs().max())
+            if memory.rank == 1:
+                assert float(values.abs().max()) < 1e-12 * float(stats.gram.abs().max()), "nothing but the mean"
+    values = torch.linalg.eigvalsh(scatters(pair[0]))
+    kept = torch.linalg.eigvalsh(scatters(ClassStats.from_features(features, LABELS, Memory("factors", rank=3))))
+    torch.testing.assert_close(kept[:, -2:], values[:, -2:], rtol=1e-9, atol=1e-9)
 
 
 def test_what_was_left_out_moves_as_a_gram_and_stays_bounded(pair, features: Tensor) -> None:

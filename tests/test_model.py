@@ -112,17 +112,23 @@ def test_importing_the_package_imports_nothing_heavy():
 
 
 def test_it_learns_class_after_class_and_keeps_the_old_ones():
+    """Three seeds: of one, the last bit of a product decides what becomes of ten test images."""
     data = blobs(size=8, per_class=20, noise=15.0)
-    model = tiny(width=4, epochs=6, options={"batch_size": 8, "augment": "none"})
-    for start in (0, 2, 4):
-        model.learn(*lesson(start, start + 1, data=data))
-    first = list(dict.fromkeys(lesson(0, 1, data=data)[1]))
-    assert model.classes_[:2].tolist() == first, "in the order in which they came"
-    assert sorted(model.classes_) == sorted(data.class_names)
-    assert model.score(data) > 0.7
     names = np.array([data.class_names[label] for label in data.test.labels])
-    assert (model.predict(data.test.images) == names).mean() == model.score(data)
-    assert (model.predict(data.test.images) == names)[data.test.labels < 2].mean() >= 0.4, "the oldest too"
+    first = list(dict.fromkeys(lesson(0, 1, data=data)[1]))
+    found, oldest = [], []
+    for seed in range(3):
+        model = tiny(width=8, epochs=6, seed=seed, options={"batch_size": 8, "augment": "none"})
+        for start in (0, 2, 4):
+            model.learn(*lesson(start, start + 1, data=data))
+        assert model.classes_[:2].tolist() == first, "in the order in which they came"
+        assert sorted(model.classes_) == sorted(data.class_names)
+        right = model.predict(data.test.images) == names
+        assert right.mean() == model.score(data)
+        found.append(right.mean())
+        oldest.append(right[data.test.labels < 2].mean())
+    assert np.mean(found) > 0.7
+    assert np.mean(oldest) >= 0.5, "the oldest too"
 
 
 def test_answers_have_their_shapes(model):
@@ -793,6 +799,20 @@ def test_forgetting_everything_and_nothing_known(model):
 def test_sums_over_all_classes_cannot_forget_one(method):
     with pytest.raises(ModelError, match=r"one sum over all classes.*take one of dpcr"):
         taught((0, 1), (2, 3), method=method).forget("class1")
+
+
+@pytest.mark.parametrize("method", ["dpcr", "acil"])
+def test_what_is_loaded_lies_as_what_was_learned(tmp_path, method):
+    """A product may round differently in another layout or at another alignment: it would not be the same model."""
+    model = taught((0, 1), (2, 3), method=method)
+    model.save(tmp_path / "m")
+    loaded = IncrementalClassifier.load(tmp_path / "m", device="cpu", progress=False)
+    mine, theirs = (store.flattened(one._now.state.statistics) for one in (model, loaded))
+    assert len(mine) >= 3
+    for name, own in mine.items():
+        assert own.stride() == theirs[name].stride(), name
+    for name, own in (loaded._now.state.weights | theirs).items():
+        assert own.data_ptr() % 64 == 0, name
 
 
 def test_undo_is_the_state_before_the_last_teaching(tmp_path):

@@ -9,6 +9,9 @@ form         numbers a class       a move, operations          exact
 
 The rows of a factor are sqrt(value) * vector of the Gram's eigenvalues from the largest down: a function of the Gram,
 so that it tells no more of the images than the Gram does. A factor is kept only where it takes fewer numbers.
+
+One that is cut begins with sqrt(count) * mean, whole, and goes on with the largest eigenvalues of what is left, the
+class's scatter about its mean. So Gram and mean still belong together, and the covariance is positive, after moves too.
 """
 
 from __future__ import annotations
@@ -47,8 +50,9 @@ Form = Literal["gram", "factors"]
 class Memory:
     """In which form classes are kept. `factors` alone is exact; `rank` or `error` cut the factors.
 
-    `rank` rows at most, or the fewest rows that leave out at most the share `error` of the trace: of the eigenvalues,
-    those left out sum to at most error * trace, which bounds |G - F'F| in the nuclear and every smaller norm.
+    `rank` rows at most, or the fewest rows that leave out at most the share `error` of the trace: of the scatter's
+    eigenvalues, those left out sum to at most error * trace(G), which bounds |G - F'F| in the nuclear norm and all
+    that are smaller. The mean is one of the rows and never left out.
 
     >>> Memory("gram", rank=3)
     Traceback (most recent call last):
@@ -293,7 +297,9 @@ def together(parts: Sequence[Kept]) -> list[Kept]:
 
 
 def kept(features: Tensor, memory: Memory = GRAMS) -> Kept:
-    """Keep one class of features, or of rows of factors, (n, dim) in float64: as Gram, or as factor where smaller.
+    """Keep one class of features (n, dim) in float64: as Gram, or as factor where smaller.
+
+    Rows of factors will do as well, as long as nothing is cut: their mean is not the class's.
 
     >>> type(kept(torch.ones(2, 4).double(), Memory("factors"))).__name__
     'Factors'
@@ -302,41 +308,47 @@ def kept(features: Tensor, memory: Memory = GRAMS) -> Kept:
     """
     count, dim = features.shape
     certain = memory.form == "gram" or (2 * min(count, dim) > dim and not memory.cuts)
+    centre = count**0.5 * features.mean(0) if memory.cuts else None
     if certain or count > dim:
-        return kept_gram(symmetrised(features.T @ features), GRAMS if certain else memory)
-    values, vectors = torch.linalg.eigh(symmetrised(features @ features.T))
-    rows = _cut(vectors.T @ features, values, memory)
+        return kept_gram(symmetrised(features.T @ features), GRAMS if certain else memory, centre)
+    spread = features if centre is None else features - features.mean(0)
+    values, vectors = torch.linalg.eigh(symmetrised(spread @ spread.T))
+    rows = _cut(vectors.T @ spread, values, memory, centre)
     return kept_gram(symmetrised(features.T @ features)) if 2 * len(rows) > dim else Factors(rows, [len(rows)])
 
 
-def kept_gram(gram: Tensor, memory: Memory = GRAMS) -> Kept:
-    """Keep one Gram (dim, dim): as it is, or as factor where that is smaller.
+def kept_gram(gram: Tensor, memory: Memory = GRAMS, centre: Tensor | None = None) -> Kept:
+    """Keep one Gram (dim, dim): as it is, or as factor where that is smaller; a cut leaves sqrt(count) * mean whole.
 
-    >>> kept_gram(torch.diag(torch.tensor([4.0, 9.0, 0.0])), Memory("factors", rank=1)).rows.tolist()
-    [[0.0, 3.0, 0.0]]
+    >>> gram, centre = torch.diag(torch.tensor([4.0, 9.0, 1.0, 0.0])), torch.tensor([0.0, 0.0, 1.0, 0.0])
+    >>> kept_gram(gram, Memory("factors", rank=2), centre).dense()[0].diag()
+    tensor([0., 9., 1., 0.], dtype=torch.float64)
     """
     gram = gram.to(DTYPE)
     if memory.form == "factors":
-        values, vectors = torch.linalg.eigh(check_finite(gram, "gram"))
-        rows = _cut(vectors.T * values.clamp_min(0.0).sqrt()[:, None], values, memory)
+        spread = gram if centre is None else gram - centre[:, None] * centre
+        values, vectors = torch.linalg.eigh(check_finite(spread, "gram"))
+        rows = _cut(vectors.T * values.clamp_min(0.0).sqrt()[:, None], values, memory, centre)
         if 2 * len(rows) <= len(gram):
             return Factors(rows, [len(rows)])
     return Grams(pack_symmetric(gram)[None])
 
 
-def _cut(rows: Tensor, values: Tensor, memory: Memory) -> Tensor:
+def _cut(rows: Tensor, values: Tensor, memory: Memory, centre: Tensor | None) -> Tensor:
     """Rows of a factor from the largest down, as many as the memory allows, of rows for ascending eigenvalues (n,).
 
     Eigenvalues of rounding only (up to dim * eps of the largest) are no rows. Signs are free: the largest entry of a
     row is positive, so that the factor is a function of the Gram.
     """
     rows, values = rows.flip(0), values.flip(0).clamp_min(0.0)
-    rank = int((values > rows.shape[1] * EPS * values[:1]).sum())
+    first = rows.new_zeros(0, rows.shape[1]) if centre is None else centre.to(rows)[None]
+    moment = first.square().sum()  # its part of the trace
+    rank = int((values > rows.shape[1] * EPS * torch.maximum(values[:1], moment)).sum())
     if memory.rank is not None:
-        rank = min(rank, memory.rank)
+        rank = min(rank, memory.rank - len(first))
     if memory.error is not None:
         left_out = values.flip(0).cumsum(0).flip(0)  # when the rows from here on are
-        rank = min(rank, int((left_out > memory.error * values.sum()).sum()))
+        rank = min(rank, int((left_out > memory.error * (values.sum() + moment)).sum()))
     rows = rows[:rank]
     largest = rows.gather(1, rows.abs().argmax(1, keepdim=True))
-    return rows * torch.where(largest < 0, -1.0, 1.0)
+    return torch.cat([first, rows * torch.where(largest < 0, -1.0, 1.0)])

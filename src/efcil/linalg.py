@@ -694,7 +694,8 @@ def ridge_weight(stats: Statistics, ridge: float) -> Tensor:
         total, f"the sum of Grams + {ridge:g} I", "raise ridge (gamma; the paper uses 200 and 2000), or add images"
     )
     cross = stats.mean.to(DTYPE).T * stats.count
-    return torch.cholesky_solve(check_finite(cross, "N_c mu_c'"), factor)
+    # Row by row, as a saved one is read again: the product with features may round differently in another layout.
+    return torch.cholesky_solve(check_finite(cross, "N_c mu_c'"), factor).contiguous()
 
 
 def normalise_columns(weight: Tensor) -> Tensor:

@@ -247,11 +247,12 @@ class ClassStats:
         # A class of one side keeps its mean to the bit; a class without images keeps it too.
         mean = torch.where((shared & (count > 0))[:, None], total / count.clamp_min(1)[:, None], alone)
         gram: list[Kept] = []
-        sources = zip(*(place.tolist() for place in places), strict=True)
-        for (mine, theirs), run in itertools.groupby(sources, key=lambda pair: (pair[0] >= 0, pair[1] >= 0)):
-            ours, others = zip(*run, strict=True)
+        centres = count.to(DTYPE).sqrt()[:, None] * mean
+        sources = zip(*(place.tolist() for place in places), centres, strict=True)
+        for (mine, theirs), run in itertools.groupby(sources, key=lambda source: (source[0] >= 0, source[1] >= 0)):
+            ours, others, centre = zip(*run, strict=True)
             if mine and theirs:
-                gram += _sums(self._taken(ours), other._taken(others), memory)
+                gram += _sums(self._taken(ours), other._taken(others), centre, memory)
             else:
                 gram += self._taken(ours) if mine else other._taken(others)
         return ClassStats(classes, count, mean, gram)
@@ -478,14 +479,17 @@ class ClassStats:
         return cls(classes, state["count"], state["mean"], parts)
 
 
-def _sums(mine: list[Kept], theirs: list[Kept], memory: Memory | None) -> list[Kept]:
-    """Add the Grams of the same classes from two sides; factors add as rows below each other."""
+def _sums(mine: list[Kept], theirs: list[Kept], centres: Iterable[Tensor], memory: Memory | None) -> list[Kept]:
+    """Add the Grams of the same classes from two sides; factors add as rows below each other.
+
+    `centres` are sqrt(count) * mean of the classes together, which a cut leaves whole.
+    """
     found: list[Kept] = []
-    for one, other in zip(_single(mine), _single(theirs), strict=True):
-        if isinstance(one, Factors) and isinstance(other, Factors):
+    for one, other, centre in zip(_single(mine), _single(theirs), centres, strict=True):
+        if memory is not None and memory.cuts:
+            found.append(kept_gram(one.dense()[0] + other.dense()[0], memory, centre))
+        elif isinstance(one, Factors) and isinstance(other, Factors):
             found.append(kept(torch.cat([one.rows, other.rows]), memory or Memory("factors")))
-        elif memory is not None and memory.cuts:
-            found.append(kept_gram(one.dense()[0] + other.dense()[0], memory))
         else:
             packed = [side.packed if isinstance(side, Grams) else pack_symmetric(side.dense()) for side in (one, other)]
             found.append(Grams(packed[0] + packed[1]))

@@ -85,7 +85,7 @@ class RecursiveRidge:
                 f"the Gram of expanded features + {ridge:g} I ({len(kept)} x {len(kept)}) is not positive definite: "
                 f"the ridge is lost in rounding beside a diagonal of up to {float(kept.max()):.3g}; raise ridge"
             )
-        return torch.cholesky_solve(self.cross, factor)
+        return torch.cholesky_solve(self.cross, factor).contiguous()  # as it is when it is read from a file
 
     def state(self) -> dict[str, Tensor]:
         """Tensors to write to a file; of the Gram the upper triangle."""

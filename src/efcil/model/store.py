@@ -33,7 +33,7 @@ from efcil.model.calibration import Optimism
 from efcil.model.settings import Settings
 from efcil.model.state import ClassRecord, State
 from efcil.stats import ClassStats
-from efcil.training.checkpoint import on_cpu
+from efcil.training.checkpoint import aligned, on_cpu
 
 FORMAT = 2  # the newest: some classes may be kept as factors; 1: each as its Gram
 KIND = "efcil model"
@@ -217,7 +217,7 @@ def _read(place: Path) -> tuple[Settings, State]:
         if _sha256(path) != card.files.get(name):
             raise ModelError(f"{path}: is damaged: its checksum is not that of {CARD}; restore it from a copy")
         try:
-            tensors[name] = load_file(path)
+            tensors[name] = aligned(load_file(path))
         except (SafetensorError, OSError, ValueError) as error:
             raise ModelError(f"{path}: cannot be read: {error}") from None
     try:
