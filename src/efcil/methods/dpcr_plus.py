@@ -27,10 +27,16 @@ class DPCRPlusOptions(DPCROptions):
 
     shift_images: Seen = "pseudo"  # type: ignore[assignment]  # one more choice than the others have
     shift_share: float = Field(default=0.0, ge=0)  # of trace / dim: ridge of the shift towards the identity; 0: Eq. 5
+    shift_views: int = Field(default=0, ge=0)  # augmented views of each image that the shift is estimated with as well
     shift_residual: bool = False  # moved classes get the covariance of what the map leaves over as well
     gaussian: float = Field(default=1.0, ge=0)  # weight of the Gaussians beside the ridge classifier; 0: DPCR's alone
     gaussian_shared: float = Field(default=0.9, ge=0, le=1)  # of a class's covariance is the one of all classes
     gaussian_ridge: float = Field(default=0.3, gt=0)  # added to it, a share of its trace / dim
+
+    @property
+    def views(self) -> int:
+        """More pairs for the map, of images that are there."""
+        return self.shift_views
 
     @property
     def widens(self) -> bool:
@@ -49,7 +55,7 @@ class DPCRPlusOptions(DPCROptions):
     @property
     def how(self) -> tuple[Hashable, ...]:
         """All that decides the map."""
-        return (*super().how, self.shift_share)
+        return (*super().how, self.shift_share, self.shift_views)
 
     def towards_identity(self, images: int, dim: int) -> float | None:
         """Return the share, where one is asked for."""
