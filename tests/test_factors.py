@@ -277,6 +277,25 @@ def test_a_cut_class_has_a_covariance_before_and_after_moves_and_joins(pair, fea
     torch.testing.assert_close(kept[:, -2:], values[:, -2:], rtol=1e-9, atol=1e-9)
 
 
+def test_a_class_that_comes_again_is_cut_without_its_gram(features: Tensor) -> None:
+    """Two cut factors are joined by their rows; the same is found from the two Grams. After moves as well."""
+    memory = Memory("factors", rank=3)
+    one = ClassStats.from_features(features, LABELS, memory)
+    other = ClassStats.from_features(features.flip(1).repeat(2, 1), LABELS.repeat(2), memory)  # twice the images
+    other = other.moved(draw(DIM, DIM, seed=1))
+    quick = one.joined(other, memory)
+    assert all(isinstance(part, Factors) for part in quick.parts)
+    for own, a, b, count, mean in zip(quick.gram, one.gram, other.gram, quick.count, quick.mean, strict=True):
+        slow = kept_gram(a + b, memory, count.double().sqrt() * mean)
+        torch.testing.assert_close(own, slow.dense()[0], rtol=1e-9, atol=1e-9)
+    exact = ClassStats.from_features(features, LABELS, FACTORS)
+    mixed = exact.joined(other, memory)  # one side begins with another row than its mean
+    torch.testing.assert_close(mixed.mean, quick.mean)
+    for own, a, b, count, mean in zip(mixed.gram, exact.gram, other.gram, mixed.count, mixed.mean, strict=True):
+        slow = kept_gram(a + b, memory, count.double().sqrt() * mean)
+        torch.testing.assert_close(own, slow.dense()[0], rtol=1e-9, atol=1e-9)
+
+
 def test_what_was_left_out_moves_as_a_gram_and_stays_bounded(pair, features: Tensor) -> None:
     """G - F'F is positive, so after P its trace is at most |P|^2 times what it was."""
     shift = draw(DIM, DIM, seed=1)

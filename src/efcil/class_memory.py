@@ -308,13 +308,50 @@ def kept(features: Tensor, memory: Memory = GRAMS) -> Kept:
     """
     count, dim = features.shape
     certain = memory.form == "gram" or (2 * min(count, dim) > dim and not memory.cuts)
-    centre = count**0.5 * features.mean(0) if memory.cuts else None
-    if certain or count > dim:
-        return kept_gram(symmetrised(features.T @ features), GRAMS if certain else memory, centre)
-    spread = features if centre is None else features - features.mean(0)
-    values, vectors = torch.linalg.eigh(symmetrised(spread @ spread.T))
-    rows = _cut(vectors.T @ spread, values, memory, centre)
-    return kept_gram(symmetrised(features.T @ features)) if 2 * len(rows) > dim else Factors(rows, [len(rows)])
+    if certain:
+        return kept_gram(symmetrised(features.T @ features))
+    if not memory.cuts:
+        return _factored(features, memory)
+    mean = features.mean(0)
+    return _factored(features - mean, memory, count**0.5 * mean)
+
+
+def kept_sum(one: Kept, other: Kept, centres: Tensor, counts: Tensor, memory: Memory) -> Kept:
+    """Keep the sum of two Grams of one class, cut. `centres` (2, dim) are sqrt(count) * mean of either side.
+
+    Of two factors that were cut, the first rows are turned into sqrt(count) * mean of both together and what separates
+    the two means; so no Gram has to be made.
+
+    >>> one, other = (Factors(torch.tensor([[x, 0.0, 0.0, 0.0], [0.0, 1.0, 0.0, 0.0]]), [2]) for x in (1.0, 3.0))
+    >>> centres, counts = torch.stack([one.rows[0], other.rows[0]]), torch.tensor([1, 1])
+    >>> kept_sum(one, other, centres, counts, Memory("factors", rank=1)).dense()[0, 0, 0]
+    tensor(8.0000, dtype=torch.float64)
+    """
+    share = (counts.to(DTYPE) / counts.sum().clamp_min(1)).sqrt()
+    centre = share @ centres
+    spread = [
+        part.rows[1:]
+        for part, own in zip((one, other), centres, strict=True)
+        if isinstance(part, Factors) and len(part.rows) and torch.allclose(part.rows[0], own, rtol=1e-9, atol=0.0)
+    ]
+    if len(spread) == 2:
+        apart = share[1] * centres[0] - share[0] * centres[1]
+        return _factored(torch.cat([apart[None], *spread]), memory, centre)
+    return kept_gram(one.dense()[0] + other.dense()[0], memory, centre)
+
+
+def _factored(spread: Tensor, memory: Memory, centre: Tensor | None = None) -> Kept:
+    """Keep the Gram of rows (n, dim), and of `centre`, as a factor where that is smaller."""
+    count, dim = spread.shape
+    if count <= dim:
+        values, vectors = torch.linalg.eigh(symmetrised(spread @ spread.T))
+        rows = _cut(vectors.T @ spread, values, memory, centre)
+        if 2 * len(rows) <= dim:
+            return Factors(rows, [len(rows)])
+    gram = symmetrised(spread.T @ spread)
+    if centre is not None:
+        gram = gram + centre[:, None] * centre
+    return kept_gram(gram, GRAMS if count <= dim else memory, centre)
 
 
 def kept_gram(gram: Tensor, memory: Memory = GRAMS, centre: Tensor | None = None) -> Kept:

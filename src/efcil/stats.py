@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from efcil.class_memory import GRAMS, Factors, Grams, Kept, Memory, kept, kept_gram, together
+from efcil.class_memory import GRAMS, Factors, Grams, Kept, Memory, kept, kept_sum, together
 from efcil.errors import OptionError
 from efcil.linalg import (
     DTYPE,
@@ -247,12 +247,14 @@ class ClassStats:
         # A class of one side keeps its mean to the bit; a class without images keeps it too.
         mean = torch.where((shared & (count > 0))[:, None], total / count.clamp_min(1)[:, None], alone)
         gram: list[Kept] = []
-        centres = count.to(DTYPE).sqrt()[:, None] * mean
-        sources = zip(*(place.tolist() for place in places), centres, strict=True)
-        for (mine, theirs), run in itertools.groupby(sources, key=lambda source: (source[0] >= 0, source[1] >= 0)):
-            ours, others, centre = zip(*run, strict=True)
+        sources = zip(*(place.tolist() for place in places), strict=True)
+        for (mine, theirs), run in itertools.groupby(sources, key=lambda pair: (pair[0] >= 0, pair[1] >= 0)):
+            ours, others = zip(*run, strict=True)
             if mine and theirs:
-                gram += _sums(self._taken(ours), other._taken(others), centre, memory)
+                sides = ((self, list(ours)), (other, list(others)))
+                counts = torch.stack([side.count[at] for side, at in sides], 1)
+                centres = counts.to(DTYPE).sqrt()[..., None] * torch.stack([side.mean[at] for side, at in sides], 1)
+                gram += _sums(self._taken(ours), other._taken(others), centres, counts, memory)
             else:
                 gram += self._taken(ours) if mine else other._taken(others)
         return ClassStats(classes, count, mean, gram)
@@ -479,15 +481,15 @@ class ClassStats:
         return cls(classes, state["count"], state["mean"], parts)
 
 
-def _sums(mine: list[Kept], theirs: list[Kept], centres: Iterable[Tensor], memory: Memory | None) -> list[Kept]:
+def _sums(mine: list[Kept], theirs: list[Kept], centres: Tensor, counts: Tensor, memory: Memory | None) -> list[Kept]:
     """Add the Grams of the same classes from two sides; factors add as rows below each other.
 
-    `centres` are sqrt(count) * mean of the classes together, which a cut leaves whole.
+    `centres` (classes, 2, dim) are sqrt(count) * mean of either side: a cut leaves the mean of both whole.
     """
     found: list[Kept] = []
-    for one, other, centre in zip(_single(mine), _single(theirs), centres, strict=True):
+    for one, other, centre, count in zip(_single(mine), _single(theirs), centres, counts, strict=True):
         if memory is not None and memory.cuts:
-            found.append(kept_gram(one.dense()[0] + other.dense()[0], memory, centre))
+            found.append(kept_sum(one, other, centre, count, memory))
         elif isinstance(one, Factors) and isinstance(other, Factors):
             found.append(kept(torch.cat([one.rows, other.rows]), memory or Memory("factors")))
         else:
