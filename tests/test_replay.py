@@ -13,6 +13,7 @@ from efcil import data as sources
 from efcil.cli import app
 from efcil.errors import OptionError
 from efcil.replay import SavedTask, config_of, plan_of
+from efcil.report.load import asked_precision, load_summaries
 from efcil.representations import REPRESENTATIONS
 from efcil.training.checkpoint import load_tensors
 from efcil.training.extraction import extract
@@ -52,7 +53,7 @@ def kept(made, tmp_path):
 
 
 def of(place, method):
-    aside = ("seconds", "command", "commit", "run_dir")
+    aside = ("seconds", "command", "commit", "run_dir", "replayed")
     return {k: v for k, v in json.loads((place / method / "summary.json").read_text()).items() if k not in aside}
 
 
@@ -72,6 +73,20 @@ def test_settings_and_place_can_be_given(efcil, kept, tmp_path):
     assert code == 0, err
     assert of(tmp_path / "there", "dpcr")["options"]["ridge"] == 3
     assert not (kept / "replay").exists()
+
+
+def test_a_replay_says_what_it_was_read_from_and_has_its_arithmetic(efcil, tmp_path):
+    code, _, err = run(
+        efcil, "compare", "dpcr", "digits", "--precision", "fp32", "--keep-features", "--out", tmp_path / "r"
+    )
+    assert code == 0, err
+    code, _, err = efcil("replay", tmp_path / "r", "dpcr", "--device", "cpu", "--quiet")
+    assert code == 0, err
+    (summary,) = load_summaries(tmp_path / "r" / "replay")
+    assert "efcil replay" in summary["command"]
+    assert summary["replayed"] == load_summaries(tmp_path / "r" / "dpcr")[0]["command"]
+    assert "--precision fp32" in summary["replayed"]
+    assert asked_precision(summary) == "fp32"
 
 
 def test_features_are_those_of_the_task_and_of_the_test_images_seen(kept):
@@ -200,7 +215,7 @@ def test_the_oracle_sees_old_images_with_the_last_backbone(oracle, made):
     """All images as one task: the ridge solution of their features, worked out here, has the same accuracy."""
     home = made / "trajectory"
     found = oracle.measured(made, ["dpcr", "rrcr+tssp+cip"], None, Machine.choose("cpu"))
-    plan = plan_of(config_of(home), ["rrcr+tssp+cip"], [])
+    plan = plan_of(config_of(home)["run"], ["rrcr+tssp+cip"], [])
     data = sources.load("digits", None, plan.data)
     backbone = REPRESENTATIONS["lwf"](plan.training, data.channels, Machine.choose("cpu"), plan.seed).backbone
     tensors, _ = load_tensors(home / "checkpoints" / "task-05.safetensors")

@@ -35,7 +35,7 @@ def measured(run: Path, names: list[str], directory: Path | None, machine: Machi
     """Return the accuracy of each method after the last task: on all classes, on old ones, on the new ones."""
     home = run / "trajectory" if (run / "trajectory" / "config.yaml").exists() else run
     config = config_of(home)
-    plan = plan_of(config, names, [])
+    plan = plan_of(config["run"], names, [])
     whole = sources.load(plan.dataset, directory, plan.data)
     data = whole.held_out(plan.held_out, plan.seed) if plan.held_out else whole
     stream = TaskStream(data.train, class_order(plan.order, data.class_names), plan.sizes(len(data.class_names)))

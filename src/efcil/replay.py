@@ -86,13 +86,13 @@ class SavedTask(TaskFeatures):
 
 
 def config_of(home: Path) -> dict[str, Any]:
-    """Return what a run's config.yaml says of it."""
+    """Return what a run's config.yaml says: what is run, by which command, and on what."""
     config = home / "config.yaml"
     try:
-        run = yaml.safe_load(config.read_text(encoding="utf-8"))["run"]
-    except (OSError, yaml.YAMLError, KeyError, TypeError):
+        found = yaml.safe_load(config.read_text(encoding="utf-8"))
+        return {**found, "run": found["run"], "command": found.get("command", "")}
+    except (OSError, yaml.YAMLError, KeyError, TypeError, AttributeError):
         raise RunError(f"{config} cannot be read: give the directory of a run or comparison") from None
-    return cast(dict[str, Any], run)
 
 
 def plan_of(run: Mapping[str, Any], methods: Sequence[str], settings: Sequence[str]) -> Plan:
@@ -160,8 +160,9 @@ def execute(
     """Replay a run, write summaries and a page, and print the table."""
     names = [name.strip() for name in methods.split(",") if name.strip()]
     home = source / "trajectory" if (source / "trajectory" / "config.yaml").exists() else source
-    plan = plan_of(config_of(home), names, settings)
-    summaries = replay(home, plan, Machine.choose(device), command)
+    config = config_of(home)
+    found = replay(home, plan_of(config["run"], names, settings), Machine.choose(device), command)
+    summaries = [summary | {"replayed": config["command"]} for summary in found]
     out = source / "replay" if out is None else out
     for summary in summaries:
         place = out / summary["method"].replace("/", "_")

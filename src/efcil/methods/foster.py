@@ -20,8 +20,9 @@ Differences from PyCIL: the images of a class are counted, of an old class its e
 memory // old classes and a new one of CIFAR-100 500: the same on balanced sets.
 As PyCIL, exemplars are herded with the features of the boosted model, old and new, not with the compressed ones.
 Measured on CIFAR-100, A_f / A_avg, in brackets the paper's: `foster:memory=1000/boosted` T = 10 58.07 / 71.54 (40.42 /
-53.15); `foster:memory=1000/compressed` T = 10 56.08 / 70.23; `foster:memory=500/boosted` T = 10 48.73 / 66.65 (37.15 /
-49.18); `foster:memory=500/compressed` T = 10 48.35 / 64.63.
+53.15), T = 20 52.61 / 67.20 (41.79 / 55.41); `foster:memory=1000/compressed` T = 10 56.08 / 70.23, T = 20 51.90 /
+66.05; `foster:memory=500/boosted` T = 10 48.73 / 66.65 (37.15 / 49.18), T = 20 43.25 / 63.75 (30.85 / 40.06);
+`foster:memory=500/compressed` T = 10 48.35 / 64.63, T = 20 43.27 / 62.49.
 """
 
 from __future__ import annotations

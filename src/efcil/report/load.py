@@ -21,12 +21,14 @@ _CONFIG_LIMIT = 100_000  # characters of config.yaml that a page may carry
 
 
 def asked_precision(summary: Summary) -> str:
-    """Return the arithmetic that a run was told to use; auto where that was left to the machine.
+    """Return the arithmetic that a run was told to use, or the one it is replayed from; auto if the machine chose it.
 
     >>> asked_precision({"command": "efcil run dpcr cifar100 --precision fp32"}), asked_precision({})
     ('fp32', 'auto')
+    >>> asked_precision({"command": "efcil replay RUN dpcr", "replayed": "efcil run dpcr cifar100 --precision fp32"})
+    'fp32'
     """
-    asked = re.search(r"--precision[= ](\w+)", str(summary.get("command")))
+    asked = re.search(r"--precision[= ](\w+)", f"{summary.get('command')} {summary.get('replayed')}")
     return asked[1] if asked else "auto"
 
 
