@@ -114,6 +114,15 @@ def test_released_code_differs_where_it_did():
     assert {k for k in a if a[k] != b[k]} == {"shift_images", "ridge_images"}
 
 
+@pytest.mark.parametrize("method", ["icarl", "podnet", "foster", "pass"])
+def test_what_the_paper_ran_with_pycil_has_its_augmentation_in_released_code(method):
+    def found(preset):
+        return resolve(Request((method,), "cifar100", tasks=10, preset=preset)).training.augment
+
+    assert found("paper") == "cifar-autoaugment"  # appendix B: the same for all methods
+    assert found("released_code") == "cifar-brightness"  # PyCIL's own
+
+
 def test_built_in_sets_and_folders_have_a_quick_preset():
     for name in ("digits", "glyphs", "folder"):
         assert preset_names(name) == ["quick"]

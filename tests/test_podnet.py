@@ -491,7 +491,7 @@ def test_paper_preset_is_pycils():
         t = resolve(Request(("podnet:memory=500",), "cifar100", tasks=10, preset=preset)).training
         assert (t.first, t.later, t.balance) == (PODNetOptions().first, PODNetOptions().later, PODNetOptions().balance)
         assert (t.proxies, t.spatial_weight, t.flat_weight, t.batch_size, t.momentum) == (10, 5, 1, 128, 0.9)
-        assert (t.backbone, t.stem, t.augment, t.memory) == ("resnet18", "cifar", "cifar-autoaugment", 500)
+        assert (t.backbone, t.stem, t.memory) == ("resnet18", "cifar", 500)
     assert resolve(Request(("podnet",), "cifar100", tasks=10)).training.memory == 2000
 
 
