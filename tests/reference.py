@@ -21,6 +21,14 @@ def task_shift(old: Tensor, new: Tensor, ridge: float = 1e-9) -> Tensor:
     return torch.inverse(x.T @ x + ridge * torch.eye(x.shape[1]).double()) @ x.T @ y
 
 
+def left_out_error(old: Tensor, new: Tensor, ridge: float) -> float:
+    """Golub, Heath and Wahba, 1979: |(I - H) D|^2 / n over (tr(I - H) / n)^2, H = X (X'X + r I)^-1 X', D = Y - X."""
+    x, d, n = old.double(), new.double() - old.double(), len(old)
+    hat = x @ torch.inverse(x.T @ x + ridge * torch.eye(x.shape[1]).double()) @ x.T
+    left = torch.eye(n).double() - hat
+    return float((left @ d).square().sum() / n / (left.trace() / n) ** 2)
+
+
 def rank_positive(values: Tensor) -> int:
     return sum(float(value) > 0 for value in values)
 

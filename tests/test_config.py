@@ -148,7 +148,7 @@ def test_an_option_has_one_meaning():
         for key in own:
             owners.setdefault(key, set()).add(method.options.__name__)
     shared = {key for key, names in owners.items() if len(names) > 1}
-    ridge = {"shift", "shift_ridge", "shift_images", "rank_rule", "rank_tolerance", "ridge", "buffer"}
+    ridge = {"shift", "shift_ridge", "shift_share", "shift_images", "rank_rule", "rank_tolerance", "ridge", "buffer"}
     dpcr = {"normalise", "ridge_images"}
     assert shared <= ridge | dpcr | {"few_images", "few_ridge", "head", "memory_form", "memory_rank", "memory_error"}
 

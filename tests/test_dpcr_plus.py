@@ -14,7 +14,7 @@ from efcil.errors import OptionError
 from efcil.experiment import Request, resolve
 from efcil.features import TaskFeatures
 from efcil.heads.gaussian import gaussian_factors, log_densities, pooled_covariance
-from efcil.linalg import feature_products, relative_ridge, task_shift_from_gram
+from efcil.linalg import cross_validated_ridge, feature_products, relative_ridge, task_shift_from_gram
 from efcil.methods import METHODS
 from efcil.metrics import AccuracyMatrix
 from efcil.protocol import Evaluator, learn_stream
@@ -460,7 +460,9 @@ def test_the_classifier_is_dpcrs_with_another_shift(machine, data):
     def learned(task):
         seen.append((task.labels, task.new(), task.pairs("pseudo") if task.index else None))
 
-    readout, _ = run(representation, data, learned=learned, options={"shift_ridge": 0.01, "rank_rule": "none"})
+    readout, _ = run(
+        representation, data, learned=learned, options={"shift_share": 0, "shift_ridge": 0.01, "rank_rule": "none"}
+    )
     grams, means, counts = [], [], []
     for labels, new, pairs in seen:
         if pairs is not None:
@@ -486,7 +488,7 @@ def test_the_shift_may_keep_to_the_identity(share):
     ridge = share * gram.trace() / 6 * torch.eye(6, dtype=torch.float64)
     want = torch.linalg.inv(gram + ridge) @ (old.T @ new + ridge)
     first = METHODS["dpcr-plus"].options(shift_share=share, rank_rule="none")
-    other = METHODS["dpcr-plus"].options(rank_rule="none")
+    other = METHODS["dpcr-plus"].options(shift_share=0, rank_rule="none")
     task = FakeTask(1, labels, old, new)
     task.representation.pseudo = lambda: None
     before = ClassStats.from_features(old, labels)
@@ -495,6 +497,21 @@ def test_the_shift_may_keep_to_the_identity(share):
     torch.testing.assert_close(plain, before.mean @ torch.linalg.lstsq(old, new).solution)
     again = METHODS["dpcr-plus"].options(shift_share=share, rank_rule="none", ridge=7.0)
     assert dual_projection(before, task, again) is dual_projection(before, task, first)
+
+
+def test_how_much_is_chosen_for_each_task_where_nothing_is_said():
+    old, labels = draw(80, 6), torch.arange(80) % 2
+    new = old + 0.3 * old @ draw(6, 6, seed=1) + draw(80, 6, seed=2)
+    task = FakeTask(1, labels, old, new)
+    task.representation.pseudo = lambda: None
+    before = ClassStats.from_features(old, labels)
+    found = dual_projection(before, task, METHODS["dpcr-plus"].options(rank_rule="none"))
+    ridge = cross_validated_ridge(*feature_products(old, new), float((new - old).square().sum()), 80)
+    want = torch.linalg.inv(old.T @ old + ridge * torch.eye(6).double()) @ (old.T @ new + ridge * torch.eye(6).double())
+    torch.testing.assert_close(found.mean, before.mean @ want)
+    same = METHODS["dpcr"].options(shift_share="auto", rank_rule="none", few_images="identity", ridge=1.0)
+    torch.testing.assert_close(dual_projection(before, task, same).mean, found.mean)
+    assert not torch.allclose(dual_projection(before, task, METHODS["dpcr"].options(ridge=1.0)).mean, found.mean)
 
 
 # --- the classes' Gaussians -------------------------------------------------------------------------------------------
@@ -607,6 +624,7 @@ def test_preset_and_defaults():
         (("dpcr-plus",), "pseudo_from=old", "pseudo_from"),
         (("dpcr",), "shift_images=pseudo", "should be 'clean' or 'augmented'"),
         (("dpcr-plus",), "shift_share=-0.1", "shift_share=-0.1"),
+        (("dpcr",), "shift_share=often", "shift_share='often'"),
         (("dpcr-plus",), "feature_weight=-1", "feature_weight=-1"),
         (("dpcr-plus",), "gaussian=-1", "gaussian=-1"),
         (("dpcr-plus",), "gaussian_shared=1.5", "gaussian_shared=1.5"),
@@ -686,7 +704,7 @@ def test_moved_classes_get_what_the_map_leaves_over(images, divisor):
     new = old @ draw(dim, dim, seed=2) + 0.1 * noise
     stats = ClassStats.from_features(draw(30, dim, seed=3), torch.arange(30) % 3)
     task = FakeTask(1, torch.zeros(images, dtype=torch.int64), old=old, new=new)
-    options = METHODS["dpcr-plus"].options(shift_residual=True, shift_images="clean")
+    options = METHODS["dpcr-plus"].options(shift_residual=True, shift_images="clean", shift_share=0)
     found = dual_projection(stats, task, options)
     shift = torch.linalg.lstsq(old, new).solution
     rest = new - old @ shift
@@ -694,7 +712,7 @@ def test_moved_classes_get_what_the_map_leaves_over(images, divisor):
         own = shift.T @ stats.gram[c] @ shift + 10 * rest.T @ rest / divisor
         torch.testing.assert_close(found.gram[c], own, rtol=1e-6, atol=1e-8)
     torch.testing.assert_close(found.mean, stats.mean @ shift, rtol=1e-6, atol=1e-8)
-    plain = dual_projection(stats, task, METHODS["dpcr-plus"].options(shift_images="clean"))
+    plain = dual_projection(stats, task, METHODS["dpcr-plus"].options(shift_images="clean", shift_share=0))
     assert not torch.allclose(plain.gram, found.gram), "methods that differ in it do not share what moved"
 
 

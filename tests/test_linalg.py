@@ -18,6 +18,7 @@ from efcil.linalg import (
     cholesky,
     class_shift,
     congruence,
+    cross_validated_ridge,
     feature_products,
     normalise_columns,
     pack_symmetric,
@@ -96,6 +97,44 @@ def test_few_images_are_better_moved_towards_the_identity() -> None:
     plain = torch.linalg.matrix_norm(task_shift(old, new) - true)
     gentle = torch.linalg.matrix_norm(task_shift(old, new, ridge, towards="identity") - true)
     assert gentle < 0.3 * plain
+
+
+@pytest.mark.parametrize(("images", "dim", "noise"), [(60, 12, 0.3), (60, 12, 0.01), (30, 24, 0.5), (16, 24, 0.3)])
+def test_the_ridge_is_the_one_that_cross_validation_chooses(images: int, dim: int, noise: float) -> None:
+    old = draw(images, dim, seed=1) @ torch.diag(torch.linspace(0.2, 3, dim, dtype=torch.float64))
+    true = torch.eye(dim, dtype=torch.float64) + 0.3 * draw(dim, dim) / dim**0.5
+    new = old @ true + noise * draw(images, dim, seed=2)
+    chosen = cross_validated_ridge(*feature_products(old, new), float((new - old).square().sum()), images)
+    ridges = [relative_ridge(old.T @ old, 10 ** (-6 + k / 20)) for k in range(161)]
+    errors = [reference.left_out_error(old, new, ridge) for ridge in ridges]
+    assert chosen == pytest.approx(ridges[errors.index(min(errors))])
+    assert ridges[0] < chosen < ridges[-1]
+    shift = task_shift(old, new, chosen, towards="identity")
+    plain = torch.linalg.matrix_norm(task_shift(old, new) - true)
+    assert torch.linalg.matrix_norm(shift - true) < plain
+    assert torch.linalg.matrix_norm(shift - true) < torch.linalg.matrix_norm(torch.eye(dim).double() - true)
+
+
+def test_a_ridge_is_chosen_where_channels_are_dead_or_nothing_is_seen() -> None:
+    old = draw(40, 6, seed=1)
+    new = old @ (torch.eye(6).double() + 0.3 * draw(6, 6)) + 0.2 * draw(40, 6, seed=2)
+    chosen = cross_validated_ridge(*feature_products(old, new), float((new - old).square().sum()), 40)
+    dead = torch.zeros(40, 2).double()  # half as many more dimensions: trace / dim falls, and the grid with it
+    wide_old, wide_new = torch.cat([old, dead], 1), torch.cat([new, dead], 1)
+    wide = cross_validated_ridge(*feature_products(wide_old, wide_new), float((new - old).square().sum()), 40)
+    errors = [reference.left_out_error(old, new, ridge) for ridge in (chosen, wide)]
+    assert errors[1] == pytest.approx(errors[0], rel=1e-2)
+    nothing = torch.zeros(3, 3).double()
+    assert cross_validated_ridge(nothing, nothing, 0.0, 5) == 0
+    assert torch.equal(task_shift_from_gram(nothing, nothing, 0.0, "identity"), torch.eye(3).double())
+
+
+def test_a_ridge_cannot_be_chosen_without_images_or_with_other_shapes() -> None:
+    gram = torch.eye(3).double()
+    with pytest.raises(OptionError, match="images is 0"):
+        cross_validated_ridge(gram, gram, 1.0, 0)
+    with pytest.raises(OptionError, match=r"cross has shape \(3, 2\); wanted that of gram, \(3, 3\)"):
+        cross_validated_ridge(gram, gram[:, :2], 1.0, 5)
 
 
 def test_relative_ridge_follows_the_scale() -> None:

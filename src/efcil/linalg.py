@@ -270,6 +270,43 @@ def task_shift_from_gram(gram: Tensor, cross: Tensor, ridge: float = SHIFT_RIDGE
     return shift + unseen @ unseen.T if towards == "identity" else shift
 
 
+def cross_validated_ridge(gram: Tensor, cross: Tensor, squares: float, images: int) -> float:
+    """Choose the ridge towards the identity of `task_shift_from_gram` by generalised cross-validation.
+
+    With D = Y - X, how the features moved, and H(r) = X (X'X + r I)^-1 X', which predicts D from X, it makes
+
+        |(I - H) D|^2 / n  /  (tr(I - H) / n)^2
+
+    smallest (Golub, Heath and Wahba, Technometrics 1979): what is left over, larger by what the map has used up to fit
+    it, which is about the error for an image that was left out. No label is looked at. From `gram` X'X, `cross` X'Y,
+    `squares` |D|^2 and `images` n by one eigendecomposition: with eigenvalues l and s = r / (l + r), |(I - H) D|^2 is
+    what of D lies outside of X's columns and sum s^2 |v'X'D|^2 / l, and tr(I - H) is n - dim + sum s.
+    Ridges from 1e-6 to 100 times trace / dim are compared, twenty to a decade.
+
+    >>> x = torch.tensor([[1.0], [-1.0], [1.0], [-1.0]])
+    >>> drift = torch.tensor([[1.0], [1.0], [-1.0], [-1.0]])  # nothing that x predicts: stay
+    >>> cross_validated_ridge(*feature_products(x, x + drift), squares=4.0, images=4)
+    400.0
+    """
+    _check_square(gram, "gram")
+    if cross.shape != gram.shape:
+        raise OptionError(f"cross has shape {tuple(cross.shape)}; wanted that of gram, {tuple(gram.shape)}")
+    if images < 1:
+        raise OptionError(f"images is {images}: a ridge is chosen with one image or more")
+    gram, cross = gram.to(DTYPE), cross.to(DTYPE)
+    values, vectors = torch.linalg.eigh(check_finite(gram, "X'X of the old features"))
+    shown = values > gram.shape[-1] * EPS * values[-1]
+    if not bool(shown.any()):
+        return 0.0  # features that are zero in every image: nothing to hold, nothing to move
+    values, vectors = values[shown], vectors[:, shown]
+    moved = (vectors.T @ (cross - gram)).square().sum(1) / values  # |D|^2 along each direction of X's columns
+    rest = max(squares - float(moved.sum()), 0.0)
+    ridges = relative_ridge(gram, 1.0) * torch.logspace(-6, 2, 161, dtype=DTYPE, device=gram.device)
+    left = ridges[:, None] / (values + ridges[:, None])
+    error = (rest + left.square() @ moved) / (images - len(values) + left.sum(1)).square()
+    return float(ridges[int(error.argmin())])
+
+
 # --- category information projection, Eq. (6), (7), (9), (10) ---------------------------------------------------------
 
 

@@ -19,6 +19,7 @@ from torch import Tensor
 from efcil.heads.gaussian import gaussian_factors, log_densities, standardised
 from efcil.methods.dpcr import DPCR, DPCROptions
 from efcil.representations.base import Seen
+from efcil.shift.dual_projection import Share
 from efcil.stats import ClassStats
 
 
@@ -26,7 +27,7 @@ class DPCRPlusOptions(DPCROptions):
     """DPCR's options, those of a shift with made images that may keep to the identity, and the Gaussians'."""
 
     shift_images: Seen = "pseudo"  # type: ignore[assignment]  # one more choice than the others have
-    shift_share: float = Field(default=0.0, ge=0)  # of trace / dim: ridge of the shift towards the identity; 0: Eq. 5
+    shift_share: Share = "auto"
     shift_views: int = Field(default=0, ge=0)  # augmented views of each image that the shift is estimated with as well
     shift_residual: bool = False  # moved classes get the covariance of what the map leaves over as well
     gaussian: float = Field(default=1.0, ge=0)  # weight of the Gaussians beside the ridge classifier; 0: DPCR's alone
@@ -55,11 +56,7 @@ class DPCRPlusOptions(DPCROptions):
     @property
     def how(self) -> tuple[Hashable, ...]:
         """All that decides the map."""
-        return (*super().how, self.shift_share, self.shift_views)
-
-    def towards_identity(self, images: int, dim: int) -> float | None:
-        """Return the share, where one is asked for."""
-        return self.shift_share or super().towards_identity(images, dim)
+        return (*super().how, self.shift_views)
 
 
 class DPCRPlus(DPCR):

@@ -2,18 +2,37 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 from torch import Tensor
 
 from efcil.class_memory import Form, Memory
 from efcil.config import Options
 from efcil.errors import OptionError
 from efcil.features import TaskFeatures, View
-from efcil.linalg import RankRule, feature_products, left_over, relative_ridge, task_shift, task_shift_from_gram
+from efcil.linalg import (
+    RankRule,
+    cross_validated_ridge,
+    feature_products,
+    left_over,
+    relative_ridge,
+    task_shift,
+    task_shift_from_gram,
+)
 from efcil.stats import ClassStats
+
+
+def _share(value: object) -> object:
+    if value == "auto" or (isinstance(value, int | float) and 0 <= value < math.inf):
+        return value
+    raise ValueError("should be auto, or a number of 0 or more")
+
+
+Share = Annotated[float | Literal["auto"], BeforeValidator(_share)]
+"""A ridge as a share of trace / dim, which follows the scale and number of features; or chosen for each task."""
 
 FEW = 4
 """Images per dimension below which a task has few (docs/fidelity.md): the plain solution then fits their noise."""
@@ -25,6 +44,7 @@ class DualProjectionOptions(Options):
     shift: bool = True  # TSSP; without it old statistics stay where they were
     shift_ridge: float = Field(default=1e-9, ge=0)  # epsilon of Eq. 5
     shift_images: View = "clean"
+    shift_share: Share = 0.0  # ridge towards the identity, of trace / dim; 0: Eq. 5; auto: by cross-validation
     few_images: Literal["plain", "identity"] = "plain"  # a task of fewer than 4 dim images: Eq. 5 as it is, or ...
     few_ridge: float = Field(default=0.1, gt=0)  # ... ridge towards the identity, this share of trace / dim at 4 dim
     rank_rule: RankRule = "positive"  # CIP; "none" leaves it out
@@ -46,15 +66,19 @@ class DualProjectionOptions(Options):
     @property
     def how(self) -> tuple[Hashable, ...]:
         """All that decides the map: methods compared on one trajectory that agree in it share the map."""
-        return (self.shift_images, self.shift_ridge, self.few_images, self.few_ridge)
+        return (self.shift_images, self.shift_ridge, self.shift_share, self.few_images, self.few_ridge)
 
-    def towards_identity(self, images: int, dim: int) -> float | None:
+    def towards_identity(self, images: int, dim: int) -> Share | None:
         """Return the ridge towards the identity for so many images, as a share of trace / dim; None for Eq. 5 as it is.
 
-        The trace grows with the images, a prior does not: the fewer they are the larger is the ridge's share of it.
+        Of few images the trace grows with their number, a prior does not: the fewer they are the larger is the ridge's
+        share of it. Fewer than dimensions are too few to choose by (tests/test_model.py), so `auto` has that share too.
         """
         fewness = FEW * dim / images
-        return None if self.few_images == "plain" or fewness <= 1 else self.few_ridge * fewness
+        if self.shift_share and (self.shift_share != "auto" or images > dim):
+            return self.shift_share
+        plain = self.few_images == "plain" and self.shift_share != "auto"
+        return None if plain or fewness <= 1 else self.few_ridge * fewness
 
     @property
     def memory(self) -> Memory:
@@ -98,4 +122,9 @@ def _shift(old: Tensor, new: Tensor, options: DualProjectionOptions) -> Tensor:
     if share is None:
         return task_shift(old, new, options.shift_ridge)
     gram, cross = feature_products(old, new)
-    return task_shift_from_gram(gram, cross, relative_ridge(gram, share), "identity")
+    if share == "auto":
+        squares = float((new.to(gram) - old.to(gram)).square().sum())
+        ridge = cross_validated_ridge(gram, cross, squares, len(old))
+    else:
+        ridge = relative_ridge(gram, share)
+    return task_shift_from_gram(gram, cross, ridge, "identity")
