@@ -116,14 +116,13 @@ def test_the_ridge_is_the_one_that_cross_validation_chooses(images: int, dim: in
 
 
 def test_a_ridge_is_chosen_where_channels_are_dead_or_nothing_is_seen() -> None:
-    old = draw(40, 6, seed=1)
-    new = old @ (torch.eye(6).double() + 0.3 * draw(6, 6)) + 0.2 * draw(40, 6, seed=2)
+    old, dead = draw(40, 6, seed=1), torch.zeros(40, 20).double()
+    new = old @ (torch.eye(6).double() + 0.3 * draw(6, 6)) + 0.8 * draw(40, 6, seed=2)
+    old, new = torch.cat([old, dead], 1), torch.cat([new, dead], 1)
     chosen = cross_validated_ridge(*feature_products(old, new), float((new - old).square().sum()), 40)
-    dead = torch.zeros(40, 2).double()  # half as many more dimensions: trace / dim falls, and the grid with it
-    wide_old, wide_new = torch.cat([old, dead], 1), torch.cat([new, dead], 1)
-    wide = cross_validated_ridge(*feature_products(wide_old, wide_new), float((new - old).square().sum()), 40)
-    errors = [reference.left_out_error(old, new, ridge) for ridge in (chosen, wide)]
-    assert errors[1] == pytest.approx(errors[0], rel=1e-2)
+    ridges = [relative_ridge(old.T @ old, 10 ** (-6 + k / 20)) for k in range(161)]
+    errors = [reference.left_out_error(old, new, ridge) for ridge in ridges]
+    assert chosen == pytest.approx(ridges[errors.index(min(errors))])
     nothing = torch.zeros(3, 3).double()
     assert cross_validated_ridge(nothing, nothing, 0.0, 5) == 0
     assert torch.equal(task_shift_from_gram(nothing, nothing, 0.0, "identity"), torch.eye(3).double())

@@ -296,8 +296,6 @@ def cross_validated_ridge(gram: Tensor, cross: Tensor, squares: float, images: i
     gram, cross = gram.to(DTYPE), cross.to(DTYPE)
     values, vectors = torch.linalg.eigh(check_finite(gram, "X'X of the old features"))
     shown = values > gram.shape[-1] * EPS * values[-1]
-    if not bool(shown.any()):
-        return 0.0  # features that are zero in every image: nothing to hold, nothing to move
     values, vectors = values[shown], vectors[:, shown]
     moved = (vectors.T @ (cross - gram)).square().sum(1) / values  # |D|^2 along each direction of X's columns
     rest = max(squares - float(moved.sum()), 0.0)
