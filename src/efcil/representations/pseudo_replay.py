@@ -45,6 +45,7 @@ class PseudoReplayOptions(LwFOptions):
     pseudo_iterations: int = Field(default=6, ge=1)
     pseudo_from: Literal["clean", "augmented"] = "clean"  # what they are made of; augmented, they stay as they are
     pseudo_rounds: int = Field(default=1, ge=1)  # times that they are made anew in a task
+    first_decorrelation: float = Field(default=0.0, ge=0)  # in the first task: weight of correlations between features
     feature_weight: float = Field(default=0.0, ge=0)  # of the distance to the teacher's features, through a linear map
     read_quarters: bool = False  # classifiers read the quarters of the maps before the last ones as well
     read_mirrored: bool = False  # what is read is the mean over an image and its mirror image
@@ -144,6 +145,14 @@ class PseudoReplay(LwF):
         none = labels.new_full((len(self.made),), UNLABELLED)
         return pixels.showing(followed_by(pixels.images, self.made)), torch.cat([labels, none])
 
+    def loss(self, images: Tensor, labels: Tensor, before: Tensor | None = None) -> Tensor:
+        """Return LwF's loss; in the first task features may be kept from saying the same."""
+        if self.old or not self.options.first_decorrelation:
+            return super().loss(images, labels, before)
+        features = self.student_features(images)
+        loss = self.classification(self.head(features), labels)
+        return loss + self.options.first_decorrelation * correlation(features)
+
     def classification(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Cross-entropy of the images that have a label, as a mean over their usual number in a batch.
 
@@ -196,6 +205,20 @@ class PseudoReplay(LwF):
         own = {k.removeprefix("projector."): v for k, v in state.items() if k.startswith("projector.")}
         if own and self.projector is not None:
             self.projector.load_state_dict(own)
+
+
+def correlation(features: Tensor) -> Tensor:
+    """Return the squared correlations of different features (n, dim) over a batch, added up, for each feature.
+
+    >>> one = torch.tensor([[1.0], [2.0], [4.0]])
+    >>> round(float(correlation(torch.cat([one, -one, one], 1))), 2)  # each feature has two others like it
+    2.0
+    """
+    with torch.autocast(features.device.type, enabled=False):
+        centred = features.float() - features.float().mean(0)
+        scaled = centred / centred.square().mean(0).add(1e-6).sqrt()  # a dead feature has no correlation
+        squares = (scaled.T @ scaled / len(features)).square()
+    return (squares.sum() - squares.diagonal().sum()) / features.shape[1]
 
 
 def chosen(
