@@ -48,6 +48,9 @@ def test_runs_are_stored_once_and_without_where_they_lay(tmp_path):
     assert (only["what"], only["A_f"], only["commit"]) == ("as it is", 32.5, "abc123")
     assert only["command"] == "efcil run dpcr folder --data DIR --out DIR --seed 0; efcil replay DIR dpcr"
     assert "| as it is | dpcr | 1993 | 10 | 32.50 | 60.00 | 30.00 | 40.00 | 100 |" in tool.table([only])
+    write_json(tmp_path / "run" / "summary.json", {**shown, "order": "7"})
+    tool.add(tmp_path / "run", "as it is", stored)
+    assert [s["order"] for s in read_json(stored)] == ["1993", "7"], "another order stands beside it"
 
 
 def test_the_page_is_what_the_summaries_give():

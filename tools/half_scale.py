@@ -51,11 +51,14 @@ def make(source: Path, target: Path) -> None:
 
 
 def add(run: Path, what: str, stored: Path = STORED) -> None:
-    """Store what a run gave, in the place of an earlier one of the same description."""
+    """Store what a run gave, in the place of an earlier one of the same description and order."""
     found = [{"what": what, **{key: s[key] for key in KEPT}} for s in load_summaries([run]) if s["tasks_done"]]
     for summary in found:
         summary["command"] = re.sub(r"(--data|--out|efcil replay) \S+", r"\1 DIR", summary["command"])
-    before = [s for s in (read_json(stored) if stored.exists() else []) if s["what"] != what]
+    orders = {s["order"] for s in found}
+    before = [
+        s for s in (read_json(stored) if stored.exists() else []) if s["what"] != what or s["order"] not in orders
+    ]
     stored.parent.mkdir(parents=True, exist_ok=True)
     write_json(stored, [*before, *found])
 
