@@ -14,6 +14,7 @@ from efcil.config import Options
 from efcil.errors import OptionError
 from efcil.features import TaskFeatures, View
 from efcil.linalg import (
+    ROWS_AT_ONCE,
     RankRule,
     cross_validated_ridge,
     feature_products,
@@ -123,7 +124,8 @@ def _shift(old: Tensor, new: Tensor, options: DualProjectionOptions) -> Tensor:
         return task_shift(old, new, options.shift_ridge)
     gram, cross = feature_products(old, new)
     if share == "auto":
-        squares = float((new.to(gram) - old.to(gram)).square().sum())
+        parts = zip(old.split(ROWS_AT_ONCE), new.split(ROWS_AT_ONCE), strict=True)
+        squares = sum(float((y.to(gram) - x.to(gram)).square().sum()) for x, y in parts)
         ridge = cross_validated_ridge(gram, cross, squares, len(old))
     else:
         ridge = relative_ridge(gram, share)
