@@ -9,15 +9,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from matplotlib.collections import LineCollection
 
 import standins
 from efcil.errors import OptionError
 from efcil.methods import METHODS
-from efcil.report.groups import NONE
+from efcil.report.groups import NONE, Value
 from efcil.reproduce import NAMES, Wanted, find
 from efcil.reproduce.cells import EXEMPLARS, GROUPS, Cell, Measured, published
 from efcil.reproduce.complexity import formula, measure
-from efcil.reproduce.figures import embed, regions
+from efcil.reproduce.figures import balance_figure, embed, regions
 from efcil.reproduce.snapshots import Snapshot, gamma_grid
 from efcil.reproduce.tables import Block, Table
 from efcil.stats import ClassStats
@@ -457,3 +458,13 @@ def test_boundaries_and_shift_are_drawn(made, command):
     for name in ("boundaries", "shift"):
         assert (made / "drawn" / f"{name}.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
         assert "<svg" in (made / "drawn" / f"{name}.svg").read_text()[:600]
+
+
+def test_a_bar_of_one_order_has_no_line_of_its_spread():
+    once, often = Value(40.0), Value(50.0, 2.0)
+    parts = ("old", "new", "A_f")
+    numbers = {"set": {"a": dict.fromkeys(parts, once), "b": dict.fromkeys(parts, often)}}
+    figure = balance_figure(numbers, {"a": "A", "b": "B"})
+    drawn = [lines for lines in figure.axes[0].collections if isinstance(lines, LineCollection)]
+    segments = [segment for lines in drawn for segment in lines.get_segments() if len(segment)]
+    assert [segment[:, 1].tolist() for segment in segments] == [[48.0, 52.0]] * 3, "of the one that was run often"

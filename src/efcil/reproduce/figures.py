@@ -76,8 +76,9 @@ def balance_figure(numbers: Mapping[str, Mapping[str, Mapping[str, Value]]], wor
             label = {"old": "old classes", "new": "new classes", "A_f": "all classes"}[part]
             hatch = ("", "//", "..")[slot]
             bars = own.bar(x, heights, 0.25, label=label, color=COLOURS[slot], hatch=hatch, edgecolor="white")
+            shown = [more or np.nan for more in spread]  # one order has none: no line, not one of length zero
             if any(spread):
-                own.errorbar(x, heights, spread, fmt="none", ecolor=INK, elinewidth=1, capsize=2)
+                own.errorbar(x, heights, shown, fmt="none", ecolor=INK, elinewidth=1, capsize=2)
             for bar, height, more in zip(bars, heights, spread, strict=True):  # above the line of the spread
                 where = (bar.get_x() + bar.get_width() / 2, height + more)
                 how = {"textcoords": "offset points", "xytext": (0, 3), "ha": "center", "fontsize": 8, "color": INK}
