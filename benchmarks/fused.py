@@ -423,7 +423,7 @@ def main() -> None:
     asked = parser.parse_args()
     worst = check()
     print(f"largest deviation from autograd: {worst:.1e}")
-    if worst > 1e-4 and asked.check:
+    if worst > (1e-4 if asked.check else 1e-2):  # what is timed is stored with its deviation
         sys.exit("the fused backbone is not the backbone")
     if asked.check:
         return

@@ -86,11 +86,11 @@ class SavedTask(TaskFeatures):
 
 
 def config_of(home: Path) -> dict[str, Any]:
-    """Return what a run's config.yaml says: what is run, by which command, and on what."""
+    """Return what a run's config.yaml says: what is run, and the command that began it."""
     config = home / "config.yaml"
     try:
         found = yaml.safe_load(config.read_text(encoding="utf-8"))
-        return {**found, "run": found["run"], "command": found.get("command", "")}
+        return {"run": found["run"], "command": found.get("command", "")}
     except (OSError, yaml.YAMLError, KeyError, TypeError, AttributeError):
         raise RunError(f"{config} cannot be read: give the directory of a run or comparison") from None
 
