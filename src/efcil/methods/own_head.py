@@ -3,8 +3,8 @@
 Idea: nothing is added; the head that was trained with the backbone answers.
 What survives a task: the head, for LwF one row of `dim` numbers per class, and its scale.
 Measured on CIFAR-100, A_f / A_avg, in brackets the paper's: `icarl:memory=1000/cnn` T = 10 33.79 / 56.33 (32.33 /
-53.15), T = 20 27.13 / 52.07 (28.45 / 49.92); `icarl:memory=500/cnn` T = 10 25.38 / 49.19 (22.28 / 45.91), T = 20 16.72
-/ 42.45 (20.12 / 41.59); `lwf` T = 10 28.18 ± 1.12 / 49.00 ± 0.92, T = 20 23.98 ± 2.91 / 42.72 ± 3.18;
+53.15), T = 20 27.13 / 52.07 (28.45 / 49.92); `icarl:memory=500/cnn` T = 10 25.38 / 49.19 (22.28 / 45.91), T = 20 16.51
+/ 42.30 (20.12 / 41.59); `lwf` T = 10 28.18 ± 1.12 / 49.00 ± 0.92, T = 20 23.98 ± 2.91 / 42.72 ± 3.18;
 `podnet:memory=1000/cnn` T = 10 40.45 / 58.80 (35.57 / 55.00), T = 20 32.57 / 52.46 (28.71 / 49.09);
 `podnet:memory=500/cnn` T = 10 34.17 / 54.89 (31.90 / 51.17), T = 20 23.16 / 44.94 (23.44 / 42.42).
 """
