@@ -177,6 +177,10 @@ class ResNet(nn.Module):
                 maps.append(stage(maps[-1]))
         return maps
 
+    def beginning(self, stages: int) -> list[nn.Module]:
+        """Return what learns before the maps of so many stages are there: the stem and those stages."""
+        return [self.conv1, self.bn1, self.layer1, self.layer2, self.layer3, self.layer4][: 2 + stages]
+
     def _stem(self, images: Tensor) -> Tensor:
         x: Tensor = self.maxpool(self.relu(self.bn1(self.conv1(images))))
         return x

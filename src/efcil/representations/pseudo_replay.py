@@ -47,6 +47,7 @@ class PseudoReplayOptions(LwFOptions):
     pseudo_rounds: int = Field(default=1, ge=1)  # times that they are made anew in a task
     first_decorrelation: float = Field(default=0.0, ge=0)  # in the first task: weight of correlations between features
     feature_weight: float = Field(default=0.0, ge=0)  # of the distance to the teacher's features, through a linear map
+    still_stages: int = Field(default=0, ge=0, le=3)  # of the backbone, and its stem with them: learn in the first task
     read_quarters: bool = False  # classifiers read the quarters of the maps before the last ones as well
     read_mirrored: bool = False  # what is read is the mean over an image and its mirror image
 
@@ -57,11 +58,12 @@ class PseudoReplay(LwF):
     options_type = PseudoReplayOptions
 
     def __init__(self, options: Any, channels: int, machine: Machine, seed: int):
-        if is_timm(options.backbone) and (options.read_quarters or options.read_mirrored):
-            raise OptionError(
-                f"read_quarters and read_mirrored read the maps of a ResNet, not of {options.backbone}: leave them out"
-            )
+        named = [name for name in ("read_quarters", "read_mirrored", "still_stages") if getattr(options, name)]
+        if is_timm(options.backbone) and named:
+            raise OptionError(f"{named[0]} is for the stages of a ResNet, not for {options.backbone}: leave it out")
         super().__init__(options, channels, machine, seed)
+        if options.still_stages > 2 and isinstance(self.backbone.layer4, nn.Identity):
+            raise OptionError(f"still_stages={options.still_stages}: {options.backbone} has three, one must learn")
         dim: int = self.backbone.dim  # type: ignore[assignment]
         self.dim = dim
         where: dict[str, Any] = {"dtype": DTYPE, "device": machine.device}
@@ -85,6 +87,25 @@ class PseudoReplay(LwF):
         if self.projector is not None:
             nn.init.eye_(self.projector.weight)
             nn.init.zeros_(self.projector.bias)
+
+    def _still(self) -> list[nn.Module]:
+        if not (self.old and self.options.still_stages):
+            return []
+        assert isinstance(self.backbone, ResNet)
+        return self.backbone.beginning(self.options.still_stages)
+
+    def enter(self, stage: int) -> None:
+        """Let the beginning of the backbone learn in the first task alone."""
+        super().enter(stage)
+        for part in self._still():
+            part.requires_grad_(False)
+
+    def train(self, mode: bool = True) -> PseudoReplay:
+        """Switch the student; what does not learn normalises as it did, with the statistics of the first task."""
+        super().train(mode)
+        for part in self._still():
+            part.eval()
+        return self
 
     def stages(self, task: int) -> tuple[Schedule, ...]:
         """Let every round be a stage, since images are made before one."""

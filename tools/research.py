@@ -1,13 +1,14 @@
-"""A small problem for a first look at ideas, where there is no GPU: CIFAR-100 at half of everything.
+"""The tables of docs/research-log.md, and a small problem for a first look at ideas: CIFAR-100 at half of everything.
 
-    python tools/half_scale.py make CIFAR DIR            write class folders for `efcil run METHOD folder --data DIR`
-    python tools/half_scale.py add RUN --what "..."      store the summaries of a run or comparison of it
-    python tools/half_scale.py                           write the table in docs/research-log.md
-    python tools/half_scale.py --check                   exit 1 when the page is not what the summaries give
+    python tools/research.py make CIFAR DIR            write class folders for `efcil run METHOD folder --data DIR`
+    python tools/research.py add RUN --what "..."      store the summaries of a run, a comparison or an `efcil tune`
+    python tools/research.py                           write the tables in docs/research-log.md
+    python tools/research.py --check                   exit 1 when the page is not what the summaries give
 
-Every second class; of each the first 250 training images, and the 100 after them to measure on; 16 x 16 pixels. Test
-images are not read, so nothing that is chosen here has seen one. What it says about the real problem is a hint: the
-networks are narrow, and learn for minutes.
+The small problem has every second class; of each the first 250 training images, and the 100 after them to measure on;
+16 x 16 pixels. What it says about the real problem is a hint: the networks are narrow, and learn for minutes. What
+`efcil tune` measured on held-out training images of a real problem has a table of its own. Test images are read in
+neither, so nothing that is chosen here has seen one; a run that was measured on them is refused.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import numpy as np
 from PIL import Image
 
 from efcil.data import cifar100
+from efcil.errors import RunError
 from efcil.files import atomic_write_text, read_json, write_json
 from efcil.report.load import load_summaries
 from efcil.report.tables import md as escaped
@@ -30,8 +32,8 @@ from efcil.report.tables import row as row_of
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "research-log.md"
-STORED = ROOT / "results" / "research" / "half-scale.json"
-BEGIN, END = "<!-- half-scale -->", "<!-- /half-scale -->"
+STORED = ROOT / "results" / "research"
+TABLES = ("held-out", "half-scale")
 STEP, SIDE = 2, 16
 PARTS = {"train": slice(0, 250), "test": slice(250, 350)}  # of a class's training images
 KEPT = ("method", "order", "seed", "A_f", "A_avg", "A_t", "old", "new", "seconds", "device", "commit", "command")
@@ -50,17 +52,29 @@ def make(source: Path, target: Path) -> None:
                 picture.resize((SIDE, SIDE), Image.Resampling.BOX).save(folder / f"{number:03d}.png")
 
 
+def table_of(dataset: str) -> str:
+    """Return the table that a summary belongs to, by what it was measured on."""
+    if dataset.endswith("held out"):
+        return "held-out"
+    if dataset == "folder":
+        return "half-scale"
+    raise RunError(f"{dataset}: measured on test images, by which nothing may be chosen: use `efcil tune`")
+
+
 def add(run: Path, what: str, stored: Path = STORED) -> None:
     """Store what a run gave, in the place of an earlier one of the same description and order."""
-    found = [{"what": what, **{key: s[key] for key in KEPT}} for s in load_summaries([run]) if s["tasks_done"]]
+    given = [s for s in load_summaries([run]) if s["tasks_done"]]
+    tables = {table_of(s["dataset"]) for s in given}
+    if len(tables) != 1:
+        raise RunError(f"{run}: {' and '.join(sorted(tables)) or 'no summary'}; wanted finished tasks of one table")
+    file = stored / f"{tables.pop()}.json"
+    found = [{"what": what, **{key: s[key] for key in KEPT}} for s in given]
     for summary in found:
         summary["command"] = re.sub(r"(--data|--out|efcil replay) \S+", r"\1 DIR", summary["command"])
     orders = {s["order"] for s in found}
-    before = [
-        s for s in (read_json(stored) if stored.exists() else []) if s["what"] != what or s["order"] not in orders
-    ]
-    stored.parent.mkdir(parents=True, exist_ok=True)
-    write_json(stored, [*before, *found])
+    before = [s for s in (read_json(file) if file.exists() else []) if s["what"] != what or s["order"] not in orders]
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_json(file, [*before, *found])
 
 
 def table(summaries: Sequence[dict[str, Any]]) -> str:
@@ -75,11 +89,14 @@ def table(summaries: Sequence[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def page(text: str, summaries: Sequence[dict[str, Any]]) -> str:
-    """Return the page with the table as it is now."""
-    before, _, rest = text.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    return f"{before}{BEGIN}\n\n{table(summaries)}\n\n{END}{after}"
+def page(text: str, stored: Path = STORED) -> str:
+    """Return the page with the tables as they are now."""
+    for name in TABLES:
+        begin, end = f"<!-- {name} -->", f"<!-- /{name} -->"
+        before, _, rest = text.partition(begin)
+        _, _, after = rest.partition(end)
+        text = f"{before}{begin}\n\n{table(read_json(stored / f'{name}.json'))}\n\n{end}{after}"
+    return text
 
 
 def main() -> int:
@@ -98,9 +115,12 @@ def main() -> int:
         make(given.source, given.target)
         return 0
     if given.do == "add":
-        add(given.run, given.what)
+        try:
+            add(given.run, given.what)
+        except RunError as error:
+            parser.error(str(error))
     now = PAGE.read_text(encoding="utf-8")
-    wanted = page(now, read_json(STORED))
+    wanted = page(now)
     if given.check:
         return int(now != wanted)
     atomic_write_text(PAGE, wanted)
