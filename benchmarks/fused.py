@@ -20,12 +20,13 @@ import importlib
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.profiler import ProfilerActivity, profile
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported
@@ -39,7 +40,6 @@ from efcil.representations.lwf import LwF
 from efcil.training.machine import Machine, own_stream
 
 gpu = importlib.import_module("gpu" if __name__ == "__main__" else "benchmarks.gpu")  # the file beside this one
-PARTS = 128  # of the rows, at most: what the last program adds up
 
 
 @triton.jit
@@ -80,22 +80,14 @@ def _moments(
     tl.store(part + (chunks + i) * C + c, tl.sum(square, 0) - own * m * m)
     tl.debug_barrier()
     if tl.atomic_add(count + j, 1, sem="acq_rel") == chunks - 1:
-        mu = tl.zeros((BC,), tl.float32)
-        for first in range(0, PARTS, 32):
-            k = first + tl.arange(0, 32)
-            n = tl.where(k < chunks, tl.minimum(per, rows - k * per), 0).to(tl.float32)[:, None]
-            ms = tl.load(
-                part + k[:, None] * C + c[None, :], mask=(k < chunks)[:, None], other=0.0, cache_modifier=".cg"
-            )
-            mu += tl.sum(ms * n, 0) / rows
-        var = tl.zeros((BC,), tl.float32)
-        for first in range(0, PARTS, 32):
-            k = first + tl.arange(0, 32)
-            n = tl.where(k < chunks, tl.minimum(per, rows - k * per), 0).to(tl.float32)[:, None]
-            at = part + k[:, None] * C + c[None, :]
-            away = tl.load(at, mask=(k < chunks)[:, None], other=0.0, cache_modifier=".cg") - mu[None, :]
-            vs = tl.load(at + chunks * C, mask=(k < chunks)[:, None], other=0.0, cache_modifier=".cg")
-            var += tl.sum(vs + n * away * away, 0) / rows
+        k = tl.arange(0, PARTS)  # all parts in one load: the others wait for this program
+        n = tl.where(k < chunks, tl.minimum(per, rows - k * per), 0).to(tl.float32)[:, None]
+        at = part + k[:, None] * C + c[None, :]
+        ms = tl.load(at, mask=(k < chunks)[:, None], other=0.0, cache_modifier=".cg")
+        vs = tl.load(at + chunks * C, mask=(k < chunks)[:, None], other=0.0, cache_modifier=".cg")
+        mu = tl.sum(ms * n, 0) / rows
+        away = ms - mu[None, :]
+        var = tl.sum(vs + n * away * away, 0) / rows
         tl.store(mean + c, mu)
         tl.store(rstd + c, 1.0 / tl.sqrt(var + eps))
         tl.store(run_mean + c, (1 - momentum) * tl.load(run_mean + c) + momentum * mu)
@@ -187,13 +179,10 @@ def _back_sums(
     tl.store(part + (chunks + i) * C + c, tl.sum(s2, 0))
     tl.debug_barrier()
     if tl.atomic_add(count + j, 1, sem="acq_rel") == chunks - 1:
-        t1 = tl.zeros((BC,), tl.float32)
-        t2 = tl.zeros((BC,), tl.float32)
-        for first in range(0, PARTS, 32):
-            k = first + tl.arange(0, 32)
-            at = part + k[:, None] * C + c[None, :]
-            t1 += tl.sum(tl.load(at, mask=(k < chunks)[:, None], other=0.0, cache_modifier=".cg"), 0)
-            t2 += tl.sum(tl.load(at + chunks * C, mask=(k < chunks)[:, None], other=0.0, cache_modifier=".cg"), 0)
+        k = tl.arange(0, PARTS)
+        at = part + k[:, None] * C + c[None, :]
+        t1 = tl.sum(tl.load(at, mask=(k < chunks)[:, None], other=0.0, cache_modifier=".cg"), 0)
+        t2 = tl.sum(tl.load(at + chunks * C, mask=(k < chunks)[:, None], other=0.0, cache_modifier=".cg"), 0)
         tl.store(dbeta + c, t1)
         tl.store(dgamma + c, t2)
         tl.store(count + j, 0)
@@ -222,25 +211,26 @@ class Norm:
     """One batch normalisation, with what comes after it: the sum with a shortcut, and the ReLU."""
 
     SUMS, EACH = (64, 8), (64, 4)  # rows of a tile and warps, of kernels that add up and of those that do not
+    PARTS = 256  # of the rows, at most: what the last program adds up
 
     def __init__(self, bn: nn.BatchNorm2d):
         self.bn, self.channels = bn, bn.num_features
         self.mean, self.rstd = torch.empty_like(bn.weight), torch.empty_like(bn.weight)
         self.count = torch.zeros_like(bn.weight, dtype=torch.int32)  # programs that have arrived
-        self.part = bn.weight.new_empty(2 * PARTS * self.channels)
+        self.part = bn.weight.new_empty(2 * self.PARTS * self.channels)
 
     def plan(self, z: Tensor) -> tuple[int, int, int, int]:
         """Rows, channels of a tile, parts, and rows of a part."""
         rows, wide = z.numel() // self.channels, min(64, self.channels)
         tile = 2 * self.SUMS[0]
-        parts = max(1, min(PARTS, 264 * wide // self.channels, -(-rows // tile)))
+        parts = max(1, min(self.PARTS, 264 * wide // self.channels, -(-rows // tile)))
         per = -(-rows // (parts * tile)) * tile
         return rows, wide, -(-rows // per), per
 
     def forward(self, z: Tensor, other: Tensor | None, relu: bool) -> Tensor:
         """relu(normalised z + other), all (n, c, h, w) with channels last."""
         bn, (rows, wide, parts, per) = self.bn, self.plan(z)
-        sums = {"PARTS": PARTS, "BM": self.SUMS[0], "BC": wide, "num_warps": self.SUMS[1]}
+        sums = {"PARTS": self.PARTS, "BM": self.SUMS[0], "BC": wide, "num_warps": self.SUMS[1]}
         state = (self.mean, self.rstd, bn.running_mean, bn.running_var, self.count)
         grid = (parts, self.channels // wide)
         _moments[grid](z, self.part, *state, rows, self.channels, parts, bn.eps, bn.momentum, per=per, **sums)
@@ -256,7 +246,7 @@ class Norm:
         rows, wide, parts, per = self.plan(z)
         slope, offset = torch.empty_like(self.mean), torch.empty_like(self.mean)
         masked = g if other is None else torch.empty_like(z)
-        sums = {"PARTS": PARTS, "BM": self.SUMS[0], "BC": wide, "num_warps": self.SUMS[1]}
+        sums = {"PARTS": self.PARTS, "BM": self.SUMS[0], "BC": wide, "num_warps": self.SUMS[1]}
         how = {"TWO": other is not None, "RELU": relu, "per": per, **sums}
         given = (g, g if other is None else other, out, z, self.mean, self.rstd, self.part, slope, offset, masked)
         _back_sums[(parts, self.channels // wide)](*given, self.count, rows, self.channels, parts, **how)
@@ -394,23 +384,36 @@ def check() -> float:
     return worst
 
 
+def kernels(call: Callable[[], object], steps: int = 5, most: int = 30) -> list[tuple[str, float, float]]:
+    """Return the kernels that take longest: name, how many in a step, microseconds of all of them in it."""
+    with profile(activities=[ProfilerActivity.CUDA]) as seen:
+        for _ in range(steps):
+            call()
+        torch.cuda.synchronize()
+    found = sorted(seen.key_averages(), key=lambda e: -e.self_device_time_total)[:most]
+    return [(e.key[:80], e.count / steps, e.self_device_time_total / steps) for e in found]
+
+
 def measure(steps: int) -> Iterator[dict[str, Any]]:
     """Yield milliseconds of the product's captured step without a teacher, compiled and with `Fused` in its place."""
     size, machine = gpu.Size(), Machine.choose("cuda")
     task = gpu.stream(size, None)[0]
     images, labels = (machine.tensor(array[: size.batch]) for array in (task.images, task.labels))
-    tiles = [((64, 8), (64, 4)), ((128, 8), (64, 4)), ((32, 4), (64, 4)), ((64, 8), (128, 8)), ((64, 8), (32, 4))]
-    for sums, each, beside in [(None, None, True), *((*tile, True) for tile in tiles), (*tiles[0], False)]:
+    tiles = [((64, 8), (64, 4), 256), ((128, 8), (64, 4), 256), ((32, 4), (64, 4), 256), ((64, 8), (64, 4), 128)]
+    tiles += [((128, 8), (128, 8), 256), ((128, 8), (32, 4), 256)]
+    for tile, beside in [(None, True), *((tile, True) for tile in tiles), (tiles[0], False)]:
         lwf = LwF(gpu.options_of(size), 3, machine, 0)
         lwf.begin(task)
-        if sums is not None:
-            Norm.SUMS, Norm.EACH = sums, each
+        if tile is not None:
+            Norm.SUMS, Norm.EACH, Norm.PARTS = tile
             lwf.student_features = Fused(lwf.student.backbone, torch.bfloat16, beside)
         call = gpu.one_step(lwf, images, labels)
         gpu.timed(call, 20, 1, machine.device)
         found = gpu.timed(call, steps, 5, machine.device)
-        row = {"sums": sums, "each": each, "beside": beside, "ms": 1000 * found["median"], "raw": found["raw"]}
-        print(json.dumps({key: row[key] for key in ("sums", "each", "beside", "ms")}), flush=True)
+        row = {"sums, each, parts": tile, "beside": beside, "ms": 1000 * found["median"], "raw": found["raw"]}
+        print(json.dumps({key: row[key] for key in row if key != "raw"}), flush=True)
+        if tile in (None, tiles[0]):
+            row["kernels"] = kernels(call)
         yield row
 
 
