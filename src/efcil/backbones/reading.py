@@ -17,13 +17,17 @@ class Reading(nn.Module):
     """The backbone's features, and behind them what else is read; the backbone stays what it is.
 
     >>> from efcil.backbones import build
-    >>> Reading(build("resnet10", width=4), quarters=True, mirrored=True)(torch.zeros(2, 3, 8, 8)).shape
-    torch.Size([2, 96])
+    >>> reading = Reading(build("resnet10", width=4), quarters=True, mirrored=True)
+    >>> reading(torch.zeros(2, 3, 8, 8)).shape, reading.dim
+    (torch.Size([2, 96]), 96)
     """
 
     def __init__(self, backbone: ResNet, quarters: bool, mirrored: bool) -> None:
         super().__init__()
         self.backbone, self.quarters, self.mirrored = backbone, quarters, mirrored
+        self.dim = backbone.dim + (
+            4 * (backbone.dim // 2) if quarters else 0
+        )  # a stage has twice the planes of the last
 
     def forward(self, images: Tensor) -> Tensor:
         """(n, dim), or with the quarters of the maps before the last ones (n, dim + 4 planes)."""

@@ -64,14 +64,14 @@ class PseudoReplay(LwF):
         super().__init__(options, channels, machine, seed)
         if options.still_stages > 2 and isinstance(self.backbone.layer4, nn.Identity):
             raise OptionError(f"still_stages={options.still_stages}: {options.backbone} has three, one must learn")
-        dim: int = self.backbone.dim  # type: ignore[assignment]
-        self.dim = dim
+        dim: int = self.aimed(self.backbone).dim  # type: ignore[assignment]
         where: dict[str, Any] = {"dtype": DTYPE, "device": machine.device}
         self.means = torch.zeros(0, dim, **where)  # (classes, dim)
         self.covariance = torch.zeros(dim, dim, **where)  # within classes, the mean of theirs
         self.made: Tensor | None = None  # (m, channels, height, width) uint8
         self._own = 0  # images of the task
-        self.projector = machine.place(nn.Linear(dim, dim)) if options.feature_weight else None
+        own: int = self.backbone.dim  # type: ignore[assignment]
+        self.projector = machine.place(nn.Linear(own, own)) if options.feature_weight else None
 
     def reading(self, backbone: nn.Module) -> nn.Module:
         """Return the backbone, or what reads more of it."""
@@ -80,6 +80,13 @@ class PseudoReplay(LwF):
             return backbone
         assert isinstance(backbone, ResNet)
         return Reading(backbone, o.read_quarters, o.read_mirrored)
+
+    def aimed(self, backbone: nn.Module) -> nn.Module:
+        """Return what draws images: all that is read of a backbone, of the image as it is."""
+        if not self.options.read_quarters:
+            return backbone
+        assert isinstance(backbone, ResNet)
+        return Reading(backbone, quarters=True, mirrored=False)
 
     def begin(self, task: Task) -> None:
         """Begin as LwF does; the linear map of features begins as the identity."""
@@ -131,7 +138,7 @@ class PseudoReplay(LwF):
         wanted = round(self.options.pseudo * len(labels))
         if not self.old or not wanted:
             return
-        source = extract(self.old_backbone, pixels, self.machine).to(DTYPE)
+        source = extract(self.aimed(self.old_backbone), pixels, self.machine).to(DTYPE)
         draws = generator("cpu", Purpose.PSEUDO, self.seed, self.old, *([stage] if stage else []))
         rows, goals = chosen(self.means, self.covariance, source, wanted, self.options.pseudo_spread, draws)
         self.old_backbone.eval()
@@ -151,7 +158,8 @@ class PseudoReplay(LwF):
         black, white = -pixels.offset, 255 * pixels.scale - pixels.offset
         step = self.options.pseudo_step * images[0].numel() ** 0.5
         inputs = pixels.normalise(images)
-        inputs = towards(self.old_backbone, inputs, goals, step, self.options.pseudo_iterations, (black, white))
+        network = self.aimed(self.old_backbone)
+        inputs = towards(network, inputs, goals, step, self.options.pseudo_iterations, (black, white))
         return ((inputs + pixels.offset) / pixels.scale).round().clamp(0, 255).to(torch.uint8)
 
     def pseudo(self) -> Tensor | None:
@@ -198,10 +206,10 @@ class PseudoReplay(LwF):
         """Move the means and the covariance with the task, and add those of its classes."""
         known = len(self.means)
         if known:
-            shift = moved_by(*(features[:, : self.dim] for features in task.pairs("pseudo")))
+            shift = moved_by(*task.pairs("pseudo"))
             self.means = self.means @ shift
             self.covariance = shift.T @ self.covariance @ shift
-        features = task.new()[:, : self.dim].to(DTYPE)
+        features = task.new().to(DTYPE)
         means, within = [], torch.zeros_like(self.covariance)
         for label in task.labels.unique():
             own = features[task.labels == label]
