@@ -318,6 +318,39 @@ def test_without_made_images_it_is_lwf(machine, data):
     assert made.pseudo() is None
 
 
+def test_the_shift_may_have_more_made_images_than_are_learned(machine, data):
+    """Of each class the nearest are learned, the same as without the others; the shift sees all of them."""
+    few, more = (
+        stopped_in_the_second_task(learner(machine, pseudo=0.5, pseudo_shift=n, pseudo_spread=0.0), data, run)
+        for n in (None, 1.5)
+    )
+    pixels, labels = task_of(data, [2, 3, 4], machine)
+    learned = []
+    for r, share in ((few, 0.5), (more, 1.5)):
+        assert len(r.pseudo()) == 2 * (round(share * len(labels)) // 2)
+        both, with_made = r.studied(0, pixels, labels)
+        assert (with_made == UNLABELLED).sum() == 2 * (round(0.5 * len(labels)) // 2)
+        learned.append(both.images[torch.arange(len(labels), len(with_made))].int())
+    assert (learned[0] - learned[1]).abs().max() <= 1, "rounded, after another batch"
+    task = TaskFeatures(1, more, pixels, labels, None)
+    assert [len(features) for features in task.pairs("pseudo")] == [len(labels) + len(more.pseudo())] * 2
+    images, targets = pixels.normalise(pixels.images[:8]), labels[:8]
+    more.studied(0, pixels, labels)
+    logits = more.student.head(more.student.backbone(images))
+    share = len(labels) / (len(labels) + len(learned[1]))
+    want = cross_entropy(logits[:, 2:], targets - 2, reduction="sum") / (share * 8)
+    torch.testing.assert_close(more.classification(logits, targets), want)
+
+
+def test_the_shift_may_have_made_images_where_none_are_learned(machine, data):
+    plain, other = learner(machine, kind=LwF), learner(machine, pseudo=0.0, pseudo_shift=1.0)
+    for representation in (plain, other):
+        run(representation, data)
+    state = other.state(teacher=False)
+    assert all(torch.equal(v, state[k]) for k, v in plain.state(teacher=False).items()), "LwF to the bit"
+    assert len(other.pseudo()) >= 5
+
+
 def test_made_images_hold_the_backbone(machine, data):
     """They change what is learned in the second task, and not what is learned in the first."""
     states = {}
@@ -392,7 +425,7 @@ def test_it_keeps_what_its_file_says(machine, data):
 @pytest.mark.parametrize("rounds", [1, 2])
 def test_a_run_goes_on_as_if_it_had_not_stopped(machine, data, task, epoch, rounds):
     options = {"augment": "crop-flip", "feature_weight": 1.0, "pseudo_rounds": rounds, "still_stages": rounds - 1}
-    options |= {"pseudo_from": "augmented"} if rounds > 1 else {}
+    options |= {"pseudo_from": "augmented"} if rounds > 1 else {"pseudo_shift": 2.0}
     whole, kept = learner(machine, **options), {}
 
     def keep(optimiser, teacher):
@@ -652,6 +685,7 @@ def test_preset_and_defaults():
     ("names", "setting", "said"),
     [
         (("dpcr-plus",), "pseudo=-1", "pseudo=-1"),
+        (("dpcr-plus",), "pseudo_shift=-1", "pseudo_shift=-1"),
         (("dpcr-plus",), "pseudo_step=0", "pseudo_step=0"),
         (("dpcr-plus",), "pseudo_iterations=0", "pseudo_iterations=0"),
         (("dpcr-plus",), "pseudo_spread=-0.5", "pseudo_spread=-0.5"),

@@ -25,9 +25,8 @@ class Reading(nn.Module):
     def __init__(self, backbone: ResNet, quarters: bool, mirrored: bool) -> None:
         super().__init__()
         self.backbone, self.quarters, self.mirrored = backbone, quarters, mirrored
-        self.dim = backbone.dim + (
-            4 * (backbone.dim // 2) if quarters else 0
-        )  # a stage has twice the planes of the last
+        planes = backbone.dim // 2  # of the stage before the last, whatever the blocks are
+        self.dim = backbone.dim + (4 * planes if quarters else 0)
 
     def forward(self, images: Tensor) -> Tensor:
         """(n, dim), or with the quarters of the maps before the last ones (n, dim + 4 planes)."""

@@ -40,6 +40,7 @@ class PseudoReplayOptions(LwFOptions):
     """LwF's options, and how images of old classes are made."""
 
     pseudo: float = Field(default=1.0, ge=0)  # images made for each image of the task; 0: LwF
+    pseudo_shift: float | None = Field(default=None, ge=0)  # the same for the shift, which has these and maybe more
     pseudo_spread: float = Field(default=1.0, ge=0)  # of the points aimed at about their class's mean; 0: the mean
     pseudo_step: float = Field(default=0.09, gt=0)  # root mean square change of a normalised pixel in an iteration
     pseudo_iterations: int = Field(default=6, ge=1)
@@ -68,8 +69,8 @@ class PseudoReplay(LwF):
         where: dict[str, Any] = {"dtype": DTYPE, "device": machine.device}
         self.means = torch.zeros(0, dim, **where)  # (classes, dim)
         self.covariance = torch.zeros(dim, dim, **where)  # within classes, the mean of theirs
-        self.made: Tensor | None = None  # (m, channels, height, width) uint8
-        self._own = 0  # images of the task
+        self.made: Tensor | None = None  # (m, channels, height, width) uint8, as many for each class, the nearest first
+        self._own = self._learned = 0  # images of the task, and of those that were made, that are learned
         own: int = self.backbone.dim  # type: ignore[assignment]
         self.projector = machine.place(nn.Linear(own, own)) if options.feature_weight else None
 
@@ -135,7 +136,7 @@ class PseudoReplay(LwF):
     def prepare(self, stage: int, pixels: Pixels, labels: Tensor) -> None:
         """Make images of the old classes from the task's."""
         self.made = None
-        wanted = round(self.options.pseudo * len(labels))
+        wanted = round(max(self.options.pseudo, self.options.pseudo_shift or 0) * len(labels))
         if not self.old or not wanted:
             return
         source = extract(self.aimed(self.old_backbone), pixels, self.machine).to(DTYPE)
@@ -167,12 +168,16 @@ class PseudoReplay(LwF):
         return self.made
 
     def studied(self, stage: int, pixels: Pixels, labels: Tensor) -> tuple[Pixels, Tensor]:
-        """Return the task's images, and those that were made, without a label."""
-        self._own = len(labels)
-        if self.made is None:
+        """Return the task's images, and those that were made to be learned, without a label."""
+        self._own, self._learned = len(labels), 0
+        wanted = round(self.options.pseudo * len(labels))
+        if self.made is None or not wanted:
             return pixels, labels
-        none = labels.new_full((len(self.made),), UNLABELLED)
-        return pixels.showing(followed_by(pixels.images, self.made)), torch.cat([labels, none])
+        classes = len(self.means)
+        made = self.made.unflatten(0, (classes, -1))[:, : max(1, wanted // classes)].flatten(0, 1)
+        self._learned = len(made)
+        none = labels.new_full((len(made),), UNLABELLED)
+        return pixels.showing(followed_by(pixels.images, made)), torch.cat([labels, none])
 
     def loss(self, images: Tensor, labels: Tensor, before: Tensor | None = None) -> Tensor:
         """Return LwF's loss; in the first task features may be kept from saying the same."""
@@ -187,11 +192,11 @@ class PseudoReplay(LwF):
 
         The number at hand would do as well for one process; of several, each has another one in its share.
         """
-        if self.made is None:
+        if not self._learned:
             return super().classification(logits, labels)
         new = torch.where(labels == UNLABELLED, UNLABELLED, labels - self.old)
         total = cross_entropy(logits[:, self.old :].float(), new, ignore_index=UNLABELLED, reduction="sum")
-        return total * (1 + len(self.made) / self._own) / len(labels)
+        return total * (1 + self._learned / self._own) / len(labels)
 
     def held(self, features: Tensor, before: Tensor, logits: Tensor, target: Tensor) -> Tensor:
         """Add to the distillation the squared distance of unit features: what moved linearly is not held."""
