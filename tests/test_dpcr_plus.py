@@ -417,7 +417,7 @@ def test_it_keeps_what_its_file_says(machine, data):
     dim, plain = representation.backbone.dim, LwF.state(representation, teacher=False)
     kept = {k: v for k, v in representation.state(teacher=False).items() if k not in plain}
     assert sum(v.numel() for v in kept.values()) == sum(SIZES) * dim + dim * dim
-    assert METHODS["dpcr-plus"].memory == "d(d+1)/2 + 2d, and d^2 for all"
+    assert METHODS["dpcr-plus"].memory == "d(d+1)/2 + 2d + 1, and d^2 for all"
     assert not METHODS["dpcr-plus"].exemplars
 
 
@@ -588,7 +588,7 @@ def test_how_much_is_chosen_for_each_task_where_nothing_is_said():
 def readout_of(stats, **options):
     """A readout that has learned these statistics."""
     readout = METHODS["dpcr-plus"].readout(METHODS["dpcr-plus"].options(**options))
-    readout.stats = stats
+    readout.stats, readout.moves = stats, torch.zeros_like(stats.classes)
     readout._solve(stats)
     return readout
 
@@ -656,7 +656,50 @@ def test_the_gaussians_follow_the_statistics(three):
     torch.testing.assert_close(found, readout_of(stats).scores(images)[:, [0, 2, 1]])
     readout.load_state(readout_of(two).state())
     torch.testing.assert_close(readout.scores(images), readout_of(two).scores(images))
-    assert set(readout.state()) == {"stats", "weight"}, "they are not stored"
+    assert set(readout.state()) == {"stats", "weight", "moves"}, "they are not stored"
+
+
+@pytest.mark.parametrize("gaussian", [0.0, 0.5])
+def test_classes_that_were_moved_get_a_bonus(three, gaussian):
+    """Literally: to each standardised score b for every move."""
+    stats, images, _ = three
+    plain, other = (readout_of(stats, gaussian=gaussian, moved_bonus=b) for b in (0.0, 0.3))
+    plain.moves = other.moves = torch.tensor([2, 0, 1])
+    scores = plain.scores(images)
+    if not gaussian:
+        scores = (scores - scores.mean(1, keepdim=True)) / scores.std(1, correction=0, keepdim=True)
+    torch.testing.assert_close(other.scores(images), scores + torch.tensor([0.6, 0.0, 0.3]))
+    state = {key: value for key, value in other.state().items() if key != "moves"}
+    other.load_state(other.state())
+    assert other.moves.tolist() == [2, 0, 1]
+    other.load_state(state)
+    assert other.moves.tolist() == [0, 0, 0], "a state of an earlier version"
+
+
+@pytest.mark.parametrize(("shift", "moves"), [(True, [2, 2, 1, 1, 1, 0]), (False, [0] * 6)])
+def test_moves_are_counted(machine, data, shift, moves):
+    readout, _ = run(learner(machine), data, options={"shift": shift})
+    assert readout.moves.tolist() == moves
+
+
+def test_moves_are_those_of_the_classes_that_are_left(three):
+    stats, _, _ = three
+    readout, other = readout_of(stats), readout_of(stats)
+    readout.moves, other.moves = torch.tensor([5, 2, 3]), torch.tensor([1, 4, 7])
+    readout.keep(torch.tensor([2, 0]))
+    assert readout.moves.tolist() == [5, 3], "the order of classes stays"
+    readout.absorb(other, torch.tensor([0, 2, 3]))
+    assert readout.moves.tolist() == [1, 3, 4, 7], "of a class in both, those of the fresher one"
+
+
+def test_a_class_that_comes_again_was_not_moved(three):
+    stats, _, _ = three
+    readout = readout_of(stats, shift_images="clean", shift_share=0.1)
+    readout.moves = torch.tensor([1, 4, 0])
+    old, labels = draw(40, 5), torch.arange(40) % 2 * 2 + 1  # classes 1 and 3
+    readout.learn(FakeTask(1, labels, old=old, new=old @ draw(5, 5, seed=2)))
+    assert readout.stats.classes.tolist() == [0, 1, 2, 3]
+    assert readout.moves.tolist() == [2, 0, 1, 0]
 
 
 def test_classes_without_spread_are_told_apart_by_distance():
@@ -700,6 +743,7 @@ def test_preset_and_defaults():
         (("dpcr-plus",), "gaussian=-1", "gaussian=-1"),
         (("dpcr-plus",), "gaussian_shared=1.5", "gaussian_shared=1.5"),
         (("dpcr-plus",), "gaussian_ridge=0", "gaussian_ridge=0"),
+        (("dpcr-plus",), "moved_bonus=-1", "moved_bonus=-1"),
         (("dpcr",), "pseudo=1", "pseudo"),
         (("dpcr-plus", "dpcr"), "batch_size=64", "cannot share a trajectory"),
     ],

@@ -57,7 +57,7 @@ METHODS = {
             "ridge + CN, and Gaussians",
             DPCRPlus,
             DPCRPlusOptions,
-            "d(d+1)/2 + 2d, and d^2 for all",
+            "d(d+1)/2 + 2d + 1, and d^2 for all",
         ),
         Method(
             "dp-ncm",
