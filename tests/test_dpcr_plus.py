@@ -1,6 +1,7 @@
 """DPCR+ against literal transcriptions of docs/dpcr-plus.md, and what must hold of it."""
 
 import copy
+import dataclasses
 from types import SimpleNamespace
 
 import numpy as np
@@ -146,6 +147,23 @@ def test_made_images_look_like_old_classes_to_the_old_backbone(machine, data, qu
     run(representation, data, Watch(each_epoch))
     assert sorted(nearness) == [1, 2]
     assert max(max(each) for each in nearness.values()) < 0.9
+
+
+def test_images_are_made_in_the_machines_precision(machine, data, second):
+    """In bfloat16 the gradient is another one and points the same way: as near to the means, within a tenth."""
+    pixels, labels = task_of(data, [2, 3, 4], machine)
+    distances, made = [], []
+    for precision in ("fp32", "bf16"):
+        other = copy.copy(second)
+        other.machine = dataclasses.replace(machine, precision=precision)
+        other.options = other.options.model_copy(update={"pseudo_spread": 0.0})
+        other.prepare(0, pixels, labels)
+        made.append(other.pseudo())
+        goals = other.means.repeat_interleave(len(made[-1]) // 2, 0)
+        found = extract(other.old_backbone, pixels.showing(made[-1]), machine).double()
+        distances.append((found - goals).norm(dim=1).mean().item())
+    assert not torch.equal(*made)
+    assert distances[1] < 1.1 * distances[0]
 
 
 def test_images_that_are_read_when_asked_for_make_the_same(machine, data, second):

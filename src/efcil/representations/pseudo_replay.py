@@ -160,7 +160,8 @@ class PseudoReplay(LwF):
         step = self.options.pseudo_step * images[0].numel() ** 0.5
         inputs = pixels.normalise(images)
         network = self.aimed(self.old_backbone)
-        inputs = towards(network, inputs, goals, step, self.options.pseudo_iterations, (black, white))
+        with self.machine.autocast():  # of a gradient only the direction counts
+            inputs = towards(network, inputs, goals, step, self.options.pseudo_iterations, (black, white))
         return ((inputs + pixels.offset) / pixels.scale).round().clamp(0, 255).to(torch.uint8)
 
     def pseudo(self) -> Tensor | None:

@@ -2,8 +2,8 @@
 
     X <- clip(X - step g / ||g||),    g = the gradient by X of ||backbone(X) - goal||^2
 
-X is the network's input, normalised pixels. Nothing but the gradient by the input is computed, in float32 whatever the
-machine's precision.
+X is the network's input, normalised pixels. Nothing but the gradient by the input is computed, in float32 unless the
+caller has autocast on.
 """
 
 from __future__ import annotations
