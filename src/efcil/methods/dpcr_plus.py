@@ -94,13 +94,14 @@ class DPCRPlus(DPCR):
     def absorb(self, other: DPCR, positions: Tensor) -> None:
         """Add the statistics of another, and solve again; a class of both is as good as the fresher one."""
         assert isinstance(other, DPCRPlus)
-        mine, theirs, known = self.moves, other.moves, len(self.moves)
+        mine, theirs, known = self.moves, other.moves.to(self.moves), len(self.moves)
         super().absorb(other, positions)
         assert self.stats is not None
         self.moves = torch.zeros_like(self.stats.classes)
         self.moves[:known] = mine
-        both = positions < known
-        self.moves[positions] = torch.where(both, torch.minimum(self.moves[positions], theirs), theirs)
+        positions = positions.to(self.moves)
+        shared = torch.minimum(self.moves[positions], theirs)
+        self.moves[positions] = torch.where(positions < known, shared, theirs)
 
     def _solve(self, stats: ClassStats) -> None:
         super()._solve(stats)
