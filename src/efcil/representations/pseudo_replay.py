@@ -265,9 +265,12 @@ def chosen(
     """
     each = min(len(source), max(1, wanted // len(means)))
     rows = torch.cdist(means, source).topk(each, largest=False).indices.flatten()
+    centres = means.repeat_interleave(each, 0)
+    if not spread:
+        return rows, centres
     values, vectors = torch.linalg.eigh(covariance)
     noise = torch.randn(len(rows), len(values), generator=draws, dtype=DTYPE).to(means.device)
-    return rows, means.repeat_interleave(each, 0) + spread * (noise * values.clamp_min(0).sqrt()) @ vectors.T
+    return rows, centres + spread * (noise * values.clamp_min(0).sqrt()) @ vectors.T
 
 
 def moved_by(old: Tensor, new: Tensor) -> Tensor:
