@@ -135,7 +135,7 @@ def test_made_images_look_like_old_classes_to_the_old_backbone(machine, data, qu
             pixels, labels = task_of(data, range(2, 5) if report.task == 1 else [5], machine)
             each = len(made) // r.old
             goals = r.means.repeat_interleave(each, 0)
-            network = Reading(r.old_backbone, quarters=True, mirrored=False) if quarters else r.old_backbone
+            network = Reading(r.old_backbone, quarters=1, mirrored=False) if quarters else r.old_backbone
             before, after = (extract(network, shown, machine).double() for shown in (pixels, pixels.showing(made)))
             starts = torch.cdist(r.means, before).topk(each, largest=False).indices.flatten()
             for part in (slice(None), slice(r.backbone.dim, None) if quarters else slice(None)):
@@ -867,7 +867,7 @@ def test_still_stages_normalise_with_the_statistics_of_the_first_task(machine, d
 def test_still_stages_are_those_of_a_resnet_and_leave_one_that_learns(machine):
     with pytest.raises(OptionError, match="still_stages is for the stages of a ResNet, not for timm/x"):
         learner(machine, backbone="timm/x", width=None, still_stages=1)
-    with pytest.raises(OptionError, match="still_stages=3: resnet32 has three, one must learn"):
+    with pytest.raises(OptionError, match="still_stages=3: resnet32 has three stages, one must learn"):
         learner(machine, backbone="resnet32", still_stages=3)
     assert learner(machine, backbone="resnet32", still_stages=2).options.still_stages == 2
 

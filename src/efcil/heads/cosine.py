@@ -9,6 +9,11 @@ from torch.nn.functional import linear, normalize
 from efcil.heads.growing import GrowingHead, uniform
 
 
+def cosine_logits(features: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
+    """scale * cos(feature, weight_c): features (n, dim), weight (classes, dim) -> (n, classes)."""
+    return scale * linear(normalize(features, dim=1), normalize(weight, dim=1))
+
+
 class CosineHead(GrowingHead):
     """logits = scale * cos(feature, weight_c); the scale starts at 1."""
 
@@ -19,7 +24,7 @@ class CosineHead(GrowingHead):
 
     def forward(self, features: Tensor) -> Tensor:
         """Features (n, dim) -> logits (n, classes)."""
-        return self.scale * linear(normalize(features, dim=1), normalize(self.weight, dim=1))
+        return cosine_logits(features, self.weight, self.scale)
 
     def grow(self, classes: int, source: torch.Generator) -> None:
         """Add rows for new classes, uniform in +-1/sqrt(dim)."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, Protocol
 
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from efcil import backbones
 from efcil.backbones.at_rest import AtRest, fuses
+from efcil.backbones.beside import InTraining
 from efcil.config import Options
 from efcil.data import augment
 from efcil.errors import OptionError
@@ -88,7 +89,7 @@ class Representation(nn.Module, ABC):
         self.anchor: nn.Module | None = None  # the backbone as it was after the first task, where a method asks for it
         self.noise = torch.Generator(machine.device)  # what the loss may draw from; seeded anew for each epoch
         # Compiled once for all tasks: weights are copied into the same modules, the growing head stays outside.
-        self.student_features = machine.compiled(self.student.backbone)
+        self.student_features = self.in_training(self.student.backbone)
         self.teacher_features = machine.compiled(self.teacher.backbone)
 
     def _new_classifier(self, seed: int) -> Classifier:
@@ -163,6 +164,12 @@ class Representation(nn.Module, ABC):
     def resting(self) -> Resting | None:
         """Return what the stage's loss asks networks that do not learn in it, None if nothing can be asked ahead."""
         return None
+
+    def in_training(self, backbone: nn.Module) -> Callable[[Tensor], Tensor]:
+        """Return a fast way to the features of a backbone that learns."""
+        if self.machine.branches and isinstance(backbone, backbones.ResNet):
+            return self.machine.compiled(InTraining(backbone, torch.bfloat16).features, branches=True)
+        return self.machine.compiled(backbone)
 
     def at_rest(self, backbone: nn.Module, features: Resting) -> Resting:
         """Return a fast way to many images' features under a backbone that does not learn now; `features` is slower."""

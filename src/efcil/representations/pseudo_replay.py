@@ -49,7 +49,7 @@ class PseudoReplayOptions(LwFOptions):
     first_decorrelation: float = Field(default=0.0, ge=0)  # in the first task: weight of correlations between features
     feature_weight: float = Field(default=0.0, ge=0)  # of the distance to the teacher's features, through a linear map
     still_stages: int = Field(default=0, ge=0, le=3)  # of the backbone, and its stem with them: learn in the first task
-    read_quarters: bool = False  # classifiers read the quarters of the maps before the last ones as well
+    read_quarters: int = Field(default=0, ge=0, le=3)  # stages before the last whose quarters classifiers read as well
     read_mirrored: bool = False  # what is read is the mean over an image and its mirror image
 
 
@@ -63,8 +63,9 @@ class PseudoReplay(LwF):
         if is_timm(options.backbone) and named:
             raise OptionError(f"{named[0]} is for the stages of a ResNet, not for {options.backbone}: leave it out")
         super().__init__(options, channels, machine, seed)
-        if options.still_stages > 2 and isinstance(self.backbone.layer4, nn.Identity):
-            raise OptionError(f"still_stages={options.still_stages}: {options.backbone} has three, one must learn")
+        for name, what in (("still_stages", "one must learn"), ("read_quarters", "the last is read as a whole")):
+            if getattr(options, name) > 2 and isinstance(getattr(self.backbone, "layer4", None), nn.Identity):
+                raise OptionError(f"{name}={getattr(options, name)}: {options.backbone} has three stages, {what}")
         dim: int = self.aimed(self.backbone).dim  # type: ignore[assignment]
         where: dict[str, Any] = {"dtype": DTYPE, "device": machine.device}
         self.means = torch.zeros(0, dim, **where)  # (classes, dim)
@@ -87,7 +88,7 @@ class PseudoReplay(LwF):
         if not self.options.read_quarters:
             return backbone
         assert isinstance(backbone, ResNet)
-        return Reading(backbone, quarters=True, mirrored=False)
+        return Reading(backbone, self.options.read_quarters, mirrored=False)
 
     def begin(self, task: Task) -> None:
         """Begin as LwF does; the linear map of features begins as the identity."""

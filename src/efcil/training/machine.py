@@ -99,15 +99,30 @@ class Machine:
             return module.to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
         return module.to(self.device)
 
-    def compiled(self, call: Callable[..., R]) -> Callable[..., R]:
-        """Return a fast way to call a module, which itself stays as it is, or a function."""
+    @property
+    def branches(self) -> bool:
+        """Whether weights' gradients are computed on a branch of the captured step (`efcil.backbones.beside`)."""
+        whole = self.group.size == 1 or not self.sync_bn  # a normalisation over processes cuts what is compiled apart
+        return self.compile and self.capture and self.precision == "bf16" and whole
+
+    def compiled(self, call: Callable[..., R], branches: bool = False, grows: bool = False) -> Callable[..., R]:
+        """Return a fast way to call a module, which itself stays as it is, or a function.
+
+        What runs in `branches` writes nowhere twice: a branch may still read what the main one no longer needs. Of what
+        `grows`, sizes that the caller marks (`torch._dynamo.maybe_mark_dynamic`) may change from call to call.
+        """
         if not self.compile:
             return call
         # Several runs in one process compile the same code for several modules; past the limit it would run eagerly.
         torch._dynamo.config.cache_size_limit = max(64, torch._dynamo.config.cache_size_limit)
         # Many small kernels (casts of weights, running statistics) become a few: 4 % of a step on an H200.
         function = call.forward if isinstance(call, nn.Module) else call
-        return torch.compile(function, dynamic=False, options={"combo_kernels": self.device.type == "cuda"})
+        options: dict[str, str | int | bool | Callable[..., Any]] = {"combo_kernels": self.device.type == "cuda"}
+        if branches:
+            options |= {"allow_buffer_reuse": False, "inplace_buffers": False}
+        if grows:  # neither is made for sizes that change
+            options |= {"combo_kernels": False, "shape_padding": False}
+        return torch.compile(function, dynamic=False, options=options)
 
     @contextlib.contextmanager
     def beside(self) -> Iterator[None]:

@@ -1,0 +1,281 @@
+"""Ways to take the captured training step, timed in one run: ResNet-18, batch 128, 32 x 32, bf16, compiled.
+
+    python benchmarks/steps.py [--out FILE.json] [--steps 200]    on a CUDA device
+    python benchmarks/steps.py --device cpu --tiny --steps 2      the same code, neither compiled nor captured
+
+- plain      convolutions as the compiler has them, head and loss uncompiled
+- in order   convolutions as operations of our own (efcil.backbones.beside), all on one stream
+- branch     the same, weights' gradients on a branch of the graph
+- judged     the branch, and head and loss compiled
+
+A row has milliseconds a step (median of five blocks), the seconds until the first step, and what the way computes:
+
+- deviation  of the weights after 20 steps from those of `plain`, as a share of the way they went; `again` is that of
+             two runs of the same graph: chance alone
+- race       of one replayed step from the same step taken in order outside a graph, the worst of all parameters, as a
+             share of the parameter's own change, in ten replays from each of two states; `chance` is that of the step
+             taken twice. A branch that reads what is written over shows here
+
+The fastest is timed with a teacher whose features are given (as `seen_at_rest` does), and its kernels are listed.
+Another process then takes the same steps with all of cuDNN's algorithms tried (`benchmark_limit = 0`): what cuDNN has
+chosen once it keeps for the life of a process. It finds the first one's compiled code in the cache.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib
+import json
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
+
+from efcil.backbones.beside import InTraining
+from efcil.experiment import commit
+from efcil.representations.lwf import LwF, judged
+from efcil.training.loop import CapturedStep, Optimiser, Pixels, Step
+from efcil.training.machine import Machine
+
+gpu = importlib.import_module("gpu" if __name__ == "__main__" else "benchmarks.gpu")  # the file beside this one
+
+WAYS = ("plain", "in order", "branch", "judged")
+LONG, REPLAYS = 20, 10  # steps that are compared as a sequence, and replays of one step
+Row = dict[str, Any]
+
+
+class Ways:
+    """One learner, and the ways to compute its step; what is compiled is compiled once."""
+
+    def __init__(self, size: Any, device: str):
+        self.size = size
+        self.machine = Machine.choose(device) if device.startswith("cuda") else Machine(torch.device("cpu"), "bf16")
+        self.tasks = gpu.stream(size, None)
+        self.lwf = LwF(gpu.options_of(size), 3, self.machine, 0)
+        net = self.lwf.student.backbone
+        low = torch.bfloat16
+        self.plain = self.machine.compiled(net)
+        self.ours = self.machine.compiled(InTraining(net, low).features, branches=True)
+        self.judged = self.machine.compiled(judged, grows=True)
+        del self.lwf.student_features  # uncompiled it is a module, and no function could take its place
+        self.reference: dict[bool, list[Tensor]] = {}  # weights of the first way, without and with teacher
+
+    def begin(self, teacher: bool) -> None:
+        """Go to the first or second task, on its first batch."""
+        task = self.tasks[int(teacher)]
+        self.lwf.begin(task)
+        self.lwf.train()
+        self.images, self.labels = (self.machine.tensor(a[: self.size.batch]) for a in (task.images, task.labels))
+        self.pixels = Pixels(self.images, gpu.MEAN, gpu.STD, self.machine)
+        self.seen: tuple[Tensor, ...] = ()
+        resting = self.lwf.resting()
+        if resting is not None:
+            with torch.no_grad(), self.machine.autocast():
+                self.seen = (resting(self.pixels.normalise(self.images)),)
+        self.teacher = teacher
+        self.start = [tensor.clone() for tensor in self.lwf.student.state_dict().values()]
+
+    def choose(self, way: str) -> None:
+        """Let the learner compute in this way."""
+        self.lwf.student_features = (lambda x: self.plain(x)) if way == "plain" else (lambda x: self.ours(x))
+        self.lwf.judged = self.judged if way == "judged" else None
+
+    @contextlib.contextmanager
+    def recorded(self, way: str) -> Iterator[tuple[Step, Callable[[], None], list[Tensor]]]:
+        """Yield the step as it is, the same as a graph, and all that a step changes, which is as at the start."""
+        self.choose(way)
+        self.restore(list(self.lwf.student.state_dict().values()), self.start)
+        optimiser = Optimiser(self.lwf, self.lwf.options.first, self.machine)
+        step = Step(self.lwf.loss, optimiser, self.pixels, self.machine)
+        batch = (self.images, self.labels, *self.seen)
+        call: Step | CapturedStep = step
+        if self.machine.capture:
+            # Without a fork there is no branch; the first way has none, and a teacher is given.
+            one = mock.patch("torch.cuda.is_current_stream_capturing", return_value=False)
+            with one if way == "in order" else contextlib.nullcontext():
+                call = CapturedStep(step, self.lwf, *batch)
+        yield step, lambda: call(*batch), [*self.lwf.student.state_dict().values(), *optimiser.momenta().values()]
+        optimiser.update.zero_grad(set_to_none=True)
+
+    def restore(self, kept: list[Tensor], values: list[Tensor]) -> None:
+        """Put tensors back; what `values` does not reach, momenta, is zero."""
+        with torch.no_grad():
+            for index, tensor in enumerate(kept):
+                tensor.copy_(values[index]) if index < len(values) else tensor.zero_()
+
+    def weights(self) -> list[Tensor]:
+        """Return a copy of all that learns."""
+        return [p.detach().double() for p in self.lwf.student.parameters()]
+
+    def measured(self, way: str, steps: int, most: int = 0) -> Row:
+        """Compare and time one way; with `most` its kernels are listed."""
+        row: Row = {"way": way, "teacher": self.teacher, "limit": torch.backends.cudnn.benchmark_limit}
+        on_gpu = self.machine.device.type == "cuda"
+        if on_gpu:
+            torch.cuda.reset_peak_memory_stats()
+        began = time.perf_counter()
+        with self.recorded(way) as (step, call, kept):
+            call()
+            self.machine.synchronise()
+            row["first_seconds"] = time.perf_counter() - began
+            gpu.timed(call, self.size.warm_up, 1, self.machine.device)
+            found = gpu.timed(call, steps, self.size.repeats, self.machine.device)
+            row |= {"ms": 1000 * found["median"], "raw": found["raw"]}
+            if on_gpu:
+                row["memory_mib"] = torch.cuda.max_memory_allocated() >> 20
+            row |= self.compared(step, call, kept)
+            if most:
+                row["kernels"] = kernels(call, on_gpu, most=most)
+        return row
+
+    def compared(self, step: Step, call: Callable[[], None], kept: list[Tensor]) -> Row:
+        """Return how far the way is from the first one, and a replayed step from the step itself."""
+        self.restore(kept, self.start)
+        begin = self.weights()
+        ends = []
+        for _ in range(2):
+            self.restore(kept, self.start)
+            for _ in range(LONG):
+                call()
+            ends.append(self.weights())
+        went = distance(self.reference.setdefault(self.teacher, ends[0]), begin)
+        row = {
+            "deviation": distance(ends[0], self.reference[self.teacher]) / went,
+            "again": distance(ends[0], ends[1]) / went,
+        }
+        batch = (self.images, self.labels, *self.seen)
+        worst, chance = 0.0, 0.0
+        for state in (self.start, [tensor.clone() for tensor in kept]):
+            self.restore(kept, state)
+            before = self.weights()
+            step(*batch)
+            wanted = self.weights()
+            self.restore(kept, state)
+            step(*batch)
+            chance = max(chance, apart(self.weights(), wanted, before))
+            for _ in range(REPLAYS):
+                self.restore(kept, state)
+                call()
+                worst = max(worst, apart(self.weights(), wanted, before))
+        return row | {"race": worst, "chance": chance}
+
+
+def distance(some: list[Tensor], others: list[Tensor]) -> float:
+    """Between two lists of tensors, as one vector each."""
+    return sum(float((a - b).square().sum()) for a, b in zip(some, others, strict=True)) ** 0.5
+
+
+def apart(found: list[Tensor], wanted: list[Tensor], before: list[Tensor]) -> float:
+    """Of the changes of parameters from `before`, the largest deviation as a share of the wanted change."""
+    shares = [
+        float((a - b).norm() / (b - c).norm().clamp_min(1e-12))
+        for a, b, c in zip(found, wanted, before, strict=True)
+        if b.numel()
+    ]
+    return max(shares)
+
+
+def kernels(call: Callable[[], object], on_gpu: bool, steps: int = 5, most: int = 60) -> list[tuple[str, float, float]]:
+    """Return the kernels that take longest: name, how many in a step, microseconds of all of them in it."""
+    with profile(activities=[ProfilerActivity.CUDA if on_gpu else ProfilerActivity.CPU]) as seen:
+        for _ in range(steps):
+            call()
+        if on_gpu:
+            torch.cuda.synchronize()
+
+    def spent(event: Any) -> float:
+        return float(event.self_device_time_total if on_gpu else event.self_cpu_time_total)
+
+    found = sorted(seen.key_averages(), key=spent, reverse=True)
+    total = [("all", sum(e.count for e in found) / steps, sum(spent(e) for e in found) / steps)]
+    return total + [(e.key[:100], e.count / steps, spent(e) / steps) for e in found[:most]]
+
+
+def said(row: Row) -> None:
+    """Print a row as it comes."""
+    print(json.dumps({k: v for k, v in row.items() if k not in ("raw", "kernels")}), flush=True)
+    for name, count, microseconds in row.get("kernels", []):
+        print(f"{microseconds:9.1f} us {count:6.1f}x {name}", flush=True)
+
+
+def rows(ways: Ways, steps: int, short: bool) -> Iterator[Row]:
+    """Yield a row for each way; one that fails says so, and the others are measured."""
+
+    def tried(way: str, most: int = 0) -> Row:
+        try:
+            return ways.measured(way, steps, most)
+        except Exception as error:  # what is measured on a machine that is lent must not be lost
+            traceback.print_exc()
+            return {"way": way, "teacher": ways.teacher, "failed": f"{type(error).__name__}: {error}"[:2000]}
+
+    ways.begin(teacher=False)
+    found = []
+    for way in WAYS if not short else [way for way in WAYS if way != "in order"]:
+        found.append(tried(way))
+        yield found[-1]
+    best = min((row for row in found if "ms" in row), key=lambda row: row["ms"], default={"way": "plain"})["way"]
+    if not short:
+        yield tried(best, most=60)
+    ways.begin(teacher=True)
+    for way in dict.fromkeys(["plain", best] if not short else [best]):
+        yield tried(way)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Measure all of it; the second process comes back as rows of the first."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--tiny", action="store_true", help="sizes of a test")
+    parser.add_argument("--out", type=Path, help="JSON file, written after every row")
+    parser.add_argument("--steps", type=int, default=200, help="in each of five timed blocks")
+    parser.add_argument("--limit", type=int, help=argparse.SUPPRESS)  # what the second process runs with
+    asked = parser.parse_args(arguments)
+    if asked.device.startswith("cuda") and not torch.cuda.is_available():
+        parser.error("there is no CUDA device here; --device cpu --tiny --steps 2 tries the code")
+    if asked.limit is not None:
+        torch.backends.cudnn.benchmark_limit = asked.limit
+    began = time.perf_counter()
+    ways = Ways(gpu.TINY if asked.tiny else gpu.Size(), asked.device)
+    found: Row = {"machine": ways.machine.name, "torch": torch.__version__, "commit": commit(), "rows": []}
+    found["command"] = "python benchmarks/steps.py"
+
+    def keep(row: Row) -> None:
+        found["rows"].append(row)
+        found["seconds"] = time.perf_counter() - began
+        if asked.out is not None:
+            asked.out.parent.mkdir(parents=True, exist_ok=True)
+            asked.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+
+    for row in rows(ways, asked.steps, short=asked.limit is not None):
+        said(row)
+        keep(row)
+    if asked.limit is None:
+        for row in other_process(asked):
+            keep(row)
+    print(f"{time.perf_counter() - began:.1f} s", flush=True)
+    return 0
+
+
+def other_process(asked: argparse.Namespace) -> list[Row]:
+    """Return the rows with all of cuDNN's algorithms tried; a process that fails leaves those it had."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder, "rows.json")
+        command = [sys.executable, str(Path(__file__).resolve()), "--limit", "0", "--out", str(out)]
+        command += ["--device", asked.device, "--steps", str(asked.steps), *(["--tiny"] if asked.tiny else [])]
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            subprocess.run(command, check=False, timeout=120)
+        return list(json.loads(out.read_text(encoding="utf-8"))["rows"]) if out.is_file() else []
+
+
+if __name__ == "__main__":
+    sys.exit(main())
