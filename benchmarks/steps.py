@@ -246,12 +246,13 @@ def main(arguments: list[str] | None = None) -> int:
         torch.backends.cudnn.benchmark_limit = asked.limit
     began = time.perf_counter()
     ways = Ways(gpu.TINY if asked.tiny else gpu.Size(), asked.device)
-    found: Row = {"machine": ways.machine.name, "torch": torch.__version__, "commit": commit(), "rows": []}
-    found["command"] = "python benchmarks/steps.py"
+    device = ways.machine.name.partition(",")[0]
+    raw: Row = {"device": device, "torch": torch.__version__, "seconds": 0.0, "ways": []}
+    found: Row = {"command": "python benchmarks/steps.py", "commit": commit(), "raw": raw}
 
     def keep(row: Row) -> None:
-        found["rows"].append(row)
-        found["seconds"] = time.perf_counter() - began
+        raw["ways"].append(row)
+        raw["seconds"] = time.perf_counter() - began
         if asked.out is not None:
             asked.out.parent.mkdir(parents=True, exist_ok=True)
             asked.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
@@ -274,7 +275,7 @@ def other_process(asked: argparse.Namespace) -> list[Row]:
         command += ["--device", asked.device, "--steps", str(asked.steps), *(["--tiny"] if asked.tiny else [])]
         with contextlib.suppress(subprocess.TimeoutExpired):
             subprocess.run(command, check=False, timeout=120)
-        return list(json.loads(out.read_text(encoding="utf-8"))["rows"]) if out.is_file() else []
+        return list(json.loads(out.read_text(encoding="utf-8"))["raw"]["ways"]) if out.is_file() else []
 
 
 if __name__ == "__main__":

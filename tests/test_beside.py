@@ -270,7 +270,7 @@ def test_the_loss_of_other_kinds_takes_its_own_way():
 def test_the_benchmark_compares_every_way(tmp_path, capsys):
     out = tmp_path / "deep" / "steps.json"
     assert steps.main(["--device", "cpu", "--tiny", "--steps", "1", "--limit", "0", "--out", str(out)]) == 0
-    rows = json.loads(out.read_text())["rows"]
+    rows = json.loads(out.read_text())["raw"]["ways"]
     assert [row["way"] for row in rows[:3]] == ["plain", "branch", "judged"]
     assert [row["teacher"] for row in rows] == [False, False, False, True]
     for row in rows:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy, log_softmax, softmax
 
+from efcil.backbones import build
 from efcil.backbones.reading import Reading
 from efcil.class_memory import Memory
 from efcil.data import augment
@@ -741,11 +742,37 @@ def test_classes_without_spread_are_told_apart_by_distance():
 
 
 def test_preset_and_defaults():
-    plan = resolve(Request(("dpcr-plus",), "cifar100", tasks=10))
+    plan = resolve(Request(("dpcr-plus",), "cifar100", tasks=10, preset="paper"))
     assert plan.representation == "dpcr-plus"
     assert plan.methods["dpcr-plus"][1].shift_images == "pseudo"
     assert plan.training.pseudo == 1.0
     assert (plan.training.later.epochs, plan.training.distill_weight) == (100, 10)
+
+
+@pytest.mark.parametrize(("dataset", "rate"), [("cifar100", 0.05), ("tiny-imagenet", 0.001)])
+def test_the_tuned_preset_is_what_was_chosen_at_the_papers_budget(dataset, rate):
+    """Epochs, rates and batches are the paper's; what a class takes is no more than DPCR's Gram and mean."""
+    plan = resolve(Request(("dpcr-plus",), dataset, tasks=10))
+    paper = resolve(Request(("dpcr",), dataset, tasks=10))
+    assert (plan.preset, paper.preset) == ("tuned", "paper")
+    for name in ("first", "later", "batch_size", "last_batch", "augment", "stem", "backbone", "temperature", "momentum"):
+        assert getattr(plan.training, name) == getattr(paper.training, name), name
+    assert plan.training.later.lr == rate
+    training, options = plan.training, plan.methods["dpcr-plus"][1]
+    assert (training.pseudo, training.pseudo_shift, training.feature_weight, training.distill_weight) == (0, 4, 3, 3)
+    assert (training.read_quarters, training.read_mirrored) == (3, True)
+    assert (options.gaussian, options.gaussian_ridge, options.ridge, options.shift_share) == (1, 1, 200, "auto")
+    dim = Reading(build("resnet18"), training.read_quarters, training.read_mirrored).dim
+    assert options.memory_form == "factors"
+    assert (options.memory_rank + 1) * dim <= 512 * 513 // 2 + 512 < (options.memory_rank + 2) * dim
+
+
+def test_the_tuned_preset_is_for_what_was_tuned():
+    with pytest.raises(OptionError, match="preset 'tuned' says nothing of dpcr: pass another --preset"):
+        resolve(Request(("dpcr",), "cifar100", tasks=10, preset="tuned"))
+    with pytest.raises(OptionError, match="preset 'tuned' does not exist for cub200"):
+        resolve(Request(("dpcr-plus",), "cub200", tasks=5, preset="tuned"))
+    assert resolve(Request(("dpcr-plus",), "cub200", tasks=5)).preset == "paper"
 
 
 @pytest.mark.parametrize(
@@ -764,6 +791,8 @@ def test_preset_and_defaults():
         (("dpcr-plus",), "feature_weight=-1", "feature_weight=-1"),
         (("dpcr-plus",), "first_decorrelation=-1", "first_decorrelation=-1"),
         (("dpcr-plus",), "still_stages=4", "still_stages=4"),
+        (("dpcr-plus",), "read_quarters=4", "read_quarters=4"),
+        (("dpcr-plus",), "read_quarters=-1", "read_quarters=-1"),
         (("dpcr-plus",), "gaussian=-1", "gaussian=-1"),
         (("dpcr-plus",), "gaussian_shared=1.5", "gaussian_shared=1.5"),
         (("dpcr-plus",), "gaussian_ridge=0", "gaussian_ridge=0"),
@@ -789,22 +818,26 @@ def test_other_sizes_and_grey_images(machine, size, channels, crop):
 # --- more is read of the backbone -------------------------------------------------------------------------------------
 
 
-def test_what_is_read_are_features_quarters_and_mirror_images(machine, data):
-    """By hand: the mean of the last maps, and that of each quarter of the maps before; for both images."""
-    representation = learner(machine, read_quarters=True, read_mirrored=True)
+@pytest.mark.parametrize("quarters", [1, 2, 3])
+def test_what_is_read_are_features_quarters_and_mirror_images(machine, data, quarters):
+    """By hand: the mean of the last maps, and that of each quarter of the maps before, the latest first; for both."""
+    representation = learner(machine, read_quarters=quarters, read_mirrored=True)
     backbone = representation.backbone.eval()
-    images = torch.randn(5, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    images = torch.randn(5, 3, 16, 16, generator=torch.Generator().manual_seed(0))
 
     def literal(x):
-        *_, before, last = backbone.stages(x)
-        side = before.shape[-1] // 2
-        parts = [last.mean((2, 3))]
-        rows = [before[:, c, i * side : (i + 1) * side, j * side : (j + 1) * side].mean((1, 2))
-                for c in range(before.shape[1]) for i in (0, 1) for j in (0, 1)]  # fmt: skip
-        return torch.cat([*parts, torch.stack(rows, 1)], 1)
+        maps = backbone.stages(x)
+        parts = [maps[-1].mean((2, 3))]
+        for before in maps[-2 : -2 - quarters : -1]:
+            side = before.shape[-1] // 2
+            rows = [before[:, c, i * side : (i + 1) * side, j * side : (j + 1) * side].mean((1, 2))
+                    for c in range(before.shape[1]) for i in (0, 1) for j in (0, 1)]  # fmt: skip
+            parts.append(torch.stack(rows, 1))
+        return torch.cat(parts, 1)
 
     with torch.no_grad():
         found = representation.reading(backbone)(images)
+        assert found.shape[1] == representation.reading(backbone).dim
         torch.testing.assert_close(found, (literal(images) + literal(images.flip(3))) / 2)
         torch.testing.assert_close(found, representation.reading(backbone)(images.flip(3)))
         torch.testing.assert_close(
@@ -827,6 +860,14 @@ def test_reading_more_changes_the_classifier_and_not_the_backbone(machine, data)
     assert narrow.stats.mean.shape == (sum(SIZES), dim)
     assert readout.stats.mean.shape == (sum(SIZES), dim + 4 * before)
     assert matrix.tasks_done == len(SIZES)
+
+
+def test_the_last_stage_is_read_as_a_whole(machine):
+    """A network of three stages has two before it."""
+    with pytest.raises(OptionError, match="read_quarters=3: resnet32 has three stages, the last is read as a whole"):
+        learner(machine, backbone="resnet32", width=4, read_quarters=3)
+    reading = learner(machine, backbone="resnet32", width=4, read_quarters=2)
+    assert reading.reading(reading.backbone)(torch.zeros(1, 3, 16, 16)).shape == (1, 16 + 4 * 8 + 4 * 4)
 
 
 def test_of_a_timm_model_no_maps_are_read(machine):

@@ -120,6 +120,20 @@ def test_configurations_are_never_averaged(root):
     assert cells(root, "dpcr (tuned)")[2] == "55.00"
 
 
+def test_settings_by_hand_that_are_a_methods_own_preset_are_that_preset(root):
+    plan = resolve(Request(("dpcr-plus",), "cifar100", preset="tuned"))
+    options, training = plan.methods["dpcr-plus"][1].model_dump(mode="json"), plan.training.model_dump(mode="json")
+    given = {"training": training, "data": plan.data.model_dump(mode="json")}
+    store(root, "a", summary(A_f=60, method="dpcr-plus:gaussian=1:gaussian_ridge=1", options=options, **given))
+    store(root, "b", summary(A_f=58, method="dpcr-plus:ridge=100", options=options | {"ridge": 100.0}, **given))
+    store(root, "c", summary(A_f=50, method="dpcr-plus", options=options | {"moved_bonus": 0.5}, **given))
+    run(root)
+    assert cells(root, "dpcr-plus (tuned)")[2] == "60.00"
+    assert cells(root, "dpcr-plus:ridge=100 (tuned)", "### Ablations")[2] == "58.00"
+    assert "moved\\_bonus=0.5" in (root / "results" / "README.md").read_text()
+    assert cells(root, "dpcr-plus (tuned)", "**cifar100, T = 10**", "README.md")[3] == "60.00"
+
+
 def test_the_settings_of_the_released_code_are_a_variant(root):
     store(root, "a", summary(A_f=50))
     store(root, "b", summary(A_f=52, preset="released_code"))

@@ -195,9 +195,21 @@ def read_entries(results: Path) -> list[Entry]:
         summary = read_json(path, error=RunError) | {"run_dir": below.as_posix()}
         if place_of(summary, below.parts[2]) != PurePath(below):
             raise RunError(f"{path}: holds {place_of(summary, below.parts[2])}; move it there")
+        summary = _as_preset(summary)
         config, usual = _config(summary)
         entries += [Entry(run, config, usual, summary.get("runs_at_once", 1)) for run in runs_of([summary])]
     return entries
+
+
+def _as_preset(summary: dict[str, Any]) -> dict[str, Any]:
+    """Return the summary under the name of its method's own preset, where its settings by hand are just that."""
+    base, _, settings = str(summary["method"]).partition(":")
+    own = METHODS[base].preset if base in METHODS else ""
+    for method in (base, f"{base}:{settings}") if own and summary.get("preset") != own else ():
+        config, usual = _config(summary | {"method": method, "preset": own})
+        if config == usual:
+            return summary | {"method": method, "preset": own}
+    return summary
 
 
 def _config(summary: Mapping[str, Any]) -> tuple[Config, Config | None]:
@@ -483,6 +495,24 @@ def _range(values: list[float]) -> str:
     return f"{min(values):.2f} to {max(values):.2f}"
 
 
+def beyond_text(sections: list[Section]) -> str:
+    """The block of docs/dpcr-plus.md: all that was measured of `dpcr-plus`, and `dpcr` beside it, on CIFAR-100."""
+    splits = [s for s in sections if s.title in ("cifar100, T = 10", "cifar100, T = 20")]
+    rows: dict[str, list[Row | None]] = {}
+    for at, split in enumerate(splits):
+        for row in split.rows:
+            if row.label == "dpcr" or row.label.startswith("dpcr-plus"):
+                rows.setdefault(row.label, [None] * len(splits))[at] = row
+    titles = [f"{s.title.partition(', ')[2]}: {m.replace('_', chr(92) + '_')}" for s in splits for m in METRICS]
+    cells = []
+    for label, found in sorted(rows.items(), key=lambda item: item[0] == "dpcr"):
+        orders = dict.fromkeys(order for row in found if row for order in row.each(lambda run: run.order))
+        values = [_ours(row, m) for row in found for m in METRICS]
+        cells.append([escaped(label), ", ".join(sorted(orders)), *values])
+    lines = _table(["Method", "Orders", *titles], range(2, 2 + len(titles)), cells) if cells else [UNMEASURED + "."]
+    return "\n".join([BEGIN, "", *lines, "", END])
+
+
 def benchmarks_text(results: Path) -> str:
     """The block of docs/performance.md: what benchmarks/ measured, from results/benchmarks/*.json."""
     lines = []
@@ -501,6 +531,14 @@ def benchmarks_text(results: Path) -> str:
                 for row in raw["step"]["rows"]
             ]
             lines += _table(["Step of 128 images", "Teacher", "ms", "Spread", "Ceiling, ms"], (2, 3, 4), rows) + [""]
+        if "ways" in raw:
+            rows = [
+                [r["way"], "yes" if r["teacher"] else "no", "all" if r["limit"] == 0 else str(r["limit"])]
+                + [f"{r['ms']:.3f}", f"{r['first_seconds']:.1f}", f"{r['race']:.1g}", f"{r['chance']:.1g}"]
+                for r in raw["ways"]
+            ]
+            head = ["Way of a captured step", "Teacher's features given", "cuDNN's trials", "ms", "First step, s"]
+            lines += [*_table([*head, "Against in order", "Chance"], (3, 4, 5, 6), rows), ""]
         if "compiler" in raw:
             rows = [
                 [r["variant"], str(r["compile_and_capture_seconds"]), f"{r['step_ms']:.3f}"] for r in raw["compiler"]
@@ -641,7 +679,7 @@ def measured_text(file: str, sections: list[Section]) -> str:
         if section.title not in ("cifar100, T = 10", "cifar100, T = 20"):
             continue
         for label, numbers, row in section.lines(False):
-            name = label.partition(":")[0].partition("/")[0]
+            name = re.split(r"[:/ ]", label)[0]  # settings, a classifier or a preset may follow
             key = row.entries[0].paper_key if row else label
             method = METHODS.get(name)
             if method is None or row is None or not _holds(file, method, key.partition("/")[2]):
@@ -677,6 +715,7 @@ def wanted_files(root: Path) -> tuple[dict[Path, str], list[str]]:
     blocks = {
         "README.md": compact_text(sections),
         "docs/fidelity.md": variants_text(sections),
+        "docs/dpcr-plus.md": beyond_text(sections),
         "docs/performance.md": benchmarks_text(results),
         "docs/serve.md": serve_text(results),
     }

@@ -116,9 +116,15 @@ def resolve(request: Request) -> Plan:
         raise OptionError(f"methods on different backbones cannot share a trajectory ({groups}): compare them apart")
     (representation,) = kinds
     known_presets = preset_names(request.dataset)
-    preset = request.preset or (known_presets[0] if known_presets else NO_PRESET)
+    own = {method.preset for method, _ in parsed.values()}
+    usual = next((name for name in known_presets if own == {name}), known_presets[0] if known_presets else NO_PRESET)
+    preset = request.preset or usual
     if preset not in (*known_presets, NO_PRESET):
         raise OptionError(f"preset '{preset}' does not exist for {request.dataset}: {nearest(preset, known_presets)}")
+    if preset != NO_PRESET and not preset_values(preset, request.dataset, "training"):
+        silent = [m.name for m, _ in parsed.values() if not preset_values(preset, request.dataset, m.section)]
+        if silent:
+            raise OptionError(f"preset '{preset}' says nothing of {', '.join(silent)}: pass another --preset")
 
     settings = parse_settings(request.settings)
     training_type = REPRESENTATIONS[representation].options_type

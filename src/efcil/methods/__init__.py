@@ -58,6 +58,7 @@ METHODS = {
             DPCRPlus,
             DPCRPlusOptions,
             "d(d+1)/2 + 2d + 1, and d^2 for all",
+            preset="tuned",
         ),
         Method(
             "dp-ncm",

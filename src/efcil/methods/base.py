@@ -73,6 +73,7 @@ class Method:
         default_factory=dict
     )  # where it has several classifiers; first: its own
     paper_head: str = ""  # the one whose numbers the DPCR paper prints, where it is not the first
+    preset: str = ""  # the preset that it has where it is not told another; else the data set's first
 
     @property
     def frozen(self) -> bool:
