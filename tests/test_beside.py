@@ -1,6 +1,7 @@
 """Convolutions whose weights' gradients may run beside the rest compute what plain convolutions compute."""
 
 import contextlib
+import importlib
 import json
 import shutil
 from dataclasses import replace
@@ -113,12 +114,13 @@ def test_every_kind_of_resnet_is_told_apart(options):
     assert all(torch.equal(found[1][key], grad) for key, grad in wanted[1].items())
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("stages", [1, 2])
-def test_weights_that_do_not_learn_have_no_gradient_and_the_others_theirs(stages):
+def test_weights_that_do_not_learn_have_no_gradient_and_the_others_theirs(stages, dtype):
     net = network()
     for part in net.beginning(stages):
         part.requires_grad_(False).eval()
-    wanted, found = (learned(call, net, pictures()) for call in (net, InTraining(net, torch.float32).features))
+    wanted, found = (learned(call, net, pictures(), dtype) for call in (net, InTraining(net, dtype).features))
     assert found[1].keys() == wanted[1].keys()
     assert not any(key.startswith(("conv1", "layer1")) for key in found[1])
     assert all(torch.equal(found[1][key], grad) for key, grad in wanted[1].items())
@@ -233,8 +235,9 @@ def test_the_loss_as_one_function_is_the_loss(known):
     pixels = draw.integers(0, 256, (80, 3, 8, 8), dtype=np.uint8)
     tasks = TaskStream(ImageSet(pixels, np.arange(80, dtype=np.int64) % 20), np.arange(20), (4, 4, 4, 2, 6))
     lwf = LwF(gpu.options_of(gpu.TINY), 3, Machine(torch.device("cpu"), "bf16"), 0).train()
+    counter = importlib.import_module("torch._dynamo.testing").CompileCounterWithBackend  # which torch does not load
     torch._dynamo.reset()
-    counts = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+    counts = counter("aot_eager")
     compiled = torch.compile(judged, dynamic=False, backend=counts)
     for task in tasks:
         lwf.begin(task)

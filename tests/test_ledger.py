@@ -460,3 +460,33 @@ def test_an_epochs_share_of_the_step_is_told(root):
     text = ledger.benchmarks_text(root / "results")
     assert "| An epoch at 64 pixels |" in text
     assert "| 10,000 images, no teacher | 19,000 | 20,000 | 0.95 |" in text
+
+
+def test_ways_of_a_step_are_a_table(root):
+    row = {"way": "branch", "teacher": True, "limit": 0, "ms": 2.2, "first_seconds": 6.54, "race": 0.0, "chance": 0.01}
+    place = root / "results" / "benchmarks"
+    place.mkdir()
+    raw = {"device": "a GPU", "ways": [row, row | {"way": "plain", "teacher": False, "limit": 10}]}
+    (place / "steps.json").write_text(json.dumps({"command": "python x.py", "commit": "abc", "raw": raw}))
+    text = ledger.benchmarks_text(root / "results")
+    assert "| branch | yes | all | 2.200 | 6.5 | 0 | 0.01 |" in text
+    assert "| plain | no | 10 | 2.200 |" in text
+
+
+def test_what_goes_beyond_the_paper_stands_beside_dpcr(root):
+    page = root / "docs" / "dpcr-plus.md"
+    page.parent.mkdir()
+    page.write_text("before\n<!-- ledger -->\n<!-- /ledger -->\nafter\n")
+    run(root)
+    assert "not measured yet." in page.read_text()
+    store(root, "a", summary(A_f=50), summary("dpcr-plus", A_f=60, preset="tuned", order="2"))
+    store(root, "a", summary("dpcr-plus", A_f=62, preset="tuned", order="1"))
+    store(root, "b", summary("dpcr-plus", A_f=61, preset="tuned", order="2"))
+    store(root, "a", summary("ldc", A_f=45))
+    run(root)
+    heading, file = "<!-- ledger -->", "docs/dpcr-plus.md"
+    assert cells(root, "dpcr", heading, file) == ["dpcr", "1993", "50.00", "60.00", "–", "–"]
+    text = page.read_text()
+    assert "| ldc |" not in text
+    assert text.index("| dpcr-plus (tuned)") < text.index("| dpcr |")
+    assert "1, 2" in text
