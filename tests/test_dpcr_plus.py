@@ -755,7 +755,17 @@ def test_the_tuned_preset_is_what_was_chosen_at_the_papers_budget(dataset, rate)
     plan = resolve(Request(("dpcr-plus",), dataset, tasks=10))
     paper = resolve(Request(("dpcr",), dataset, tasks=10))
     assert (plan.preset, paper.preset) == ("tuned", "paper")
-    for name in ("first", "later", "batch_size", "last_batch", "augment", "stem", "backbone", "temperature", "momentum"):
+    for name in (
+        "first",
+        "later",
+        "batch_size",
+        "last_batch",
+        "augment",
+        "stem",
+        "backbone",
+        "temperature",
+        "momentum",
+    ):
         assert getattr(plan.training, name) == getattr(paper.training, name), name
     assert plan.training.later.lr == rate
     training, options = plan.training, plan.methods["dpcr-plus"][1]
@@ -793,6 +803,8 @@ def test_the_tuned_preset_is_for_what_was_tuned():
         (("dpcr-plus",), "still_stages=4", "still_stages=4"),
         (("dpcr-plus",), "read_quarters=4", "read_quarters=4"),
         (("dpcr-plus",), "read_quarters=-1", "read_quarters=-1"),
+        (("dpcr-plus",), "quarters=-1", "quarters=-1"),
+        (("dpcr-plus:quarters=3", "dpcr-plus"), "read_quarters=2", "quarters=3: the quarters of 2 stages are read"),
         (("dpcr-plus",), "gaussian=-1", "gaussian=-1"),
         (("dpcr-plus",), "gaussian_shared=1.5", "gaussian_shared=1.5"),
         (("dpcr-plus",), "gaussian_ridge=0", "gaussian_ridge=0"),
@@ -860,6 +872,27 @@ def test_reading_more_changes_the_classifier_and_not_the_backbone(machine, data)
     assert narrow.stats.mean.shape == (sum(SIZES), dim)
     assert readout.stats.mean.shape == (sum(SIZES), dim + 4 * before)
     assert matrix.tasks_done == len(SIZES)
+
+
+@pytest.mark.parametrize("quarters", [0, 1])
+def test_less_may_be_used_than_is_read(machine, data, quarters):
+    """One run serves all: with fewer stages' quarters it is the run that reads no more, but for what images aim at."""
+    common = {"feature_weight": 1.0, "pseudo": 0.0}
+    wide, narrow = (learner(machine, read_quarters=read, read_mirrored=True, **common) for read in (2, quarters))
+    (used, _), (wanted, matrix) = run(wide, data, options={"quarters": quarters}), run(narrow, data)
+    dim = narrow.reading(narrow.backbone).dim
+    assert used.stats.mean.shape == (sum(SIZES), dim)
+    torch.testing.assert_close(used.stats.mean, wanted.stats.mean)
+    torch.testing.assert_close(used.weight, wanted.weight)
+    images = torch.randn(7, wide.reading(wide.backbone).dim, generator=torch.Generator().manual_seed(3))
+    torch.testing.assert_close(used.scores(images), wanted.scores(images[:, :dim]))
+    assert matrix.tasks_done == len(SIZES)
+
+
+def test_made_images_are_used_where_less_is_used(machine, data):
+    ways = ({"quarters": 1}, {"quarters": 1, "shift_images": "clean"})
+    (with_made, _), (without, _) = (run(learner(machine, read_quarters=2), data, options=way) for way in ways)
+    assert not torch.allclose(with_made.stats.mean[0], without.stats.mean[0])
 
 
 def test_the_last_stage_is_read_as_a_whole(machine):

@@ -10,6 +10,7 @@ import pytest
 
 from efcil.experiment import Request, resolve
 from efcil.files import write_json
+from efcil.report.groups import NONE
 from tools import ledger
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -485,7 +486,7 @@ def test_what_goes_beyond_the_paper_stands_beside_dpcr(root):
     store(root, "a", summary("ldc", A_f=45))
     run(root)
     heading, file = "<!-- ledger -->", "docs/dpcr-plus.md"
-    assert cells(root, "dpcr", heading, file) == ["dpcr", "1993", "50.00", "60.00", "–", "–"]
+    assert cells(root, "dpcr", heading, file) == ["dpcr", "1993", "50.00", "60.00", NONE, NONE]
     text = page.read_text()
     assert "| ldc |" not in text
     assert text.index("| dpcr-plus (tuned)") < text.index("| dpcr |")

@@ -245,6 +245,33 @@ def test_the_oracle_reads_what_the_run_read(efcil, oracle, tmp_path):
     assert found["A_f"] == pytest.approx(of(tmp_path, "r")["A_f"])
 
 
+def test_less_is_read_again_than_was_read(efcil, tmp_path):
+    """The numbers that it had in the run; what was not read cannot be asked for."""
+    settings = [part for setting in [*SMALL, "read_quarters=2"] for part in ("--set", setting)]
+    asked = (
+        "compare",
+        "dpcr-plus,dpcr-plus:quarters=1",
+        "digits",
+        "--preset",
+        "quick",
+        *settings,
+        "--tasks",
+        "2",
+        "--quiet",
+    )
+    code, _, err = efcil(*asked, "--keep-features", "--out", tmp_path / "r")
+    assert code == 0, err
+    code, _, err = efcil(
+        "replay", tmp_path / "r", "dpcr-plus,dpcr-plus:quarters=1", "--out", tmp_path / "again", "--quiet"
+    )
+    assert code == 0, err
+    for label in ("dpcr-plus", "dpcr-plus:quarters=1"):
+        assert of(tmp_path / "again", label)["A_f"] == of(tmp_path / "r", label)["A_f"]
+    code, _, err = efcil("replay", tmp_path / "r", "dpcr-plus:quarters=3", "--out", tmp_path / "more")
+    assert code == 2
+    assert "quarters=3: the quarters of 2 stages are read" in err
+
+
 def test_the_oracle_needs_a_finished_run(oracle, kept, capsys):
     (kept / "trajectory" / "checkpoints" / "task-05.safetensors").unlink()
     with pytest.raises(SystemExit):

@@ -116,8 +116,8 @@ def resolve(request: Request) -> Plan:
         raise OptionError(f"methods on different backbones cannot share a trajectory ({groups}): compare them apart")
     (representation,) = kinds
     known_presets = preset_names(request.dataset)
-    own = {method.preset for method, _ in parsed.values()}
-    usual = next((name for name in known_presets if own == {name}), known_presets[0] if known_presets else NO_PRESET)
+    meant = {method.preset for method, _ in parsed.values()}
+    usual = next((name for name in known_presets if meant == {name}), known_presets[0] if known_presets else NO_PRESET)
     preset = request.preset or usual
     if preset not in (*known_presets, NO_PRESET):
         raise OptionError(f"preset '{preset}' does not exist for {request.dataset}: {nearest(preset, known_presets)}")
@@ -186,6 +186,12 @@ def resolve(request: Request) -> Plan:
         values |= chosen(method_keys[label]) | method.fixed
         values |= {k: v for k, v in own.items() if k in method_keys[label]}
         methods[label] = (method, made(method.options, values, label))
+        check = getattr(methods[label][1], "check_training", None)  # where options of a method depend on the training's
+        if check is not None and training is not None:
+            try:
+                check(training)
+            except OptionError as error:
+                errors.append(f"{label}: {error}")
     if errors:
         raise OptionError("; ".join(errors))
     split = {"tasks": request.tasks, "init_cls": request.init_cls, "increment": request.increment}

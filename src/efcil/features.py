@@ -66,6 +66,10 @@ class TaskFeatures:
         other._found = {key: value[rows] for key, value in kept.items() if key[1] == "clean"}
         return other
 
+    def narrowed(self, dim: int) -> TaskFeatures:
+        """Return the task as if the first `dim` numbers of what is read of an image were all."""
+        return self.once(("narrowed", dim), lambda: Narrowed(self, dim))
+
     def new(self, view: Seen = "clean") -> Tensor:
         """Features (n, dim) of the task's images under the backbone that has just learned them."""
         return self._features("first" if self.frozen else "new", view)
@@ -152,3 +156,20 @@ class TaskFeatures:
                 source = generator(r.machine.device, Purpose.VIEW, r.seed, self.index)
                 self._pixels[view] = clean.changed(self._transform, source)
         return self._pixels[view]
+
+
+class Narrowed(TaskFeatures):
+    """A task of which less is read than of `whole`: the first `dim` numbers of each image."""
+
+    def __init__(self, whole: TaskFeatures, dim: int):
+        super().__init__(whole.index, whole.representation, whole._pixels["clean"], whole.labels, whole._transform)
+        self.whole, self.dim = whole, dim
+        self.frozen, self.rests, self.holders = whole.frozen, whole.rests, whole.holders
+
+    def pairs(self, view: Seen = "clean", views: int = 0) -> tuple[Tensor, Tensor]:
+        """Old and new features that show how things moved."""
+        old, new = self.whole.pairs(view, views)
+        return old[:, : self.dim], new[:, : self.dim]
+
+    def _features(self, when: str, view: Seen) -> Tensor:
+        return self.whole._features(when, view)[:, : self.dim]

@@ -22,6 +22,8 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
+from efcil.backbones.reading import features_of, width
+from efcil.errors import OptionError
 from efcil.features import TaskFeatures
 from efcil.heads.gaussian import gaussian_factors, log_densities, standardised
 from efcil.methods.base import State
@@ -42,6 +44,7 @@ class DPCRPlusOptions(DPCROptions):
     gaussian_shared: float = Field(default=0.9, ge=0, le=1)  # of a class's covariance is the one of all classes
     gaussian_ridge: float = Field(default=0.3, gt=0)  # added to it, a share of its trace / dim
     moved_bonus: float = Field(default=0.0, ge=0)  # added to a class's standardised score for every task that moved it
+    quarters: int | None = Field(default=None, ge=0, le=3)  # of so many stages of those that are read; None: of all
 
     @property
     def views(self) -> int:
@@ -52,6 +55,14 @@ class DPCRPlusOptions(DPCROptions):
     def widens(self) -> bool:
         """What a map leaves over is spread that a moved class has beside the moved one."""
         return self.shift_residual
+
+    def check_training(self, training: Any) -> None:
+        """Refuse to use more than is read."""
+        if self.quarters is not None and self.quarters > training.read_quarters:
+            raise OptionError(
+                f"quarters={self.quarters}: the quarters of {training.read_quarters} stages are read; set "
+                f"read_quarters={self.quarters} or more"
+            )
 
     @model_validator(mode="after")
     def _residual_of_grams(self) -> DPCRPlusOptions:
@@ -80,7 +91,10 @@ class DPCRPlus(DPCR):
 
     def learn(self, task: TaskFeatures) -> None:
         """Learn as DPCR does, and count."""
-        before, known = self.stats, self.moves
+        before, known, quarters = self.stats, self.moves, self.options.quarters
+        if quarters is not None:
+            read = task.representation.options.read_quarters
+            task = task.narrowed(width(features_of(task.new().shape[1], read), quarters))
         super().learn(task)
         assert self.stats is not None
         self.moves = torch.zeros_like(self.stats.classes)
@@ -111,11 +125,12 @@ class DPCRPlus(DPCR):
 
     def scores(self, features: Tensor) -> Tensor:
         """Return the sum of the two heads' scores, each standardised over the classes, and of what moving has cost."""
+        assert self.stats is not None
+        features = features[:, : self.stats.mean.shape[1]]
         scores, o = super().scores(features), self.options
         if o.gaussian or o.moved_bonus:
             scores = standardised(scores)
         if o.gaussian:
-            assert self.stats is not None
             if self._factors is None:
                 self._factors = gaussian_factors(self.stats, o.gaussian_shared, o.gaussian_ridge)
             densities = log_densities(features.to(scores), self.stats.mean, self._factors)
