@@ -18,6 +18,7 @@ from efcil.backbones import beside
 from efcil.backbones.beside import InTraining, both_gradients, convolved, gathered, spread
 from efcil.data.dataset import ImageSet
 from efcil.representations.lwf import LwF, judged
+from efcil.representations.pseudo_replay import PseudoReplay, PseudoReplayOptions
 from efcil.tasks import TaskStream
 from efcil.training.machine import Machine
 
@@ -229,12 +230,16 @@ def test_buffers_of_branches_are_written_once(monkeypatch):
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute")  # torch hides it, but not from warnings that are errors
 @pytest.mark.parametrize("known", [True, False])
-def test_the_loss_as_one_function_is_the_loss(known):
+@pytest.mark.parametrize("held", [0.0, 2.0])
+def test_the_loss_as_one_function_is_the_loss(known, held):
     """Compiled at most once for the first task and once for all others, however many classes there are."""
     draw = np.random.default_rng(0)
     pixels = draw.integers(0, 256, (80, 3, 8, 8), dtype=np.uint8)
     tasks = TaskStream(ImageSet(pixels, np.arange(80, dtype=np.int64) % 20), np.arange(20), (4, 4, 4, 2, 6))
-    lwf = LwF(gpu.options_of(gpu.TINY), 3, Machine(torch.device("cpu"), "bf16"), 0).train()
+    kind, options = LwF, gpu.options_of(gpu.TINY)
+    if held:  # features too, through a linear map
+        kind, options = PseudoReplay, PseudoReplayOptions(**dict(options), feature_weight=held, pseudo=0.0)
+    lwf = kind(options, 3, Machine(torch.device("cpu"), "bf16"), 0).train()
     counter = importlib.import_module("torch._dynamo.testing").CompileCounterWithBackend  # which torch does not load
     torch._dynamo.reset()
     counts = counter("aot_eager")
@@ -250,7 +255,9 @@ def test_the_loss_as_one_function_is_the_loss(known):
             with lwf.machine.autocast():
                 loss = lwf.loss(images, labels, before)
             loss.backward()
-            found.append([loss.detach(), *(p.grad.clone() for p in lwf.student.parameters())])
+            learning = [p for p in lwf.parameters() if p.grad is not None]
+            assert len(learning) == len(list(lwf.student.parameters())) + (2 if held and lwf.old else 0)
+            found.append([loss.detach(), *(p.grad.clone() for p in learning)])
         assert all(torch.allclose(a, b, rtol=0.02, atol=1e-5) for a, b in zip(*found, strict=True))
     assert counts.frame_count == 2
     torch._dynamo.reset()
@@ -268,6 +275,10 @@ def test_the_loss_of_other_kinds_takes_its_own_way():
             return super().held(features, before, logits, target)
 
     assert not Other(gpu.options_of(gpu.TINY), 3, Machine(torch.device("cpu")), 0)._plain()
+    made = PseudoReplay(PseudoReplayOptions(**dict(gpu.options_of(gpu.TINY))), 3, Machine(torch.device("cpu")), 0)
+    assert made._plain()
+    made._learned = 3  # made images are learned, and have no label
+    assert not made._plain()
 
 
 def test_the_benchmark_compares_every_way(tmp_path, capsys):

@@ -326,6 +326,8 @@ def test_methods_data_and_doctor(efcil):
     assert "50.24 / 63.21" in row, "the paper's number"
     ours = measured()["dpcr"]["ours"]
     assert f"{ours[0]:.2f} / {ours[1]:.2f}" in row
+    own = measured()["dpcr-plus (tuned)"]["ours"]  # with the preset that it has where it is not told another
+    assert f"{own[0]:.2f} / {own[1]:.2f}" in next(line for line in out.splitlines() if line.startswith("dpcr-plus "))
     code, out, _ = efcil("data", "list")
     assert code == 0
     assert all(name in out for name in ("digits", "glyphs", "cifar100", "folder", "licence"))

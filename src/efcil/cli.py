@@ -425,7 +425,8 @@ def methods() -> None:
     for name in ("method", "representation", "shift", "head", "memory per class", "exemplars", "paper", "ours"):
         table.add_column(name, justify="right" if name in ("paper", "ours") else "left", no_wrap=name == "method")
     for m in registered().values():
-        found = numbers.get(f"{m.name}:memory=500/{m.published}" if m.exemplars else m.name, {})
+        usual = f"{m.name} ({m.preset})" if m.preset else m.name
+        found = numbers.get(f"{m.name}:memory=500/{m.published}" if m.exemplars else usual, {})
         cells = [f"{v[0]:.2f} / {v[1]:.2f}" if (v := found.get(who)) else "-" for who in ("paper", "ours")]
         table.add_row(m.name, m.representation, m.shift, m.head, m.memory, "yes" if m.exemplars else "no", *cells)
     Console().print(table)

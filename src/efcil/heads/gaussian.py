@@ -33,11 +33,13 @@ def gaussian_factors(stats: ClassStats, shared: float, ridge: float) -> Tensor:
     if bool(spread <= stats.dim * EPS * moment):
         return unit.repeat(len(stats), 1, 1)
     base = shared * within + ridge * spread / stats.dim * unit
-    factors = []
+    factors = base.new_empty(len(stats), stats.dim, stats.dim)
+    least = ridge * float(spread) / stats.dim
     for block in torch.arange(len(stats), device=within.device).split(AT_ONCE):
         own = stats.select(block).covariance()
-        factors.append(cholesky(own.mul_(1 - shared).add_(base), "the covariance of a class", "raise gaussian_ridge"))
-    return torch.cat(factors)
+        own.mul_(1 - shared).add_(base)
+        factors[block] = cholesky(own, "the covariance of a class", "raise gaussian_ridge", least)
+    return factors
 
 
 def log_densities(points: Tensor, means: Tensor, factors: Tensor) -> Tensor:

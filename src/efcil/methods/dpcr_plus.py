@@ -91,6 +91,7 @@ class DPCRPlus(DPCR):
 
     def learn(self, task: TaskFeatures) -> None:
         """Learn as DPCR does, and count."""
+        self._factors = None  # they take more memory than anything that is kept: gone before statistics move
         before, known, quarters = self.stats, self.moves, self.options.quarters
         if quarters is not None:
             read = task.representation.options.read_quarters

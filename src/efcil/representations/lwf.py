@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from pydantic import Field
 from torch import Tensor, nn
-from torch.nn.functional import log_softmax, softmax
+from torch.nn.functional import linear, log_softmax, normalize, softmax
 
 from efcil.heads.cosine import CosineHead, cosine_logits
 from efcil.representations.base import Representation, TrainingOptions, new_class_loss, present_class_loss
@@ -18,6 +18,7 @@ from efcil.training.loop import Resting
 from efcil.training.machine import Machine
 
 Cosine = tuple[Tensor, Tensor]  # weight (classes, dim) and scale of a cosine head
+Map = tuple[Tensor, Tensor, float]  # weight (dim, dim) and bias of what features are held through, and how much
 
 
 class LwFOptions(TrainingOptions):
@@ -35,6 +36,11 @@ def distillation(logits: Tensor, target: Tensor, temperature: float) -> Tensor:
     return -(softmax(target.float() / temperature, 1) * log_softmax(logits.float() / temperature, 1)).sum(1).mean()
 
 
+def feature_distance(mapped: Tensor, before: Tensor) -> Tensor:
+    """Squared distance of features (n, dim) to those before the task, both of length one, mean over the batch."""
+    return (normalize(mapped.float(), dim=1) - normalize(before.float(), dim=1)).square().sum(1).mean()
+
+
 def judged(
     features: Tensor,
     labels: Tensor,
@@ -43,8 +49,11 @@ def judged(
     old_head: Cosine | None,
     distill_weight: float,
     temperature: float,
+    through: Map | None = None,
 ) -> Tensor:
     """Eq. 1 of features (n, dim) and of those `before` the task, with cosine heads: what `LwF.loss` adds up.
+
+    Where features are held `through` a linear map, their distance as well.
 
     One function of tensors, whose sizes say how many classes there are: compiled, it is a few kernels for all tasks.
     """
@@ -54,7 +63,11 @@ def judged(
     old = len(old_head[0])
     target = cosine_logits(before, *old_head)
     held = distillation(logits[:, :old], target, temperature)
-    return new_class_loss(logits, labels, old) + distill_weight * held
+    loss = new_class_loss(logits, labels, old) + distill_weight * held
+    if through is None:
+        return loss
+    weight, bias, share = through
+    return loss + share * feature_distance(linear(features, weight, bias), before)
 
 
 def _growing(head: nn.Module) -> Cosine:
@@ -114,7 +127,12 @@ class LwF(Representation):
             self.machine.join()
         old_head = _growing(self.teacher.head) if self.old else None
         o = self.options
-        return self.judged(features, labels, _growing(self.head), before, old_head, o.distill_weight, o.temperature)
+        heads = (_growing(self.head), before, old_head)
+        return self.judged(features, labels, *heads, o.distill_weight, o.temperature, self.through())
+
+    def through(self) -> Map | None:
+        """Return the linear map that features are held through, where they are held."""
+        return None
 
     def held(self, features: Tensor, before: Tensor, logits: Tensor, target: Tensor) -> Tensor:
         """Return what holds the student to the teacher: features (n, dim) and logits (n, old), its own and before."""

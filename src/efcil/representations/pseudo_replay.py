@@ -14,15 +14,16 @@ from typing import Any, Literal
 import torch
 from pydantic import Field
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, normalize
+from torch.nn.functional import cross_entropy
 
 from efcil.backbones import ResNet, is_timm
 from efcil.backbones.reading import Reading
 from efcil.data.augment import Sparing, Transform, augment
 from efcil.errors import OptionError
-from efcil.linalg import DTYPE, feature_products, relative_ridge, task_shift_from_gram
+from efcil.heads.cosine import CosineHead
+from efcil.linalg import DTYPE, covariance_root, feature_products, relative_ridge, task_shift_from_gram
 from efcil.representations.base import Learned
-from efcil.representations.lwf import LwF, LwFOptions
+from efcil.representations.lwf import LwF, LwFOptions, Map, feature_distance
 from efcil.tasks import Task
 from efcil.training.adversarial import towards
 from efcil.training.extraction import extract
@@ -205,9 +206,20 @@ class PseudoReplay(LwF):
         loss = super().held(features, before, logits, target)
         if self.projector is None:
             return loss
-        mapped = normalize(self.projector(features).float(), dim=1)
-        distance = (mapped - normalize(before.float(), dim=1)).square().sum(1).mean()
-        return loss + self.options.feature_weight * distance
+        distance: Tensor = self.options.feature_weight * feature_distance(self.projector(features), before)
+        return loss + distance
+
+    def through(self) -> Map | None:
+        """Return the linear map that features are held through, where they are held."""
+        if self.projector is None or not self.old:
+            return None
+        return self.projector.weight, self.projector.bias, self.options.feature_weight
+
+    def _plain(self) -> bool:
+        """Whether this is Eq. 1 and features held: a loss with made images is not."""
+        own, here = type(self), PseudoReplay
+        plain = own.held is here.held and own.classification is here.classification and not self._learned
+        return plain and self.present is None and type(self.head) is CosineHead
 
     def finish(self, task: Learned) -> None:
         """Move the means and the covariance with the task, and add those of its classes."""
@@ -269,9 +281,8 @@ def chosen(
     centres = means.repeat_interleave(each, 0)
     if not spread:
         return rows, centres
-    values, vectors = torch.linalg.eigh(covariance)
-    noise = torch.randn(len(rows), len(values), generator=draws, dtype=DTYPE).to(means.device)
-    return rows, centres + spread * (noise * values.clamp_min(0).sqrt()) @ vectors.T
+    noise = torch.randn(centres.shape, generator=draws, dtype=DTYPE).to(means.device)
+    return rows, centres + spread * (noise @ covariance_root(covariance).T)
 
 
 def moved_by(old: Tensor, new: Tensor) -> Tensor:
