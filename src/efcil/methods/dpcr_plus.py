@@ -1,9 +1,11 @@
-"""DPCR+: DPCR on a backbone that also rehearses images made in the place of old ones. Ours; docs/dpcr-plus.md.
+"""DPCR+: DPCR that reads more of its backbone, and follows it with images made in the place of old ones. Ours.
 
-Idea: what an exemplar-free learner lacks are images where old classes live, for the distillation that holds the
-backbone and for the map that says how it moved. So the task's images are changed until the old backbone takes them for
-old classes; both are done with them as well. Statistics move as DPCR's do. Its ridge classifier knows one covariance
-for all classes; the statistics hold one of each, so the classes' Gaussians have a say beside it.
+Idea (docs/dpcr-plus.md): maps of earlier stages say more of classes that the backbone was not trained for, so they are
+read beside the features. And what an exemplar-free learner lacks are images where old classes live, for the map that
+says how the backbone moved, and for the distillation that holds it. So the task's images are changed until the old
+backbone takes them for old classes; the map has them as well, and the distillation may. Statistics move as DPCR's do.
+Its ridge classifier knows one covariance for all classes; the statistics hold one of each, so the classes' Gaussians
+have a say beside it.
 
 Every move leaves a mean a little off, so that old classes score less than they should: `moved_bonus` gives it back.
 
