@@ -26,15 +26,17 @@ def tool(name):
 
 
 def locked(text):
-    """Name -> versions of a lock file; a line without a version or without a hash is a mistake."""
+    """Name -> versions of a lock file, name[extra] too; a line without a version or without a hash is a mistake."""
     found = {}
     for entry in re.split(r"\n(?=[^\s#])", re.sub(r"^#.*\n", "", text)):
         line, *hashes = (part.strip() for part in entry.replace("\\\n", "\n").splitlines())
-        match = re.fullmatch(r"([\w.-]+)==([\w.!+]+)(?: ; .+)?", line)
+        match = re.fullmatch(r"([\w.-]+)(?:\[([\w,-]+)\])?==([\w.!+]+)(?: ; .+)?", line)
         assert match, f"not a version: {line}"
         assert hashes, f"no hash: {line}"
         assert all(re.fullmatch(r"--hash=sha256:[0-9a-f]{64}", one) for one in hashes), f"not a hash: {line}"
-        found.setdefault(canonicalize_name(match[1]), set()).add(match[2])
+        name = canonicalize_name(match[1])
+        for key in (name, *(f"{name}[{extra}]" for extra in (match[2] or "").split(",") if extra)):
+            found.setdefault(key, set()).add(match[3])
     return found
 
 
@@ -56,7 +58,10 @@ def missing(needs, versions):
         if name == "torch" or key in seen or (need.marker and not need.marker.evaluate({"extra": ""})):
             continue
         seen.add(key)
-        if not any(need.specifier.contains(version, prereleases=True) for version in versions.get(name, ())):
+        # What is asked for with an extra must be pinned with it, or pip takes the newest, and finds it unpinned.
+        keys = [f"{name}[{canonicalize_name(extra)}]" for extra in need.extras] or [name]
+        met = [any(need.specifier.contains(v, prereleases=True) for v in versions.get(key, ())) for key in keys]
+        if not all(met):
             found.append(str(need))
             continue
         for text in brought(name):
@@ -88,6 +93,8 @@ def test_what_a_lock_lacks_is_seen():
     assert missing(["numpy>=999"], versions) == ["numpy>=999"]
     less = {name: own for name, own in versions.items() if name != "starlette"}
     assert any(need.startswith("starlette") for need in missing(["fastapi"], less))  # what a package brings along
+    less = {name: own for name, own in versions.items() if name != "coverage[toml]"}
+    assert any(need.startswith("coverage[toml]") for need in missing(["pytest-cov"], less))
     with pytest.raises(AssertionError, match="no hash: numpy==2.0"):
         locked("# made\nnumpy==2.0\npillow==12.0 \\\n    --hash=sha256:" + "0" * 64)
     with pytest.raises(AssertionError, match="not a version: numpy>=2"):

@@ -36,6 +36,7 @@ def main() -> int:
     lines = wanted(ROOT / "pyproject.toml", metadata.requires(APART) or [])
     oldest = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["requires-python"]
     options = ["--universal", "--python-version", oldest.lstrip(">="), "--generate-hashes", "--no-annotate"]
+    options.append("--no-strip-extras")  # pip wants what is asked for with an extra pinned with it
     options += ["--constraints", "constraints.txt"]
     done = subprocess.run(
         [sys.executable, "-m", "uv", "pip", "compile", "--quiet", "--no-header", *options, "-"],
