@@ -27,6 +27,9 @@ class Options(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
+    def check_training(self, training: Any) -> None:
+        """Refuse what does not go with the options of the training, where a method's own depend on them."""
+
 
 O_ = TypeVar("O_", bound=Options)
 

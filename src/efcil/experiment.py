@@ -186,10 +186,9 @@ def resolve(request: Request) -> Plan:
         values |= chosen(method_keys[label]) | method.fixed
         values |= {k: v for k, v in own.items() if k in method_keys[label]}
         methods[label] = (method, made(method.options, values, label))
-        check = getattr(methods[label][1], "check_training", None)  # where options of a method depend on the training's
-        if check is not None and training is not None:
+        if None not in (methods[label][1], training):
             try:
-                check(training)
+                methods[label][1].check_training(training)
             except OptionError as error:
                 errors.append(f"{label}: {error}")
     if errors:

@@ -11,8 +11,7 @@ and cuDNN computes it in one kernel, which reads its input and writes its output
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -113,9 +112,7 @@ class AtRest:
         self.dtype = dtype
         self.stem = Layer(backbone.conv1, backbone.bn1, dtype)
         self.maxpool = backbone.maxpool
-        stages = (backbone.layer1, backbone.layer2, backbone.layer3, backbone.layer4)
-        blocks: Iterator[Any] = (block for stage in stages if isinstance(stage, nn.Sequential) for block in stage)
-        self.blocks = [Block(block, dtype) for block in blocks]
+        self.blocks = [Block(block, dtype) for block in backbone.blocks()]
 
     @torch.no_grad()
     def __call__(self, images: Tensor) -> Tensor:

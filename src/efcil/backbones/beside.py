@@ -49,12 +49,16 @@ def _copies(tensors: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
     return [torch.empty_like(tensor, dtype=dtype) for tensor in tensors]
 
 
+def _cast(tensors: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
+    copies = _copies(tensors, dtype)
+    torch._foreach_copy_(copies, list(tensors))
+    return copies
+
+
 @torch.library.custom_op("efcil::spread", mutates_args=(), schema="(Tensor[] tensors, ScalarType dtype) -> Tensor[]")
 def spread(tensors: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
     """Copies in another precision, all in one launch."""
-    copies = _copies(tensors, dtype)
-    torch._foreach_copy_(copies, tensors)
-    return copies
+    return _cast(tensors, dtype)
 
 
 @torch.library.custom_op("efcil::gathered", mutates_args=(), schema="(Tensor[] tensors, ScalarType dtype) -> Tensor[]")
@@ -64,9 +68,7 @@ def gathered(tensors: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
         branch = _branch(tensors[0].device)
         if _capturing(branch):
             torch.cuda.current_stream().wait_stream(branch)
-    copies = _copies(tensors, dtype)
-    torch._foreach_copy_(copies, tensors)
-    return copies
+    return _cast(tensors, dtype)
 
 
 @torch.library.custom_op("efcil::convolved", mutates_args=(), schema=f"({_HOW}) -> Tensor")
@@ -151,9 +153,7 @@ class InTraining:
         self.backbone, self.dtype = backbone, dtype
         # As they stand in each block: its convolutions, then its shortcut's. `features` takes them in this order.
         self.convolutions = [module for module in backbone.modules() if isinstance(module, nn.Conv2d)]
-        stages = (backbone.layer1, backbone.layer2, backbone.layer3, backbone.layer4)
-        blocks: Iterator[Any] = (block for stage in stages if isinstance(stage, nn.Sequential) for block in stage)
-        self.blocks: list[BasicBlock | Bottleneck] = list(blocks)
+        self.blocks = backbone.blocks()
 
     def features(self, images: Tensor) -> Tensor:
         """Features (n, dim) of images (n, channels, height, width)."""
@@ -174,9 +174,7 @@ class InTraining:
 
 def _filled(convolution: nn.Conv2d, tensor: Tensor) -> Tensor:
     """Fill channels up as `Stem` does; before weights are spread, so that no gradient is cut before it is gathered."""
-    if not (isinstance(convolution, Stem) and tensor.is_cuda):
-        return tensor
-    return F.pad(tensor, (0, 0, 0, 0, 0, -convolution.in_channels % 8))
+    return convolution.fill(tensor) if isinstance(convolution, Stem) and tensor.is_cuda else tensor
 
 
 def _convolved(convolution: nn.Conv2d, x: Tensor, weight: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ imagenet  7x7, stride 2, 3x3 max-pool of stride 2     224 pixels (torchvision's)
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -41,8 +42,11 @@ class Stem(nn.Conv2d):
 
     def filled(self, images: Tensor) -> Tensor:
         """Convolve images and weights whose channels are filled up to a multiple of eight."""
-        missing = (0, 0, 0, 0, 0, -self.in_channels % 8)
-        return F.conv2d(F.pad(images, missing), F.pad(self.weight, missing), None, self.stride, self.padding)
+        return F.conv2d(self.fill(images), self.fill(self.weight), None, self.stride, self.padding)
+
+    def fill(self, tensor: Tensor) -> Tensor:
+        """Fill the channels of images or of weights up with zeros."""
+        return F.pad(tensor, (0, 0, 0, 0, 0, -self.in_channels % 8))
 
 
 class PadShortcut(nn.Module):
@@ -180,6 +184,12 @@ class ResNet(nn.Module):
     def beginning(self, stages: int) -> list[nn.Module]:
         """Return what learns before the maps of so many stages are there: the stem and those stages."""
         return [self.conv1, self.bn1, self.layer1, self.layer2, self.layer3, self.layer4][: 2 + stages]
+
+    def blocks(self) -> list[BasicBlock | Bottleneck]:
+        """Return the residual blocks of all stages, in order."""
+        stages = (self.layer1, self.layer2, self.layer3, self.layer4)
+        found: list[Any] = [block for stage in stages if isinstance(stage, nn.Sequential) for block in stage]
+        return found
 
     def _stem(self, images: Tensor) -> Tensor:
         x: Tensor = self.maxpool(self.relu(self.bn1(self.conv1(images))))
