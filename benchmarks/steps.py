@@ -1,24 +1,22 @@
-"""Ways to take the captured training step, timed in one run: ResNet-18, batch 128, 32 x 32, bf16, compiled.
+"""Ways to take the captured training step, timed in one run: ResNet-18, batch 128, 32 x 32, bf16.
 
     python benchmarks/steps.py [--out FILE.json] [--steps 200]    on a CUDA device
     python benchmarks/steps.py --device cpu --tiny --steps 2      the same code, neither compiled nor captured
 
-- plain      convolutions as the compiler has them, head and loss uncompiled
-- in order   convolutions as operations of our own (efcil.backbones.beside), all on one stream
-- branch     the same, weights' gradients on a branch of the graph
-- judged     the branch, and head and loss compiled
+- compiled   the network as torch.compile has it
+- in order   as one function of few kernels (efcil.backbones.learning), all on one stream
+- branches   the same, weights' gradients and shortcuts on branches of the graph
 
 A row has milliseconds a step (median of five blocks), the seconds until the first step, and what the way computes:
 
-- deviation  of the weights after 20 steps from those of `plain`, as a share of the way they went; `again` is that of
+- deviation  of the weights after 20 steps from those of `compiled`, as a share of the way they went; `again` is that of
              two runs of the same graph: chance alone
 - race       of one replayed step from the same step taken in order outside a graph, the worst of all parameters, as a
              share of the parameter's own change, in ten replays from each of two states; `chance` is that of the step
              taken twice. A branch that reads what is written over shows here
 
-The fastest is timed with a teacher whose features are given (as `seen_at_rest` does), and its kernels are listed.
-Another process then takes the same steps with all of cuDNN's algorithms tried (`benchmark_limit = 0`): what cuDNN has
-chosen once it keeps for the life of a process. It finds the first one's compiled code in the cache.
+The fastest is timed with a teacher whose features are given (as `seen_at_rest` does), its kernels are listed, and it
+is timed with a teacher on a branch of its own (`teacher: beside`). `--like tiny-imagenet` does it all at 64 x 64.
 """
 
 from __future__ import annotations
@@ -27,9 +25,7 @@ import argparse
 import contextlib
 import importlib
 import json
-import subprocess
 import sys
-import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -41,15 +37,15 @@ import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
-from efcil.backbones.beside import InTraining
+from efcil.backbones.learning import InTraining
 from efcil.experiment import commit
-from efcil.representations.lwf import LwF, judged
+from efcil.representations.lwf import LwF
 from efcil.training.loop import CapturedStep, Optimiser, Pixels, Step
 from efcil.training.machine import Machine
 
 gpu = importlib.import_module("gpu" if __name__ == "__main__" else "benchmarks.gpu")  # the file beside this one
 
-WAYS = ("plain", "in order", "branch", "judged")
+WAYS = ("compiled", "in order", "branches")
 LONG, REPLAYS = 20, 10  # steps that are compared as a sequence, and replays of one step
 Row = dict[str, Any]
 
@@ -63,23 +59,25 @@ class Ways:
         self.tasks = gpu.stream(size, None)
         self.lwf = LwF(gpu.options_of(size), 3, self.machine, 0)
         net = self.lwf.student.backbone
-        low = torch.bfloat16
-        self.plain = self.machine.compiled(net)
-        self.ours = self.machine.compiled(InTraining(net, low).features, branches=True)
-        self.judged = self.machine.compiled(judged, grows=True)
-        del self.lwf.student_features  # uncompiled it is a module, and no function could take its place
-        self.reference: dict[bool, list[Tensor]] = {}  # weights of the first way, without and with teacher
+        self.compiled = self.machine.compiled(net)
+        self.ours = InTraining(net, torch.bfloat16)
+        for name in ("student_features", "teacher_features"):  # no function takes a module's place
+            self.lwf._modules.pop(name, None)
+        self.reference: dict[str, list[Tensor]] = {}  # weights of the first way, for each kind of teacher
 
-    def begin(self, teacher: bool) -> None:
-        """Go to the first or second task, on its first batch."""
-        task = self.tasks[int(teacher)]
-        self.lwf.begin(task)
+    def begin(self, teacher: str) -> None:
+        """Go to the first task, or to the second with its teacher `ahead` or `beside`; on its first batch."""
+        task = self.tasks[int(teacher != "none")]
+        if teacher != "beside":
+            self.lwf.begin(task)
         self.lwf.train()
         self.images, self.labels = (self.machine.tensor(a[: self.size.batch]) for a in (task.images, task.labels))
         self.pixels = Pixels(self.images, gpu.MEAN, gpu.STD, self.machine)
         self.seen: tuple[Tensor, ...] = ()
-        resting = self.lwf.resting()
-        if resting is not None:
+        net = self.lwf.teacher.backbone
+        resting = self.lwf.at_rest(net, net)
+        self.lwf.teacher_features = lambda x: resting(x)
+        if teacher == "ahead":
             with torch.no_grad(), self.machine.autocast():
                 self.seen = (resting(self.pixels.normalise(self.images)),)
         self.teacher = teacher
@@ -87,8 +85,7 @@ class Ways:
 
     def choose(self, way: str) -> None:
         """Let the learner compute in this way."""
-        self.lwf.student_features = (lambda x: self.plain(x)) if way == "plain" else (lambda x: self.ours(x))
-        self.lwf.judged = self.judged if way == "judged" else None
+        self.lwf.student_features = (lambda x: self.compiled(x)) if way == "compiled" else (lambda x: self.ours(x))
 
     @contextlib.contextmanager
     def recorded(self, way: str) -> Iterator[tuple[Step, Callable[[], None], list[Tensor]]]:
@@ -100,7 +97,7 @@ class Ways:
         batch = (self.images, self.labels, *self.seen)
         call: Step | CapturedStep = step
         if self.machine.capture:
-            # Without a fork there is no branch; the first way has none, and a teacher is given.
+            # Without a fork there is no branch; the first way has none, and there is no teacher yet.
             one = mock.patch("torch.cuda.is_current_stream_capturing", return_value=False)
             with one if way == "in order" else contextlib.nullcontext():
                 call = CapturedStep(step, self.lwf, *batch)
@@ -119,7 +116,7 @@ class Ways:
 
     def measured(self, way: str, steps: int, most: int = 0) -> Row:
         """Compare and time one way; with `most` its kernels are listed."""
-        row: Row = {"way": way, "teacher": self.teacher, "limit": torch.backends.cudnn.benchmark_limit}
+        row: Row = {"way": way, "teacher": self.teacher}
         on_gpu = self.machine.device.type == "cuda"
         if on_gpu:
             torch.cuda.reset_peak_memory_stats()
@@ -208,7 +205,7 @@ def said(row: Row) -> None:
         print(f"{microseconds:9.1f} us {count:6.1f}x {name}", flush=True)
 
 
-def rows(ways: Ways, steps: int, short: bool) -> Iterator[Row]:
+def rows(ways: Ways, steps: int) -> Iterator[Row]:
     """Yield a row for each way; one that fails says so, and the others are measured."""
 
     def tried(way: str, most: int = 0) -> Row:
@@ -218,17 +215,16 @@ def rows(ways: Ways, steps: int, short: bool) -> Iterator[Row]:
             traceback.print_exc()
             return {"way": way, "teacher": ways.teacher, "failed": f"{type(error).__name__}: {error}"[:2000]}
 
-    ways.begin(teacher=False)
+    ways.begin("none")
     found = []
-    for way in WAYS if not short else [way for way in WAYS if way != "in order"]:
+    for way in WAYS:
         found.append(tried(way))
         yield found[-1]
-    best = min((row for row in found if "ms" in row), key=lambda row: row["ms"], default={"way": "plain"})["way"]
-    if not short:
-        yield tried(best, most=60)
-    ways.begin(teacher=True)
-    for way in dict.fromkeys(["plain", best] if not short else [best]):
-        yield tried(way)
+    best = min((row for row in found if "ms" in row), key=lambda row: row["ms"], default={"way": "compiled"})["way"]
+    ways.begin("ahead")
+    yield tried(best, most=60)
+    ways.begin("beside")
+    yield tried(best)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -238,17 +234,15 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--tiny", action="store_true", help="sizes of a test")
     parser.add_argument("--out", type=Path, help="JSON file, written after every row")
     parser.add_argument("--steps", type=int, default=200, help="in each of five timed blocks")
-    parser.add_argument("--limit", type=int, help=argparse.SUPPRESS)  # what the second process runs with
+    parser.add_argument("--like", choices=gpu.LIKE, default="cifar100", help="sizes of this set")
     asked = parser.parse_args(arguments)
     if asked.device.startswith("cuda") and not torch.cuda.is_available():
         parser.error("there is no CUDA device here; --device cpu --tiny --steps 2 tries the code")
-    if asked.limit is not None:
-        torch.backends.cudnn.benchmark_limit = asked.limit
     began = time.perf_counter()
-    ways = Ways(gpu.TINY if asked.tiny else gpu.Size(), asked.device)
+    ways = Ways(gpu.TINY if asked.tiny else gpu.LIKE[asked.like], asked.device)
     device = ways.machine.name.partition(",")[0]
     raw: Row = {"device": device, "torch": torch.__version__, "seconds": 0.0, "ways": []}
-    found: Row = {"command": "python benchmarks/steps.py", "commit": commit(), "raw": raw}
+    found: Row = {"command": f"python benchmarks/steps.py --like {asked.like}", "commit": commit(), "raw": raw}
 
     def keep(row: Row) -> None:
         raw["ways"].append(row)
@@ -257,25 +251,11 @@ def main(arguments: list[str] | None = None) -> int:
             asked.out.parent.mkdir(parents=True, exist_ok=True)
             asked.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
-    for row in rows(ways, asked.steps, short=asked.limit is not None):
+    for row in rows(ways, asked.steps):
         said(row)
         keep(row)
-    if asked.limit is None:
-        for row in other_process(asked):
-            keep(row)
     print(f"{time.perf_counter() - began:.1f} s", flush=True)
     return 0
-
-
-def other_process(asked: argparse.Namespace) -> list[Row]:
-    """Return the rows with all of cuDNN's algorithms tried; a process that fails leaves those it had."""
-    with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder, "rows.json")
-        command = [sys.executable, str(Path(__file__).resolve()), "--limit", "0", "--out", str(out)]
-        command += ["--device", asked.device, "--steps", str(asked.steps), *(["--tiny"] if asked.tiny else [])]
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            subprocess.run(command, check=False, timeout=120)
-        return list(json.loads(out.read_text(encoding="utf-8"))["raw"]["ways"]) if out.is_file() else []
 
 
 if __name__ == "__main__":

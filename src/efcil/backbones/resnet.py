@@ -62,6 +62,12 @@ class PadShortcut(nn.Module):
         """(n, inputs, h, w) to (n, outputs, h / stride, w / stride)."""
         return F.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, self.before, self.after))
 
+    def back(self, grad: Tensor, x: Tensor) -> Tensor:
+        """Return the gradient of x, for that of what `forward` makes of it."""
+        found = torch.zeros_like(x)
+        found[:, :, :: self.stride, :: self.stride] = grad[:, self.before : self.before + x.shape[1]]
+        return found
+
 
 def _shortcut(inputs: int, outputs: int, stride: int, pad: bool) -> nn.Module | None:
     if stride == 1 and inputs == outputs:

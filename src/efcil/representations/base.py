@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from efcil import backbones
 from efcil.backbones.at_rest import AtRest, fuses
-from efcil.backbones.beside import InTraining
+from efcil.backbones.learning import InTraining
 from efcil.config import Options
 from efcil.data import augment
 from efcil.errors import OptionError
@@ -168,7 +168,7 @@ class Representation(nn.Module, ABC):
     def in_training(self, backbone: nn.Module) -> Callable[[Tensor], Tensor]:
         """Return a fast way to the features of a backbone that learns."""
         if self.machine.branches and isinstance(backbone, backbones.ResNet):
-            return self.machine.compiled(InTraining(backbone, torch.bfloat16).features, branches=True)
+            return InTraining(backbone, torch.bfloat16, self.machine.compiled(backbone))
         return self.machine.compiled(backbone)
 
     def at_rest(self, backbone: nn.Module, features: Resting) -> Resting:

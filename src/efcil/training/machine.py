@@ -101,15 +101,14 @@ class Machine:
 
     @property
     def branches(self) -> bool:
-        """Whether weights' gradients are computed on a branch of the captured step (`efcil.backbones.beside`)."""
-        whole = self.group.size == 1 or not self.sync_bn  # a normalisation over processes cuts what is compiled apart
+        """Whether a ResNet learns as one function with branches beside it (`efcil.backbones.learning`)."""
+        whole = self.group.size == 1 or not self.sync_bn  # its normalisation is of one process
         return self.compile and self.capture and self.precision == "bf16" and whole
 
-    def compiled(self, call: Callable[..., R], branches: bool = False, grows: bool = False) -> Callable[..., R]:
+    def compiled(self, call: Callable[..., R], grows: bool = False) -> Callable[..., R]:
         """Return a fast way to call a module, which itself stays as it is, or a function.
 
-        What runs in `branches` writes nowhere twice: a branch may still read what the main one no longer needs. Of what
-        `grows`, sizes that the caller marks (`torch._dynamo.maybe_mark_dynamic`) may change from call to call.
+        Of what `grows`, sizes that the caller marks (`torch._dynamo.maybe_mark_dynamic`) may change from call to call.
         """
         if not self.compile:
             return call
@@ -118,8 +117,6 @@ class Machine:
         # Many small kernels (casts of weights, running statistics) become a few: 4 % of a step on an H200.
         function = call.forward if isinstance(call, nn.Module) else call
         options: dict[str, str | int | bool | Callable[..., Any]] = {"combo_kernels": self.device.type == "cuda"}
-        if branches:
-            options |= {"allow_buffer_reuse": False, "inplace_buffers": False}
         if grows:  # neither is made for sizes that change
             options |= {"combo_kernels": False, "shape_padding": False}
         return torch.compile(function, dynamic=False, options=options)

@@ -1,0 +1,349 @@
+"""Batch normalisation on a GPU in two kernels forward and two backward; `efcil.backbones.norms` says what they compute.
+
+Maps are rows of channels: (n, c, h, w) with channels last is (n h w, c). Two kernels add up over rows, two do not:
+
+    moments      sums of z                      known (4, c)
+    apply        z, known                       the output
+    back_sums    sums of gradients              grads (5, c), and the gradient before the ReLU where it is asked for
+    back_apply   gradients, z, known, grads     the gradient of z
+
+A sum over rows is made in parts, one for each program. The program that arrives last adds the parts up, always in the
+same order, and works out what the next kernel multiplies and adds with: it loads two or three numbers a channel, and no
+program computes a root. Nobody waits for anybody, so any number of runs may share the GPU.
+
+The tiles were the fastest of sixteen on an H200 at the sizes of a ResNet-18 (docs/performance.md).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor, nn
+
+TILE, WIDE = 64, 64  # rows and channels of a tile of kernels that add up; two are on their way at once
+EACH = 32  # rows of a tile of the others
+WARPS = 4
+PROGRAMS = 264  # that add up, at most: two for each multiprocessor of an H200
+LOT = 32  # parts that the last program loads at once, at most: with 64 the whole kernel took up to twice as long
+
+
+@triton.jit
+def _moments(
+    z,
+    known,
+    gamma,
+    beta,
+    run_mean,
+    run_var,
+    part,
+    count,
+    rows,
+    per,
+    parts,
+    C,
+    eps,
+    momentum,
+    FULL: tl.constexpr,
+    BM: tl.constexpr,
+    BC: tl.constexpr,
+    LOT: tl.constexpr,
+):
+    """Mean, 1 / deviation, factor and offset of each channel of z (rows, C), into `known` (4, C).
+
+    Sums are of distances from the running mean, which every program has loaded before the last one writes it.
+    """
+    i, j = tl.program_id(0), tl.program_id(1)
+    c = j * BC + tl.arange(0, BC)
+    own = c < C
+    about = tl.load(run_mean + c, mask=own, other=0.0)
+    weight = tl.load(gamma + c, mask=own, other=0.0)  # what the last program needs as well, or it would wait for it
+    offset = tl.load(beta + c, mask=own, other=0.0)
+    before = tl.load(run_var + c, mask=own, other=0.0)
+    total = tl.zeros((BM, BC), tl.float32)
+    square = tl.zeros((BM, BC), tl.float32)
+    z += i.to(tl.int64) * per * C
+    end = tl.minimum(per, rows - i * per)
+    for first in range(0, per, 2 * BM):
+        for half in tl.static_range(2):
+            r = first + half * BM + tl.arange(0, BM)
+            here = (r < end)[:, None]
+            if not FULL:
+                here = here & own[None, :]
+            x = tl.load(z + r[:, None] * C + c[None, :], mask=here, other=0.0).to(tl.float32)
+            x = tl.where(here, x - about[None, :], 0.0)
+            total += x
+            square += x * x
+    tl.store(part + i * C + c, tl.sum(total, 0), mask=own)
+    tl.store(part + (parts + i) * C + c, tl.sum(square, 0), mask=own)
+    tl.debug_barrier()
+    if tl.atomic_add(count + j, 1, sem="acq_rel") == parts - 1:
+        s1 = tl.zeros((LOT, BC), tl.float32)
+        s2 = tl.zeros((LOT, BC), tl.float32)
+        for first in range(0, parts, LOT):
+            k = first + tl.arange(0, LOT)
+            at = part + k[:, None] * C + c[None, :]
+            here = (k < parts)[:, None] & own[None, :]
+            s1 += tl.load(at, mask=here, other=0.0, cache_modifier=".cg")
+            s2 += tl.load(at + parts * C, mask=here, other=0.0, cache_modifier=".cg")
+        away = tl.sum(s1, 0) / rows
+        var = tl.maximum(tl.sum(s2, 0) / rows - away * away, 0.0)
+        mean = about + away
+        rstd = 1.0 / tl.sqrt(var + eps)
+        factor = rstd * weight
+        tl.store(known + c, mean, mask=own)
+        tl.store(known + C + c, rstd, mask=own)
+        tl.store(known + 2 * C + c, factor, mask=own)
+        tl.store(known + 3 * C + c, offset - mean * factor, mask=own)
+        tl.store(run_mean + c, about + momentum * away, mask=own)
+        tl.store(run_var + c, before + momentum * (var * (rows / (rows - 1.0)) - before), mask=own)
+        tl.store(count + j, 0)
+
+
+@triton.jit
+def _apply(
+    z,
+    known,
+    other,
+    known_other,
+    out,
+    rows,
+    C,
+    OTHER: tl.constexpr,
+    RELU: tl.constexpr,
+    FULL: tl.constexpr,
+    BM: tl.constexpr,
+    BC: tl.constexpr,
+):
+    """out = relu(normalised z + other); OTHER: 0 there is none, 1 as it is, 2 normalised too."""
+    c = tl.program_id(1) * BC + tl.arange(0, BC)
+    own = c < C
+    r = tl.arange(0, BM)
+    here = (tl.program_id(0) * BM + r < rows)[:, None]
+    if not FULL:
+        here = here & own[None, :]
+    at = r[:, None] * C + c[None, :]
+    base = tl.program_id(0).to(tl.int64) * BM * C
+    x = tl.load(z + base + at, mask=here, other=0.0).to(tl.float32)
+    if OTHER > 0:
+        o = tl.load(other + base + at, mask=here, other=0.0).to(tl.float32)
+    factor = tl.load(known + 2 * C + c, mask=own, other=0.0)
+    offset = tl.load(known + 3 * C + c, mask=own, other=0.0)
+    y = x * factor[None, :] + offset[None, :]
+    if OTHER == 1:
+        y += o
+    if OTHER == 2:
+        factor = tl.load(known_other + 2 * C + c, mask=own, other=0.0)
+        offset = tl.load(known_other + 3 * C + c, mask=own, other=0.0)
+        y += o * factor[None, :] + offset[None, :]
+    if RELU:
+        y = tl.maximum(y, 0.0)
+    tl.store(out + base + at, y.to(out.dtype.element_ty), mask=here)
+
+
+@triton.jit
+def _back_sums(
+    g1,
+    g2,
+    out,
+    z,
+    known,
+    gamma,
+    grads,
+    masked,
+    part,
+    count,
+    rows,
+    per,
+    parts,
+    C,
+    area,
+    GIVEN: tl.constexpr,
+    RELU: tl.constexpr,
+    KEEP: tl.constexpr,
+    FULL: tl.constexpr,
+    BM: tl.constexpr,
+    BC: tl.constexpr,
+    LOT: tl.constexpr,
+):
+    """Gradients of weight and offset, and what _back_apply multiplies with, into `grads` (5, C).
+
+    GIVEN: 0 one gradient for every `area` rows, 1 one a row, 2 two a row. RELU: 0 none, 1 told from z, 2 from `out`.
+    KEEP: the gradient before the ReLU goes into `masked`.
+    """
+    i, j = tl.program_id(0), tl.program_id(1)
+    c = j * BC + tl.arange(0, BC)
+    own = c < C
+    mean = tl.load(known + c, mask=own, other=0.0)
+    rstd = tl.load(known + C + c, mask=own, other=0.0)
+    weight = tl.load(gamma + c, mask=own, other=0.0)
+    factor = tl.load(known + 2 * C + c, mask=own, other=0.0)[None, :]
+    offset = tl.load(known + 3 * C + c, mask=own, other=0.0)[None, :]
+    s1 = tl.zeros((BM, BC), tl.float32)
+    s2 = tl.zeros((BM, BC), tl.float32)
+    base = i.to(tl.int64) * per * C
+    end = tl.minimum(per, rows - i * per)
+    for first in range(0, per, 2 * BM):
+        for half in tl.static_range(2):
+            r = first + half * BM + tl.arange(0, BM)
+            here = (r < end)[:, None]
+            if not FULL:
+                here = here & own[None, :]
+            at = r[:, None] * C + c[None, :]
+            x = tl.load(z + base + at, mask=here, other=0.0).to(tl.float32)
+            if GIVEN == 0:
+                picture = (i * per + r) // area
+                g = tl.load(g1 + picture[:, None] * C + c[None, :], mask=here, other=0.0).to(tl.float32)
+            else:
+                g = tl.load(g1 + base + at, mask=here, other=0.0).to(tl.float32)
+            if GIVEN == 2:
+                g += tl.load(g2 + base + at, mask=here, other=0.0).to(tl.float32)
+            if RELU == 1:
+                g = tl.where(x * factor + offset > 0, g, 0.0)
+            if RELU == 2:
+                g = tl.where(tl.load(out + base + at, mask=here, other=0.0) > 0, g, 0.0)
+            if KEEP:
+                low = g.to(masked.dtype.element_ty)
+                tl.store(masked + base + at, low, mask=here)
+                g = low.to(tl.float32)
+            s1 += g
+            s2 += g * (x - mean[None, :])
+    tl.store(part + i * C + c, tl.sum(s1, 0), mask=own)
+    tl.store(part + (parts + i) * C + c, tl.sum(s2, 0), mask=own)
+    tl.debug_barrier()
+    if tl.atomic_add(count + j, 1, sem="acq_rel") == parts - 1:
+        t1 = tl.zeros((LOT, BC), tl.float32)
+        t2 = tl.zeros((LOT, BC), tl.float32)
+        for first in range(0, parts, LOT):
+            k = first + tl.arange(0, LOT)
+            at = part + k[:, None] * C + c[None, :]
+            here = (k < parts)[:, None] & own[None, :]
+            t1 += tl.load(at, mask=here, other=0.0, cache_modifier=".cg")
+            t2 += tl.load(at + parts * C, mask=here, other=0.0, cache_modifier=".cg")
+        of_offset = tl.sum(t1, 0)
+        of_weight = tl.sum(t2, 0) * rstd
+        slope = weight * rstd
+        tilt = of_weight * rstd / rows
+        tl.store(grads + c, of_weight, mask=own)
+        tl.store(grads + C + c, of_offset, mask=own)
+        tl.store(grads + 2 * C + c, slope, mask=own)
+        tl.store(grads + 3 * C + c, -slope * tilt, mask=own)
+        tl.store(grads + 4 * C + c, slope * (mean * tilt - of_offset / rows), mask=own)
+        tl.store(count + j, 0)
+
+
+@triton.jit
+def _back_apply(
+    g1, z, known, grads, dz, rows, C, RELU: tl.constexpr, FULL: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr
+):
+    """dz = grads[2] g + grads[3] z + grads[4], where the ReLU let through."""
+    c = tl.program_id(1) * BC + tl.arange(0, BC)
+    own = c < C
+    r = tl.arange(0, BM)
+    here = (tl.program_id(0) * BM + r < rows)[:, None]
+    if not FULL:
+        here = here & own[None, :]
+    at = r[:, None] * C + c[None, :]
+    base = tl.program_id(0).to(tl.int64) * BM * C
+    g = tl.load(g1 + base + at, mask=here, other=0.0).to(tl.float32)
+    x = tl.load(z + base + at, mask=here, other=0.0).to(tl.float32)
+    if RELU:
+        factor = tl.load(known + 2 * C + c, mask=own, other=0.0)
+        offset = tl.load(known + 3 * C + c, mask=own, other=0.0)
+        g = tl.where(x * factor[None, :] + offset[None, :] > 0, g, 0.0)
+    d = g * tl.load(grads + 2 * C + c, mask=own, other=0.0)[None, :]
+    d += x * tl.load(grads + 3 * C + c, mask=own, other=0.0)[None, :]
+    d += tl.load(grads + 4 * C + c, mask=own, other=0.0)[None, :]
+    tl.store(dz + base + at, d.to(dz.dtype.element_ty), mask=here)
+
+
+def _checked(*maps: Tensor) -> None:
+    """A kernel would read other numbers from maps whose channels do not come last."""
+    assert all(m.dim() < 4 or m.is_contiguous(memory_format=torch.channels_last) for m in maps)
+
+
+def _wide(channels: int) -> int:
+    return min(WIDE, triton.next_power_of_2(channels))
+
+
+def _adding(z: Tensor, weight: Tensor) -> tuple[tuple[int, int], Tensor, tuple[int, ...], dict[str, int]]:
+    """Grid of a kernel that adds up, room for its parts, its sizes, and its tiles."""
+    channels = z.shape[1]
+    rows, wide = z.numel() // channels, _wide(channels)
+    beside = triton.cdiv(channels, wide)
+    most = max(1, min(PROGRAMS // beside, triton.cdiv(rows, 2 * TILE)))
+    per = triton.cdiv(rows, most * 2 * TILE) * 2 * TILE
+    parts = triton.cdiv(rows, per)
+    lot = min(LOT, triton.next_power_of_2(parts))
+    tiles = {"FULL": channels % wide == 0, "BM": TILE, "BC": wide, "LOT": lot, "num_warps": WARPS}
+    return (parts, beside), weight.new_empty(2 * parts * channels), (rows, per, parts, channels), tiles
+
+
+def _each(z: Tensor) -> tuple[tuple[int, int], tuple[int, int], dict[str, int]]:
+    """Grid of a kernel that does not, its sizes, and its tiles."""
+    channels = z.shape[1]
+    rows, wide = z.numel() // channels, _wide(channels)
+    return (
+        (triton.cdiv(rows, EACH), triton.cdiv(channels, wide)),
+        (rows, channels),
+        {"FULL": channels % wide == 0, "BM": EACH, "BC": wide, "num_warps": WARPS},
+    )
+
+
+def counters(bn: nn.BatchNorm2d) -> Tensor:
+    """Programs that have arrived, for each block of channels; every kernel leaves zeros."""
+    return torch.zeros(triton.cdiv(bn.num_features, WIDE), dtype=torch.int32, device=bn.weight.device)
+
+
+def moments(bn: nn.BatchNorm2d, count: Tensor, z: Tensor) -> Tensor:
+    """See `efcil.backbones.norms.Norm.known`."""
+    grid, room, sizes, tiles = _adding(z, bn.weight)
+    known = bn.weight.new_empty(4, z.shape[1])
+    _checked(z)
+    state: tuple[Any, ...] = (bn.weight, bn.bias, bn.running_mean, bn.running_var, room, count)
+    _moments[grid](z, known, *state, *sizes, bn.eps, bn.momentum, **tiles)
+    return known
+
+
+def apply(z: Tensor, known: Tensor, other: Tensor | None, known_other: Tensor | None, relu: bool) -> Tensor:
+    """See `efcil.backbones.norms.Norm.applied`."""
+    out, kind = torch.empty_like(z), 0 if other is None else 1 if known_other is None else 2
+    grid, sizes, tiles = _each(z)
+    both = (z if other is None else other, known if known_other is None else known_other)
+    _checked(z, *both, out)
+    _apply[grid](z, known, *both, out, *sizes, OTHER=kind, RELU=relu, **tiles)
+    return out
+
+
+def back_sums(
+    bn: nn.BatchNorm2d,
+    count: Tensor,
+    g: Tensor,
+    other: Tensor | None,
+    out: Tensor | None,
+    z: Tensor,
+    known: Tensor,
+    relu: bool,
+    keep: bool,
+) -> tuple[Tensor, Tensor]:
+    """See `efcil.backbones.norms.Norm.back_sums`."""
+    grads = bn.weight.new_empty(5, z.shape[1])
+    masked = torch.empty_like(z) if keep else g
+    grid, room, sizes, tiles = _adding(z, bn.weight)
+    tensors = (g, g if other is None else other, z if out is None else out, z, known, bn.weight, grads, masked)
+    _checked(*tensors)
+    given = 2 if other is not None else 1 if g.dim() == 4 else 0
+    flags = {"GIVEN": given, "RELU": 0 if not relu else 1 if out is None else 2, "KEEP": keep}
+    _back_sums[grid](*tensors, room, count, *sizes, z.shape[2] * z.shape[3], **flags, **tiles)
+    return grads, masked
+
+
+def back_apply(g: Tensor, z: Tensor, known: Tensor, grads: Tensor, relu: bool) -> Tensor:
+    """See `efcil.backbones.norms.Norm.back`."""
+    dz = torch.empty_like(z)
+    grid, sizes, tiles = _each(z)
+    _checked(g, z, dz)
+    _back_apply[grid](g, z, known, grads, dz, *sizes, RELU=relu, **tiles)
+    return dz
