@@ -468,10 +468,12 @@ def test_ways_of_a_step_are_a_table(root):
     place = root / "results" / "benchmarks"
     place.mkdir()
     raw = {"device": "a GPU", "ways": [row, row | {"way": "plain", "teacher": False, "limit": 10}]}
+    raw["ways"].append({key: value for key, value in row.items() if key != "limit"} | {"teacher": "beside"})
     (place / "steps.json").write_text(json.dumps({"command": "python x.py", "commit": "abc", "raw": raw}))
     text = ledger.benchmarks_text(root / "results")
-    assert "| branch | yes | all | 2.200 | 6.5 | 0 | 0.01 |" in text
-    assert "| plain | no | 10 | 2.200 |" in text
+    assert "| branch | ahead | all | 2.200 | 6.5 | 0 | 0.01 |" in text
+    assert "| plain | none | 10 | 2.200 |" in text
+    assert "| branch | beside | 10 | 2.200 |" in text
 
 
 def test_what_goes_beyond_the_paper_stands_beside_dpcr(root):

@@ -513,6 +513,11 @@ def beyond_text(sections: list[Section]) -> str:
     return "\n".join([BEGIN, "", *lines, "", END])
 
 
+def _teacher(kind: bool | str) -> str:
+    """How the teacher of a timed step looked at the images."""
+    return kind if isinstance(kind, str) else "ahead" if kind else "none"
+
+
 def benchmarks_text(results: Path) -> str:
     """The block of docs/performance.md: what benchmarks/ measured, from results/benchmarks/*.json."""
     lines = []
@@ -533,11 +538,11 @@ def benchmarks_text(results: Path) -> str:
             lines += _table(["Step of 128 images", "Teacher", "ms", "Spread", "Ceiling, ms"], (2, 3, 4), rows) + [""]
         if "ways" in raw:
             rows = [
-                [r["way"], "yes" if r["teacher"] else "no", "all" if r["limit"] == 0 else str(r["limit"])]
+                [r["way"], _teacher(r["teacher"]), "all" if r.get("limit") == 0 else str(r.get("limit", 10))]
                 + [f"{r['ms']:.3f}", f"{r['first_seconds']:.1f}", f"{r['race']:.1g}", f"{r['chance']:.1g}"]
                 for r in raw["ways"]
             ]
-            head = ["Way of a captured step", "Teacher's features given", "cuDNN's trials", "ms", "First step, s"]
+            head = ["Way of a captured step", "Teacher", "cuDNN's trials", "ms", "First step, s"]
             lines += [*_table([*head, "Against in order", "Chance"], (3, 4, 5, 6), rows), ""]
         if "compiler" in raw:
             rows = [

@@ -168,14 +168,13 @@ class Representation(nn.Module, ABC):
     def in_training(self, backbone: nn.Module) -> Callable[[Tensor], Tensor]:
         """Return a fast way to the features of a backbone that learns."""
         if self.machine.branches and isinstance(backbone, backbones.ResNet):
-            return InTraining(backbone, torch.bfloat16, self.machine.compiled(backbone))
+            return InTraining(backbone, self.machine.dtype, self.machine.compiled(backbone))
         return self.machine.compiled(backbone)
 
     def at_rest(self, backbone: nn.Module, features: Resting) -> Resting:
         """Return a fast way to many images' features under a backbone that does not learn now; `features` is slower."""
-        dtype = torch.bfloat16 if self.machine.precision == "bf16" else torch.float32
-        if isinstance(backbone, backbones.ResNet) and fuses(self.machine.device, dtype):
-            return AtRest(backbone, dtype)
+        if isinstance(backbone, backbones.ResNet) and fuses(self.machine.device, self.machine.dtype):
+            return AtRest(backbone, self.machine.dtype)
         return features
 
     def studied(self, stage: int, pixels: Pixels, labels: Tensor) -> tuple[Pixels, Tensor]:

@@ -12,12 +12,12 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import linear, log_softmax, normalize, softmax
 
-from efcil.heads.cosine import CosineHead, cosine_logits
+from efcil.heads.cosine import CosineHead
 from efcil.representations.base import Representation, TrainingOptions, new_class_loss, present_class_loss
+from efcil.representations.judging import judged, works
 from efcil.training.loop import Resting
 from efcil.training.machine import Machine
 
-Cosine = tuple[Tensor, Tensor]  # weight (classes, dim) and scale of a cosine head
 Map = tuple[Tensor, Tensor, float]  # weight (dim, dim) and bias of what features are held through, and how much
 
 
@@ -41,41 +41,10 @@ def feature_distance(mapped: Tensor, before: Tensor) -> Tensor:
     return (normalize(mapped.float(), dim=1) - normalize(before.float(), dim=1)).square().sum(1).mean()
 
 
-def judged(
-    features: Tensor,
-    labels: Tensor,
-    head: Cosine,
-    before: Tensor | None,
-    old_head: Cosine | None,
-    distill_weight: float,
-    temperature: float,
-    through: Map | None = None,
-) -> Tensor:
-    """Eq. 1 of features (n, dim) and of those `before` the task, with cosine heads: what `LwF.loss` adds up.
-
-    Where features are held `through` a linear map, their distance as well.
-
-    One function of tensors, whose sizes say how many classes there are: compiled, it is a few kernels for all tasks.
-    """
-    logits = cosine_logits(features, *head)
-    if before is None or old_head is None:
-        return new_class_loss(logits, labels, 0)
-    old = len(old_head[0])
-    target = cosine_logits(before, *old_head)
-    held = distillation(logits[:, :old], target, temperature)
-    loss = new_class_loss(logits, labels, old) + distill_weight * held
-    if through is None:
-        return loss
-    weight, bias, share = through
-    return loss + share * feature_distance(linear(features, weight, bias), before)
-
-
-def _growing(head: nn.Module) -> Cosine:
-    """Return a head's tensors; the compiler does not count on their number of classes."""
+def _cosine(head: nn.Module) -> tuple[Tensor, Tensor]:
+    """Return weight (classes, dim) and scale of a cosine head."""
     assert isinstance(head, CosineHead)
-    weight = head.weight.view_as(head.weight)  # a parameter's size is taken for granted
-    torch._dynamo.maybe_mark_dynamic(weight, 0)
-    return weight, head.scale
+    return head.weight, head.scale
 
 
 class LwF(Representation):
@@ -85,8 +54,7 @@ class LwF(Representation):
 
     def __init__(self, options: Any, channels: int, machine: Machine, seed: int):
         super().__init__(options, channels, machine, seed)
-        # Head and loss are 60 launches of next to no work: 0.13 of a captured step's 2.4 ms.
-        self.judged = machine.compiled(judged, grows=True) if machine.compile and machine.capture else None
+        self.at_once = machine.capture and works(machine.device, machine.dtype)  # loss and gradients in few kernels
 
     def resting(self) -> Resting | None:
         """Return the teacher's features."""
@@ -94,7 +62,7 @@ class LwF(Representation):
 
     def loss(self, images: Tensor, labels: Tensor, before: Tensor | None = None) -> Tensor:
         """Return the loss of Eq. 1 on a batch, whose features `before` the task may be known."""
-        if self.judged is not None and self._plain():
+        if self.at_once and self._plain():
             return self._judged(images, labels, before)
         if self.old:
             with torch.no_grad(), self.machine.beside():
@@ -116,8 +84,7 @@ class LwF(Representation):
         return plain and self.present is None and type(self.head) is CosineHead
 
     def _judged(self, images: Tensor, labels: Tensor, before: Tensor | None) -> Tensor:
-        """Return the same loss, compiled."""
-        assert self.judged is not None
+        """Return the same loss, from few kernels."""
         ahead = before is not None or not self.old
         if not ahead:
             with torch.no_grad(), self.machine.beside():
@@ -125,10 +92,15 @@ class LwF(Representation):
         features = self.student_features(images)
         if not ahead:
             self.machine.join()
-        old_head = _growing(self.teacher.head) if self.old else None
+        heads = (_cosine(self.head), before, _cosine(self.teacher.head) if self.old else None)
         o = self.options
-        heads = (_growing(self.head), before, old_head)
-        return self.judged(features, labels, *heads, o.distill_weight, o.temperature, self.through())
+        loss = judged(features, labels, *heads, o.distill_weight, o.temperature, self.machine.dtype)
+        through = self.through()
+        if through is None:
+            return loss
+        assert before is not None
+        weight, bias, share = through
+        return loss + share * feature_distance(linear(features, weight, bias), before)
 
     def through(self) -> Map | None:
         """Return the linear map that features are held through, where they are held."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import platform
 import threading
 from collections.abc import Callable, Iterator
@@ -85,6 +86,11 @@ class Machine:
         """How many runs share the device: small steps do not fill a large GPU; a CPU has nothing to spare."""
         return 3 if self.capture and self.group.size == 1 else 1
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of forward passes."""
+        return torch.bfloat16 if self.precision == "bf16" else torch.float32
+
     def autocast(self) -> torch.autocast:
         """Arithmetic of forward passes. The cache of cast weights is off, since a captured step must not keep one."""
         return torch.autocast(
@@ -105,21 +111,20 @@ class Machine:
         whole = self.group.size == 1 or not self.sync_bn  # its normalisation is of one process
         return self.compile and self.capture and self.precision == "bf16" and whole
 
-    def compiled(self, call: Callable[..., R], grows: bool = False) -> Callable[..., R]:
-        """Return a fast way to call a module, which itself stays as it is, or a function.
-
-        Of what `grows`, sizes that the caller marks (`torch._dynamo.maybe_mark_dynamic`) may change from call to call.
-        """
+    def compiled(self, call: Callable[..., R]) -> Callable[..., R]:
+        """Return a fast way to call a module, which itself stays as it is, or a function."""
         if not self.compile:
             return call
-        # Several runs in one process compile the same code for several modules; past the limit it would run eagerly.
-        torch._dynamo.config.cache_size_limit = max(64, torch._dynamo.config.cache_size_limit)
-        # Many small kernels (casts of weights, running statistics) become a few: 4 % of a step on an H200.
         function = call.forward if isinstance(call, nn.Module) else call
-        options: dict[str, str | int | bool | Callable[..., Any]] = {"combo_kernels": self.device.type == "cuda"}
-        if grows:  # neither is made for sizes that change
-            options |= {"combo_kernels": False, "shape_padding": False}
-        return torch.compile(function, dynamic=False, options=options)
+
+        @functools.cache
+        def made() -> Callable[..., R]:  # when it is first called: to load the compiler alone takes seconds
+            # Several runs in one process compile the same code for several modules; past the limit it runs eagerly.
+            torch._dynamo.config.cache_size_limit = max(64, torch._dynamo.config.cache_size_limit)
+            # Many small kernels (casts of weights, running statistics) become a few: 4 % of a step on an H200.
+            return torch.compile(function, dynamic=False, options={"combo_kernels": self.device.type == "cuda"})
+
+        return lambda *given, **named: made()(*given, **named)
 
     @contextlib.contextmanager
     def beside(self) -> Iterator[None]:

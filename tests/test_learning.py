@@ -1,0 +1,491 @@
+"""A ResNet that learns as one function learns what it learns layer by layer; what runs beside it is waited for."""
+
+import contextlib
+import copy
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from itertools import product
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from benchmarks import gpu, steps
+from efcil import backbones
+from efcil.backbones import learning
+from efcil.backbones.learning import InTraining
+from efcil.backbones.norms import Norm
+from efcil.data.dataset import ImageSet
+from efcil.representations import judging
+from efcil.representations.lwf import LwF
+from efcil.representations.pseudo_replay import PseudoReplay, PseudoReplayOptions
+from efcil.tasks import TaskStream
+from efcil.training.machine import Machine
+
+FORMATS = (torch.contiguous_format, torch.channels_last)
+KINDS = [{"last_relu": False}, {"stem": "imagenet"}, {"stem": "small", "channels": 1}]
+
+
+def drawn(*shape, seed=1, dtype=torch.float64):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+
+
+def network(name="resnet10", dtype=torch.float64, form=torch.contiguous_format, **options):
+    """In training, with normalisations that are not as they were born."""
+    net = backbones.build(name, width=8, **options).train().to(dtype=dtype, memory_format=form)
+    for number, module in enumerate(net.modules()):
+        if isinstance(module, nn.BatchNorm2d):
+            module.weight.data += drawn(module.num_features, seed=number).to(dtype) / 4
+            module.bias.data += drawn(module.num_features, seed=1000 + number).to(dtype) / 4
+    return net
+
+
+def learned(features, net, images):
+    """Features, gradients of all parameters that have one, and all that was counted on the way."""
+    net.zero_grad()
+    found = features(images)
+    (found.float() if found.dtype == torch.bfloat16 else found).square().sum().backward()
+    grads = {name: p.grad.clone() for name, p in net.named_parameters() if p.grad is not None}
+    return found.detach(), grads, {name: b.clone() for name, b in net.named_buffers()}
+
+
+def alike(found, wanted, within=1e-9):
+    assert found[1].keys() == wanted[1].keys()
+    assert found[2].keys() == wanted[2].keys()
+    pairs = [
+        (found[0], wanted[0]),
+        *((part[key], wanted[k][key]) for k, part in enumerate(found[1:], 1) for key in part),
+    ]
+    return all((a.double() - b.double()).abs().max() <= within * b.double().abs().max() for a, b in pairs)
+
+
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("name", ["resnet10", "resnet18", "resnet32", "resnet50"])
+def test_a_resnet_that_learns_as_one_function_learns_the_same(name, form):
+    net = network(name, form=form)
+    other, images = copy.deepcopy(net), drawn(5, 3, 16, 16).contiguous(memory_format=form)
+    wanted = learned(net, net, images)
+    found = learned(InTraining(other, torch.float64), other, images)
+    assert alike(found, wanted)
+    assert wanted[1].keys() == dict(net.named_parameters()).keys()
+    assert all(grad.stride() == found[1][key].stride() for key, grad in wanted[1].items())
+    assert all(int(value) == 1 for key, value in found[2].items() if key.endswith("num_batches_tracked"))
+
+
+@pytest.mark.parametrize("options", KINDS)
+def test_every_kind_of_resnet_is_told_apart(options):
+    net = network(**options)
+    other, images = copy.deepcopy(net), drawn(4, options.get("channels", 3), 16, 16)
+    assert alike(learned(InTraining(other, torch.float64), other, images), learned(net, net, images))
+
+
+def test_products_in_half_precision_are_as_exact_as_those_of_autocast():
+    net = network(dtype=torch.float32)
+    images = drawn(16, 3, 16, 16, dtype=torch.float32)
+    others = [copy.deepcopy(net) for _ in range(2)]
+    truth = learned(net, net, images)[1]
+    with torch.autocast("cpu", torch.bfloat16):
+        usual = learned(others[0], others[0], images)[1]
+    found = learned(InTraining(others[1], torch.bfloat16), others[1], images)
+    assert found[0].dtype == torch.bfloat16
+
+    def error(grads):
+        return sum(float((grads[key] - truth[key]).square().sum()) for key in truth) ** 0.5
+
+    assert all(grad.dtype == torch.float32 for grad in found[1].values())
+    assert 0 < error(found[1]) < 1.3 * error(usual)
+
+
+def test_two_batches_may_be_on_their_way_at_once():
+    """As where a loss looks at images twice."""
+    net = network()
+    other = copy.deepcopy(net)
+    mine = InTraining(other, torch.float64)
+    first, second = drawn(4, 3, 16, 16), drawn(4, 3, 16, 16, seed=2)
+    wanted = learned(lambda x: torch.cat([net(x), net(second)]), net, first)
+    assert alike(learned(lambda x: torch.cat([mine(x), mine(second)]), other, first), wanted)
+
+
+def test_gradients_are_handed_over_not_copied(monkeypatch):
+    """Held anywhere else they would be: sixty more kernels a step."""
+    net, given = network(), []
+    back = learning.Pass.backward
+
+    def seen(self, grad):
+        found = back(self, grad)
+        given.extend(tensor.data_ptr() for tensor in found)
+        return found
+
+    monkeypatch.setattr(learning.Pass, "backward", seen)
+    InTraining(net, torch.float64)(drawn(4, 3, 16, 16)).sum().backward()
+    assert len(given) == len(list(net.parameters()))
+    assert {p.grad.data_ptr() for p in net.parameters()} == set(given)
+
+
+@pytest.mark.parametrize("case", ["a part rests", "a weight rests", "no gradient is asked for", "one of the images is"])
+def test_what_is_not_a_whole_network_learning_takes_another_way(case):
+    net, asked = network(), []
+    images = drawn(4, 3, 16, 16)
+    mine = InTraining(net, torch.float64, lambda x: asked.append(1) or net(x))
+    assert mine(images).grad_fn is not None
+    assert not asked
+    with torch.no_grad() if case == "no gradient is asked for" else contextlib.nullcontext():
+        if case == "a part rests":
+            net.layer1.eval()
+        elif case == "a weight rests":
+            net.conv1.weight.requires_grad_(False)
+        elif case == "one of the images is":
+            images.requires_grad_()
+        mine(images)
+    assert asked == [1]
+
+
+def plainly(bn, z, relu, other=None, known_other=None):
+    y = bn(z)
+    if other is not None:
+        y = y + (other if known_other is None else known_other(other))
+    return y.relu() if relu else y
+
+
+@pytest.mark.parametrize("relu", [True, False])
+@pytest.mark.parametrize("added", ["nothing", "a map", "a normalised map"])
+def test_a_normalisation_with_what_follows_is_what_torch_says(added, relu):
+    bn, shortcut = (nn.BatchNorm2d(6, dtype=torch.float64) for _ in range(2))
+    bn.weight.data, bn.bias.data = drawn(6, seed=2), drawn(6, seed=3)
+    own, own_shortcut = (Norm(copy.deepcopy(norm)) for norm in (bn, shortcut))
+    z, other = (drawn(3, 6, 5, 4, seed=seed).requires_grad_() for seed in (4, 5))
+    grads = drawn(3, 6, 5, 4, seed=6), drawn(3, 6, 5, 4, seed=7)
+    y = plainly(bn, z, relu, *([] if added == "nothing" else [other]), *([shortcut] if "normal" in added else []))
+    wanted = torch.autograd.grad(y, [z, bn.weight, bn.bias], sum(grads))
+    with torch.no_grad():
+        known = own.known(z)
+        more = [] if added == "nothing" else [other]
+        more += [own_shortcut.known(other)] if "normal" in added else []
+        out = own.applied(z, known, relu, *more)
+        assert torch.allclose(out, y)
+        assert torch.allclose(own.bn.running_mean, bn.running_mean)
+        assert torch.allclose(own.bn.running_var, bn.running_var)
+        for keep, told in product((True, False), (out, None)):
+            if relu and told is None and added != "nothing":
+                continue  # then z alone does not tell
+            sums, before = own.back_sums(z, known, relu, *grads, told, keep)
+            assert (before is grads[0]) is not keep
+            assert torch.allclose(sums[0], wanted[1])
+            assert torch.allclose(sums[1], wanted[2])
+            if keep:
+                assert torch.allclose(own.back(z, known, False, before, sums), wanted[0])
+        if added == "nothing":
+            sums, _ = own.back_sums(z, known, relu, sum(grads))
+            assert torch.allclose(own.back(z, known, relu, sum(grads), sums), wanted[0])
+
+
+def test_one_gradient_may_stand_for_all_pixels():
+    norm, z, g = Norm(nn.BatchNorm2d(6, dtype=torch.float64)), drawn(3, 6, 5, 4), drawn(3, 6, seed=2)
+    with torch.no_grad():
+        known = norm.known(z)
+        found = norm.back_sums(z, known, True, g, keep=True)
+        wanted = norm.back_sums(z, known, True, g[:, :, None, None].expand_as(z), keep=True)
+    assert all(torch.allclose(a, b) for a, b in zip(found, wanted, strict=True))
+
+
+def test_branches_wait_for_what_they_read_and_are_waited_for(monkeypatch):
+    """In the order in which a capture records it, without a device."""
+    said, now = [], ["main"]
+
+    class Line:  # a stream
+        def __init__(self, name):
+            self.name = name
+
+        def wait_stream(self, other):
+            said.append(f"{self.name} waits for {other.name}")
+
+    @contextlib.contextmanager
+    def switched(line):
+        now.append(line.name)
+        yield
+        now.pop()
+
+    def told(name, call):
+        def seen(self, *given, **named):
+            what = name + (" weight" if named.get("of_weight") else "")
+            said.append(f"{what}, {now[-1]}")
+            return call(self, *given, **named)
+
+        return seen
+
+    lines = {name: Line(name) for name in ("main", "weights", "shortcut")}
+    monkeypatch.setattr(InTraining, "capturing", True)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: lines[now[-1]])
+    monkeypatch.setattr(torch.cuda, "stream", switched)
+    monkeypatch.setattr(learning, "_branch", lambda device, name: lines[name])
+    for owner, name in ((learning.Layer, "convolved"), (learning.Layer, "gradient"), (Norm, "applied"), (Norm, "back")):
+        monkeypatch.setattr(owner, name, told(name, getattr(owner, name)))
+    monkeypatch.setattr(learning.Pass, "widen", told("widen", learning.Pass.widen))
+    features = InTraining(network(), torch.float64)(drawn(4, 3, 16, 16))
+    # The weights are cast beside the stem; the first block has no shortcut of its own, the second one has.
+    stem = ["weights waits for main", "convolved, main", "applied, main", "main waits for weights"]
+    first = ["convolved, main", "applied, main", "convolved, main", "applied, main"]
+    second = ["shortcut waits for main", "convolved, shortcut", *first[:3], "main waits for shortcut", "applied, main"]
+    assert said == [*stem, *first, *second * 3]
+    said.clear()
+    features.sum().backward()
+    weight = ["weights waits for main", "gradient weight, weights"]
+    plain = ["back, main", *weight, "gradient, main"]
+    beside = ["shortcut waits for main", "back, shortcut", "weights waits for shortcut", *weight[1:]]
+    block = [*beside, "gradient, shortcut", *plain * 2, "main waits for shortcut"]
+    ends = ["weights waits for main", "widen, weights", "main waits for weights"]
+    assert said == [*block * 3, *plain * 2, "back, main", *weight, *ends]
+
+
+def test_what_a_branch_reads_is_kept_while_it_is_recorded(monkeypatch):
+    for capturing in (False, True):
+        monkeypatch.setattr(InTraining, "capturing", capturing)
+        monkeypatch.setattr(InTraining, "beside", lambda self, name: contextlib.nullcontext())
+        monkeypatch.setattr(InTraining, "join", lambda self, name: None)
+        way = learning.Pass(InTraining(network(), torch.float64))
+        with torch.no_grad():
+            way.backward(torch.ones_like(way.forward(drawn(4, 3, 16, 16))))
+        held = [tensor for tensors in way.alive for tensor in tensors if tensor is not None]
+        layers = len(way.net.layers)
+        assert len(held) >= 2 * layers if capturing else not held  # of each layer dz and its weight's gradient
+
+
+def test_gradients_are_widened_in_lots(monkeypatch):
+    counts = []
+    widen = learning.Pass.widen
+    monkeypatch.setattr(learning.Pass, "widen", lambda self: counts.append(len(self.waiting)) or widen(self))
+    net = network()
+    monkeypatch.setattr(learning, "LOT", net.layer4[0].conv2.weight.numel())
+    learned(InTraining(net, torch.float64), net, drawn(4, 3, 16, 16))
+    assert counts[0] <= 2  # the last stage's shortcut and second convolution, or the latter alone
+    assert sum(counts) == sum(isinstance(module, nn.Conv2d) for module in net.modules())
+
+
+def test_branches_are_for_captured_steps_in_half_precision():
+    cuda = torch.device("cuda")
+    assert Machine(cuda, "bf16", compile=True, capture=True).branches
+    for other in ({"precision": "fp32"}, {"compile": False}, {"capture": False}):
+        assert not Machine(cuda, **{"precision": "bf16", "compile": True, "capture": True, **other}).branches
+
+
+def test_a_learner_on_such_a_machine_learns_as_one_function(monkeypatch):
+    monkeypatch.setattr(Machine, "branches", True)
+    lwf = LwF(gpu.options_of(gpu.TINY), 3, Machine(torch.device("cpu"), "bf16"), 0)
+    assert isinstance(lwf.student_features, InTraining)
+    assert lwf.student_features.otherwise is lwf.student.backbone
+    assert lwf.student_features.dtype is torch.bfloat16
+
+
+COMPARED = """
+import torch
+from efcil.representations import judging
+from efcil.representations import kernels as of_loss
+from torch import nn
+from efcil.backbones import kernels
+from efcil.backbones.norms import Norm
+
+device = "cuda" if torch.cuda.is_available() else "cpu"
+draw = torch.Generator().manual_seed(0)
+
+def maps(*shape):
+    found = torch.randn(shape, generator=draw).to(device)
+    return found.contiguous(memory_format=torch.channels_last) if len(shape) == 4 else found
+
+def near(found, wanted):
+    apart = float((found.detach().cpu() - wanted.detach()).abs().max() / wanted.detach().abs().max())
+    assert apart < 2e-5, apart
+
+for channels, count, side in ((8, 3, 11), (20, 2, 7), (64, 3, 16), (100, 2, 9), (192, 2, 4)):
+    bn = nn.BatchNorm2d(channels)
+    bn.weight.data += torch.randn(channels, generator=draw) / 4
+    bn.bias.data += torch.randn(channels, generator=draw)
+    bn.running_mean += torch.randn(channels, generator=draw)
+    own = nn.BatchNorm2d(channels)
+    own.load_state_dict(bn.state_dict())
+    own = own.to(device)
+    norm, counters = Norm(bn), kernels.counters(own)
+    z, o, g, h = (maps(count, channels, side, side) for _ in range(4))
+    z = z * 2 + 3
+    known = norm.known(z.cpu())
+    near(kernels.moments(own, counters, z), known)
+    near(own.running_mean, bn.running_mean)
+    near(own.running_var, bn.running_var)
+    here = known.detach().to(device)
+    for relu in (True, False):
+        for other, known_other in ((None, None), (o, None), (o, here)):
+            mine = kernels.apply(z, here, other, known_other, relu)
+            more = [None if t is None else t.cpu() for t in (other, known_other)]
+            near(mine, norm.applied(z.cpu(), known, relu, *more))
+        for first, second in ((g, None), (g, h), (maps(count, channels), None)):
+            for out in (None, o):
+                for keep in (True, False):
+                    mine = kernels.back_sums(own, counters, first, second, out, z, here, relu, keep)
+                    given = [None if t is None else t.cpu() for t in (first, second, out)]
+                    theirs = norm.back_sums(z.cpu(), known, relu, *given, keep)
+                    near(mine[0], theirs[0])
+                    near(mine[1], theirs[1])
+        near(kernels.back_apply(g, z, here, mine[0], relu), norm.back(z.cpu(), known, relu, g.cpu(), mine[0].cpu()))
+    assert not counters.any()
+
+for count, dim, classes, old in ((5, 33, 7, 0), (5, 33, 7, 1), (9, 64, 150, 130)):
+    x, g, cosines, target = (torch.randn(count, size, generator=draw) for size in (dim, dim, classes, old))
+    x[0] = 0
+    labels, scale = torch.randint(old, classes, (count,), generator=draw), torch.tensor(7.0)
+    given = [x, g, cosines, target, labels, scale]
+    x_, g_, cosines_, target_, labels_, scale_ = (tensor.to(device) for tensor in given)
+    unit, stretch = judging.unit_rows(x, torch.float32)
+    for mine, theirs in zip(of_loss.unit_rows(x_, torch.float32, judging.SHORTEST), (unit, stretch)):
+        near(mine, theirs)
+    back = of_loss.unit_rows_back(g_, x_, stretch.to(device), judging.SHORTEST)
+    near(back[:1], judging.unit_rows_back(g, x, stretch)[:1])
+    near(back[1:], judging.unit_rows_back(g, x, stretch)[1:])
+    teacher, teacher_ = ((target, scale / 2), (target_, scale_ / 2)) if old else ((None, None), (None, None))
+    theirs = judging.judge(cosines, scale, labels, *teacher, 10.0, 2.0)
+    for mine, wanted in zip(of_loss.judge(cosines_, scale_, labels_, *teacher_, 10.0, 2.0), theirs):
+        near(mine, wanted)
+"""
+
+
+def test_the_kernels_of_a_gpu_compute_the_same():
+    """On a GPU, or where Triton is installed in its interpreter."""
+    pytest.importorskip("triton")
+    here = os.environ | {"TRITON_INTERPRET": "0" if torch.cuda.is_available() else "1"}
+    done = subprocess.run([sys.executable, "-c", COMPARED], env=here, capture_output=True, text=True, timeout=200)
+    if "only 0-dimensional arrays" in done.stderr:
+        pytest.skip("Triton's interpreter does not know this numpy")
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize("held", [0.0, 2.0])
+def test_the_loss_from_few_kernels_is_the_loss(known, held, precision):
+    draw = np.random.default_rng(0)
+    pixels = draw.integers(0, 256, (80, 3, 8, 8), dtype=np.uint8)
+    tasks = TaskStream(ImageSet(pixels, np.arange(80, dtype=np.int64) % 20), np.arange(20), (4, 4, 4, 2, 6))
+    kind, options = LwF, gpu.options_of(gpu.TINY)
+    if held:  # features too, through a linear map
+        kind, options = PseudoReplay, PseudoReplayOptions(**dict(options), feature_weight=held, pseudo=0.0)
+    lwf = kind(options, 3, Machine(torch.device("cpu"), precision), 0).train()
+    assert not lwf.at_once
+    for task in tasks:
+        lwf.begin(task)
+        images, labels = torch.from_numpy(task.images[:8]).float() / 255, torch.from_numpy(task.labels[:8]).long()
+        before = lwf.teacher.backbone(images) if known and lwf.old else None
+        found = []
+        for way in (False, True):
+            lwf.at_once = way
+            lwf.zero_grad()
+            with lwf.machine.autocast():
+                loss = lwf.loss(images, labels, before)
+            loss.backward()
+            learning = [p for p in lwf.parameters() if p.grad is not None]
+            assert len(learning) == len(list(lwf.student.parameters())) + (2 if held and lwf.old else 0)
+            found.append([loss.detach(), *(p.grad.clone() for p in learning)])
+        assert [usual.dtype for usual in found[0]] == [mine.dtype for mine in found[1]]
+        if precision == "fp32":
+            for usual, mine in zip(*found, strict=True):
+                assert (usual - mine).norm() <= 2e-5 * usual.norm() + 1e-7
+        else:  # of what nearly cancels, such as the scale's gradient, little is left in half precision
+            usual, mine = (torch.cat([tensor.flatten() for tensor in tensors]) for tensors in found)
+            assert (usual - mine).norm() <= 0.05 * usual.norm()
+
+
+@pytest.mark.parametrize("old", [0, 3])
+def test_the_gradients_of_the_loss_are_its_derivatives(old):
+    features, weight, scale = drawn(6, 9), drawn(7, 9, seed=2), torch.tensor(3.0, dtype=torch.float64)
+    labels = torch.tensor([3, 4, 5, 6, 3, 4])
+    before = (drawn(6, 9, seed=3), (drawn(old, 9, seed=4), torch.tensor(2.0, dtype=torch.float64)))
+    before = before if old else (None, None)
+
+    def loss(*learned):
+        return judging.judged(learned[0], labels, learned[1:], *before, 10.0, 2.0, torch.float64)
+
+    learned = [tensor.requires_grad_() for tensor in (features, weight, scale)]
+    assert torch.autograd.gradcheck(loss, learned)
+    assert torch.autograd.gradcheck(lambda *given: loss(*given) * 3, learned)
+
+
+def test_rows_without_a_length_are_as_torch_has_them():
+    x = torch.tensor([[0.0, 0.0], [3.0, 4.0], [1e-13, 0.0]], dtype=torch.float64, requires_grad=True)
+    grad = drawn(3, 2)
+    unit, stretch = judging.unit_rows(x.detach(), torch.float64)
+    usual = torch.nn.functional.normalize(x, dim=1)
+    assert torch.allclose(unit, usual)
+    (wanted,) = torch.autograd.grad(usual, x, grad)
+    assert torch.allclose(judging.unit_rows_back(grad, x.detach(), stretch), wanted)
+
+
+@pytest.mark.parametrize("spoil", [None, "wrong", "nan", "refused"])
+def test_the_loss_from_few_kernels_is_tried_before_it_is_used(monkeypatch, spoil):
+    judge, calls = judging.judge, []
+
+    def spoilt(*given):
+        calls.append(1)
+        loss, grad, of_scale = judge(*given)
+        if len(calls) == 1 or spoil is None:
+            return loss, grad, of_scale  # the first is what it should be
+        if spoil == "refused":
+            raise RuntimeError("no such kernel")
+        return loss, grad * (torch.nan if spoil == "nan" else 1.5), of_scale
+
+    monkeypatch.setattr(judging, "judge", spoilt)
+    for dtype in (torch.float32, torch.bfloat16):
+        calls.clear()
+        assert judging.comes_out_right(torch.device("cpu"), dtype) is (spoil is None)
+    assert not judging.works(torch.device("cpu"), torch.float32)
+
+
+def test_the_compiler_is_loaded_when_it_is_needed(monkeypatch):
+    asked = []
+    monkeypatch.setattr(torch, "compile", lambda call, **how: asked.append(how) or call)
+    fast = Machine(torch.device("cpu"), compile=True).compiled(torch.sin)
+    assert not asked
+    assert fast(torch.zeros(1)) == 0
+    assert fast(torch.ones(1)) > 0
+    assert asked == [{"dynamic": False, "options": {"combo_kernels": False}}]
+
+
+def test_the_loss_of_other_kinds_takes_its_own_way():
+    lwf = LwF(gpu.options_of(gpu.TINY), 3, Machine(torch.device("cpu")), 0)
+    assert not lwf.at_once
+    assert lwf._plain()
+    lwf.present = torch.tensor([0])
+    assert not lwf._plain()
+
+    class Other(LwF):
+        def held(self, features, before, logits, target):
+            return super().held(features, before, logits, target)
+
+    assert not Other(gpu.options_of(gpu.TINY), 3, Machine(torch.device("cpu")), 0)._plain()
+    made = PseudoReplay(PseudoReplayOptions(**dict(gpu.options_of(gpu.TINY))), 3, Machine(torch.device("cpu")), 0)
+    assert made._plain()
+    made._learned = 3  # made images are learned, and have no label
+    assert not made._plain()
+
+
+def test_the_benchmark_compares_every_way(tmp_path, capsys):
+    out = tmp_path / "deep" / "steps.json"
+    assert steps.main(["--device", "cpu", "--tiny", "--steps", "1", "--out", str(out)]) == 0
+    rows = json.loads(out.read_text())["raw"]["ways"]
+    assert [row["way"] for row in rows[:3]] == ["compiled", "in order", "branches"]
+    assert [row["teacher"] for row in rows] == ["none", "none", "none", "ahead", "beside"]
+    for row in rows:
+        assert row["ms"] > 0
+        assert row["again"] == row["race"] == row["chance"] == 0
+        assert row["deviation"] < 1
+    assert rows[1]["deviation"] == rows[2]["deviation"] > 0
+    assert "deviation" in capsys.readouterr().out
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_captured_step_with_branches_is_the_step():
+    ways = steps.Ways(replace(gpu.TINY, width=16, side=16), "cuda")
+    ways.begin("none")
+    for way in ("compiled", "in order", "branches"):
+        row = ways.measured(way, 1)
+        assert row["race"] < 0.05 + 2 * row["chance"], row
