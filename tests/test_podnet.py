@@ -440,8 +440,10 @@ def test_a_compiled_machine_compiles_the_function(monkeypatch):
     def function(images):
         return images
 
-    assert machine.compiled(function) is function
-    assert machine.compiled(backbone) == backbone.forward
+    images = torch.zeros(2, 3, 8, 8)
+    assert machine.compiled(function)(images) is images
+    assert machine.compiled(backbone)(images).shape == (2, backbone.dim)
+    assert [call for call, _ in calls] == [function, backbone.forward]
     assert [how["dynamic"] for _, how in calls] == [False, False]
     assert Machine(torch.device("cpu")).compiled(backbone) is backbone
 
