@@ -56,7 +56,7 @@ def test_every_part_of_the_package_is_broken_somewhere():
     left_out = {
         "__init__.py": "imports when asked for, test_model.py and test_estimators.py",
         "backbones/__init__.py": "a registry",
-        "backbones/kernels.py": "for a GPU, or Triton's interpreter, neither of which the copy may have; test_learning.py",
+        "backbones/kernels.py": "for a GPU or Triton's interpreter, which may both be missing; test_learning.py",
         "representations/kernels.py": "the same",
         "doctor.py": "says what the machine is",
         "serve/command.py": "binds and prints; whole processes in test_serve.py",

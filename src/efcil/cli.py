@@ -38,7 +38,10 @@ Out = Annotated[Path | None, typer.Option(help="Directory of the run; made from 
 Resume = Annotated[bool, typer.Option("--resume", help="Go on where the run in --out stands.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1 ...")]
 Precision = Annotated[str, typer.Option(help="auto, fp32 or bf16.")]
-Compile = Annotated[bool | None, typer.Option(help="torch.compile the backbones; on by default on a GPU.")]
+Compile = Annotated[
+    bool | None,
+    typer.Option(help="Compile the backbones, ResNets in bf16 with kernels of our own; on by default on a GPU."),
+]
 Capture = Annotated[bool | None, typer.Option(help="Record the training step as a CUDA graph; on by default on a GPU.")]
 SyncBN = Annotated[
     bool, typer.Option("--sync-bn", help="Under torchrun, on GPUs: normalise over the whole batch, not each share.")
