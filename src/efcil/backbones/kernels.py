@@ -31,6 +31,20 @@ LOT = 32  # parts that the last program loads at once, at most: with 64 the whol
 
 
 @triton.jit
+def _added_up(part, parts, C, c, own, BC: tl.constexpr, LOT: tl.constexpr):
+    """Both sums of channels c over all parts: (2, parts, C)."""
+    one = tl.zeros((LOT, BC), tl.float32)
+    two = tl.zeros((LOT, BC), tl.float32)
+    for first in range(0, parts, LOT):
+        k = first + tl.arange(0, LOT)
+        at = part + k[:, None] * C + c[None, :]
+        here = (k < parts)[:, None] & own[None, :]
+        one += tl.load(at, mask=here, other=0.0, cache_modifier=".cg")
+        two += tl.load(at + parts * C, mask=here, other=0.0, cache_modifier=".cg")
+    return tl.sum(one, 0), tl.sum(two, 0)
+
+
+@triton.jit
 def _moments(
     z,
     known,
@@ -80,16 +94,9 @@ def _moments(
     tl.store(part + (parts + i) * C + c, tl.sum(square, 0), mask=own)
     tl.debug_barrier()
     if tl.atomic_add(count + j, 1, sem="acq_rel") == parts - 1:
-        s1 = tl.zeros((LOT, BC), tl.float32)
-        s2 = tl.zeros((LOT, BC), tl.float32)
-        for first in range(0, parts, LOT):
-            k = first + tl.arange(0, LOT)
-            at = part + k[:, None] * C + c[None, :]
-            here = (k < parts)[:, None] & own[None, :]
-            s1 += tl.load(at, mask=here, other=0.0, cache_modifier=".cg")
-            s2 += tl.load(at + parts * C, mask=here, other=0.0, cache_modifier=".cg")
-        away = tl.sum(s1, 0) / rows
-        var = tl.maximum(tl.sum(s2, 0) / rows - away * away, 0.0)
+        away, apart = _added_up(part, parts, C, c, own, BC, LOT)
+        away = away / rows
+        var = tl.maximum(apart / rows - away * away, 0.0)
         mean = about + away
         rstd = 1.0 / tl.sqrt(var + eps)
         factor = rstd * weight
@@ -214,16 +221,8 @@ def _back_sums(
     tl.store(part + (parts + i) * C + c, tl.sum(s2, 0), mask=own)
     tl.debug_barrier()
     if tl.atomic_add(count + j, 1, sem="acq_rel") == parts - 1:
-        t1 = tl.zeros((LOT, BC), tl.float32)
-        t2 = tl.zeros((LOT, BC), tl.float32)
-        for first in range(0, parts, LOT):
-            k = first + tl.arange(0, LOT)
-            at = part + k[:, None] * C + c[None, :]
-            here = (k < parts)[:, None] & own[None, :]
-            t1 += tl.load(at, mask=here, other=0.0, cache_modifier=".cg")
-            t2 += tl.load(at + parts * C, mask=here, other=0.0, cache_modifier=".cg")
-        of_offset = tl.sum(t1, 0)
-        of_weight = tl.sum(t2, 0) * rstd
+        of_offset, of_weight = _added_up(part, parts, C, c, own, BC, LOT)
+        of_weight = of_weight * rstd
         slope = weight * rstd
         tilt = of_weight * rstd / rows
         tl.store(grads + c, of_weight, mask=own)
