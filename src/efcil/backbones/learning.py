@@ -121,7 +121,7 @@ class InTraining:
 
     def __call__(self, images: Tensor) -> Tensor:
         """Features (n, dim) of images (n, channels, height, width)."""
-        whole = all(norm.norm.bn.training for norm in self.layers) and all(p.requires_grad for p in self.learned)
+        whole = all(layer.norm.bn.training for layer in self.layers) and all(p.requires_grad for p in self.learned)
         if not whole or images.requires_grad or not torch.is_grad_enabled():
             return self.otherwise(images)
         found: Tensor = _Features.apply(self, images, *self.learned)
