@@ -261,8 +261,10 @@ def test_gradients_are_widened_in_lots(monkeypatch):
     net = network()
     monkeypatch.setattr(learning, "LOT", net.layer4[0].conv2.weight.numel())
     learned(InTraining(net, torch.float64), net, drawn(4, 3, 16, 16))
+    convolutions = sum(isinstance(module, nn.Conv2d) for module in net.modules())
     assert counts[0] <= 2  # the last stage's shortcut and second convolution, or the latter alone
-    assert sum(counts) == sum(isinstance(module, nn.Conv2d) for module in net.modules())
+    assert 2 < len(counts) < convolutions
+    assert sum(counts) == convolutions
 
 
 def test_branches_are_for_captured_steps_in_half_precision():
@@ -438,6 +440,13 @@ def test_the_loss_from_few_kernels_is_tried_before_it_is_used(monkeypatch, spoil
         calls.clear()
         assert judging.comes_out_right(torch.device("cpu"), dtype) is (spoil is None)
     assert not judging.works(torch.device("cpu"), torch.float32)
+
+
+@pytest.mark.parametrize(("compiled", "captured"), list(product((True, False), repeat=2)))
+def test_few_kernels_are_for_captured_steps_that_may_be_compiled(monkeypatch, compiled, captured):
+    monkeypatch.setattr("efcil.representations.lwf.works", lambda device, dtype: True)
+    machine = Machine(torch.device("cpu"), compile=compiled, capture=captured)
+    assert LwF(gpu.options_of(gpu.TINY), 3, machine, 0).at_once is (compiled and captured)
 
 
 def test_the_compiler_is_loaded_when_it_is_needed(monkeypatch):

@@ -84,11 +84,9 @@ class Block:
     """A residual block at rest."""
 
     def __init__(self, block: BasicBlock | Bottleneck, dtype: torch.dtype):
-        pairs = [(block.conv1, block.bn1), (block.conv2, block.bn2)]
-        if isinstance(block, Bottleneck):
-            pairs.append((block.conv3, block.bn3))
-        self.inner = [Layer(*pair, dtype) for pair in pairs[:-1]]
-        self.last = Layer(*pairs[-1], dtype, block.last_relu)
+        *inner, last = block.layers()
+        self.inner = [Layer(*pair, dtype) for pair in inner]
+        self.last = Layer(*last, dtype, block.last_relu)
         self.shortcut: Callable[[Tensor], Tensor] | None = block.downsample
         if isinstance(block.downsample, nn.Sequential):
             convolution, norm = block.downsample

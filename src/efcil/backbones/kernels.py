@@ -11,7 +11,7 @@ A sum over rows is made in parts, one for each program. The program that arrives
 same order, and works out what the next kernel multiplies and adds with: it loads two or three numbers a channel, and no
 program computes a root. Nobody waits for anybody, so any number of runs may share the GPU.
 
-The tiles were the fastest of sixteen on an H200 at the sizes of a ResNet-18 (docs/performance.md).
+The tiles were the fastest of those timed on an H200 at the sizes of a ResNet-18 (docs/performance.md).
 """
 
 from __future__ import annotations
@@ -28,6 +28,18 @@ EACH = 32  # rows of a tile of the others
 WARPS = 4
 PROGRAMS = 264  # that add up, at most: two for each multiprocessor of an H200
 LOT = 32  # parts that the last program loads at once, at most: with 64 the whole kernel took up to twice as long
+
+
+@triton.jit
+def _tile(rows, C, FULL: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr):
+    """A program's channels and which there are, which of its numbers there are, where they stand, and from where."""
+    c = tl.program_id(1) * BC + tl.arange(0, BC)
+    own = c < C
+    r = tl.arange(0, BM)
+    here = (tl.program_id(0) * BM + r < rows)[:, None]
+    if not FULL:
+        here = here & own[None, :]
+    return c, own, here, r[:, None] * C + c[None, :], tl.program_id(0).to(tl.int64) * BM * C
 
 
 @triton.jit
@@ -125,14 +137,7 @@ def _apply(
     BC: tl.constexpr,
 ):
     """out = relu(normalised z + other); OTHER: 0 there is none, 1 as it is, 2 normalised too."""
-    c = tl.program_id(1) * BC + tl.arange(0, BC)
-    own = c < C
-    r = tl.arange(0, BM)
-    here = (tl.program_id(0) * BM + r < rows)[:, None]
-    if not FULL:
-        here = here & own[None, :]
-    at = r[:, None] * C + c[None, :]
-    base = tl.program_id(0).to(tl.int64) * BM * C
+    c, own, here, at, base = _tile(rows, C, FULL, BM, BC)
     x = tl.load(z + base + at, mask=here, other=0.0).to(tl.float32)
     if OTHER > 0:
         o = tl.load(other + base + at, mask=here, other=0.0).to(tl.float32)
@@ -238,14 +243,7 @@ def _back_apply(
     g1, z, known, grads, dz, rows, C, RELU: tl.constexpr, FULL: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr
 ):
     """dz = grads[2] g + grads[3] z + grads[4], where the ReLU let through."""
-    c = tl.program_id(1) * BC + tl.arange(0, BC)
-    own = c < C
-    r = tl.arange(0, BM)
-    here = (tl.program_id(0) * BM + r < rows)[:, None]
-    if not FULL:
-        here = here & own[None, :]
-    at = r[:, None] * C + c[None, :]
-    base = tl.program_id(0).to(tl.int64) * BM * C
+    c, own, here, at, base = _tile(rows, C, FULL, BM, BC)
     g = tl.load(g1 + base + at, mask=here, other=0.0).to(tl.float32)
     x = tl.load(z + base + at, mask=here, other=0.0).to(tl.float32)
     if RELU:

@@ -67,10 +67,7 @@ class Block:
     """The layers of a residual block, and where they stand among all."""
 
     def __init__(self, block: BasicBlock | Bottleneck, numbers: Iterator[int]):
-        pairs = [(block.conv1, block.bn1), (block.conv2, block.bn2)]
-        if isinstance(block, Bottleneck):
-            pairs.append((block.conv3, block.bn3))
-        self.layers = [(next(numbers), Layer(*pair)) for pair in pairs]
+        self.layers = [(next(numbers), Layer(*pair)) for pair in block.layers()]
         self.relu = block.last_relu
         self.pad = block.downsample if isinstance(block.downsample, PadShortcut) else None
         self.shortcut: tuple[int, Layer] | None = None

@@ -92,6 +92,10 @@ class BasicBlock(nn.Module):
         self.bn2 = nn.BatchNorm2d(planes)
         self.downsample = _shortcut(inputs, planes, stride, pad)
 
+    def layers(self) -> list[tuple[nn.Conv2d, nn.BatchNorm2d]]:
+        """Return the convolutions, each with its normalisation, but for the shortcut's."""
+        return [(self.conv1, self.bn1), (self.conv2, self.bn2)]
+
     def forward(self, x: Tensor) -> Tensor:
         """(n, inputs, h, w) to (n, planes, h / stride, w / stride)."""
         y = self.relu(self.bn1(self.conv1(x)))
@@ -117,6 +121,10 @@ class Bottleneck(nn.Module):
         self.bn3 = nn.BatchNorm2d(outputs)
         self.relu = nn.ReLU(inplace=True)
         self.downsample = _shortcut(inputs, outputs, stride, pad)
+
+    def layers(self) -> list[tuple[nn.Conv2d, nn.BatchNorm2d]]:
+        """Return the convolutions, each with its normalisation, but for the shortcut's."""
+        return [(self.conv1, self.bn1), (self.conv2, self.bn2), (self.conv3, self.bn3)]
 
     def forward(self, x: Tensor) -> Tensor:
         """(n, inputs, h, w) to (n, 4 planes, h / stride, w / stride)."""

@@ -115,9 +115,10 @@ def judge(
     count, classes = cosines.shape
     loss, of_scale = (cosines.new_empty(count, dtype=torch.float32) for _ in range(2))
     grad = torch.empty_like(cosines)
-    known = target is not None and old_scale is not None
-    teacher = (target.contiguous(), old_scale) if known and target is not None else (cosines, scale)
-    sizes = (count, classes, target.shape[1] if target is not None else 0, float(alpha), float(temperature))
+    teacher, old = (cosines, scale), 0  # without a teacher any tensors will do: they are not read
+    if target is not None and old_scale is not None:
+        teacher, old = (target.contiguous(), old_scale), target.shape[1]
+    sizes = (count, classes, old, float(alpha), float(temperature))
     found = (loss, grad, of_scale)
-    _judge[(count,)](cosines, scale, labels, *teacher, *found, *sizes, OLD=known, **_tiles(classes, ROOM))
+    _judge[(count,)](cosines, scale, labels, *teacher, *found, *sizes, OLD=old > 0, **_tiles(classes, ROOM))
     return found

@@ -54,7 +54,8 @@ class LwF(Representation):
 
     def __init__(self, options: Any, channels: int, machine: Machine, seed: int):
         super().__init__(options, channels, machine, seed)
-        self.at_once = machine.capture and works(machine.device, machine.dtype)  # loss and gradients in few kernels
+        # Loss and gradients in few kernels.
+        self.at_once = machine.compile and machine.capture and works(machine.device, machine.dtype)
 
     def resting(self) -> Resting | None:
         """Return the teacher's features."""
