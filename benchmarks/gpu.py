@@ -181,6 +181,7 @@ def one_step(lwf: LwF, images: torch.Tensor, labels: torch.Tensor) -> Callable[[
     """The product's training step on a fixed batch, captured where the machine says so."""
     machine, options = lwf.machine, lwf.options
     optimiser = Optimiser(lwf, options.first, machine, momentum=options.momentum)
+    lwf.hand_over(optimiser.update.take)
     lwf.train()
     step: Step | CapturedStep = Step(lwf.loss, optimiser, Pixels(images, MEAN, STD, machine), machine)
     if machine.capture:
@@ -254,6 +255,7 @@ def measure_epochs(size: Size, device: str, steps: int, data: Path | None = None
             momentum=0.9,
             last_batch="wrap",
             resting=lwf.resting(),
+            hand_over=lwf.hand_over,
             machine=machine,
             seed=0,
             task=int(teacher),

@@ -85,7 +85,7 @@ class Ways:
 
     def choose(self, way: str) -> None:
         """Let the learner compute in this way."""
-        self.lwf.student_features = (lambda x: self.compiled(x)) if way == "compiled" else (lambda x: self.ours(x))
+        self.lwf.student_features = (lambda x: self.compiled(x)) if way == "compiled" else self.ours
 
     @contextlib.contextmanager
     def recorded(self, way: str) -> Iterator[tuple[Step, Callable[[], None], list[Tensor]]]:
@@ -93,6 +93,7 @@ class Ways:
         self.choose(way)
         self.restore(list(self.lwf.student.state_dict().values()), self.start)
         optimiser = Optimiser(self.lwf, self.lwf.options.first, self.machine)
+        self.lwf.hand_over(optimiser.update.take)
         step = Step(self.lwf.loss, optimiser, self.pixels, self.machine)
         batch = (self.images, self.labels, *self.seen)
         call: Step | CapturedStep = step
@@ -102,7 +103,8 @@ class Ways:
             with one if way == "in order" else contextlib.nullcontext():
                 call = CapturedStep(step, self.lwf, *batch)
         yield step, lambda: call(*batch), [*self.lwf.student.state_dict().values(), *optimiser.momenta().values()]
-        optimiser.update.zero_grad(set_to_none=True)
+        optimiser.update.zero_grad()
+        self.lwf.hand_over(None)
 
     def restore(self, kept: list[Tensor], values: list[Tensor]) -> None:
         """Put tensors back; what `values` does not reach, momenta, is zero."""

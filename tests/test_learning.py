@@ -20,11 +20,15 @@ from efcil.backbones import learning
 from efcil.backbones.learning import InTraining
 from efcil.backbones.norms import Norm
 from efcil.data.dataset import ImageSet
+from efcil.errors import TrainingError
+from efcil.protocol import train_task
 from efcil.representations import judging
 from efcil.representations.lwf import LwF
 from efcil.representations.pseudo_replay import PseudoReplay, PseudoReplayOptions
 from efcil.tasks import TaskStream
+from efcil.training.loop import Pixels, Stopped
 from efcil.training.machine import Machine
+from efcil.training.updates import SGD
 
 FORMATS = (torch.contiguous_format, torch.channels_last)
 KINDS = [{"last_relu": False}, {"stem": "imagenet"}, {"stem": "small", "channels": 1}]
@@ -124,6 +128,55 @@ def test_gradients_are_handed_over_not_copied(monkeypatch):
     InTraining(net, torch.float64)(drawn(4, 3, 16, 16)).sum().backward()
     assert len(given) == len(list(net.parameters()))
     assert {p.grad.data_ptr() for p in net.parameters()} == set(given)
+
+
+def steps_of(net, take, batches, loss=lambda features: features.square().mean()):
+    """Some steps of SGD; weights, what is remembered, and how many of them were handed over in a step."""
+    mine = InTraining(net, torch.float64)
+    sgd = SGD(list(net.parameters()), torch.tensor(0.1, dtype=torch.float64), 0.9, 0.01, fused=False)
+    mine.take = sgd.take if take else None
+    counts = []
+    for images in batches:
+        sgd.zero_grad()
+        loss(torch.cat([mine(part) for part in images])).backward()
+        counts.append(len(sgd.taken))
+        sgd.step()
+    return [*net.parameters(), *(sgd.state[p]["momentum_buffer"] for p in net.parameters())], counts
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_weights_that_are_updated_early_are_updated_the_same(parts):
+    """Of two batches at once neither has a weight's whole gradient, so nothing is handed over."""
+    net = network()
+    batches = [[drawn(4, 3, 16, 16, seed=10 * k + part) for part in range(parts)] for k in range(3)]
+    usual, counts = steps_of(copy.deepcopy(net), False, batches)
+    assert counts == [0, 0, 0]
+    found, counts = steps_of(net, True, batches)
+    convolutions = sum(isinstance(module, nn.Conv2d) for module in net.modules())
+    assert counts == [convolutions if parts == 1 else 0] * 3
+    assert all(torch.allclose(a, b, rtol=1e-9, atol=1e-12) for a, b in zip(found, usual, strict=True))
+
+
+def test_a_weight_that_the_loss_knows_is_not_updated_early_unnoticed():
+    net = network()
+    with pytest.raises(TrainingError, match="hands_over = False in the representation"):
+        steps_of(net, True, [[drawn(4, 3, 16, 16)]], lambda features: features.sum() + net.conv1.weight.square().sum())
+
+
+@pytest.mark.parametrize("hands_over", [True, False])
+def test_training_hands_weights_over_and_ends_it(monkeypatch, hands_over):
+    monkeypatch.setattr(Machine, "branches", True)
+    monkeypatch.setattr(LwF, "hands_over", hands_over)
+    taken, machine = [], Machine(torch.device("cpu"), "bf16")
+    monkeypatch.setattr(SGD, "take", lambda self, parameter, gradient: taken.append(parameter.shape))
+    lwf = LwF(gpu.options_of(gpu.TINY), 3, machine, 0)
+    task = gpu.stream(gpu.TINY, None)[0]
+    pixels = Pixels(machine.tensor(task.images), gpu.MEAN, gpu.STD, machine)
+    with pytest.raises(Stopped):  # after one step
+        train_task(lwf, task, pixels, machine.tensor(task.labels), None, stop=lambda: True)
+    convolutions = [module.weight.shape for module in lwf.backbone.modules() if isinstance(module, nn.Conv2d)]
+    assert sorted(taken) == (sorted(convolutions) if hands_over else [])
+    assert lwf.student_features.take is None
 
 
 @pytest.mark.parametrize("case", ["a part rests", "a weight rests", "no gradient is asked for", "one of the images is"])
@@ -289,6 +342,8 @@ from efcil.representations import kernels as of_loss
 from torch import nn
 from efcil.backbones import kernels
 from efcil.backbones.norms import Norm
+from efcil.training import kernels as of_update
+from efcil.training import updates
 
 device = "cuda" if torch.cuda.is_available() else "cpu"
 draw = torch.Generator().manual_seed(0)
@@ -309,11 +364,11 @@ for channels, count, side in ((8, 3, 11), (20, 2, 7), (64, 3, 16), (100, 2, 9), 
     own = nn.BatchNorm2d(channels)
     own.load_state_dict(bn.state_dict())
     own = own.to(device)
-    norm, counters = Norm(bn), kernels.counters(own)
+    norm, room = Norm(bn), kernels.Room(own)
     z, o, g, h = (maps(count, channels, side, side) for _ in range(4))
     z = z * 2 + 3
     known = norm.known(z.cpu())
-    near(kernels.moments(own, counters, z), known)
+    near(kernels.moments(own, room, z), known)
     near(own.running_mean, bn.running_mean)
     near(own.running_var, bn.running_var)
     here = known.detach().to(device)
@@ -325,13 +380,25 @@ for channels, count, side in ((8, 3, 11), (20, 2, 7), (64, 3, 16), (100, 2, 9), 
         for first, second in ((g, None), (g, h), (maps(count, channels), None)):
             for out in (None, o):
                 for keep in (True, False):
-                    mine = kernels.back_sums(own, counters, first, second, out, z, here, relu, keep)
+                    mine = kernels.back_sums(own, room, first, second, out, z, here, relu, keep)
                     given = [None if t is None else t.cpu() for t in (first, second, out)]
                     theirs = norm.back_sums(z.cpu(), known, relu, *given, keep)
                     near(mine[0], theirs[0])
                     near(mine[1], theirs[1])
         near(kernels.back_apply(g, z, here, mine[0], relu), norm.back(z.cpu(), known, relu, g.cpu(), mine[0].cpu()))
-    assert not counters.any()
+    assert not room.count.any() and not room.sums.any()
+
+for gradient in (torch.float32, torch.bfloat16):
+    weights, given = (torch.randn(3, 40, 5, 7, generator=draw) for _ in range(2))
+    here, there = weights.clone(), maps(3, 40, 5, 7).copy_(weights)
+    rates = [torch.tensor(0.1, device=where) for where in ("cpu", device)]
+    mine, theirs = updates.SGD([here], rates[0], 0.9, 0.01, fused=False), torch.zeros_like(there)
+    for _ in range(3):
+        mine.take(here, given.to(gradient))
+        low = torch.empty_like(there, dtype=gradient).copy_(given)
+        of_update.sgd(there, low, theirs, rates[1], 0.9, 0.01)
+    near(there, here)
+    near(theirs, mine.state[here]["momentum_buffer"])
 
 for count, dim, classes, old in ((5, 33, 7, 0), (5, 33, 7, 1), (9, 64, 150, 130)):
     x, g, cosines, target = (torch.randn(count, size, generator=draw) for size in (dim, dim, classes, old))

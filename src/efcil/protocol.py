@@ -123,6 +123,7 @@ def train_task(
                 momentum=options.momentum,
                 noise=representation.noise,
                 resting=representation.resting(),
+                hand_over=representation.hand_over,
                 before=before,
                 epochs=sum(s.epochs for s in stages),
                 start=start,

@@ -7,9 +7,10 @@ Maps are rows of channels: (n, c, h, w) with channels last is (n h w, c). Two ke
     back_sums    sums of gradients              grads (5, c), and the gradient before the ReLU where it is asked for
     back_apply   gradients, z, known, grads     the gradient of z
 
-A sum over rows is made in parts, one for each program. The program that arrives last adds the parts up, always in the
-same order, and works out what the next kernel multiplies and adds with: it loads two or three numbers a channel, and no
-program computes a root. Nobody waits for anybody, so any number of runs may share the GPU.
+A sum over rows is made in parts, one for each program, and parts are added up as whole numbers of a small unit: in
+whatever order they arrive, the sum is the same to the bit. The program that arrives last works out what the next kernel
+multiplies and adds with: it loads two or three numbers a channel, and no program computes a root. Nobody waits for
+anybody, so any number of runs may share the GPU.
 
 The tiles were the fastest of those timed on an H200 at the sizes of a ResNet-18 (docs/performance.md).
 """
@@ -27,7 +28,11 @@ TILE, WIDE = 64, 64  # rows and channels of a tile of kernels that add up; two a
 EACH = 32  # rows of a tile of the others
 WARPS = 4
 PROGRAMS = 264  # that add up, at most: two for each multiprocessor of an H200
-LOT = 32  # parts that the last program loads at once, at most: with 64 the whole kernel took up to twice as long
+# A sum may have 2**63 units. Forward a unit is this share of the running deviation, or of the running variance: maps of
+# a million rows may be a thousand times as large as they were before. Backward the unit is this: a weight whose
+# gradient is beyond 100,000 has long been lost.
+SHARE = tl.constexpr(2.0**-18)
+UNIT = tl.constexpr(2.0**-46)
 
 
 @triton.jit
@@ -43,17 +48,22 @@ def _tile(rows, C, FULL: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr):
 
 
 @triton.jit
-def _added_up(part, parts, C, c, own, BC: tl.constexpr, LOT: tl.constexpr):
-    """Both sums of channels c over all parts: (2, parts, C)."""
-    one = tl.zeros((LOT, BC), tl.float32)
-    two = tl.zeros((LOT, BC), tl.float32)
-    for first in range(0, parts, LOT):
-        k = first + tl.arange(0, LOT)
-        at = part + k[:, None] * C + c[None, :]
-        here = (k < parts)[:, None] & own[None, :]
-        one += tl.load(at, mask=here, other=0.0, cache_modifier=".cg")
-        two += tl.load(at + parts * C, mask=here, other=0.0, cache_modifier=".cg")
-    return tl.sum(one, 0), tl.sum(two, 0)
+def _add(sums, C, c, own, one, two):
+    """Add this program's part to both sums of channels c, (2, C) whole numbers; who counts next sees all of it."""
+    tl.atomic_add(sums + c, one.to(tl.int64), mask=own, sem="relaxed")
+    tl.atomic_add(sums + C + c, two.to(tl.int64), mask=own, sem="relaxed")
+    tl.debug_barrier()
+
+
+@triton.jit
+def _taken(sums, C, c, own, BC: tl.constexpr):
+    """Both sums of channels c; they begin anew at zero."""
+    one = tl.load(sums + c, mask=own, other=0, cache_modifier=".cg").to(tl.float32)
+    two = tl.load(sums + C + c, mask=own, other=0, cache_modifier=".cg").to(tl.float32)
+    nothing = tl.zeros((BC,), tl.int64)
+    tl.store(sums + c, nothing, mask=own)
+    tl.store(sums + C + c, nothing, mask=own)
+    return one, two
 
 
 @triton.jit
@@ -64,7 +74,7 @@ def _moments(
     beta,
     run_mean,
     run_var,
-    part,
+    sums,
     count,
     rows,
     per,
@@ -75,11 +85,11 @@ def _moments(
     FULL: tl.constexpr,
     BM: tl.constexpr,
     BC: tl.constexpr,
-    LOT: tl.constexpr,
 ):
     """Mean, 1 / deviation, factor and offset of each channel of z (rows, C), into `known` (4, C).
 
-    Sums are of distances from the running mean, which every program has loaded before the last one writes it.
+    Sums are of distances from the running mean, in shares of the running deviation; every program has loaded both
+    before the last one writes them.
     """
     i, j = tl.program_id(0), tl.program_id(1)
     c = j * BC + tl.arange(0, BC)
@@ -88,6 +98,8 @@ def _moments(
     weight = tl.load(gamma + c, mask=own, other=0.0)  # what the last program needs as well, or it would wait for it
     offset = tl.load(beta + c, mask=own, other=0.0)
     before = tl.load(run_var + c, mask=own, other=0.0)
+    unit = tl.sqrt(before + eps) * SHARE
+    unit_square = (before + eps) * SHARE
     total = tl.zeros((BM, BC), tl.float32)
     square = tl.zeros((BM, BC), tl.float32)
     z += i.to(tl.int64) * per * C
@@ -102,13 +114,11 @@ def _moments(
             x = tl.where(here, x - about[None, :], 0.0)
             total += x
             square += x * x
-    tl.store(part + i * C + c, tl.sum(total, 0), mask=own)
-    tl.store(part + (parts + i) * C + c, tl.sum(square, 0), mask=own)
-    tl.debug_barrier()
+    _add(sums, C, c, own, tl.sum(total, 0) / unit, tl.sum(square, 0) / unit_square)
     if tl.atomic_add(count + j, 1, sem="acq_rel") == parts - 1:
-        away, apart = _added_up(part, parts, C, c, own, BC, LOT)
-        away = away / rows
-        var = tl.maximum(apart / rows - away * away, 0.0)
+        away, apart = _taken(sums, C, c, own, BC)
+        away = away * (unit / rows)
+        var = tl.maximum(apart * (unit_square / rows) - away * away, 0.0)
         mean = about + away
         rstd = 1.0 / tl.sqrt(var + eps)
         factor = rstd * weight
@@ -165,7 +175,7 @@ def _back_sums(
     gamma,
     grads,
     masked,
-    part,
+    sums,
     count,
     rows,
     per,
@@ -178,7 +188,6 @@ def _back_sums(
     FULL: tl.constexpr,
     BM: tl.constexpr,
     BC: tl.constexpr,
-    LOT: tl.constexpr,
 ):
     """Gradients of weight and offset, and what _back_apply multiplies with, into `grads` (5, C).
 
@@ -222,12 +231,11 @@ def _back_sums(
                 g = low.to(tl.float32)
             s1 += g
             s2 += g * (x - mean[None, :])
-    tl.store(part + i * C + c, tl.sum(s1, 0), mask=own)
-    tl.store(part + (parts + i) * C + c, tl.sum(s2, 0), mask=own)
-    tl.debug_barrier()
+    _add(sums, C, c, own, tl.sum(s1, 0) / UNIT, tl.sum(s2, 0) * (rstd / UNIT))
     if tl.atomic_add(count + j, 1, sem="acq_rel") == parts - 1:
-        of_offset, of_weight = _added_up(part, parts, C, c, own, BC, LOT)
-        of_weight = of_weight * rstd
+        of_offset, of_weight = _taken(sums, C, c, own, BC)
+        of_offset = of_offset * UNIT
+        of_weight = of_weight * UNIT
         slope = weight * rstd
         tilt = of_weight * rstd / rows
         tl.store(grads + c, of_weight, mask=own)
@@ -265,17 +273,16 @@ def _wide(channels: int) -> int:
     return min(WIDE, triton.next_power_of_2(channels))
 
 
-def _adding(z: Tensor, weight: Tensor) -> tuple[tuple[int, int], Tensor, tuple[int, ...], dict[str, int]]:
-    """Grid of a kernel that adds up, room for its parts, its sizes, and its tiles."""
+def _adding(z: Tensor) -> tuple[tuple[int, int], tuple[int, ...], dict[str, int]]:
+    """Grid of a kernel that adds up, its sizes, and its tiles."""
     channels = z.shape[1]
     rows, wide = z.numel() // channels, _wide(channels)
     beside = triton.cdiv(channels, wide)
     most = max(1, min(PROGRAMS // beside, triton.cdiv(rows, 2 * TILE)))
     per = triton.cdiv(rows, most * 2 * TILE) * 2 * TILE
     parts = triton.cdiv(rows, per)
-    lot = min(LOT, triton.next_power_of_2(parts))
-    tiles = {"FULL": channels % wide == 0, "BM": TILE, "BC": wide, "LOT": lot, "num_warps": WARPS}
-    return (parts, beside), weight.new_empty(2 * parts * channels), (rows, per, parts, channels), tiles
+    tiles = {"FULL": channels % wide == 0, "BM": TILE, "BC": wide, "num_warps": WARPS}
+    return (parts, beside), (rows, per, parts, channels), tiles
 
 
 def _each(z: Tensor) -> tuple[tuple[int, int], tuple[int, int], dict[str, int]]:
@@ -289,17 +296,21 @@ def _each(z: Tensor) -> tuple[tuple[int, int], tuple[int, int], dict[str, int]]:
     )
 
 
-def counters(bn: nn.BatchNorm2d) -> Tensor:
-    """Programs that have arrived, for each block of channels; every kernel leaves zeros."""
-    return torch.zeros(triton.cdiv(bn.num_features, WIDE), dtype=torch.int32, device=bn.weight.device)
+class Room:
+    """Where the kernels of a normalisation add up, and count who has arrived; every kernel leaves zeros."""
+
+    def __init__(self, bn: nn.BatchNorm2d):
+        where = bn.weight.device
+        self.sums = torch.zeros(2, bn.num_features, dtype=torch.int64, device=where)
+        self.count = torch.zeros(triton.cdiv(bn.num_features, WIDE), dtype=torch.int32, device=where)
 
 
-def moments(bn: nn.BatchNorm2d, count: Tensor, z: Tensor) -> Tensor:
+def moments(bn: nn.BatchNorm2d, room: Room, z: Tensor) -> Tensor:
     """See `efcil.backbones.norms.Norm.known`."""
-    grid, room, sizes, tiles = _adding(z, bn.weight)
+    grid, sizes, tiles = _adding(z)
     known = bn.weight.new_empty(4, z.shape[1])
     _checked(z)
-    state: tuple[Any, ...] = (bn.weight, bn.bias, bn.running_mean, bn.running_var, room, count)
+    state: tuple[Any, ...] = (bn.weight, bn.bias, bn.running_mean, bn.running_var, room.sums, room.count)
     _moments[grid](z, known, *state, *sizes, bn.eps, bn.momentum, **tiles)
     return known
 
@@ -316,7 +327,7 @@ def apply(z: Tensor, known: Tensor, other: Tensor | None, known_other: Tensor | 
 
 def back_sums(
     bn: nn.BatchNorm2d,
-    count: Tensor,
+    room: Room,
     g: Tensor,
     other: Tensor | None,
     out: Tensor | None,
@@ -328,12 +339,12 @@ def back_sums(
     """See `efcil.backbones.norms.Norm.back_sums`."""
     grads = bn.weight.new_empty(5, z.shape[1])
     masked = torch.empty_like(z) if keep else g
-    grid, room, sizes, tiles = _adding(z, bn.weight)
+    grid, sizes, tiles = _adding(z)
     tensors = (g, g if other is None else other, z if out is None else out, z, known, bn.weight, grads, masked)
     _checked(*tensors)
     given = 2 if other is not None else 1 if g.dim() == 4 else 0
     flags = {"GIVEN": given, "RELU": 0 if not relu else 1 if out is None else 2, "KEEP": keep}
-    _back_sums[grid](*tensors, room, count, *sizes, z.shape[2] * z.shape[3], **flags, **tiles)
+    _back_sums[grid](*tensors, room.sums, room.count, *sizes, z.shape[2] * z.shape[3], **flags, **tiles)
     return grads, masked
 
 

@@ -5,7 +5,7 @@ forward; backward two kernels and two convolutions (`efcil.backbones.norms`). Wh
 two branches run beside its main one and fill what that leaves free:
 
     weights    forward all weights in the precision of the products, beside the stem; backward each weight's gradient,
-               for which nothing waits until all are there
+               for which nothing waits until all are there, and the weight's update where somebody takes gradients
     shortcut   the convolution and normalisation of a shortcut, beside the layers that it goes around
 
 Where two gradients meet, at the output of a block, they are added by the kernel that reads them. Outside of a capture,
@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -105,6 +106,8 @@ class InTraining:
     def __init__(self, backbone: ResNet, dtype: torch.dtype, otherwise: Callable[[Tensor], Tensor] | None = None):
         self.backbone, self.dtype = backbone, dtype
         self.otherwise = backbone if otherwise is None else otherwise
+        self.take: Callable[[Tensor, Tensor], None] | None = None  # updates a weight whose gradient is found
+        self.underway: weakref.WeakSet[Pass] = weakref.WeakSet()
         numbers = itertools.count(1)
         self.stem = Layer(backbone.conv1, backbone.bn1)
         self.blocks = [Block(block, numbers) for block in backbone.blocks()]
@@ -170,16 +173,18 @@ class Pass:
 
     def __init__(self, net: InTraining):
         self.net = net
+        self.alone = True  # no other batch is on its way at the same time: what is found is the whole gradient
         self.kept: dict[int, Kept] = {}
         self.outputs: list[Tensor] = []  # of the blocks
         self.pooled: tuple[Tensor, Tensor] | None = None  # what the stem's pooling saw, and where its maxima are
         self.alive: list[Any] = []  # what a branch may still read
-        self.gradients: list[Any] = [None] * len(net.learned)
+        self.gradients: list[Any] = [None] * len(net.learned)  # None where somebody took it
         self.waiting: list[tuple[int, Tensor]] = []  # weights' gradients in the precision of the products
 
     def forward(self, images: Tensor) -> Tensor:
         """Features (n, dim)."""
         net = self.net
+        net.underway.add(self)
         full = [layer.convolution.weight.detach() for layer in net.layers]
         self.low = [layer.low(net.dtype) for layer in net.layers]
         with net.beside("weights"):
@@ -219,9 +224,13 @@ class Pass:
             self.net.join("shortcut")
         return last.norm.applied(z, known, block.relu, other, known_other)
 
-    def backward(self, grad: Tensor) -> list[Tensor]:
+    def backward(self, grad: Tensor) -> list[Tensor | None]:
         """Gradients of all that learned, for that of the features."""
         net = self.net
+        if len(net.underway) > 1:
+            for each in net.underway:
+                each.alone = False
+        net.underway.discard(self)
         height, width = self.outputs[-1].shape[2:]
         pair: Pair = ((grad / (height * width)).to(net.dtype).contiguous(), None)
         for block, out in zip(reversed(net.blocks), reversed(self.outputs), strict=True):
@@ -280,11 +289,14 @@ class Pass:
         return self.net.layers[number].gradient(dz, self.kept[number].x, self.low[number], of_weight=False)
 
     def weight(self, number: int, dz: Tensor) -> None:
-        """Begin the gradient of a convolution's weight, on the branch."""
+        """Begin the gradient of a convolution's weight, on the branch, and its update: layers read copies of it."""
         layer, own = self.net.layers[number], self.net.layers[number].convolution.weight
         with self.net.beside("weights"):
             found = layer.gradient(dz, self.kept[number].x, self.low[number], of_weight=True)
-            self.waiting.append((number, found[:, : own.shape[1]]))
+            if self.net.take is not None and self.alone:
+                self.net.take(own, found[:, : own.shape[1]])
+            else:
+                self.waiting.append((number, found[:, : own.shape[1]]))
             if sum(waiting.numel() for _, waiting in self.waiting) >= LOT:
                 self.widen()
         self.keep(dz, found)

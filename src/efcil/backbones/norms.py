@@ -19,6 +19,8 @@ On a GPU these are the kernels of `efcil.backbones.kernels`; elsewhere the lines
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -41,14 +43,14 @@ class Norm:
 
     def __init__(self, bn: nn.BatchNorm2d):
         self.bn = bn
-        self.count: Tensor | None = None  # what the kernels of a GPU count in
+        self.room: Any = None  # where the kernels of a GPU add up
 
-    def _counters(self) -> Tensor:
+    def _room(self) -> Any:
         from efcil.backbones import kernels
 
-        if self.count is None or self.count.device != self.bn.weight.device:
-            self.count = kernels.counters(self.bn)
-        return self.count
+        if self.room is None or self.room.sums.device != self.bn.weight.device:
+            self.room = kernels.Room(self.bn)
+        return self.room
 
     def known(self, z: Tensor) -> Tensor:
         """Return what `applied` needs of each channel (4, c); running statistics go on."""
@@ -56,7 +58,7 @@ class Norm:
         if z.is_cuda:
             from efcil.backbones import kernels
 
-            return kernels.moments(bn, self._counters(), z)
+            return kernels.moments(bn, self._room(), z)
         var, mean = torch.var_mean(_wide(z), (0, 2, 3), correction=0)
         count = z.numel() / z.shape[1]
         rstd = (var + bn.eps).rsqrt()
@@ -100,7 +102,7 @@ class Norm:
         if z.is_cuda:
             from efcil.backbones import kernels
 
-            return kernels.back_sums(bn, self._counters(), g, other, out, z, known, relu, keep)
+            return kernels.back_sums(bn, self._room(), g, other, out, z, known, relu, keep)
         whole = g if g.dim() == 4 else g[:, :, None, None].expand_as(z)
         masked = self._masked(z, known, relu, _wide(whole) + (0 if other is None else other), out)
         if keep:

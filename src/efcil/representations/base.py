@@ -20,7 +20,7 @@ from efcil.errors import OptionError
 from efcil.heads.cosine import CosineHead
 from efcil.heads.growing import GrowingHead
 from efcil.tasks import Task
-from efcil.training.loop import LastBatch, Pixels, Resting, Rule
+from efcil.training.loop import LastBatch, Pixels, Resting, Rule, Take
 from efcil.training.machine import Machine, Purpose, generator
 from efcil.training.schedule import Schedule
 
@@ -77,6 +77,7 @@ class Representation(nn.Module, ABC):
     options_type: type[TrainingOptions] = TrainingOptions
     all_data = False  # trains on the data of all tasks so far: only the joint upper bound
     last_relu = True  # whether the backbone ends in a ReLU
+    hands_over = True  # no part of the loss knows a weight of the student's backbone but through its features
 
     def __init__(self, options: Any, channels: int, machine: Machine, seed: int):
         super().__init__()
@@ -164,6 +165,11 @@ class Representation(nn.Module, ABC):
     def resting(self) -> Resting | None:
         """Return what the stage's loss asks networks that do not learn in it, None if nothing can be asked ahead."""
         return None
+
+    def hand_over(self, take: Take | None) -> None:
+        """Let the student's weights be updated while other gradients are still computed, where that is done."""
+        if isinstance(self.student_features, InTraining):
+            self.student_features.take = take if self.hands_over else None
 
     def in_training(self, backbone: nn.Module) -> Callable[[Tensor], Tensor]:
         """Return a fast way to the features of a backbone that learns."""

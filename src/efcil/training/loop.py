@@ -6,7 +6,10 @@ batches as one that was never stopped.
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import functools
+import gc
 import inspect
 import itertools
 import math
@@ -23,12 +26,15 @@ from efcil.training.distributed import ALONE, Group, running_statistics
 from efcil.training.images import Store, fetched
 from efcil.training.machine import Machine, Purpose, generator, memory_guard, own_stream, seed_of
 from efcil.training.schedule import Schedule
+from efcil.training.updates import SGD
 
 LastBatch = Literal["wrap", "keep", "drop"]
 Rule = Literal["sgd", "adam"]
 Loss = Callable[..., Tensor]  # normalised images (n, c, h, w), labels (n,), what `Resting` says of them -> scalar
 Resting = Callable[[Tensor], Tensor]  # normalised images -> what networks at rest make of them, (n, ...)
 Batch = tuple[Tensor, ...]  # images, labels and, where it was computed ahead, what networks at rest make of the images
+Take = Callable[[Tensor, Tensor], None]  # updates a parameter whose gradient is found
+HandOver = Callable[[Take | None], None]  # tells who finds gradients who takes them at once, if anybody
 AT_REST = 2560 * 3 * 32 * 32  # numbers in the images that networks at rest look at at once
 
 
@@ -278,16 +284,14 @@ class Optimiser:
         self.rate = torch.tensor(schedule.lr, device=machine.device)
         on_gpu = machine.device.type == "cuda"
         own, decay = list(self.named.values()), schedule.weight_decay
-        self.update: torch.optim.Optimizer
+        self.update: SGD | torch.optim.Adam
         if rule == "sgd":
-            self.update = torch.optim.SGD(own, self.rate, momentum, weight_decay=decay, fused=on_gpu)
+            self.update = SGD(own, self.rate, momentum, decay, fused=on_gpu)
         else:
             self.update = torch.optim.Adam(own, self.rate, weight_decay=decay, fused=on_gpu, capturable=on_gpu)
-        for parameter in own:  # made here, not by the first step: a captured step finds them in place
-            state = self.update.state[parameter]
-            for key in ("momentum_buffer",) if rule == "sgd" else ("exp_avg", "exp_avg_sq"):
-                state[key] = torch.zeros_like(parameter)
-            if rule == "adam":
+            for parameter in own:  # made here, not by the first step: a captured step finds them in place
+                state = self.update.state[parameter]
+                state |= {key: torch.zeros_like(parameter) for key in ("exp_avg", "exp_avg_sq")}
                 state["step"] = torch.zeros((), device=machine.device)
 
     def momenta(self) -> dict[str, Tensor]:
@@ -298,6 +302,15 @@ class Optimiser:
         """Take up momenta again, in place."""
         for name, own in self.momenta().items():
             own.copy_(momenta[name])
+
+    @contextlib.contextmanager
+    def taking(self, hand_over: HandOver, group: Group) -> Iterator[None]:
+        """Meanwhile whoever finds a gradient may hand it over at once, where it is not summed over processes first."""
+        hand_over(self.update.take if isinstance(self.update, SGD) and group.size == 1 else None)
+        try:
+            yield
+        finally:
+            hand_over(None)
 
 
 class Step:
@@ -321,7 +334,7 @@ class Step:
 
     def __call__(self, batch: Tensor, labels: Tensor, *seen: Tensor) -> None:
         """Forward, backward, update."""
-        self.optimiser.update.zero_grad(set_to_none=True)
+        self.optimiser.update.zero_grad()
         with self.machine.autocast():
             loss = self.loss(self.pixels.normalise(batch), labels, *seen)
         if self.machine.group.size > 1:
@@ -338,6 +351,13 @@ class Step:
             torch._foreach_mul_(self.statistics, self.weight)
         gradients = [p.grad for p in self.optimiser.named.values() if p.grad is not None]
         self.machine.group.sum_all_([*gradients, *self.statistics])
+
+
+@functools.cache
+def _keep_what_is_loaded() -> None:
+    """Let collections of garbage, one a capture, pass over all that is there: 0.2 s each, and next to no garbage."""
+    gc.collect()
+    gc.freeze()
 
 
 class CapturedStep:
@@ -362,13 +382,14 @@ class CapturedStep:
 
     def _record(self) -> None:
         step = self.step
+        _keep_what_is_loaded()
         stream = own_stream(self.batch.device, "warm-up")
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             for _ in range(self.WARM_UP):
                 step(self.batch, *self.rest)
         torch.cuda.current_stream().wait_stream(stream)
-        step.optimiser.update.zero_grad(set_to_none=True)
+        step.optimiser.update.zero_grad()
         self.graph = torch.cuda.CUDAGraph()
         if self.noise is not None:
             self.graph.register_generator_state(self.noise)  # each replay draws on from where the generator stands
@@ -406,6 +427,7 @@ def train(
     momentum: float = 0.9,
     noise: torch.Generator | None = None,
     resting: Resting | None = None,
+    hand_over: HandOver = lambda take: None,
     before: int = 0,
     epochs: int | None = None,
     start: int = 0,
@@ -421,7 +443,8 @@ def train(
     `middle` training goes on in the middle of epoch `start`.
 
     `noise` is what the loss draws from, seeded anew for each epoch. What `resting` makes of a batch is the loss's third
-    argument where it takes one and it pays to compute it ahead; elsewhere the loss has to see to it. Of a task in
+    argument where it takes one and it pays to compute it ahead; elsewhere the loss has to see to it. `hand_over` is
+    told who takes gradients as soon as they are found. Of a task in
     several stages this is the one after `before` epochs of `epochs` in all; randomness and reports count through it.
     """
     optimiser = Optimiser(module, schedule, machine, rule, momentum)
@@ -452,7 +475,7 @@ def train(
         machine,
     )
     wholes = list(batches(filled(len(labels), batch_size, last_batch), min(batch_size, len(labels)), last_batch))
-    with memory_guard(f"training task {task + 1}"):
+    with memory_guard(f"training task {task + 1}"), optimiser.taking(hand_over, group):
         for epoch in range(start, schedule.epochs):
             optimiser.rate.fill_(schedule.rate(epoch))
             if noise is not None:
