@@ -340,6 +340,7 @@ import torch
 from efcil.representations import judging
 from efcil.representations import kernels as of_loss
 from torch import nn
+from efcil import backbones
 from efcil.backbones import kernels
 from efcil.backbones.norms import Norm
 from efcil.training import kernels as of_update
@@ -387,6 +388,21 @@ for channels, count, side in ((8, 3, 11), (20, 2, 7), (64, 3, 16), (100, 2, 9), 
                     near(mine[1], theirs[1])
         near(kernels.back_apply(g, z, here, mine[0], relu), norm.back(z.cpu(), known, relu, g.cpu(), mine[0].cpu()))
     assert not room.count.any() and not room.sums.any()
+
+for channels, room in ((3, 32), (1, 16)):
+    images = maps(2, channels, 5, 7)
+    stem = backbones.build("resnet10", width=8, channels=channels).conv1
+    assert stem.is_small
+    for given in (images, images.contiguous()):
+        found = kernels.patches(given, torch.float32, room)
+        assert found.is_contiguous(memory_format=torch.channels_last)
+        near(found[:, : 9 * channels], stem.patches(images.cpu(), torch.float32)[:, : 9 * channels])
+        assert not found[:, 9 * channels :].any()
+    pixels = torch.randint(0, 256, (3, channels, 5, 7), generator=draw).to(torch.uint8)
+    scale, offset = (torch.randn(1, channels, 1, 1, generator=draw) for _ in range(2))
+    found = of_update.normalised(pixels.to(device), scale.to(device), offset.to(device))
+    assert found.is_contiguous(memory_format=torch.channels_last)
+    near(found, pixels.float() * scale - offset)
 
 for gradient in (torch.float32, torch.bfloat16):
     weights, given = (torch.randn(3, 40, 5, 7, generator=draw) for _ in range(2))

@@ -58,6 +58,7 @@ def test_every_part_of_the_package_is_broken_somewhere():
         "backbones/__init__.py": "a registry",
         "backbones/kernels.py": "for a GPU or Triton's interpreter, which may both be missing; test_learning.py",
         "representations/kernels.py": "the same",
+        "training/kernels.py": "the same",
         "doctor.py": "says what the machine is",
         "serve/command.py": "binds and prints; whole processes in test_serve.py",
         "serve/limits.py": "numbers",

@@ -28,14 +28,16 @@ def fuses(device: torch.device, dtype: torch.dtype) -> bool:
 
 @torch.no_grad()
 def comes_out_right(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether a small block at rest is what it should be on a device whose memory is full of NaN."""
-    block = BasicBlock(16, 16, 1, pad=False).eval().to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
-    images = torch.linspace(-2, 2, 8 * 16 * 8 * 8).view(8, 16, 8, 8).to(device, memory_format=torch.channels_last)
-    waste = [torch.full(images.shape, torch.nan, device=device, dtype=dtype) for _ in range(8)]
+    """Whether a stem and a small block at rest are what they should be on a device whose memory is full of NaN."""
+    stem, norm, block = Stem(3, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), BasicBlock(16, 16, 1, pad=False)
+    whole = nn.Sequential(stem, norm, nn.ReLU(), block).eval()
+    whole = whole.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+    images = torch.linspace(-2, 2, 8 * 3 * 8 * 8).view(8, 3, 8, 8).to(device, memory_format=torch.channels_last)
+    waste = [torch.full((8, 16, 8, 8), torch.nan, device=device, dtype=dtype) for _ in range(8)]
     del waste  # whoever gets this memory and does not write it first is found out
     try:
-        found, wanted = Block(block, dtype)(images.to(dtype)), block(images)
-    except RuntimeError:
+        found, wanted = Block(block, dtype)(Layer(stem, norm, dtype)(images.to(dtype))), whole(images)
+    except (RuntimeError, ImportError):  # a fused layer that is not there, or no Triton
         return False
     return bool((found.float() - wanted).norm() < 0.03 * wanted.norm())
 
@@ -56,17 +58,22 @@ class Layer:
         self, convolution: nn.Conv2d, norm: nn.BatchNorm2d | nn.SyncBatchNorm, dtype: torch.dtype, relu: bool = True
     ):
         weight, bias = folded(convolution, norm)
-        fill = -weight.shape[1] % 8 if isinstance(convolution, Stem) and weight.is_cuda else 0  # as `Stem` does
-        self.weight = F.pad(weight, (0, 0, 0, 0, 0, fill)).to(dtype)
-        if weight.is_cuda:
-            self.weight = self.weight.contiguous(memory_format=torch.channels_last)
-        self.bias, self.relu, self.fill = bias.to(dtype), relu, fill
         assert isinstance(convolution.padding, tuple)
         self.stride, self.padding = convolution.stride, convolution.padding
+        self.seen: Callable[[Tensor], Tensor] = lambda x: x
+        if isinstance(convolution, Stem) and convolution.is_small:  # as it learns (`efcil.backbones.learning`)
+            self.seen = functools.partial(convolution.patches, dtype=dtype)
+            weight, self.stride, self.padding = convolution.over_patches(weight), (1, 1), (0, 0)
+        elif isinstance(convolution, Stem) and weight.is_cuda:  # as `Stem` does
+            self.seen, weight = convolution.fill, convolution.fill(weight)
+        self.weight = weight.to(dtype)
+        if weight.is_cuda:
+            self.weight = self.weight.contiguous(memory_format=torch.channels_last)
+        self.bias, self.relu = bias.to(dtype), relu
 
     def __call__(self, x: Tensor, shortcut: Tensor | None = None) -> Tensor:
         """(n, inputs, h, w) to (n, outputs, h / stride, w / stride)."""
-        x = F.pad(x, (0, 0, 0, 0, 0, self.fill)) if self.fill else x
+        x = self.seen(x)
         if x.is_cuda and self.relu:
             return self._fused(x, shortcut)
         y = F.conv2d(x, self.weight, self.bias, self.stride, self.padding)

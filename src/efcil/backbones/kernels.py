@@ -1,7 +1,8 @@
 """Batch normalisation on a GPU in two kernels forward and two backward; `efcil.backbones.norms` says what they compute.
 
-Maps are rows of channels: (n, c, h, w) with channels last is (n h w, c). Two kernels add up over rows, two do not:
+Maps are rows of channels: (n, c, h, w) with channels last is (n h w, c). Two kernels add up over rows:
 
+    patches      images                         what a small stem sees of each pixel
     moments      sums of z                      known (4, c)
     apply        z, known                       the output
     back_sums    sums of gradients              grads (5, c), and the gradient before the ReLU where it is asked for
@@ -262,6 +263,32 @@ def _back_apply(
     d += x * tl.load(grads + 3 * C + c, mask=own, other=0.0)[None, :]
     d += tl.load(grads + 4 * C + c, mask=own, other=0.0)[None, :]
     tl.store(dz + base + at, d.to(dz.dtype.element_ty), mask=here)
+
+
+@triton.jit
+def _patches(images, out, rows, height, width, n, c, h, w, SEEN: tl.constexpr, K: tl.constexpr, BM: tl.constexpr):
+    """Row by row (rows, K): the 3 x 3 neighbours of a pixel in each channel; n, c, h, w are the images' strides."""
+    row = tl.program_id(0) * BM + tl.arange(0, BM)
+    k = tl.arange(0, K)
+    place = row % (height * width)
+    y = (place // width)[:, None] + ((k % 9) // 3)[None, :] - 1
+    x = (place % width)[:, None] + (k % 3)[None, :] - 1
+    inside = (y >= 0) & (y < height) & (x >= 0) & (x < width) & (k < SEEN)[None, :] & (row < rows)[:, None]
+    image = (row // (height * width)).to(tl.int64) * n
+    at = image[:, None] + (k // 9)[None, :] * c + y * h + x * w
+    found = tl.load(images + at, mask=inside, other=0.0)
+    to = row.to(tl.int64)[:, None] * K + k[None, :]
+    tl.store(out + to, found.to(out.dtype.element_ty), mask=(row < rows)[:, None])
+
+
+def patches(images: Tensor, dtype: torch.dtype, room: int) -> Tensor:
+    """See `efcil.backbones.resnet.Stem.patches`; the result has its channels last."""
+    count, channels, height, width = images.shape
+    out = torch.empty(count, height, width, room, dtype=dtype, device=images.device)
+    rows = count * height * width
+    sizes = (rows, height, width, *images.stride())
+    _patches[(triton.cdiv(rows, TILE),)](images, out, *sizes, SEEN=9 * channels, K=room, BM=TILE, num_warps=WARPS)
+    return out.permute(0, 3, 1, 2)
 
 
 def _checked(*maps: Tensor) -> None:

@@ -44,7 +44,9 @@ class Layer:
     def __init__(self, convolution: nn.Module, norm: nn.Module):
         assert isinstance(convolution, nn.Conv2d)
         assert isinstance(norm, nn.BatchNorm2d)
+        assert isinstance(convolution.padding, tuple)
         self.convolution, self.norm = convolution, Norm(norm)
+        self.stride, self.padding = convolution.stride, convolution.padding
 
     def low(self, dtype: torch.dtype) -> Tensor:
         """Room for the weight in another precision."""
@@ -52,16 +54,44 @@ class Layer:
 
     def convolved(self, x: Tensor, weight: Tensor) -> Tensor:
         """(n, inputs, h, w) to (n, outputs, h / stride, w / stride)."""
-        how = self.convolution
-        assert isinstance(how.padding, tuple)
-        return torch.convolution(x, weight, None, how.stride, how.padding, (1, 1), False, (0, 0), 1)
+        return torch.convolution(x, weight, None, self.stride, self.padding, (1, 1), False, (0, 0), 1)
 
     def gradient(self, dz: Tensor, x: Tensor, weight: Tensor, of_weight: bool) -> Tensor:
         """Of the convolution's input, or of its weight."""
-        how = self.convolution
-        sizes = (None, how.stride, how.padding, (1, 1), False, (0, 0), 1, (not of_weight, of_weight, False))
+        sizes = (None, self.stride, self.padding, (1, 1), False, (0, 0), 1, (not of_weight, of_weight, False))
         found: Tensor = torch.ops.aten.convolution_backward(dz, x, weight, *sizes)[int(of_weight)]
+        return self.own(found) if of_weight else found
+
+    def own(self, found: Tensor) -> Tensor:
+        """Of a weight's gradient that part which is the weight's own."""
         return found
+
+
+class First(Layer):
+    """The stem: a small one sees images that are laid out for it, a larger one those whose channels are filled up."""
+
+    def __init__(self, stem: Stem, norm: nn.Module):
+        super().__init__(stem, norm)
+        self.stem = stem
+        if stem.is_small:
+            self.stride, self.padding = (1, 1), (0, 0)
+
+    def images(self, images: Tensor, dtype: torch.dtype) -> Tensor:
+        """Images as the convolution sees them."""
+        return self.stem.patches(images, dtype) if self.stem.is_small else self.filled(images.to(dtype))
+
+    def weight(self, dtype: torch.dtype) -> Tensor:
+        """The weight that goes with them."""
+        weight = self.stem.weight.detach().to(dtype)
+        return _last(self.stem.over_patches(weight)) if self.stem.is_small else self.filled(weight)
+
+    def filled(self, tensor: Tensor) -> Tensor:
+        """Fill channels up as `Stem` does."""
+        return _last(self.stem.fill(tensor)) if tensor.is_cuda else tensor
+
+    def own(self, found: Tensor) -> Tensor:
+        """Of a weight's gradient that part which is the weight's own."""
+        return self.stem.of_patches(found) if self.stem.is_small else found[:, : self.stem.in_channels]
 
 
 class Block:
@@ -109,7 +139,7 @@ class InTraining:
         self.take: Callable[[Tensor, Tensor], None] | None = None  # updates a weight whose gradient is found
         self.underway: weakref.WeakSet[Pass] = weakref.WeakSet()
         numbers = itertools.count(1)
-        self.stem = Layer(backbone.conv1, backbone.bn1)
+        self.stem = First(backbone.conv1, backbone.bn1)
         self.blocks = [Block(block, numbers) for block in backbone.blocks()]
         self.layers = [self.stem, *(layer for block in self.blocks for layer in block.all())]
         norms = [layer.norm.bn for layer in self.layers]
@@ -126,12 +156,6 @@ class InTraining:
             return self.otherwise(images)
         found: Tensor = _Features.apply(self, images, *self.learned)
         return found
-
-    def filled(self, tensor: Tensor) -> Tensor:
-        """Fill channels of images or of the stem's weight up as `Stem` does, in the precision of the products."""
-        stem = self.stem.convolution
-        tensor = tensor.to(self.dtype)
-        return _last(stem.fill(tensor)) if isinstance(stem, Stem) and tensor.is_cuda else tensor
 
     @property
     def capturing(self) -> bool:
@@ -191,8 +215,8 @@ class Pass:
             torch._foreach_copy_(self.low[1:], full[1:])
             tracked = [layer.norm.bn.num_batches_tracked for layer in net.layers]
             torch._foreach_add_([count for count in tracked if count is not None], 1)
-        self.low[0] = net.filled(full[0])
-        z, known = self.convolved(0, net.filled(images))
+        self.low[0] = net.stem.weight(net.dtype)
+        z, known = self.convolved(0, net.stem.images(images, net.dtype))
         x = net.stem.norm.applied(z, known, relu=True)
         if not isinstance(net.backbone.maxpool, nn.Identity):
             x = self.pool(x)
@@ -294,9 +318,9 @@ class Pass:
         with self.net.beside("weights"):
             found = layer.gradient(dz, self.kept[number].x, self.low[number], of_weight=True)
             if self.net.take is not None and self.alone:
-                self.net.take(own, found[:, : own.shape[1]])
+                self.net.take(own, found)
             else:
-                self.waiting.append((number, found[:, : own.shape[1]]))
+                self.waiting.append((number, found))
             if sum(waiting.numel() for _, waiting in self.waiting) >= LOT:
                 self.widen()
         self.keep(dz, found)

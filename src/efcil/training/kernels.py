@@ -1,7 +1,8 @@
-"""The kernel of `efcil.training.updates`, which says what it computes."""
+"""Kernels of a training step: `efcil.training.updates` and `Pixels` of `efcil.training.loop` say what they compute."""
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -29,3 +30,25 @@ def sgd(
     _sgd[(triton.cdiv(count, BLOCK),)](
         weight, gradient, remembered, rate, momentum, weight_decay, count, BLOCK=BLOCK, num_warps=WARPS
     )
+
+
+@triton.jit
+def _normalised(pixels, scale, offset, out, count, area, C: tl.constexpr, BLOCK: tl.constexpr):
+    """(n, C, area) to (n, area, C)."""
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    here = i < count
+    image, place = i // area, i % area
+    for c in tl.static_range(C):
+        x = tl.load(pixels + image.to(tl.int64) * (C * area) + c * area + place, mask=here, other=0).to(tl.float32)
+        tl.store(out + i.to(tl.int64) * C + c, x * tl.load(scale + c) - tl.load(offset + c), mask=here)
+
+
+def normalised(batch: Tensor, scale: Tensor, offset: Tensor) -> Tensor:
+    """See `efcil.training.loop.Pixels.normalise`; the result has its channels last."""
+    batch = batch.contiguous()
+    out = torch.empty_like(batch, dtype=torch.float32, memory_format=torch.channels_last)
+    channels, area = batch.shape[1], batch.shape[2] * batch.shape[3]
+    count = len(batch) * area
+    grid = (triton.cdiv(count, BLOCK),)
+    _normalised[grid](batch, scale, offset, out, count, area, C=channels, BLOCK=BLOCK, num_warps=WARPS)
+    return out

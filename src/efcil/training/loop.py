@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import functools
-import gc
 import inspect
 import itertools
 import math
@@ -57,6 +55,7 @@ class Pixels:
             (torch.tensor(mean, dtype=torch.float64) / torch.tensor(std, dtype=torch.float64)).float().view(shape)
         ).to(machine.device)
         self.format = torch.channels_last if machine.device.type == "cuda" else torch.contiguous_format
+        self.at_once = machine.branches  # normalised by one kernel
         self.view: tuple[Transform, Parameters] | None = None  # how they are changed when they are taken
 
     def centre(self, crop: int | None) -> CentreCrop | None:
@@ -92,6 +91,10 @@ class Pixels:
 
     def normalise(self, batch: Tensor) -> Tensor:
         """Pixels 0 .. 255 -> (pixel / 255 - mean) / std."""
+        if self.at_once and batch.is_cuda:
+            from efcil.training import kernels
+
+            return kernels.normalised(batch, self.scale, self.offset)
         return (batch.float() * self.scale - self.offset).contiguous(memory_format=self.format)
 
 
@@ -353,13 +356,6 @@ class Step:
         self.machine.group.sum_all_([*gradients, *self.statistics])
 
 
-@functools.cache
-def _keep_what_is_loaded() -> None:
-    """Let collections of garbage, one a capture, pass over all that is there: 0.2 s each, and next to no garbage."""
-    gc.collect()
-    gc.freeze()
-
-
 class CapturedStep:
     """The same step recorded once as a CUDA graph and replayed; an odd-sized batch takes the plain way."""
 
@@ -382,7 +378,6 @@ class CapturedStep:
 
     def _record(self) -> None:
         step = self.step
-        _keep_what_is_loaded()
         stream = own_stream(self.batch.device, "warm-up")
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
