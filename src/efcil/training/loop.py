@@ -11,6 +11,7 @@ import copy
 import inspect
 import itertools
 import math
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -359,7 +360,8 @@ class Step:
 class CapturedStep:
     """The same step recorded once as a CUDA graph and replayed; an odd-sized batch takes the plain way."""
 
-    WARM_UP = 3  # steps before capture: lazy initialisation and compilation happen there
+    WARM_UP = 3  # steps before a thread's first capture: lazy initialisation, trials and compilation happen there
+    known = threading.local()
 
     def __init__(
         self, step: Step, module: nn.Module, batch: Tensor, *rest: Tensor, noise: torch.Generator | None = None
@@ -381,8 +383,9 @@ class CapturedStep:
         stream = own_stream(self.batch.device, "warm-up")
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
-            for _ in range(self.WARM_UP):
+            for _ in range(1 if getattr(self.known, "warm", False) else self.WARM_UP):  # later ones see new sizes
                 step(self.batch, *self.rest)
+        self.known.warm = True
         torch.cuda.current_stream().wait_stream(stream)
         step.optimiser.update.zero_grad()
         self.graph = torch.cuda.CUDAGraph()
