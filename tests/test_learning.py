@@ -484,11 +484,11 @@ def test_the_loss_from_few_kernels_is_the_loss(known, held, precision):
 def test_the_gradients_of_the_loss_are_its_derivatives(old):
     features, weight, scale = drawn(6, 9), drawn(7, 9, seed=2), torch.tensor(3.0, dtype=torch.float64)
     labels = torch.tensor([3, 4, 5, 6, 3, 4])
-    before = (drawn(6, 9, seed=3), (drawn(old, 9, seed=4), torch.tensor(2.0, dtype=torch.float64)))
-    before = before if old else (None, None)
+    target = judging.cosines(drawn(6, 9, seed=3), drawn(old, 9, seed=4), torch.float64)
+    teacher = (target, torch.tensor(2.0, dtype=torch.float64)) if old else (None, None)
 
     def loss(*learned):
-        return judging.judged(learned[0], labels, learned[1:], *before, 10.0, 2.0, torch.float64)
+        return judging.judged(learned[0], labels, learned[1:], *teacher, 10.0, 2.0, torch.float64)
 
     learned = [tensor.requires_grad_() for tensor in (features, weight, scale)]
     assert torch.autograd.gradcheck(loss, learned)

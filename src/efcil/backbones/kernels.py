@@ -25,8 +25,9 @@ import triton
 import triton.language as tl
 from torch import Tensor, nn
 
-TILE, WIDE = 64, 64  # rows and channels of a tile of kernels that add up; two are on their way at once
-EACH = 32  # rows of a tile of the others
+TILE, WIDE = 64, 64  # rows and channels of a tile of kernels that add up
+LOADS, FEW = 4, 8192  # tiles of `moments` that are on their way at once; of fewer rows two, as of `back_sums`
+EACH, BACK_EACH = 32, 64  # rows of a tile of the others
 WARPS = 4
 PROGRAMS = 264  # that add up, at most: two for each multiprocessor of an H200
 # A sum may have 2**63 units. Forward a unit is this share of the running deviation, or of the running variance: maps of
@@ -84,6 +85,7 @@ def _moments(
     eps,
     momentum,
     FULL: tl.constexpr,
+    LOADS: tl.constexpr,
     BM: tl.constexpr,
     BC: tl.constexpr,
 ):
@@ -105,9 +107,9 @@ def _moments(
     square = tl.zeros((BM, BC), tl.float32)
     z += i.to(tl.int64) * per * C
     end = tl.minimum(per, rows - i * per)
-    for first in range(0, per, 2 * BM):
-        for half in tl.static_range(2):
-            r = first + half * BM + tl.arange(0, BM)
+    for first in range(0, per, LOADS * BM):
+        for tile in tl.static_range(LOADS):
+            r = first + tile * BM + tl.arange(0, BM)
             here = (r < end)[:, None]
             if not FULL:
                 here = here & own[None, :]
@@ -300,26 +302,26 @@ def _wide(channels: int) -> int:
     return min(WIDE, triton.next_power_of_2(channels))
 
 
-def _adding(z: Tensor) -> tuple[tuple[int, int], tuple[int, ...], dict[str, int]]:
-    """Grid of a kernel that adds up, its sizes, and its tiles."""
+def _adding(z: Tensor, loads: int = 2) -> tuple[tuple[int, int], tuple[int, ...], dict[str, int]]:
+    """Grid of a kernel that adds up and loads so many tiles at once, its sizes, and its tiles."""
     channels = z.shape[1]
-    rows, wide = z.numel() // channels, _wide(channels)
+    rows, wide, lot = z.numel() // channels, _wide(channels), loads * TILE
     beside = triton.cdiv(channels, wide)
-    most = max(1, min(PROGRAMS // beside, triton.cdiv(rows, 2 * TILE)))
-    per = triton.cdiv(rows, most * 2 * TILE) * 2 * TILE
+    most = max(1, min(PROGRAMS // beside, triton.cdiv(rows, lot)))
+    per = triton.cdiv(rows, most * lot) * lot
     parts = triton.cdiv(rows, per)
     tiles = {"FULL": channels % wide == 0, "BM": TILE, "BC": wide, "num_warps": WARPS}
     return (parts, beside), (rows, per, parts, channels), tiles
 
 
-def _each(z: Tensor) -> tuple[tuple[int, int], tuple[int, int], dict[str, int]]:
-    """Grid of a kernel that does not, its sizes, and its tiles."""
+def _each(z: Tensor, each: int) -> tuple[tuple[int, int], tuple[int, int], dict[str, int]]:
+    """Grid of a kernel that does not, and has so many rows a tile, its sizes, and its tiles."""
     channels = z.shape[1]
     rows, wide = z.numel() // channels, _wide(channels)
     return (
-        (triton.cdiv(rows, EACH), triton.cdiv(channels, wide)),
+        (triton.cdiv(rows, each), triton.cdiv(channels, wide)),
         (rows, channels),
-        {"FULL": channels % wide == 0, "BM": EACH, "BC": wide, "num_warps": WARPS},
+        {"FULL": channels % wide == 0, "BM": each, "BC": wide, "num_warps": WARPS},
     )
 
 
@@ -334,18 +336,19 @@ class Room:
 
 def moments(bn: nn.BatchNorm2d, room: Room, z: Tensor) -> Tensor:
     """See `efcil.backbones.norms.Norm.known`."""
-    grid, sizes, tiles = _adding(z)
+    loads = LOADS if z.numel() >= FEW * z.shape[1] else 2
+    grid, sizes, tiles = _adding(z, loads)
     known = bn.weight.new_empty(4, z.shape[1])
     _checked(z)
     state: tuple[Any, ...] = (bn.weight, bn.bias, bn.running_mean, bn.running_var, room.sums, room.count)
-    _moments[grid](z, known, *state, *sizes, bn.eps, bn.momentum, **tiles)
+    _moments[grid](z, known, *state, *sizes, bn.eps, bn.momentum, LOADS=loads, **tiles)
     return known
 
 
 def apply(z: Tensor, known: Tensor, other: Tensor | None, known_other: Tensor | None, relu: bool) -> Tensor:
     """See `efcil.backbones.norms.Norm.applied`."""
     out, kind = torch.empty_like(z), 0 if other is None else 1 if known_other is None else 2
-    grid, sizes, tiles = _each(z)
+    grid, sizes, tiles = _each(z, EACH)
     both = (z if other is None else other, known if known_other is None else known_other)
     _checked(z, *both, out)
     _apply[grid](z, known, *both, out, *sizes, OTHER=kind, RELU=relu, **tiles)
@@ -378,7 +381,7 @@ def back_sums(
 def back_apply(g: Tensor, z: Tensor, known: Tensor, grads: Tensor, relu: bool) -> Tensor:
     """See `efcil.backbones.norms.Norm.back`."""
     dz = torch.empty_like(z)
-    grid, sizes, tiles = _each(z)
+    grid, sizes, tiles = _each(z, BACK_EACH)
     _checked(g, z, dz)
     _back_apply[grid](g, z, known, grads, dz, *sizes, RELU=relu, **tiles)
     return dz

@@ -99,23 +99,25 @@ class _Judged(torch.autograd.Function):
         return of_features, of_weight, of_scale.sum() * grad, *[None] * 6
 
 
+@torch.no_grad()
+def cosines(features: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
+    """(n, classes) of features (n, dim) with a head's weight (classes, dim); products in `dtype`."""
+    with torch.autocast(features.device.type, enabled=False):
+        return unit_rows(features, dtype)[0] @ unit_rows(weight, dtype)[0].T
+
+
 def judged(
     features: Tensor,
     labels: Tensor,
     head: tuple[Tensor, Tensor],
-    before: Tensor | None,
-    old_head: tuple[Tensor, Tensor] | None,
+    target: Tensor | None,
+    old_scale: Tensor | None,
     alpha: float,
     temperature: float,
     dtype: torch.dtype,
 ) -> Tensor:
-    """Eq. 1 of features (n, dim), and of those `before` the task, for heads of (weight, scale); products in `dtype`."""
-    target, old_scale = None, None
+    """Eq. 1 of features (n, dim) for a head of (weight, scale), products in `dtype`; see `judge` for the rest."""
     with torch.autocast(features.device.type, enabled=False):
-        if before is not None and old_head is not None:
-            with torch.no_grad():
-                weight, old_scale = old_head
-                target = unit_rows(before, dtype)[0] @ unit_rows(weight, dtype)[0].T
         found: Tensor = _Judged.apply(features, *head, dtype, labels, target, old_scale, alpha, temperature)
     return found
 
@@ -138,7 +140,8 @@ def comes_out_right(device: torch.device, dtype: torch.dtype) -> bool:
         labels = torch.tensor([4, 5, 6, 4, 5, 6], device=place)
         try:
             with torch.enable_grad():
-                loss = judged(features, labels, (weight, scale), before, (old, scale.detach()), 10.0, 2.0, dtype)
+                target = (cosines(before, old, dtype), scale.detach())
+                loss = judged(features, labels, (weight, scale), *target, 10.0, 2.0, dtype)
                 found.append([loss.detach().cpu(), *(g.cpu() for g in torch.autograd.grad(loss, learned))])
         except Exception:  # a kernel that cannot be built or started raises what it likes
             return False

@@ -14,7 +14,7 @@ from torch.nn.functional import linear, log_softmax, normalize, softmax
 
 from efcil.heads.cosine import CosineHead
 from efcil.representations.base import Representation, TrainingOptions, new_class_loss, present_class_loss
-from efcil.representations.judging import judged, works
+from efcil.representations.judging import cosines, judged, works
 from efcil.training.loop import Resting
 from efcil.training.machine import Machine
 
@@ -86,16 +86,17 @@ class LwF(Representation):
 
     def _judged(self, images: Tensor, labels: Tensor, before: Tensor | None) -> Tensor:
         """Return the same loss, from few kernels."""
-        ahead = before is not None or not self.old
-        if not ahead:
+        o, dtype = self.options, self.machine.dtype
+        target, old_scale = None, None
+        if self.old:
             with torch.no_grad(), self.machine.beside():
-                before = self.teacher_features(images)
+                before = self.teacher_features(images) if before is None else before
+                weight, old_scale = _cosine(self.teacher.head)
+                target = cosines(before, weight, dtype)
         features = self.student_features(images)
-        if not ahead:
+        if self.old:
             self.machine.join()
-        heads = (_cosine(self.head), before, _cosine(self.teacher.head) if self.old else None)
-        o = self.options
-        loss = judged(features, labels, *heads, o.distill_weight, o.temperature, self.machine.dtype)
+        loss = judged(features, labels, _cosine(self.head), target, old_scale, o.distill_weight, o.temperature, dtype)
         through = self.through()
         if through is None:
             return loss
