@@ -105,7 +105,8 @@ def train_task(
     for stage, schedule in enumerate(stages):
         start = max(0, first_epoch - before)  # beyond the stage's end: it was over when the run was taken up
         if start == 0 and middle is None:
-            representation.prepare(stage, pixels, labels)
+            with representation.machine.uncaptured():
+                representation.prepare(stage, pixels, labels)
         if start < schedule.epochs:
             representation.enter(stage)
             train(
@@ -185,7 +186,7 @@ def learn_stream(
         observer.before_readouts(index)
         features = TaskFeatures(index, representation, pixels, labels, transform)
         features.holders = tuple(id(getattr(readout, "stats", None)) for readout in readouts.values())
-        with machine.exclusive():
+        with machine.uncaptured():
             representation.finish(features)
             at_first = features.at_first()
             for name, readout in readouts.items():

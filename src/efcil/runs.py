@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -167,6 +168,8 @@ class Run:
         self.seconds = 0.0
         self.training = False  # from here on a signal waits for the end of a step
         self.stop = threading.Event()  # set from outside: the run ends after this step, and saves it
+        self.runs_at_once = 1
+        self.underway = threading.Event()  # of several at once: the next may begin
 
     # -- what others see ---------------------------------------------------------------------------------------------
 
@@ -309,6 +312,7 @@ class Run:
         self._clock = lambda: earlier + time.perf_counter() - self._began
         self._saved = time.monotonic()
         epochs = [sum(stage.epochs for stage in representation.stages(t)) for t in range(len(stream))]
+        self._usual = epochs[-1]  # of a task
         problem = f"{data.name}: {len(data.class_names)} classes in {len(stream)} tasks"
         title = f"{', '.join(self.plan.methods)} on {problem}, {machine.name}"
         if point is not None:
@@ -392,6 +396,8 @@ class Run:
         """Log the epoch; keep it when the last checkpoint is old enough."""
         if not self.group.is_first:
             return
+        if report.task or (report.epoch + 1) * self.runs_at_once >= self._usual:
+            self.underway.set()
         self.log.add(task=report.task + 1, epoch=report.epoch + 1, loss=report.loss, lr=report.lr)
         self.reporter.epoch(report)
         now = time.monotonic()
@@ -475,7 +481,7 @@ class Run:
         """Write test features under both backbones and statistics: before the checkpoint, so that none is missing."""
         seen, labels = self.evaluator.seen(task)
         r, kept = self.representation, {}
-        with self.machine.exclusive():
+        with self.machine.uncaptured():
             for name, backbone in (("before", r.old_backbone), ("after", r.backbone)):
                 kept[name] = extract(r.reading(backbone), seen, self.machine, r.options.crop)
         if not self.group.is_first:
@@ -604,8 +610,24 @@ def execute_all(
 
 
 def _together(one: Callable[[Run], list[Summary]], runs: Sequence[Run], at_once: int) -> list[list[Summary]]:
-    with ThreadPoolExecutor(at_once) as pool:
-        futures = [pool.submit(one, run) for run in runs]
+    """Let each begin when the one before has a part of a task behind it, so that not all come to a task's end at once.
+
+    There the GPU has little to do. And whoever has something for it gets the interpreter soon.
+    """
+
+    def in_turn(run: Run, before: Run | None) -> list[Summary]:
+        if before is not None:
+            before.underway.wait()
+        try:
+            if run.stop.is_set():
+                raise Stopped
+            run.runs_at_once = at_once
+            return one(run)
+        finally:
+            run.underway.set()
+
+    with ThreadPoolExecutor(at_once) as pool, _switching(0.001):
+        futures = [pool.submit(in_turn, *pair) for pair in zip(runs, [None, *runs], strict=False)]
         try:
             return [future.result() for future in futures]
         except BaseException:
@@ -613,6 +635,17 @@ def _together(one: Callable[[Run], list[Summary]], runs: Sequence[Run], at_once:
                 run.stop.set()
                 future.cancel()
             raise
+
+
+@contextmanager
+def _switching(seconds: float) -> Iterator[None]:
+    """Meanwhile a thread that wants to go on waits for another no longer than this."""
+    usual = sys.getswitchinterval()
+    sys.setswitchinterval(seconds)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(usual)
 
 
 def _with_whole(plan: Plan) -> Options:

@@ -129,7 +129,7 @@ def teach(
     solving()
     learned = TaskFeatures(lesson.teaching, representation, everything, labels, transform)
     learned.rests = rests
-    with machine.exclusive():
+    with machine.uncaptured():
         learned.new()
         if imprints:
             _imprint(representation, learned, lesson)

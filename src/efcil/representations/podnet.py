@@ -104,8 +104,7 @@ class PODNet(Rehearsal):
     def prepare(self, stage: int, pixels: Pixels, labels: Tensor) -> None:
         """Herd as many images of each new class as there are exemplars of an old one."""
         if stage:
-            with self.machine.exclusive():
-                features = extract(self.backbone, pixels, self.machine, self.options.crop)
+            features = extract(self.backbone, pixels, self.machine, self.options.crop)
             self.herded = Exemplars.chosen(features, pixels, labels, self.quota(self.old))
 
     def studied(self, stage: int, pixels: Pixels, labels: Tensor) -> tuple[Pixels, Tensor]:

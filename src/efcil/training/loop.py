@@ -227,7 +227,7 @@ def seen_at_rest(
     rows = torch.cat(parts)
     size = max(len(parts[0]), AT_REST // math.prod(rows.shape[1:]))
     found = []
-    with machine.exclusive(), machine.autocast():
+    with machine.uncaptured(), machine.autocast():
         for part in rows.split(size):
             full = torch.cat([part, part[:1].expand(size - len(part), -1, -1, -1)])
             found.append(resting(pixels.normalise(full))[: len(part)])
@@ -371,19 +371,19 @@ class CapturedStep:
         kept = [*module.state_dict().values(), *step.optimiser.momenta().values(), step.total]
         saved = [t.clone() for t in kept]
         drawn = noise.get_state() if noise is not None else None
-        with step.machine.exclusive():  # one thread compiles and captures at a time; others replay what they have
-            self._record()
+        self._record()
         for tensor, value in zip(kept, saved, strict=True):  # the warm-up must leave no trace
             tensor.copy_(value)
         if noise is not None and drawn is not None:
             noise.set_state(drawn)
 
     def _record(self) -> None:
-        step = self.step
+        step, warm = self.step, getattr(self.known, "warm", False)
         stream = own_stream(self.batch.device, "warm-up")
         stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            for _ in range(1 if getattr(self.known, "warm", False) else self.WARM_UP):  # later ones see new sizes
+        # One thread compiles at a time; others replay what they have.
+        with step.machine.uncaptured() if warm else step.machine.capturing(), torch.cuda.stream(stream):
+            for _ in range(1 if warm else self.WARM_UP):  # later ones see new sizes
                 step(self.batch, *self.rest)
         self.known.warm = True
         torch.cuda.current_stream().wait_stream(stream)
@@ -392,7 +392,10 @@ class CapturedStep:
         if self.noise is not None:
             self.graph.register_generator_state(self.noise)  # each replay draws on from where the generator stands
         first = own_stream(self.batch.device, "capture", -1)  # the next step waits for this one, not for what is ahead
-        with torch.cuda.graph(self.graph, stream=first, capture_error_mode="thread_local"):
+        with (
+            step.machine.capturing(),
+            torch.cuda.graph(self.graph, stream=first, capture_error_mode="thread_local"),
+        ):
             step(self.batch, *self.rest)
 
     def __call__(self, batch: Tensor, *rest: Tensor) -> None:

@@ -142,14 +142,13 @@ class Machine:
         if self.capture and torch.cuda.is_current_stream_capturing():
             torch.cuda.current_stream().wait_stream(own_stream(self.device, "branch"))
 
-    @contextlib.contextmanager
-    def exclusive(self) -> Iterator[None]:
-        """Keep other threads from capturing, or from work that a capture elsewhere would forbid (cuDNN's trials)."""
-        if not self.capture:
-            yield
-            return
-        with _capturing:
-            yield
+    def capturing(self) -> contextlib.AbstractContextManager[None]:
+        """Capture alone: whatever a capture forbids waits in other threads, and so do other captures."""
+        return _gate.alone() if self.capture else contextlib.nullcontext()
+
+    def uncaptured(self) -> contextlib.AbstractContextManager[None]:
+        """Keep other threads from capturing while something happens that a capture forbids (cuDNN's trials)."""
+        return _gate.together() if self.capture else contextlib.nullcontext()
 
     def tensor(self, array: npt.NDArray[Any]) -> Tensor:
         """Copy an array (memory-mapped or not) to the device."""
@@ -174,8 +173,42 @@ def _own_gpu(device: str, group: Group) -> str:
     return f"cuda:{group.local_rank}"
 
 
+class Gate:
+    """Either any number of threads are inside together, or one is alone; who is inside may come in again together."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._inside, self._alone = 0, 0  # how many are together; the thread that is alone
+
+    @contextlib.contextmanager
+    def together(self) -> Iterator[None]:
+        """Come in when nobody else is alone."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._alone in (0, threading.get_ident()))
+            self._inside += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._inside -= 1
+                self._changed.notify_all()
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """Come in when nobody is inside."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._alone and not self._inside)
+            self._alone = threading.get_ident()
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._alone = 0
+                self._changed.notify_all()
+
+
 _streams = threading.local()
-_capturing = threading.RLock()
+_gate = Gate()
 
 
 def own_stream(device: torch.device, purpose: str, priority: int = 0) -> torch.cuda.Stream:
