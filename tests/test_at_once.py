@@ -1,5 +1,6 @@
 """Several runs in one process: who captures is alone, runs begin one after the other, and none starves the others."""
 
+import signal
 import sys
 import threading
 import time
@@ -126,6 +127,22 @@ def test_one_that_is_stopped_before_its_turn_does_not_begin():
     with pytest.raises((Stopped, Interrupted)):
         runs.execute_all(all_of_them, False, at_once=2)
     assert (1, 0) not in said
+
+
+def test_a_signal_is_heard_whichever_thread_it_comes_to():
+    """The system may hand it to any thread of the process; Python's handler runs in the main one, which waits."""
+
+    class Told(Fake):
+        def execute(self, resume):
+            time.sleep(0.3)  # until the main thread waits
+            signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
+            self.said.append(self.stop.wait(SOON))
+            raise Stopped
+
+    said = []
+    with pytest.raises(Interrupted):
+        runs.execute_all([Told(said, 0), Fake(said, 1)], False, at_once=2)
+    assert said == [True]
 
 
 def test_threads_wait_less_for_each_other_meanwhile():

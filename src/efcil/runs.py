@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, Protocol
@@ -46,6 +46,7 @@ from efcil.training.loop import EpochReport, Middle, Optimiser, Stopped
 from efcil.training.machine import Machine, own_stream
 
 Summary = dict[str, Any]
+HEARD = 0.5  # seconds until a signal is heard at the latest
 FEATURES = "features"  # directory of kept features, beside config.yaml
 KEPT: dict[str, tuple[str, Seen]] = {  # its tensors: features of a task's images, which backbone saw them and how
     "new": ("new", "clean"),
@@ -629,6 +630,11 @@ def _together(one: Callable[[Run], list[Summary]], runs: Sequence[Run], at_once:
     with ThreadPoolExecutor(at_once) as pool, _switching(0.001):
         futures = [pool.submit(in_turn, *pair) for pair in zip(runs, [None, *runs], strict=False)]
         try:
+            going: Collection[Future[list[Summary]]] = futures
+            while going:  # a signal that came to another thread is heard when this one wakes
+                ended, going = wait(going, HEARD, FIRST_COMPLETED)
+                for future in ended:
+                    future.result()  # raises what it raised
             return [future.result() for future in futures]
         except BaseException:
             for run, future in zip(runs, futures, strict=True):
