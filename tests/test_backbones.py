@@ -9,6 +9,7 @@ import torch
 
 from efcil.backbones import NAMES, STEMS, build
 from efcil.backbones.at_rest import AtRest, Layer, comes_out_right, fuses
+from efcil.backbones.resnet import PATCH
 from efcil.errors import OptionError
 
 
@@ -227,6 +228,20 @@ def test_folded_normalisation_is_the_same_function(name, stem, last_relu):
     images = torch.randn(3, 3, 32, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         torch.testing.assert_close(AtRest(backbone, torch.float64)(images), backbone(images), rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize(
+    ("stem", "channels", "small"), [("cifar", 3, True), ("small", 1, True), ("cifar", 4, False), ("imagenet", 3, False)]
+)
+def test_small_stems_are_laid_out_and_larger_ones_are_not(stem, channels, small):
+    conv = build("resnet10", stem=stem, width=4, channels=channels).conv1.double()
+    assert conv.is_small is small
+    if small:
+        images = torch.randn(2, channels, 5, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+        laid_out, weight = conv.patches(images, torch.float64), conv.over_patches(conv.weight)
+        assert laid_out.shape == (2, PATCH, 5, 7)
+        torch.testing.assert_close(torch.nn.functional.conv2d(laid_out, weight), conv(images), rtol=1e-12, atol=1e-12)
+        assert torch.equal(conv.of_patches(weight), conv.weight)
 
 
 def test_at_rest_is_what_the_backbone_was():

@@ -87,6 +87,22 @@ def test_repeats_of_an_order_are_averaged_before_the_orders(root):
     assert row[7] == "abc123, def456"
 
 
+def test_orders_that_are_kept_back_are_a_row_of_their_own(root):
+    """They are not the paper's orders, so its numbers do not stand beside them."""
+    for order, A_f in (("identity", 50), ("1993", 52), ("1", 60), ("2", 61), ("3", 62)):
+        store(root, f"a-order-{order}", summary(A_f=A_f, order=order))
+    store(root, "b", summary("ldc", A_f=40, order="1"))
+    assert run(root) == 0
+    assert cells(root, "dpcr")[2] == "51.00 ± 1.41"
+    assert cells(root, "dpcr")[1].startswith("50.24")
+    apart = cells(root, "dpcr, orders 1, 2, 3")
+    assert apart[1:3] == [DASH, "61.00 ± 1.00"]
+    assert apart[4] == "1, 2, 3"
+    assert cells(root, "ldc")[1:3] == [DASH, "40.00"]  # measured in no other order
+    text = (root / "results" / "README.md").read_text()
+    assert re.search(r"\| ldc \| 46.60 / 61.67[^|]*\| not measured yet", text)
+
+
 def test_rows_are_sorted_and_what_is_missing_comes_last(root):
     store(root, "a", summary("lwf-ncm", 44), summary("dpcr", 51), summary("joint", 70), summary("dp-ncm", 48))
     run(root)
@@ -493,3 +509,9 @@ def test_what_goes_beyond_the_paper_stands_beside_dpcr(root):
     assert "| ldc |" not in text
     assert text.index("| dpcr-plus (tuned)") < text.index("| dpcr |")
     assert "1, 2" in text
+    store(root, "c", summary(A_f=51, order="1"))
+    store(root, "d", summary(A_f=53, order="2"))
+    run(root)
+    text = page.read_text()
+    assert cells(root, "dpcr, orders 1, 2, 3", heading, file)[2] == "52.00 ± 1.41"
+    assert text.index("| dpcr-plus (tuned)") < text.index("| dpcr, orders") < text.index("| dpcr |")

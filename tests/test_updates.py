@@ -52,6 +52,9 @@ def test_one_parameter_at_a_time_is_the_same(kind):
         usual.step()
         assert torch.allclose(ours, theirs, atol=1e-6)
     assert ours.grad is None
+    mine.zero_grad()
+    ours.grad = torch.ones_like(ours)
+    mine.step()  # in another step it may be updated in the usual way
     assert not torch.equal(ours, drawn(6, 3, 2, 2, seed=1))
 
 

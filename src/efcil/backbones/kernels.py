@@ -28,6 +28,7 @@ from torch import Tensor, nn
 TILE, WIDE = 64, 64  # rows and channels of a tile of kernels that add up
 LOADS, FEW = 4, 8192  # tiles of `moments` that are on their way at once; of fewer rows two, as of `back_sums`
 EACH, BACK_EACH = 32, 64  # rows of a tile of the others
+PIXELS = 128  # of a tile of `patches`
 WARPS = 4
 PROGRAMS = 264  # that add up, at most: two for each multiprocessor of an H200
 # A sum may have 2**63 units. Forward a unit is this share of the running deviation, or of the running variance: maps of
@@ -268,28 +269,31 @@ def _back_apply(
 
 
 @triton.jit
-def _patches(images, out, rows, height, width, n, c, h, w, SEEN: tl.constexpr, K: tl.constexpr, BM: tl.constexpr):
-    """Row by row (rows, K): the 3 x 3 neighbours of a pixel in each channel; n, c, h, w are the images' strides."""
-    row = tl.program_id(0) * BM + tl.arange(0, BM)
-    k = tl.arange(0, K)
-    place = row % (height * width)
-    y = (place // width)[:, None] + ((k % 9) // 3)[None, :] - 1
-    x = (place % width)[:, None] + (k % 3)[None, :] - 1
-    inside = (y >= 0) & (y < height) & (x >= 0) & (x < width) & (k < SEEN)[None, :] & (row < rows)[:, None]
-    image = (row // (height * width)).to(tl.int64) * n
-    at = image[:, None] + (k // 9)[None, :] * c + y * h + x * w
-    found = tl.load(images + at, mask=inside, other=0.0)
-    to = row.to(tl.int64)[:, None] * K + k[None, :]
-    tl.store(out + to, found.to(out.dtype.element_ty), mask=(row < rows)[:, None])
+def _patches(
+    images, out, height, width, n, c, h, w, SEEN: tl.constexpr, K: tl.constexpr, BH: tl.constexpr, BW: tl.constexpr
+):
+    """Pixel by pixel, K numbers each: its 3 x 3 neighbours in each channel; n, c, h, w are the images' strides."""
+    image = tl.program_id(0).to(tl.int64)
+    place, k = tl.arange(0, BH * BW), tl.arange(0, K)
+    y, x = tl.program_id(1) * BH + place // BW, place % BW
+    there = ((y < height) & (x < width))[:, None]
+    near_y = y[:, None] + ((k % 9) // 3)[None, :] - 1
+    near_x = x[:, None] + (k % 3)[None, :] - 1
+    inside = (near_y >= 0) & (near_y < height) & (near_x >= 0) & (near_x < width) & (k < SEEN)[None, :] & there
+    at = (k // 9)[None, :] * c + near_y * h + near_x * w
+    found = tl.load(images + image * n + at, mask=inside, other=0.0)
+    to = (y * width + x)[:, None] * K + k[None, :]
+    tl.store(out + image * (height * width * K) + to, found.to(out.dtype.element_ty), mask=there)
 
 
 def patches(images: Tensor, dtype: torch.dtype, room: int) -> Tensor:
     """See `efcil.backbones.resnet.Stem.patches`; the result has its channels last."""
     count, channels, height, width = images.shape
     out = torch.empty(count, height, width, room, dtype=dtype, device=images.device)
-    rows = count * height * width
-    sizes = (rows, height, width, *images.stride())
-    _patches[(triton.cdiv(rows, TILE),)](images, out, *sizes, SEEN=9 * channels, K=room, BM=TILE, num_warps=WARPS)
+    across = triton.next_power_of_2(width)
+    down = max(1, PIXELS // across)
+    tiles = {"SEEN": 9 * channels, "K": room, "BH": down, "BW": across, "num_warps": WARPS}
+    _patches[(count, triton.cdiv(height, down))](images, out, height, width, *images.stride(), **tiles)
     return out.permute(0, 3, 1, 2)
 
 

@@ -60,7 +60,7 @@ class Stem(nn.Conv2d):
     def patches(self, images: Tensor, dtype: torch.dtype) -> Tensor:
         """Lay out what a small stem sees of each pixel, (n, channels, h, w) to (n, PATCH, h, w), filled up with zeros.
 
-        Then the convolution is one of 1 x 1: 12 us for 128 images of 32 pixels on an H200, all told, instead of 33.
+        Then the convolution is one of 1 x 1, for which cuDNN has faster kernels than for one of few channels.
         """
         if images.is_cuda:
             from efcil.backbones import kernels
