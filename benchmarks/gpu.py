@@ -6,6 +6,8 @@
            without and with a teacher, against the ceiling: counted operations at the measured rate of bf16 products
 - epoch    one epoch of a task through the product's `train`, augmentation included, and the share it reaches of the
            images a second of the same step on one batch that stays on the device
+- together the same epochs of one, two and three runs in one process, a thread and a stream each: milliseconds a step of
+           all of them
 - augment  images per second of `cifar-autoaugment` (benchmarks/augment.py)
 - update   one class update at 100 and 1,000 classes, d = 512, against SVD and inverse a class (benchmarks/core.py)
 - startup  seconds to import, and to the first training step with an empty and with a filled compile cache
@@ -19,16 +21,20 @@ cpu --steps 2` runs the same code at a size for tests; variants that need CUDA a
 from __future__ import annotations
 
 import argparse
+import contextlib
 import gc
 import importlib
 import json
+import math
 import os
 import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -44,13 +50,13 @@ from efcil import data as sources
 from efcil.data.dataset import ImageSet
 from efcil.experiment import commit
 from efcil.representations.lwf import LwF, LwFOptions
-from efcil.tasks import TaskStream
+from efcil.tasks import Task, TaskStream
 from efcil.training.loop import Ahead, CapturedStep, EpochReport, Optimiser, Pixels, Step, train
-from efcil.training.machine import Machine
+from efcil.training.machine import Machine, own_stream
 from efcil.training.schedule import Schedule
 
 ROOT = Path(__file__).resolve().parent.parent
-SECTIONS = ("step", "epoch", "augment", "update", "startup")
+SECTIONS = ("step", "epoch", "together", "augment", "update", "startup")
 VARIANTS = {  # name -> precision, compile, capture
     "fp32 eager": ("fp32", False, False),
     "bf16 eager": ("bf16", False, False),
@@ -225,6 +231,68 @@ def measure_steps(size: Size, device: str, steps: int, data: Path | None = None)
     return {"batch": size.batch, "steps": steps, "flops_per_image": flops, "matmul": rate, "rows": rows}
 
 
+def train_epochs(
+    lwf: LwF, task: Task, size: Size, epochs: int, after_epoch: Callable[[EpochReport, Optimiser], None]
+) -> None:
+    """Train as `efcil run` does."""
+    machine = lwf.machine
+    train(
+        lwf,
+        lwf.loss,
+        Pixels(machine.tensor(task.images), MEAN, STD, machine),
+        machine.tensor(task.labels),
+        schedule=Schedule(epochs=epochs, lr=0.01),
+        transform=lwf.transform(size.side),
+        batch_size=size.batch,
+        momentum=0.9,
+        last_batch="wrap",
+        resting=lwf.resting(),
+        hand_over=lwf.hand_over,
+        machine=machine,
+        seed=0,
+        task=task.index,
+        after_epoch=after_epoch,
+    )
+
+
+def measure_together(size: Size, device: str, data: Path | None = None) -> list[Result]:
+    """Milliseconds a step of one, two and three runs that train at once, with and without teacher."""
+    machine = Machine.choose(device)
+    tasks = stream(size, data)
+    block = Ahead.MOST if machine.device.type == "cuda" else 1
+    learners = [LwF(options_of(size, size.augment), 3, machine, seed) for seed in range(3)]
+    found = []
+    for task in (tasks[0], tasks[1]):
+        for lwf in learners:
+            lwf.begin(task)
+        for count in (1, 2, 3):
+            found.append({"teacher": task.index > 0, "runs": count, **_together(learners[:count], task, size, block)})
+    return found
+
+
+def _together(learners: list[LwF], task: Task, size: Size, block: int) -> Result:
+    """Let learners train at once, and clock them from when all have `block` epochs behind them until all have ended."""
+    met, begun = threading.Barrier(len(learners), lambda: begun.append(time.perf_counter())), list[float]()
+
+    def one(lwf: LwF) -> None:
+        place = lwf.machine.device
+        on = torch.cuda.stream(own_stream(place, "run")) if place.type == "cuda" else contextlib.nullcontext()
+        with on:
+            train_epochs(lwf, task, size, (1 + size.repeats) * block, lambda report, _: _meet(met, report, block))
+
+    with ThreadPoolExecutor(len(learners)) as pool:
+        for future in [pool.submit(one, lwf) for lwf in learners]:
+            future.result()
+    seconds = time.perf_counter() - begun[0]
+    steps = size.repeats * block * math.ceil(len(task) / size.batch) * len(learners)
+    return {"seconds": seconds, "steps": steps, "step_seconds": seconds / steps}
+
+
+def _meet(met: threading.Barrier, report: EpochReport, block: int) -> None:
+    if report.epoch + 1 == block:
+        met.wait(600)
+
+
 def measure_epochs(size: Size, device: str, steps: int, data: Path | None = None) -> Result:
     """Seconds of an epoch of a task as `efcil run` trains it: shuffled, augmented, without and with teacher.
 
@@ -244,23 +312,7 @@ def measure_epochs(size: Size, device: str, steps: int, data: Path | None = None
             machine.synchronise()
             ends.append(time.perf_counter())
 
-        train(
-            lwf,
-            lwf.loss,
-            Pixels(machine.tensor(task.images), MEAN, STD, machine),
-            machine.tensor(task.labels),
-            schedule=Schedule(epochs=size.repeats * block + 1, lr=0.01),
-            transform=lwf.transform(size.side),
-            batch_size=size.batch,
-            momentum=0.9,
-            last_batch="wrap",
-            resting=lwf.resting(),
-            hand_over=lwf.hand_over,
-            machine=machine,
-            seed=0,
-            task=int(teacher),
-            after_epoch=note,
-        )
+        train_epochs(lwf, task, size, size.repeats * block + 1, note)
         raw = summarised([(end - begin) / block for begin, end in pairwise(ends[::block])])  # the first one compiles
         call = one_step(lwf, *(machine.tensor(array[: size.batch]) for array in (task.images, task.labels)))
         timed(call, size.warm_up, 1, machine.device)
@@ -355,6 +407,7 @@ def measure(size: Size, device: str, steps: int, only: tuple[str, ...] = SECTION
     calls: dict[str, Callable[[], Any]] = {
         "step": lambda: measure_steps(size, device, steps, data),
         "epoch": lambda: measure_epochs(size, device, steps, data),
+        "together": lambda: measure_together(size, device, data),
         "augment": lambda: measure_augment(size, device),
         "update": lambda: measure_update(size, device),
         "startup": lambda: measure_startup(device, size == TINY),
@@ -395,6 +448,9 @@ def lines(result: Result) -> Iterator[str]:
                 f"epoch of {epoch['images']} images, {name.replace('_', ' ')}: {_plus_minus(epoch['seconds'])} s, "
                 f"{epoch['images_per_second']:,.0f} images/s, {epoch['share']:.2f} of the step on a resident batch"
             )
+    for row in result.get("together", ()):
+        words = f"{row['runs']} at once, {'with' if row['teacher'] else 'without'} teacher"
+        yield f"{words}: {row['step_seconds'] * 1e3:.3f} ms a step of all of them"
     if "augment" in result:
         speed, ratio = (result["augment"][key] for key in ("images_per_second", "ratio"))
         yield f"cifar-autoaugment: {_plus_minus(speed, digits=0)} images/s, {ratio['median']:.1f} x Pillow on one core"

@@ -134,10 +134,16 @@ def test_a_timed_step_trains(machine):
 def test_the_whole_command_writes_every_timing(tmp_path, capsys):
     out = tmp_path / "deep" / "gpu.json"
     arguments = ["--device", "cpu", "--tiny", "--steps", "1", "--out", str(out)]
-    assert gpu.main([*arguments, "--only", "epoch", "augment", "update", "startup"]) == 0
+    assert gpu.main([*arguments, "--only", "epoch", "together", "augment", "update", "startup"]) == 0
     result = json.loads(out.read_text())
     assert result["torch"] == torch.__version__
-    assert {"device", "commit", "threads", "epoch", "augment", "update", "startup"} <= set(result)
+    assert {"device", "commit", "threads", "epoch", "together", "augment", "update", "startup"} <= set(result)
+    both = [(False, runs) for runs in (1, 2, 3)] + [(True, runs) for runs in (1, 2, 3)]
+    assert [(row["teacher"], row["runs"]) for row in result["together"]] == both
+    for row in result["together"]:  # 12 images in batches of 8
+        assert row["steps"] == 2 * gpu.TINY.repeats * row["runs"]
+        assert row["step_seconds"] == pytest.approx(row["seconds"] / row["steps"])
+        assert row["seconds"] > 0
     assert "step" not in result
     for name in ("no_teacher", "teacher"):
         assert result["epoch"][name]["images"] == 12
@@ -155,7 +161,13 @@ def test_the_whole_command_writes_every_timing(tmp_path, capsys):
         one = result["startup"][state]
         assert one["process_seconds"] > one["first_step_seconds"]  # a process imports as well
     said = capsys.readouterr().out
-    for words in ("epoch of 12 images, teacher", "cifar-autoaugment", "14 classes, numerical", "compile cache warm"):
+    for words in (
+        "epoch of 12 images, teacher",
+        "3 at once, with teacher:",
+        "cifar-autoaugment",
+        "14 classes, numerical",
+        "compile cache warm",
+    ):
         assert words in said
 
 
