@@ -13,6 +13,7 @@ import os
 import pickle  # nosec B403 # only as _ArraysOnly, which admits the names of arrays and nothing else
 import shlex
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn
 
@@ -40,6 +41,7 @@ REMOTE = Remote(
 OFFICIAL = Official(100, 50_000, 10_000, train_each=500, test_each=100)
 
 _PIXELS = 3 * 32 * 32
+_BLOCK = 2**25  # bytes of a file that are summed up at once: between two of them the interpreter has to be had again
 _PYTHON, _BINARY = ("train", "test", "meta"), ("train.bin", "test.bin", "fine_label_names.txt")
 
 
@@ -137,6 +139,15 @@ def _bytes(path: Path) -> npt.NDArray[np.uint8]:
 
 
 def _read_python(folder: Path) -> tuple[ImageSet, ImageSet, tuple[str, ...], list[str]]:
+    with ThreadPoolExecutor(1) as beside:
+        sums = {name: beside.submit(_md5, folder / name) for name in REMOTE.files}
+        train, test, class_names = _contents(folder)
+        others = [name for name, official in REMOTE.files.items() if f"md5:{sums[name].result()}" != official]
+    notes = [f"{folder}: {', '.join(others)} differ from the official files (md5), but can be read"] if others else []
+    return train, test, class_names, notes
+
+
+def _contents(folder: Path) -> tuple[ImageSet, ImageSet, tuple[str, ...]]:
     meta = _unpickle(folder / "meta")
     class_names = tuple(_entry(folder / "meta", meta, "fine_label_names", list))
     if not all(isinstance(name, str | bytes) for name in class_names):
@@ -155,9 +166,7 @@ def _read_python(folder: Path) -> tuple[ImageSet, ImageSet, tuple[str, ...], lis
             _damaged(folder, f"{path} holds {len(data):,} images but {len(labels):,} labels")
         _check_labels(path, labels, class_names)
         parts.append(ImageSet(np.array(data, order="C").reshape(-1, 3, 32, 32), labels))  # a copy that can be written
-    others = [name for name, official in REMOTE.files.items() if f"md5:{_md5(folder / name)}" != official]
-    notes = [f"{folder}: {', '.join(others)} differ from the official files (md5), but can be read"] if others else []
-    return parts[0], parts[1], class_names, notes
+    return parts[0], parts[1], class_names
 
 
 def _unpickle(path: Path) -> dict[str, Any]:
@@ -177,8 +186,11 @@ def _unpickle(path: Path) -> dict[str, Any]:
 
 
 def _md5(path: Path) -> str:
+    found = hashlib.md5(usedforsecurity=False)
     with path.open("rb") as file:
-        return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+        while block := file.read(_BLOCK):
+            found.update(block)
+    return found.hexdigest()
 
 
 def _entry(path: Path, content: dict[str, Any], key: str, kind: Any) -> Any:

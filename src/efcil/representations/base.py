@@ -83,7 +83,7 @@ class Representation(nn.Module, ABC):
         super().__init__()
         self.options, self.channels, self.machine, self.seed = options, channels, machine, seed
         self.student = self._new_classifier(seed)
-        self.teacher = self._new_classifier(seed)
+        self.teacher = copy.deepcopy(self.student)
         self.teacher.requires_grad_(False)
         self.old = 0  # classes learned before this task
         self.present: Tensor | None = None  # positions of the classes in this task, where old ones are among them

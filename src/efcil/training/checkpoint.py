@@ -23,6 +23,7 @@ from torch import Tensor
 
 from efcil.errors import CheckpointError
 from efcil.files import replaced
+from efcil.training.machine import own_stream
 
 Tensors = dict[str, Tensor]
 ALIGNMENT = 64  # bytes: where memory that torch allocates begins
@@ -46,6 +47,28 @@ def on_cpu(tensors: Mapping[str, Tensor]) -> Tensors:
         else t.detach().contiguous().cpu()
         for name, t in tensors.items()
     }
+
+
+def copied(tensors: Mapping[str, Tensor]) -> Callable[[], Tensors]:
+    """Copy tensors now; what is returned gives them as a file needs them, once, in whichever thread that is.
+
+    On a GPU with room they are copied there, at a hundred times the speed, and brought to the CPU only then.
+    """
+    places = {t.device for t in tensors.values() if t.is_cuda}
+    size = sum(t.numel() * t.element_size() for t in tensors.values())
+    if len(places) != 1 or size > torch.cuda.mem_get_info(*places)[0] // 4:
+        plain = on_cpu(tensors)
+        return lambda: plain
+    (device,) = places
+    held = {name: t.detach().clone(memory_format=torch.contiguous_format) for name, t in tensors.items()}
+    made, aside = torch.cuda.current_stream(device).record_event(), own_stream(device, "files")
+
+    def brought() -> Tensors:
+        with torch.cuda.stream(aside):
+            made.wait()
+            return {name: held.pop(name).cpu() for name in list(held)}
+
+    return brought
 
 
 def aligned(tensors: Mapping[str, Tensor]) -> Tensors:
@@ -124,12 +147,12 @@ class CheckpointStore:
         self._save(f"task-{task:02d}-epoch-{epoch:04d}.safetensors", tensors, meta)
 
     def _save(self, name: str, tensors: Tensors, meta: Mapping[str, Any]) -> None:
-        plain = on_cpu(tensors)  # what comes after may change them
         self.wait()
+        plain = copied(tensors)  # what comes after may change them
 
         def write() -> None:
             self.directory.mkdir(parents=True, exist_ok=True)
-            _write(self.directory / name, plain, meta)
+            _write(self.directory / name, plain(), meta)
             self._prune()
 
         self._pending = self._writer.submit(write)

@@ -392,11 +392,16 @@ class CapturedStep:
         if self.noise is not None:
             self.graph.register_generator_state(self.noise)  # each replay draws on from where the generator stands
         first = own_stream(self.batch.device, "capture", -1)  # the next step waits for this one, not for what is ahead
-        with (
-            step.machine.capturing(),
-            torch.cuda.graph(self.graph, stream=first, capture_error_mode="thread_local"),
-        ):
-            step(self.batch, *self.rest)
+        with step.machine.capturing():
+            torch.cuda.current_stream().synchronize()
+            if torch.cuda.mem_get_info()[0] < torch.cuda.memory_reserved():  # a graph has memory of its own
+                torch.cuda.empty_cache()
+            with torch.cuda.stream(first):
+                self.graph.capture_begin(capture_error_mode="thread_local")
+                try:
+                    step(self.batch, *self.rest)
+                finally:
+                    self.graph.capture_end()
 
     def __call__(self, batch: Tensor, *rest: Tensor) -> None:
         """Replay the recorded step on a new batch."""

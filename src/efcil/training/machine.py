@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import platform
 import threading
 from collections.abc import Callable, Iterator
@@ -45,6 +46,9 @@ class Machine:
         sync_bn: bool = False,
     ) -> Machine:
         """Take the fastest that works here, except where the user said otherwise; of several processes each one GPU."""
+        # Read when CUDA starts. Streams share a GPU's queues, eight of them by default, and in a queue one waits for the
+        # other: three runs have twenty streams.
+        os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
         if device == "auto":
             device = "cuda" if torch.cuda.is_available() else "cpu"
         if group.size > 1 and device.startswith("cuda"):
@@ -69,7 +73,10 @@ class Machine:
                 f"--sync-bn needs CUDA devices, not {place}: leave it out, and each process normalises its own share"
             )
         compile, capture = on_gpu if compile is None else compile, on_gpu if capture is None else capture
-        return cls(place, precision, compile, capture, group, sync_bn)
+        machine = cls(place, precision, compile, capture, group, sync_bn)
+        if machine.branches:
+            threading.Thread(target=_kernels_known, daemon=True).start()
+        return machine
 
     @property
     def name(self) -> str:
@@ -158,6 +165,14 @@ class Machine:
         """Wait until the device is done."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
+
+
+def _kernels_known() -> None:
+    """Let Triton find out who it is, for which it reads all of itself, while images are read."""
+    with contextlib.suppress(Exception):  # whoever needs a kernel will hear of it
+        from triton.runtime.cache import triton_key
+
+        triton_key()
 
 
 def _own_gpu(device: str, group: Group) -> str:
