@@ -1,5 +1,6 @@
 """Several runs in one process: who captures is alone, runs begin one after the other, and none starves the others."""
 
+import os
 import signal
 import sys
 import threading
@@ -12,7 +13,7 @@ import torch
 from efcil import runs
 from efcil.errors import Interrupted
 from efcil.training.loop import EpochReport, Stopped
-from efcil.training.machine import Gate, Machine
+from efcil.training.machine import Gate, Machine, _kernels_known
 
 SOON = 20.0
 
@@ -75,6 +76,28 @@ def test_without_captures_nobody_waits():
     machine = Machine(torch.device("cpu"))
     with machine.capturing(), machine.capturing(), machine.uncaptured():
         pass
+
+
+def test_streams_of_several_runs_have_queues_of_their_own(monkeypatch):
+    monkeypatch.delenv("CUDA_DEVICE_MAX_CONNECTIONS", raising=False)
+    Machine.choose("cpu")
+    assert os.environ["CUDA_DEVICE_MAX_CONNECTIONS"] == "32"
+    monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "4")
+    Machine.choose("cpu")
+    assert os.environ["CUDA_DEVICE_MAX_CONNECTIONS"] == "4", "the user's own"
+
+
+def test_triton_reads_itself_ahead_where_it_is(monkeypatch):
+    asked = []
+    there = SimpleNamespace(triton_key=lambda: asked.append(1))
+    for name, module in {"triton": SimpleNamespace(), "triton.runtime": SimpleNamespace(cache=there)}.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.setitem(sys.modules, "triton.runtime.cache", there)
+    _kernels_known()
+    assert asked == [1]
+    monkeypatch.setitem(sys.modules, "triton.runtime.cache", None)  # not installed
+    _kernels_known()
+    assert asked == [1]
 
 
 class Fake:

@@ -2,6 +2,7 @@
 
 import random
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from safetensors.torch import load_file
 
 from efcil.errors import CheckpointError
 from efcil.training import checkpoint
-from efcil.training.checkpoint import CheckpointStore, load_tensors, save_tensors
+from efcil.training.checkpoint import CheckpointStore, copied, load_tensors, save_tensors
 
 TENSORS = {
     "weight": torch.randn(7, 5, generator=torch.Generator().manual_seed(0)),
@@ -157,6 +158,21 @@ def test_what_changes_after_saving_is_not_saved(tmp_path, monkeypatch):
     weights.zero_()
     changed.set()
     assert store.newest().tensors["w"].sum() == 100_000
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="a GPU's tensors")
+def test_what_is_on_a_gpu_is_copied_there_and_brought_by_another_thread():
+    weights = torch.randn(64, 8, 3, 3, device="cuda").contiguous(memory_format=torch.channels_last)
+    order = torch.arange(5)
+    wanted = weights.cpu()
+    brought = copied({"w": weights, "order": order})
+    weights.zero_()
+    order.zero_()
+    with ThreadPoolExecutor(1) as other:
+        found = other.submit(brought).result()
+    assert torch.equal(found["w"], wanted)
+    assert found["w"].is_contiguous()
+    assert found["order"].tolist() == [0, 1, 2, 3, 4]
 
 
 def test_directory_that_cannot_be_written(tmp_path):

@@ -46,8 +46,8 @@ class Machine:
         sync_bn: bool = False,
     ) -> Machine:
         """Take the fastest that works here, except where the user said otherwise; of several processes each one GPU."""
-        # Read when CUDA starts. Streams share a GPU's queues, eight of them by default, and in a queue one waits for the
-        # other: three runs have twenty streams.
+        # Read when CUDA starts. Streams share a GPU's queues, eight by default, and in a queue one waits for the other:
+        # three runs have twenty streams.
         os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
         if device == "auto":
             device = "cuda" if torch.cuda.is_available() else "cpu"
