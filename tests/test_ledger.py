@@ -10,7 +10,6 @@ import pytest
 
 from efcil.experiment import Request, resolve
 from efcil.files import write_json
-from efcil.report.groups import NONE
 from tools import ledger
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -504,7 +503,7 @@ def test_what_goes_beyond_the_paper_stands_beside_dpcr(root):
     store(root, "a", summary("ldc", A_f=45))
     run(root)
     heading, file = "<!-- ledger -->", "docs/dpcr-plus.md"
-    assert cells(root, "dpcr", heading, file) == ["dpcr", "1993", "50.00", "60.00", NONE, NONE]
+    assert cells(root, "dpcr", heading, file) == ["dpcr", "1993", "50.00", "60.00"]
     text = page.read_text()
     assert "| ldc |" not in text
     assert text.index("| dpcr-plus (tuned)") < text.index("| dpcr |")
@@ -513,5 +512,16 @@ def test_what_goes_beyond_the_paper_stands_beside_dpcr(root):
     store(root, "d", summary(A_f=53, order="2"))
     run(root)
     text = page.read_text()
-    assert cells(root, "dpcr, orders 1, 2, 3", heading, file)[2] == "52.00 ± 1.41"
+    assert cells(root, "dpcr, orders 1, 2", heading, file)[2] == "52.00 ± 1.41"
     assert text.index("| dpcr-plus (tuned)") < text.index("| dpcr, orders") < text.index("| dpcr |")
+    assert "tiny-imagenet" not in text
+    for A_f, order in ((30, "1993"), (31, "1")):
+        store(root, f"t-{order}", summary(A_f=A_f, order=order, dataset="tiny-imagenet"))
+    run(root)
+    assert "tiny-imagenet" not in page.read_text(), "nothing of it was measured there"
+    store(root, "t", summary("dpcr-plus", A_f=40, preset="tuned", order="1", dataset="tiny-imagenet"))
+    run(root)
+    text = page.read_text()
+    assert cells(root, "dpcr-plus (tuned)", "**tiny-imagenet**", file) == ["dpcr-plus (tuned)", "1", "40.00", "60.00"]
+    assert cells(root, "dpcr, order 1", "**tiny-imagenet**", file)[1:3] == ["1", "31.00"]
+    assert text.index("**cifar100**") < text.index("**tiny-imagenet**")

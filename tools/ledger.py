@@ -271,7 +271,9 @@ def _rows(entries: list[Entry]) -> tuple[Row, ...]:
             name = f"{label} [{apart}]" if apart else label
             parts = [tuple(m for m in members if m.kept_back is kept) for kept in (False, True)]
             if all(parts):  # orders of both kinds are two rows
-                rows += [Row(name, parts[0]), Row(f"{name}, orders {', '.join(KEPT_BACK)}", parts[1])]
+                orders = sorted({member.run.order for member in parts[1]})
+                apart = f"{name}, order{'s' * (len(orders) > 1)} {', '.join(orders)}"
+                rows += [Row(name, parts[0]), Row(apart, parts[1])]
             else:
                 rows.append(Row(name, tuple(members)))
     return tuple(sorted(rows, key=lambda row: (-(v.mean if (v := row.value("A_f")) else 0.0), row.label)))
@@ -506,26 +508,31 @@ def _range(values: list[float]) -> str:
     return f"{min(values):.2f} to {max(values):.2f}"
 
 
-BESIDE = f"dpcr, orders {', '.join(KEPT_BACK)}"
-
-
 def beyond_text(sections: list[Section]) -> str:
-    """The block of docs/dpcr-plus.md: all that was measured of `dpcr-plus`, and `dpcr` beside it, on CIFAR-100."""
-    splits = [s for s in sections if s.title in ("cifar100, T = 10", "cifar100, T = 20")]
+    """The block of docs/dpcr-plus.md: all that was measured of `dpcr-plus`, and `dpcr` beside it, by data set."""
+    lines = []
+    for dataset in dict.fromkeys(s.title.partition(", ")[0] for s in sections):
+        splits = [s for s in sections if s.title.startswith(f"{dataset}, T = ")]
+        splits = [s for s in splits if any(row.label.startswith("dpcr-plus") for row in s.rows)]
+        if splits:
+            lines += [f"**{dataset}**", "", *_beyond(splits), ""]
+    return "\n".join([BEGIN, "", *(lines or [UNMEASURED + ".", ""]), END])
+
+
+def _beyond(splits: list[Section]) -> list[str]:
+    """The table of one data set: a row a setting, `dpcr` last, first in the orders that are kept back."""
     rows: dict[str, list[Row | None]] = {}
     for at, split in enumerate(splits):
         for row in split.rows:
-            if row.label in ("dpcr", BESIDE) or row.label.startswith("dpcr-plus"):
+            if row.label == "dpcr" or row.label.startswith(("dpcr, order", "dpcr-plus")):
                 rows.setdefault(row.label, [None] * len(splits))[at] = row
     titles = [f"{s.title.partition(', ')[2]}: {m.replace('_', chr(92) + '_')}" for s in splits for m in METRICS]
     cells = []
-    last = {BESIDE: 1, "dpcr": 2}
-    for label, found in sorted(rows.items(), key=lambda item: last.get(item[0], 0)):
+    for label, found in sorted(rows.items(), key=lambda item: (item[0] == "dpcr", item[0].startswith("dpcr,"))):
         orders = dict.fromkeys(order for row in found if row for order in row.each(lambda run: run.order))
         values = [_ours(row, m) for row in found for m in METRICS]
         cells.append([escaped(label), ", ".join(sorted(orders)), *values])
-    lines = _table(["Method", "Orders", *titles], range(2, 2 + len(titles)), cells) if cells else [UNMEASURED + "."]
-    return "\n".join([BEGIN, "", *lines, "", END])
+    return _table(["Method", "Orders", *titles], range(2, 2 + len(titles)), cells)
 
 
 def _teacher(kind: bool | str) -> str:
