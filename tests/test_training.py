@@ -7,6 +7,8 @@ import pytest
 import torch
 from torch.nn import functional
 
+from efcil import backbones
+from efcil.backbones import at_rest
 from efcil.data import augment
 from efcil.errors import OptionError, TrainingError
 from efcil.features import TaskFeatures
@@ -16,7 +18,7 @@ from efcil.representations import REPRESENTATIONS
 from efcil.representations.lwf import distillation
 from efcil.representations.rehearsal import Rehearsal
 from efcil.tasks import TaskStream
-from efcil.training import loop
+from efcil.training import extraction, loop
 from efcil.training.loop import Optimiser, Pixels, Step, batches, epoch_batches, several_epochs, shuffled, train
 from efcil.training.machine import Machine, Purpose, generator, memory_guard
 from efcil.training.schedule import Schedule
@@ -597,3 +599,34 @@ def test_a_loss_of_two_arguments_asks_its_teacher_itself(data, machine, monkeypa
         pixels = Pixels(machine.tensor(task.images), data.mean, data.std, machine)
         train_task(representation, task, pixels, machine.tensor(task.labels), None)
     assert representation.old
+
+
+@pytest.mark.parametrize("name", ["resnet10", "resnet18"])
+def test_features_are_those_of_the_network_at_rest_where_that_is_fast(monkeypatch, name):
+    """Normalisation folded, in batches as the teacher sees them; elsewhere the network's own."""
+    asked, sizes = [], []
+    plain, fast = Machine(torch.device("cpu"), "bf16"), Machine(torch.device("cpu"), "bf16", compile=True, capture=True)
+    backbone = backbones.build(name, stem="cifar", width=4, channels=3, seed=0)
+    draw = torch.Generator().manual_seed(0)
+    for module in backbone.modules():
+        if isinstance(module, torch.nn.BatchNorm2d):  # as after training
+            module.running_mean.normal_(generator=draw)
+            module.running_var.uniform_(0.5, 2, generator=draw)
+    images = torch.randint(0, 256, (70, 3, 8, 8), generator=draw, dtype=torch.uint8)
+    found = {}
+    for kind, machine, there in (("own", plain, True), ("not there", fast, False), ("at rest", fast, True)):
+        monkeypatch.setattr(at_rest, "fuses", lambda device, dtype, there=there: asked.append(dtype) or there)
+        monkeypatch.setattr(extraction, "AT_REST", 32 * 3 * 8 * 8)
+        pixels = Pixels(images, (0.5,) * 3, (0.25,) * 3, machine)
+        monkeypatch.setattr(pixels, "normalise", lambda batch, n=pixels.normalise: sizes.append(len(batch)) or n(batch))
+        found[kind] = extraction.extract(backbone, pixels, machine)
+        assert sizes == ([32, 32, 6] if kind == "at rest" else [70])
+        sizes.clear()
+    assert asked == [torch.bfloat16] * 2, "not where steps are not captured"
+    assert torch.equal(found["own"], found["not there"])
+    assert not torch.equal(found["own"], found["at rest"])
+    with torch.no_grad():
+        exact = backbone.double()(pixels.normalise(images).double()).float()
+    error = {kind: ((value - exact).norm() / exact.norm()).item() for kind, value in found.items()}
+    assert error["at rest"] < 0.02
+    assert error["at rest"] < 1.2 * error["own"], "folding loses nothing"

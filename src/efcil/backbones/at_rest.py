@@ -126,3 +126,8 @@ class AtRest:
         for block in self.blocks:
             x = block(x)
         return x.mean((2, 3))
+
+
+def rested(backbone: nn.Module, device: torch.device, dtype: torch.dtype) -> AtRest | None:
+    """Return a ResNet at rest where the device is known to compute it right; None elsewhere."""
+    return AtRest(backbone, dtype) if isinstance(backbone, ResNet) and fuses(device, dtype) else None

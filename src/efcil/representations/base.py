@@ -12,7 +12,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from efcil import backbones
-from efcil.backbones.at_rest import AtRest, fuses
+from efcil.backbones.at_rest import rested
 from efcil.backbones.learning import InTraining
 from efcil.config import Options
 from efcil.data import augment
@@ -179,9 +179,7 @@ class Representation(nn.Module, ABC):
 
     def at_rest(self, backbone: nn.Module, features: Resting) -> Resting:
         """Return a fast way to many images' features under a backbone that does not learn now; `features` is slower."""
-        if isinstance(backbone, backbones.ResNet) and fuses(self.machine.device, self.machine.dtype):
-            return AtRest(backbone, self.machine.dtype)
-        return features
+        return rested(backbone, self.machine.device, self.machine.dtype) or features
 
     def studied(self, stage: int, pixels: Pixels, labels: Tensor) -> tuple[Pixels, Tensor]:
         """Return the images and labels a stage trains on."""

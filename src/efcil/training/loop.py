@@ -393,7 +393,6 @@ class CapturedStep:
             self.graph.register_generator_state(self.noise)  # each replay draws on from where the generator stands
         first = own_stream(self.batch.device, "capture", -1)  # the next step waits for this one, not for what is ahead
         with step.machine.capturing():
-            torch.cuda.current_stream().synchronize()
             if torch.cuda.mem_get_info()[0] < torch.cuda.memory_reserved():  # a graph has memory of its own
                 torch.cuda.empty_cache()
             with torch.cuda.stream(first):
