@@ -1,8 +1,11 @@
 """Checkpoints: whole or refused, and the newest sound one is found."""
 
+import contextlib
 import random
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+from typing import ClassVar
 
 import pytest
 import torch
@@ -158,6 +161,36 @@ def test_what_changes_after_saving_is_not_saved(tmp_path, monkeypatch):
     weights.zero_()
     changed.set()
     assert store.newest().tensors["w"].sum() == 100_000
+
+
+class OnGPU(torch.Tensor):
+    """Says that it is on a GPU, and when it is brought from there."""
+
+    said: ClassVar[list[str]] = []
+    is_cuda = property(lambda self: True)
+
+    def cpu(self):
+        self.said.append("brought")
+        return self.as_subclass(torch.Tensor)
+
+
+@pytest.mark.parametrize(("free", "later"), [(4 * 400, True), (4 * 400 - 1, False)])
+def test_a_gpu_with_room_keeps_the_copy_until_it_is_written(monkeypatch, free, later):
+    said = OnGPU.said
+    said.clear()
+    event = SimpleNamespace(wait=lambda: said.append("waited"))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, 10**6))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(record_event=lambda: event))
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
+    monkeypatch.setattr(checkpoint, "own_stream", lambda device, name: name)
+    weights = torch.ones(100).as_subclass(OnGPU)
+    if not later:
+        monkeypatch.setattr(checkpoint, "on_cpu", lambda tensors: {"w": tensors["w"].clone().cpu()})
+    brought = copied({"w": weights})
+    assert said == ([] if later else ["brought"])
+    weights.zero_()
+    assert brought()["w"].sum() == 100
+    assert said == (["waited", "brought"] if later else ["brought"])
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="a GPU's tensors")

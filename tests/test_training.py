@@ -1,6 +1,9 @@
 """The loop, its batches, its losses: against literal transcriptions, and bit for bit against itself."""
 
+import contextlib
 import itertools
+import threading
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -630,3 +633,87 @@ def test_features_are_those_of_the_network_at_rest_where_that_is_fast(monkeypatc
     error = {kind: ((value - exact).norm() / exact.norm()).item() for kind, value in found.items()}
     assert error["at rest"] < 0.02
     assert error["at rest"] < 1.2 * error["own"], "folding loses nothing"
+
+
+class Recorded:
+    """Stands for a CUDA graph and the streams around it: says what is done, and where."""
+
+    def __init__(self, monkeypatch, free=10, reserved=5):
+        self.said, self.now = [], ["main"]
+        self.lines = {}
+        monkeypatch.setattr(loop, "own_stream", lambda device, name, priority=0: self.line(name))
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda: self.line(self.now[-1]))
+        monkeypatch.setattr(torch.cuda, "stream", self.switched)
+        monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: self)
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (free, 20))
+        monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: reserved)
+        monkeypatch.setattr(torch.cuda, "empty_cache", lambda: self.said.append("memory is given back"))
+        monkeypatch.setattr(loop.CapturedStep, "known", threading.local())
+
+    def line(self, name):
+        waits = lambda other: self.said.append(f"{name} waits for {other.name}")  # noqa: E731
+        return self.lines.setdefault(name, SimpleNamespace(name=name, wait_stream=waits))
+
+    @contextlib.contextmanager
+    def switched(self, line):
+        self.now.append(line.name)
+        yield
+        self.now.pop()
+
+    def capture_begin(self, capture_error_mode):
+        self.said.append(f"begins on {self.now[-1]}, {capture_error_mode}")
+
+    def capture_end(self):
+        self.said.append("ends")
+
+    def replay(self):
+        self.said.append("replayed")
+
+
+def counted(recorded, weight, fails=False):
+    """A step that adds one to a weight and says where it is done."""
+
+    def step(*batch):
+        recorded.said.append(f"step on {recorded.now[-1]}")
+        weight.add_(1)
+        if fails and recorded.now[-1] == "capture":
+            raise torch.OutOfMemoryError("no room")
+
+    step.total, step.weight, step.machine = torch.zeros(()), 1.0, Machine(torch.device("cpu"))
+    update = SimpleNamespace(zero_grad=lambda: recorded.said.append("gradients go"))
+    step.optimiser = SimpleNamespace(momenta=dict, update=update)
+    return step
+
+
+def test_a_step_is_recorded_after_a_warm_up_that_leaves_no_trace(monkeypatch):
+    recorded, module = Recorded(monkeypatch), torch.nn.Linear(2, 1)
+    weight, batch = module.weight.detach(), torch.ones(3, 2)
+    before = weight.clone()
+    captured = loop.CapturedStep(counted(recorded, weight), module, batch)
+    begun, ended = ["warm-up waits for main"], ["main waits for warm-up", "gradients go"]
+    capture = ["begins on capture, thread_local", "step on capture", "ends"]
+    assert recorded.said == [*begun, *["step on warm-up"] * 3, *ended, *capture]
+    assert torch.equal(weight, before)
+    recorded.said.clear()
+    captured(batch * 2)
+    assert recorded.said == ["replayed"]
+    assert torch.equal(captured.batch, batch * 2)
+    captured(batch[:2])  # of another size
+    assert recorded.said == ["replayed", "step on main"]
+    recorded.said.clear()
+    loop.CapturedStep(counted(recorded, weight), module, batch)
+    assert recorded.said == [*begun, "step on warm-up", *ended, *capture], "a thread that knows the way"
+
+
+@pytest.mark.parametrize(("free", "given_back"), [(4, True), (5, False), (6, False)])
+def test_memory_is_given_back_before_a_capture_only_where_it_is_short(monkeypatch, free, given_back):
+    recorded, module = Recorded(monkeypatch, free=free, reserved=5), torch.nn.Linear(2, 1)
+    loop.CapturedStep(counted(recorded, module.weight.detach()), module, torch.ones(3, 2))
+    assert ("memory is given back" in recorded.said) is given_back
+
+
+def test_a_capture_that_fails_is_ended(monkeypatch):
+    recorded, module = Recorded(monkeypatch), torch.nn.Linear(2, 1)
+    with pytest.raises(torch.OutOfMemoryError, match="no room"):
+        loop.CapturedStep(counted(recorded, module.weight.detach(), fails=True), module, torch.ones(3, 2))
+    assert recorded.said[-1] == "ends"
