@@ -93,11 +93,20 @@ def test_triton_reads_itself_ahead_where_it_is(monkeypatch):
     for name, module in {"triton": SimpleNamespace(), "triton.runtime": SimpleNamespace(cache=there)}.items():
         monkeypatch.setitem(sys.modules, name, module)
     monkeypatch.setitem(sys.modules, "triton.runtime.cache", there)
-    _kernels_known()
-    assert asked == [1]
+    failed = []
+    monkeypatch.setattr(threading, "excepthook", failed.append)
+    fast = Machine(torch.device("cpu"), "bf16", compile=True, capture=True)
+    for known, machine in ((0, Machine(torch.device("cpu"))), (1, fast), (1, fast)):
+        machine.wake()
+        assert _kernels_known.cache_info().currsize == known, "only where there are kernels"
+    _kernels_known().join(SOON)
+    assert asked == [1], "once"
+    _kernels_known.cache_clear()
     monkeypatch.setitem(sys.modules, "triton.runtime.cache", None)  # not installed
-    _kernels_known()
-    assert asked == [1]
+    fast.wake()
+    _kernels_known().join(SOON)
+    _kernels_known.cache_clear()
+    assert not failed
 
 
 class Fake:

@@ -177,6 +177,7 @@ class Run:
     def execute(self, resume: bool) -> list[Summary]:
         """Run to the end, from the start or from where it stood; return the summaries."""
         config = self.home / "config.yaml"
+        self.machine.wake()
         with ExitStack() as held:
             with self.group.agreeing():
                 if self.group.is_first:

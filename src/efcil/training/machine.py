@@ -73,10 +73,7 @@ class Machine:
                 f"--sync-bn needs CUDA devices, not {place}: leave it out, and each process normalises its own share"
             )
         compile, capture = on_gpu if compile is None else compile, on_gpu if capture is None else capture
-        machine = cls(place, precision, compile, capture, group, sync_bn)
-        if machine.branches:
-            threading.Thread(target=_kernels_known, daemon=True).start()
-        return machine
+        return cls(place, precision, compile, capture, group, sync_bn)
 
     @property
     def name(self) -> str:
@@ -117,6 +114,11 @@ class Machine:
         """Whether a ResNet learns as one function with branches beside it (`efcil.backbones.learning`)."""
         whole = self.group.size == 1 or not self.sync_bn  # its normalisation is of one process
         return self.compile and self.capture and self.precision == "bf16" and whole
+
+    def wake(self) -> None:
+        """Begin what the first kernel of our own waits for, beside what comes before it."""
+        if self.branches:
+            _kernels_known()
 
     def compiled(self, call: Callable[..., R]) -> Callable[..., R]:
         """Return a fast way to call a module, which itself stays as it is, or a function."""
@@ -167,12 +169,19 @@ class Machine:
             torch.cuda.synchronize(self.device)
 
 
-def _kernels_known() -> None:
-    """Let Triton find out who it is, for which it reads all of itself, while images are read."""
-    with contextlib.suppress(Exception):  # whoever needs a kernel will hear of it
-        from triton.runtime.cache import triton_key
+@functools.cache
+def _kernels_known() -> threading.Thread:
+    """Let Triton find out who it is, once, in a thread of its own: for that it reads all of itself."""
 
-        triton_key()
+    def ask() -> None:
+        with contextlib.suppress(Exception):  # whoever needs a kernel will hear of it
+            from triton.runtime.cache import triton_key
+
+            triton_key()
+
+    thread = threading.Thread(target=ask)  # waited for at the end: nothing may be cut off inside a library
+    thread.start()
+    return thread
 
 
 def _own_gpu(device: str, group: Group) -> str:
