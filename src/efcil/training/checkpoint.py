@@ -52,7 +52,7 @@ def on_cpu(tensors: Mapping[str, Tensor]) -> Tensors:
 def copied(tensors: Mapping[str, Tensor]) -> Callable[[], Tensors]:
     """Copy tensors now; what is returned gives them as a file needs them, once, in whichever thread that is.
 
-    On a GPU with room they are copied there, at a hundred times the speed, and brought to the CPU only then.
+    On a GPU with room they are copied there, where that is quick, and brought to the CPU only when asked for.
     """
     places = {t.device for t in tensors.values() if t.is_cuda}
     size = sum(t.numel() * t.element_size() for t in tensors.values())
