@@ -187,7 +187,7 @@ def one_step(lwf: LwF, images: torch.Tensor, labels: torch.Tensor) -> Callable[[
     """The product's training step on a fixed batch, captured where the machine says so."""
     machine, options = lwf.machine, lwf.options
     optimiser = Optimiser(lwf, options.first, machine, momentum=options.momentum)
-    lwf.hand_over(optimiser.update.take)
+    lwf.hand_over(optimiser.update)
     lwf.train()
     step: Step | CapturedStep = Step(lwf.loss, optimiser, Pixels(images, MEAN, STD, machine), machine)
     if machine.capture:

@@ -63,6 +63,7 @@ class Ways:
         self.ours = InTraining(net, torch.bfloat16)
         for name in ("student_features", "teacher_features"):  # no function takes a module's place
             self.lwf._modules.pop(name, None)
+        self.optimiser: Optimiser | None = None
         self.reference: dict[str, list[Tensor]] = {}  # weights of the first way, for each kind of teacher
 
     def begin(self, teacher: str) -> None:
@@ -92,8 +93,8 @@ class Ways:
         """Yield the step as it is, the same as a graph, and all that a step changes, which is as at the start."""
         self.choose(way)
         self.restore(list(self.lwf.student.state_dict().values()), self.start)
-        optimiser = Optimiser(self.lwf, self.lwf.options.first, self.machine)
-        self.lwf.hand_over(optimiser.update.take)
+        self.optimiser = optimiser = Optimiser(self.lwf, self.lwf.options.first, self.machine)
+        self.lwf.hand_over(optimiser.update)
         step = Step(self.lwf.loss, optimiser, self.pixels, self.machine)
         batch = (self.images, self.labels, *self.seen)
         call: Step | CapturedStep = step
@@ -111,6 +112,8 @@ class Ways:
         with torch.no_grad():
             for index, tensor in enumerate(kept):
                 tensor.copy_(values[index]) if index < len(values) else tensor.zero_()
+        if self.optimiser is not None:
+            self.optimiser.refresh()
 
     def weights(self) -> list[Tensor]:
         """Return a copy of all that learns."""

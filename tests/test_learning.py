@@ -134,7 +134,7 @@ def steps_of(net, take, batches, loss=lambda features: features.square().mean())
     """Some steps of SGD; weights, what is remembered, and how many of them were handed over in a step."""
     mine = InTraining(net, torch.float64)
     sgd = SGD(list(net.parameters()), torch.tensor(0.1, dtype=torch.float64), 0.9, 0.01, fused=False)
-    mine.take = sgd.take if take else None
+    mine.hand_over(sgd if take else None)
     counts = []
     for images in batches:
         sgd.zero_grad()
@@ -176,7 +176,7 @@ def test_training_hands_weights_over_and_ends_it(monkeypatch, hands_over):
         train_task(lwf, task, pixels, machine.tensor(task.labels), None, stop=lambda: True)
     convolutions = [module.weight.shape for module in lwf.backbone.modules() if isinstance(module, nn.Conv2d)]
     assert sorted(taken) == (sorted(convolutions) if hands_over else [])
-    assert lwf.student_features.take is None
+    assert lwf.student_features.updates is None
 
 
 @pytest.mark.parametrize("case", ["a part rests", "a weight rests", "no gradient is asked for", "one of the images is"])
@@ -245,7 +245,8 @@ def test_one_gradient_may_stand_for_all_pixels():
     assert all(torch.allclose(a, b) for a, b in zip(found, wanted, strict=True))
 
 
-def test_branches_wait_for_what_they_read_and_are_waited_for(monkeypatch):
+@pytest.mark.parametrize("taken", [True, False])
+def test_branches_wait_for_what_they_read_and_are_waited_for(monkeypatch, taken):
     """In the order in which a capture records it, without a device."""
     said, now = [], ["main"]
 
@@ -278,7 +279,12 @@ def test_branches_wait_for_what_they_read_and_are_waited_for(monkeypatch):
     for owner, name in ((learning.Layer, "convolved"), (learning.Layer, "gradient"), (Norm, "applied"), (Norm, "back")):
         monkeypatch.setattr(owner, name, told(name, getattr(owner, name)))
     monkeypatch.setattr(learning.Pass, "widen", told("widen", learning.Pass.widen))
-    features = InTraining(network(), torch.float64)(drawn(4, 3, 16, 16))
+    mine = InTraining(network(), torch.float64)
+    if taken:
+        sgd = SGD(mine.learned, torch.tensor(0.1, dtype=torch.float64), 0.9, 0.0, fused=False)
+        monkeypatch.setattr(sgd, "take", lambda parameter, gradient: said.append(f"taken, {now[-1]}"))
+        mine.hand_over(sgd)
+    features = mine(drawn(4, 3, 16, 16))
     # The weights are cast beside the stem; the first block has no shortcut of its own, the second one has.
     stem = ["weights waits for main", "convolved, main", "applied, main", "main waits for weights"]
     first = ["convolved, main", "applied, main", "convolved, main", "applied, main"]
@@ -287,11 +293,14 @@ def test_branches_wait_for_what_they_read_and_are_waited_for(monkeypatch):
     said.clear()
     features.sum().backward()
     weight = ["weights waits for main", "gradient weight, weights"]
-    plain = ["back, main", *weight, "gradient, main"]
+    # An update writes what products read: it comes after the last of them.
+    update = ["weights waits for main", *["taken, weights"] * taken]
+    plain = ["back, main", *weight, "gradient, main", *update]
     beside = ["shortcut waits for main", "back, shortcut", "weights waits for shortcut", *weight[1:]]
-    block = [*beside, "gradient, shortcut", *plain * 2, "main waits for shortcut"]
+    block = [*beside, "gradient, shortcut", "weights waits for shortcut", *update[1:], *plain * 2]
+    block.append("main waits for shortcut")
     ends = ["weights waits for main", "widen, weights", "main waits for weights"]
-    assert said == [*block * 3, *plain * 2, "back, main", *weight, *ends]
+    assert said == [*block * 3, *plain * 2, "back, main", *weight, *update, *ends]
 
 
 def test_what_a_branch_reads_is_kept_while_it_is_recorded(monkeypatch):
@@ -375,9 +384,20 @@ for channels, count, side in ((8, 3, 11), (20, 2, 7), (64, 3, 16), (100, 2, 9), 
     here = known.detach().to(device)
     for relu in (True, False):
         for other, known_other in ((None, None), (o, None), (o, here)):
-            mine = kernels.apply(z, here, other, known_other, relu)
+            mine, told = kernels.apply(z, here, other, known_other, relu)
+            assert told is mine
             more = [None if t is None else t.cpu() for t in (other, known_other)]
             near(mine, norm.applied(z.cpu(), known, relu, *more))
+            again, told = kernels.apply(z, here, other, known_other, relu, told=True)
+            assert torch.equal(again, mine)
+            assert (told is again) is (channels % min(64, 2 ** (channels - 1).bit_length()) > 0)
+            if told is not again:
+                bits = (told[:, None] >> torch.arange(8, device=device)) & 1
+                rows = mine.permute(0, 2, 3, 1).reshape(-1)
+                assert torch.equal(bits.reshape(-1) > 0, rows > 0)
+                for keep in (True, False):
+                    both = [kernels.back_sums(own, room, g, h, out, z, here, relu, keep) for out in (mine, told)]
+                    assert all(torch.equal(a, b) for a, b in zip(*both))
         for first, second in ((g, None), (g, h), (maps(count, channels), None)):
             for out in (None, o):
                 for keep in (True, False):
@@ -409,12 +429,17 @@ for gradient in (torch.float32, torch.bfloat16):
     here, there = weights.clone(), maps(3, 40, 5, 7).copy_(weights)
     rates = [torch.tensor(0.1, device=where) for where in ("cpu", device)]
     mine, theirs = updates.SGD([here], rates[0], 0.9, 0.01, fused=False), torch.zeros_like(there)
-    for _ in range(3):
+    followed = mine.followed(here, torch.bfloat16)
+    for copied in (None, torch.empty_like(there, dtype=torch.bfloat16), torch.empty_like(there, dtype=torch.float32)):
         mine.take(here, given.to(gradient))
         low = torch.empty_like(there, dtype=gradient).copy_(given)
-        of_update.sgd(there, low, theirs, rates[1], 0.9, 0.01)
+        of_update.sgd(there, low, theirs, copied, rates[1], 0.9, 0.01)
+        if copied is not None:  # the interpreter may round another way
+            within = 2**-7 if copied.dtype == torch.bfloat16 else 0
+            assert bool(((copied.float() - there).abs() <= within * there.abs()).all())
     near(there, here)
     near(theirs, mine.state[here]["momentum_buffer"])
+    assert torch.equal(followed, here.bfloat16())
 
 for count, dim, classes, old in ((5, 33, 7, 0), (5, 33, 7, 1), (9, 64, 150, 130)):
     x, g, cosines, target = (torch.randn(count, size, generator=draw) for size in (dim, dim, classes, old))

@@ -681,7 +681,8 @@ def counted(recorded, weight, fails=False):
 
     step.total, step.weight, step.machine = torch.zeros(()), 1.0, Machine(torch.device("cpu"))
     update = SimpleNamespace(zero_grad=lambda: recorded.said.append("gradients go"))
-    step.optimiser = SimpleNamespace(momenta=dict, update=update)
+    refresh = lambda: recorded.said.append("copies follow")  # noqa: E731
+    step.optimiser = SimpleNamespace(momenta=dict, update=update, refresh=refresh)
     return step
 
 
@@ -691,7 +692,7 @@ def test_a_step_is_recorded_after_a_warm_up_that_leaves_no_trace(monkeypatch):
     before = weight.clone()
     captured = loop.CapturedStep(counted(recorded, weight), module, batch)
     begun, ended = ["warm-up waits for main"], ["main waits for warm-up", "gradients go"]
-    capture = ["begins on capture, thread_local", "step on capture", "ends"]
+    capture = ["begins on capture, thread_local", "step on capture", "ends", "copies follow"]
     assert recorded.said == [*begun, *["step on warm-up"] * 3, *ended, *capture]
     assert torch.equal(weight, before)
     recorded.said.clear()

@@ -69,7 +69,8 @@ class Layer:
         self.weight = weight.to(dtype)
         if weight.is_cuda:
             self.weight = self.weight.contiguous(memory_format=torch.channels_last)
-        self.bias, self.relu = bias.to(dtype), relu
+        self.offset, self.relu = bias, relu  # b' in float64
+        self.bias: Tensor | None = bias.to(dtype)
 
     def __call__(self, x: Tensor, shortcut: Tensor | None = None) -> Tensor:
         """(n, inputs, h, w) to (n, outputs, h / stride, w / stride)."""
@@ -99,7 +100,9 @@ class Block:
             convolution, norm = block.downsample
             assert isinstance(convolution, nn.Conv2d)
             assert isinstance(norm, nn.BatchNorm2d | nn.SyncBatchNorm)
-            self.shortcut = Layer(convolution, norm, dtype, relu=False)
+            self.shortcut = around = Layer(convolution, norm, dtype, relu=False)
+            # One offset for both: cuDNN adds the last layer's, and the shortcut's would be a pass of its own.
+            self.last.bias, around.bias = (self.last.offset + around.offset).to(dtype), None
 
     def __call__(self, x: Tensor) -> Tensor:
         """(n, inputs, h, w) to (n, outputs, h / stride, w / stride)."""

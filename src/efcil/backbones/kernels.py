@@ -4,7 +4,7 @@ Maps are rows of channels: (n, c, h, w) with channels last is (n h w, c). Two ke
 
     patches      images                         what a small stem sees of each pixel
     moments      sums of z                      known (4, c)
-    apply        z, known                       the output
+    apply        z, known                       the output, and where it is above zero, as bits, where that is asked for
     back_sums    sums of gradients              grads (5, c), and the gradient before the ReLU where it is asked for
     back_apply   gradients, z, known, grads     the gradient of z
 
@@ -142,15 +142,17 @@ def _apply(
     other,
     known_other,
     out,
+    bits,
     rows,
     C,
     OTHER: tl.constexpr,
     RELU: tl.constexpr,
+    BITS: tl.constexpr,
     FULL: tl.constexpr,
     BM: tl.constexpr,
     BC: tl.constexpr,
 ):
-    """out = relu(normalised z + other); OTHER: 0 there is none, 1 as it is, 2 normalised too."""
+    """out = relu(normalised z + other); OTHER: 0 there is none, 1 as it is, 2 normalised too. BITS: see `_of_bits`."""
     c, own, here, at, base = _tile(rows, C, FULL, BM, BC)
     x = tl.load(z + base + at, mask=here, other=0.0).to(tl.float32)
     if OTHER > 0:
@@ -166,7 +168,21 @@ def _apply(
         y += o * factor[None, :] + offset[None, :]
     if RELU:
         y = tl.maximum(y, 0.0)
-    tl.store(out + base + at, y.to(out.dtype.element_ty), mask=here)
+    low = y.to(out.dtype.element_ty)
+    tl.store(out + base + at, low, mask=here)
+    if BITS:
+        each = tl.reshape((low > 0).to(tl.int32), (BM, BC // 8, 8)) << tl.arange(0, 8)[None, None, :]
+        r = tl.program_id(0) * BM + tl.arange(0, BM)
+        to = r.to(tl.int64)[:, None] * (C // 8) + (tl.program_id(1) * (BC // 8) + tl.arange(0, BC // 8))[None, :]
+        tl.store(bits + to, tl.sum(each, 2).to(tl.uint8), mask=(r < rows)[:, None])
+
+
+@triton.jit
+def _of_bits(bits, r, end, C, BM: tl.constexpr, BC: tl.constexpr):
+    """Which of a tile's numbers are above zero: of eight channels of a row a byte, so that an eighth of it is read."""
+    at = r[:, None] * (C // 8) + (tl.program_id(1) * (BC // 8) + tl.arange(0, BC // 8))[None, :]
+    byte = tl.load(bits + at, mask=(r < end)[:, None], other=0).to(tl.int32)
+    return tl.reshape((byte[:, :, None] >> tl.arange(0, 8)[None, None, :]) & 1, (BM, BC)) > 0
 
 
 @triton.jit
@@ -195,7 +211,8 @@ def _back_sums(
 ):
     """Gradients of weight and offset, and what _back_apply multiplies with, into `grads` (5, C).
 
-    GIVEN: 0 one gradient for every `area` rows, 1 one a row, 2 two a row. RELU: 0 none, 1 told from z, 2 from `out`.
+    GIVEN: 0 one gradient for every `area` rows, 1 one a row, 2 two a row. RELU: 0 none, 1 told from z, 2 from `out`,
+    3 from its bits, which stand in its place.
     KEEP: the gradient before the ReLU goes into `masked`.
     """
     i, j = tl.program_id(0), tl.program_id(1)
@@ -229,6 +246,8 @@ def _back_sums(
                 g = tl.where(x * factor + offset > 0, g, 0.0)
             if RELU == 2:
                 g = tl.where(tl.load(out + base + at, mask=here, other=0.0) > 0, g, 0.0)
+            if RELU == 3:
+                g = tl.where(_of_bits(out + i.to(tl.int64) * per * (C // 8), r, end, C, BM, BC), g, 0.0)
             if KEEP:
                 low = g.to(masked.dtype.element_ty)
                 tl.store(masked + base + at, low, mask=here)
@@ -349,14 +368,18 @@ def moments(bn: nn.BatchNorm2d, room: Room, z: Tensor) -> Tensor:
     return known
 
 
-def apply(z: Tensor, known: Tensor, other: Tensor | None, known_other: Tensor | None, relu: bool) -> Tensor:
-    """See `efcil.backbones.norms.Norm.applied`."""
+def apply(
+    z: Tensor, known: Tensor, other: Tensor | None, known_other: Tensor | None, relu: bool, told: bool = False
+) -> tuple[Tensor, Tensor]:
+    """See `efcil.backbones.norms.Norm.applied` and `ended`; what tells the ReLU is the output itself or its bits."""
     out, kind = torch.empty_like(z), 0 if other is None else 1 if known_other is None else 2
     grid, sizes, tiles = _each(z, EACH)
     both = (z if other is None else other, known if known_other is None else known_other)
     _checked(z, *both, out)
-    _apply[grid](z, known, *both, out, *sizes, OTHER=kind, RELU=relu, **tiles)
-    return out
+    as_bits = told and tiles["FULL"] and tiles["BC"] % 8 == 0
+    bits = torch.empty(z.numel() // 8, dtype=torch.uint8, device=z.device) if as_bits else out
+    _apply[grid](z, known, *both, out, bits, *sizes, OTHER=kind, RELU=relu, BITS=as_bits, **tiles)
+    return out, bits
 
 
 def back_sums(
@@ -377,7 +400,8 @@ def back_sums(
     tensors = (g, g if other is None else other, z if out is None else out, z, known, bn.weight, grads, masked)
     _checked(*tensors)
     given = 2 if other is not None else 1 if g.dim() == 4 else 0
-    flags = {"GIVEN": given, "RELU": 0 if not relu else 1 if out is None else 2, "KEEP": keep}
+    told = 1 if out is None else 3 if out.dtype == torch.uint8 else 2
+    flags = {"GIVEN": given, "RELU": told if relu else 0, "KEEP": keep}
     _back_sums[grid](*tensors, room.sums, room.count, *sizes, z.shape[2] * z.shape[3], **flags, **tiles)
     return grads, masked
 

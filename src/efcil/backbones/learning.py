@@ -4,8 +4,8 @@ A step of 128 small images is hundreds of kernels of a few microseconds. Here a 
 forward; backward two kernels and two convolutions (`efcil.backbones.norms`). While a step is captured as a CUDA graph,
 two branches run beside its main one and fill what that leaves free:
 
-    weights    forward all weights in the precision of the products, beside the stem; backward each weight's gradient,
-               for which nothing waits until all are there, and the weight's update where somebody takes gradients
+    weights    backward each weight's gradient, for which nothing waits until all are there, and the weight's update
+               where somebody takes gradients; forward, where nobody does, all weights in the precision of the products
     shortcut   the convolution and normalisation of a shortcut, beside the layers that it goes around
 
 Where two gradients meet, at the output of a block, they are added by the kernel that reads them. Outside of a capture,
@@ -20,7 +20,7 @@ import itertools
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -111,6 +111,16 @@ class Block:
         return [layer for _, layer in numbered]
 
 
+class Updates(Protocol):
+    """Who updates weights as soon as their gradients are found, as `efcil.training.updates.SGD` does."""
+
+    def take(self, parameter: Tensor, gradient: Tensor) -> None:
+        """Update a weight with its whole gradient."""
+
+    def followed(self, parameter: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return the weight in another precision, which is updated with it."""
+
+
 @dataclass
 class Kept:
     """What the backward pass needs of a layer: its input, what came out of the convolution, and what is known of it."""
@@ -136,7 +146,8 @@ class InTraining:
     def __init__(self, backbone: ResNet, dtype: torch.dtype, otherwise: Callable[[Tensor], Tensor] | None = None):
         self.backbone, self.dtype = backbone, dtype
         self.otherwise = backbone if otherwise is None else otherwise
-        self.take: Callable[[Tensor, Tensor], None] | None = None  # updates a weight whose gradient is found
+        self.updates: Updates | None = None
+        self.copies: list[Tensor] = []  # weights behind the stem in the precision of products, where they are followed
         self.underway: weakref.WeakSet[Pass] = weakref.WeakSet()
         numbers = itertools.count(1)
         self.stem = First(backbone.conv1, backbone.bn1)
@@ -156,6 +167,12 @@ class InTraining:
             return self.otherwise(images)
         found: Tensor = _Features.apply(self, images, *self.learned)
         return found
+
+    def hand_over(self, updates: Updates | None) -> None:
+        """Let somebody update weights while other gradients are still computed, or nobody any more."""
+        self.updates = updates
+        behind = [] if updates is None else [layer.convolution.weight for layer in self.layers[1:]]
+        self.copies = [updates.followed(weight, self.dtype) for weight in behind if updates is not None]
 
     @property
     def capturing(self) -> bool:
@@ -199,7 +216,7 @@ class Pass:
         self.net = net
         self.alone = True  # no other batch is on its way at the same time: what is found is the whole gradient
         self.kept: dict[int, Kept] = {}
-        self.outputs: list[Tensor] = []  # of the blocks
+        self.let_through: list[Tensor] = []  # of the blocks: where their last ReLU did
         self.pooled: tuple[Tensor, Tensor] | None = None  # what the stem's pooling saw, and where its maxima are
         self.alive: list[Any] = []  # what a branch may still read
         self.gradients: list[Any] = [None] * len(net.learned)  # None where somebody took it
@@ -209,13 +226,13 @@ class Pass:
         """Features (n, dim)."""
         net = self.net
         net.underway.add(self)
-        full = [layer.convolution.weight.detach() for layer in net.layers]
-        self.low = [layer.low(net.dtype) for layer in net.layers]
+        behind = net.copies or [layer.low(net.dtype) for layer in net.layers[1:]]
         with net.beside("weights"):
-            torch._foreach_copy_(self.low[1:], full[1:])
+            if not net.copies:
+                torch._foreach_copy_(behind, [layer.convolution.weight.detach() for layer in net.layers[1:]])
             tracked = [layer.norm.bn.num_batches_tracked for layer in net.layers]
             torch._foreach_add_([count for count in tracked if count is not None], 1)
-        self.low[0] = net.stem.weight(net.dtype)
+        self.low = [net.stem.weight(net.dtype), *behind]
         z, known = self.convolved(0, net.stem.images(images, net.dtype))
         x = net.stem.norm.applied(z, known, relu=True)
         if not isinstance(net.backbone.maxpool, nn.Identity):
@@ -223,7 +240,7 @@ class Pass:
         net.join("weights")
         for block in net.blocks:
             x = self.through(block, x)
-            self.outputs.append(x)
+        self.area = x.shape[2] * x.shape[3]
         return x.mean((2, 3))
 
     def convolved(self, number: int, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -246,7 +263,9 @@ class Pass:
         z, known = self.convolved(number, x)
         if block.shortcut is not None:
             self.net.join("shortcut")
-        return last.norm.applied(z, known, block.relu, other, known_other)
+        x, let_through = last.norm.ended(z, known, block.relu, other, known_other)
+        self.let_through.append(let_through)
+        return x
 
     def backward(self, grad: Tensor) -> list[Tensor | None]:
         """Gradients of all that learned, for that of the features."""
@@ -255,26 +274,25 @@ class Pass:
             for each in net.underway:
                 each.alone = False
         net.underway.discard(self)
-        height, width = self.outputs[-1].shape[2:]
-        pair: Pair = ((grad / (height * width)).to(net.dtype).contiguous(), None)
-        for block, out in zip(reversed(net.blocks), reversed(self.outputs), strict=True):
-            pair = self.back_through(block, out, pair)
+        pair: Pair = ((grad / self.area).to(net.dtype).contiguous(), None)
+        for block, let_through in zip(reversed(net.blocks), reversed(self.let_through), strict=True):
+            pair = self.back_through(block, let_through, pair)
         if self.pooled is not None:
             pair = (self.unpool(pair), None)
         of_input, of_norm = pair
         grads, before = self.back_sums(0, relu=True, g=of_input, other=of_norm, keep=of_norm is not None)
         dz = self.back(0, of_norm is None, before, grads)
-        self.weight(0, dz)
+        self.update(0, self.weight(0, dz))
         with net.beside("weights"):
             self.widen()
         net.join("weights")
         found, self.gradients = self.gradients, []  # held here they would be copied for the parameters
         return found
 
-    def back_through(self, block: Block, out: Tensor, pair: Pair) -> Pair:
+    def back_through(self, block: Block, let_through: Tensor, pair: Pair) -> Pair:
         """Return the gradients of the block's input: of its layers, and of its shortcut."""
         number = block.layers[-1][0]
-        grads, before = self.back_sums(number, block.relu, pair[0], pair[1], out, keep=True)
+        grads, before = self.back_sums(number, block.relu, pair[0], pair[1], let_through, keep=True)
         around: Tensor = before
         if block.shortcut is not None:
             with self.net.beside("shortcut"):
@@ -309,21 +327,27 @@ class Pass:
 
     def of_input(self, number: int, dz: Tensor) -> Tensor:
         """Return the gradient of a convolution's input; that of its weight is computed beside it."""
-        self.weight(number, dz)
-        return self.net.layers[number].gradient(dz, self.kept[number].x, self.low[number], of_weight=False)
+        of_weight = self.weight(number, dz)
+        found = self.net.layers[number].gradient(dz, self.kept[number].x, self.low[number], of_weight=False)
+        self.update(number, of_weight)
+        return found
 
-    def weight(self, number: int, dz: Tensor) -> None:
-        """Begin the gradient of a convolution's weight, on the branch, and its update: layers read copies of it."""
-        layer, own = self.net.layers[number], self.net.layers[number].convolution.weight
+    def weight(self, number: int, dz: Tensor) -> Tensor:
+        """Begin the gradient of a convolution's weight, on the branch."""
         with self.net.beside("weights"):
-            found = layer.gradient(dz, self.kept[number].x, self.low[number], of_weight=True)
-            if self.net.take is not None and self.alone:
-                self.net.take(own, found)
+            found = self.net.layers[number].gradient(dz, self.kept[number].x, self.low[number], of_weight=True)
+        self.keep(dz, found)
+        return found
+
+    def update(self, number: int, of_weight: Tensor) -> None:
+        """Begin a weight's update, on the branch, after all that reads the weight: it writes what products read."""
+        with self.net.beside("weights"):
+            if self.net.updates is not None and self.alone:
+                self.net.updates.take(self.net.layers[number].convolution.weight, of_weight)
             else:
-                self.waiting.append((number, found))
+                self.waiting.append((number, of_weight))
             if sum(waiting.numel() for _, waiting in self.waiting) >= LOT:
                 self.widen()
-        self.keep(dz, found)
 
     def widen(self) -> None:
         """Bring the weights' gradients that are there to the weights' own precision."""

@@ -77,11 +77,22 @@ class Norm:
         if z.is_cuda:
             from efcil.backbones import kernels
 
-            return kernels.apply(z, known, other, known_other, relu)
+            return kernels.apply(z, known, other, known_other, relu)[0]
         y = _affine(z, known)
         if other is not None:
             y = y + (other if known_other is None else _affine(other, known_other))
         return (y.relu() if relu else y).to(z.dtype)
+
+    def ended(
+        self, z: Tensor, known: Tensor, relu: bool, other: Tensor, known_other: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Return y, and what tells `back_sums` where it is above zero: on a GPU a bit of each number, elsewhere y."""
+        if z.is_cuda:
+            from efcil.backbones import kernels
+
+            return kernels.apply(z, known, other, known_other, relu, told=relu)
+        y = self.applied(z, known, relu, other, known_other)
+        return y, y
 
     def back_sums(
         self,
@@ -96,7 +107,7 @@ class Norm:
         """Return grads (5, c), and the gradient before the ReLU if it is to be kept, else the one that was given.
 
         There is one gradient of y or two, which are added; one of (n, c) is the same for all pixels. Where the ReLU let
-        through is told from y, `out`, or without it from z alone, where nothing was added.
+        through is told from what `ended` says, `out`, or without it from z alone, where nothing was added.
         """
         bn = self.bn
         if z.is_cuda:

@@ -13,14 +13,14 @@ from torch import Tensor, nn
 
 from efcil import backbones
 from efcil.backbones.at_rest import rested
-from efcil.backbones.learning import InTraining
+from efcil.backbones.learning import InTraining, Updates
 from efcil.config import Options
 from efcil.data import augment
 from efcil.errors import OptionError
 from efcil.heads.cosine import CosineHead
 from efcil.heads.growing import GrowingHead
 from efcil.tasks import Task
-from efcil.training.loop import LastBatch, Pixels, Resting, Rule, Take
+from efcil.training.loop import LastBatch, Pixels, Resting, Rule
 from efcil.training.machine import Machine, Purpose, generator
 from efcil.training.schedule import Schedule
 
@@ -166,10 +166,10 @@ class Representation(nn.Module, ABC):
         """Return what the stage's loss asks networks that do not learn in it, None if nothing can be asked ahead."""
         return None
 
-    def hand_over(self, take: Take | None) -> None:
+    def hand_over(self, updates: Updates | None) -> None:
         """Let the student's weights be updated while other gradients are still computed, where that is done."""
         if isinstance(self.student_features, InTraining):
-            self.student_features.take = take if self.hands_over else None
+            self.student_features.hand_over(updates if self.hands_over else None)
 
     def in_training(self, backbone: nn.Module) -> Callable[[Tensor], Tensor]:
         """Return a fast way to the features of a backbone that learns."""

@@ -11,7 +11,9 @@ BLOCK, WARPS = 1024, 4
 
 
 @triton.jit
-def _sgd(weight, gradient, remembered, rate, momentum, decay, count, BLOCK: tl.constexpr):
+def _sgd(
+    weight, gradient, remembered, copy, rate, momentum, decay, count, COPY: tl.constexpr, BLOCK: tl.constexpr
+):
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     here = i < count
     w = tl.load(weight + i, mask=here, other=0.0)
@@ -19,17 +21,25 @@ def _sgd(weight, gradient, remembered, rate, momentum, decay, count, BLOCK: tl.c
     g = tl.load(gradient + i, mask=here, other=0.0).to(tl.float32)
     b = momentum * b + (g + decay * w)
     tl.store(remembered + i, b, mask=here)
-    tl.store(weight + i, w - tl.load(rate) * b, mask=here)
+    w = w - tl.load(rate) * b
+    tl.store(weight + i, w, mask=here)
+    if COPY:
+        tl.store(copy + i, w.to(copy.dtype.element_ty), mask=here)
 
 
 def sgd(
-    weight: Tensor, gradient: Tensor, remembered: Tensor, rate: Tensor, momentum: float, weight_decay: float
+    weight: Tensor,
+    gradient: Tensor,
+    remembered: Tensor,
+    copy: Tensor | None,
+    rate: Tensor,
+    momentum: float,
+    weight_decay: float,
 ) -> None:
-    """Update `weight` and what is `remembered` in place; all three fill their memory in the same order."""
-    count = weight.numel()
-    _sgd[(triton.cdiv(count, BLOCK),)](
-        weight, gradient, remembered, rate, momentum, weight_decay, count, BLOCK=BLOCK, num_warps=WARPS
-    )
+    """Update `weight` and what is `remembered` in place, and a `copy`; all fill their memory in the same order."""
+    count, tensors = weight.numel(), (weight, gradient, remembered, weight if copy is None else copy)
+    tiles = {"COPY": copy is not None, "BLOCK": BLOCK, "num_warps": WARPS}
+    _sgd[(triton.cdiv(count, BLOCK),)](*tensors, rate, momentum, weight_decay, count, **tiles)
 
 
 @triton.jit

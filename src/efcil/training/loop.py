@@ -32,8 +32,7 @@ Rule = Literal["sgd", "adam"]
 Loss = Callable[..., Tensor]  # normalised images (n, c, h, w), labels (n,), what `Resting` says of them -> scalar
 Resting = Callable[[Tensor], Tensor]  # normalised images -> what networks at rest make of them, (n, ...)
 Batch = tuple[Tensor, ...]  # images, labels and, where it was computed ahead, what networks at rest make of the images
-Take = Callable[[Tensor, Tensor], None]  # updates a parameter whose gradient is found
-HandOver = Callable[[Take | None], None]  # tells who finds gradients who takes them at once, if anybody
+HandOver = Callable[[SGD | None], None]  # tells who finds gradients who takes them at once, if anybody
 AT_REST = 2560 * 3 * 32 * 32  # numbers in the images that networks at rest look at at once
 
 
@@ -226,12 +225,17 @@ def seen_at_rest(
     parts = [batch[0] for epoch in epochs for batch in epoch]
     rows = torch.cat(parts)
     size = max(len(parts[0]), AT_REST // math.prod(rows.shape[1:]))
-    found = []
-    with machine.uncaptured(), machine.autocast():
-        for part in rows.split(size):
-            full = torch.cat([part, part[:1].expand(size - len(part), -1, -1, -1)])
-            found.append(resting(pixels.normalise(full))[: len(part)])
-    seen = iter(torch.cat(found).split([len(part) for part in parts]))
+
+    def looked() -> Tensor:
+        found = []
+        with machine.autocast():
+            for part in rows.split(size):
+                full = torch.cat([part, part[:1].expand(size - len(part), -1, -1, -1)])
+                found.append(resting(pixels.normalise(full))[: len(part)])
+        return torch.cat(found)
+
+    with machine.uncaptured():
+        seen = iter(machine.convolving(looked).split([len(part) for part in parts]))
     return [[(*batch, next(seen)) for batch in epoch] for epoch in epochs]
 
 
@@ -307,10 +311,15 @@ class Optimiser:
         for name, own in self.momenta().items():
             own.copy_(momenta[name])
 
+    def refresh(self) -> None:
+        """Parameters were changed by somebody else."""
+        if isinstance(self.update, SGD):
+            self.update.refresh()
+
     @contextlib.contextmanager
     def taking(self, hand_over: HandOver, group: Group) -> Iterator[None]:
         """Meanwhile whoever finds a gradient may hand it over at once, where it is not summed over processes first."""
-        hand_over(self.update.take if isinstance(self.update, SGD) and group.size == 1 else None)
+        hand_over(self.update if isinstance(self.update, SGD) and group.size == 1 else None)
         try:
             yield
         finally:
@@ -371,9 +380,11 @@ class CapturedStep:
         kept = [*module.state_dict().values(), *step.optimiser.momenta().values(), step.total]
         saved = [t.clone() for t in kept]
         drawn = noise.get_state() if noise is not None else None
-        self._record()
+        with step.machine.capturing():  # one thread compiles at a time; others replay what they have
+            step.machine.convolving(self._record)
         for tensor, value in zip(kept, saved, strict=True):  # the warm-up must leave no trace
             tensor.copy_(value)
+        step.optimiser.refresh()
         if noise is not None and drawn is not None:
             noise.set_state(drawn)
 
@@ -381,8 +392,7 @@ class CapturedStep:
         step, warm = self.step, getattr(self.known, "warm", False)
         stream = own_stream(self.batch.device, "warm-up")
         stream.wait_stream(torch.cuda.current_stream())
-        # One thread compiles at a time; others replay what they have.
-        with step.machine.uncaptured() if warm else step.machine.capturing(), torch.cuda.stream(stream):
+        with torch.cuda.stream(stream):
             for _ in range(1 if warm else self.WARM_UP):  # later ones see new sizes
                 step(self.batch, *self.rest)
         self.known.warm = True
@@ -392,15 +402,14 @@ class CapturedStep:
         if self.noise is not None:
             self.graph.register_generator_state(self.noise)  # each replay draws on from where the generator stands
         first = own_stream(self.batch.device, "capture", -1)  # the next step waits for this one, not for what is ahead
-        with step.machine.capturing():
-            if torch.cuda.mem_get_info()[0] < torch.cuda.memory_reserved():  # a graph has memory of its own
-                torch.cuda.empty_cache()
-            with torch.cuda.stream(first):
-                self.graph.capture_begin(capture_error_mode="thread_local")
-                try:
-                    step(self.batch, *self.rest)
-                finally:
-                    self.graph.capture_end()
+        if torch.cuda.mem_get_info()[0] < torch.cuda.memory_reserved():  # a graph has memory of its own
+            torch.cuda.empty_cache()
+        with torch.cuda.stream(first):
+            self.graph.capture_begin(capture_error_mode="thread_local")
+            try:
+                step(self.batch, *self.rest)
+            finally:
+                self.graph.capture_end()
 
     def __call__(self, batch: Tensor, *rest: Tensor) -> None:
         """Replay the recorded step on a new batch."""
@@ -432,7 +441,7 @@ def train(
     momentum: float = 0.9,
     noise: torch.Generator | None = None,
     resting: Resting | None = None,
-    hand_over: HandOver = lambda take: None,
+    hand_over: HandOver = lambda updates: None,
     before: int = 0,
     epochs: int | None = None,
     start: int = 0,

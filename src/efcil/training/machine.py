@@ -8,6 +8,7 @@ import os
 import platform
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, TypeVar
@@ -22,6 +23,7 @@ from efcil.training.distributed import ALONE, Group
 
 M = TypeVar("M", bound=nn.Module)
 R = TypeVar("R")
+CONVOLVING = "convolutions"  # name of the thread that tries them out
 
 
 @dataclass(frozen=True)
@@ -159,6 +161,23 @@ class Machine:
         """Keep other threads from capturing while something happens that a capture forbids (cuDNN's trials)."""
         return _gate.together() if self.capture else contextlib.nullcontext()
 
+    def convolving(self, work: Callable[[], R]) -> R:
+        """Do what tries out convolutions, of several runs at once in one thread for all of them.
+
+        cuDNN's trials are remembered for each thread. So they are made once, by the run that begins, and not by the
+        others beside its steps, which disturb the clock. Whoever asks from another run waits meanwhile.
+        """
+        here = threading.current_thread()
+        if not self.capture or here is threading.main_thread() or here.name.startswith(CONVOLVING):
+            return work()
+        stream, learning = torch.cuda.current_stream(self.device), torch.is_grad_enabled()
+
+        def there() -> R:
+            with torch.cuda.stream(stream), torch.set_grad_enabled(learning):
+                return work()
+
+        return _convolutions().submit(there).result()
+
     def tensor(self, array: npt.NDArray[Any]) -> Tensor:
         """Copy an array (memory-mapped or not) to the device."""
         return torch.from_numpy(np.array(array)).to(self.device)
@@ -167,6 +186,11 @@ class Machine:
         """Wait until the device is done."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
+
+
+@functools.cache
+def _convolutions() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(1, CONVOLVING)
 
 
 @functools.cache
