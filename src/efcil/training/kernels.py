@@ -11,9 +11,7 @@ BLOCK, WARPS = 1024, 4
 
 
 @triton.jit
-def _sgd(
-    weight, gradient, remembered, copy, rate, momentum, decay, count, COPY: tl.constexpr, BLOCK: tl.constexpr
-):
+def _sgd(weight, gradient, remembered, copy, rate, momentum, decay, count, COPY: tl.constexpr, BLOCK: tl.constexpr):
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     here = i < count
     w = tl.load(weight + i, mask=here, other=0.0)

@@ -118,9 +118,9 @@ class Machine:
         return self.compile and self.capture and self.precision == "bf16" and whole
 
     def wake(self) -> None:
-        """Begin what the first kernel of our own waits for, beside what comes before it."""
+        """Begin what the first kernels wait for, beside what comes before them."""
         if self.branches:
-            _kernels_known()
+            _kernels_known(self.device)
 
     def compiled(self, call: Callable[..., R]) -> Callable[..., R]:
         """Return a fast way to call a module, which itself stays as it is, or a function."""
@@ -194,14 +194,17 @@ def _convolutions() -> ThreadPoolExecutor:
 
 
 @functools.cache
-def _kernels_known() -> threading.Thread:
-    """Let Triton find out who it is, once, in a thread of its own: for that it reads all of itself."""
+def _kernels_known(device: torch.device) -> threading.Thread:
+    """Let Triton find out who it is, in a thread of its own: for that it reads all of itself. And let cuDNN be read."""
 
     def ask() -> None:
         with contextlib.suppress(Exception):  # whoever needs a kernel will hear of it
             from triton.runtime.cache import triton_key
 
             triton_key()
+        with contextlib.suppress(Exception), _gate.together():
+            small = torch.zeros(8, 8, 8, 8, dtype=torch.bfloat16, device=device)
+            torch.nn.functional.conv2d(small, small[:, :, :3, :3])
 
     thread = threading.Thread(target=ask)  # waited for at the end: nothing may be cut off inside a library
     thread.start()
