@@ -189,7 +189,7 @@ def apart(found: list[Tensor], wanted: list[Tensor], before: list[Tensor]) -> fl
 
 def kernels(call: Callable[[], object], on_gpu: bool, steps: int = 5, most: int = 60) -> list[tuple[str, float, float]]:
     """Return the kernels that take longest: name, how many in a step, microseconds of all of them in it."""
-    with profile(activities=[ProfilerActivity.CUDA if on_gpu else ProfilerActivity.CPU]) as seen:
+    with profile(activities=[ProfilerActivity.CUDA if on_gpu else ProfilerActivity.CPU], acc_events=True) as seen:
         for _ in range(steps):
             call()
         if on_gpu:

@@ -88,9 +88,8 @@ def test_streams_of_several_runs_have_queues_of_their_own(monkeypatch):
 
 
 def test_triton_reads_itself_ahead_where_it_is(monkeypatch):
-    asked, seen = [], []
+    asked = []
     there = SimpleNamespace(triton_key=lambda: asked.append(1))
-    monkeypatch.setattr(torch.nn.functional, "conv2d", lambda maps, weight: seen.append(maps.device.type))
     for name, module in {"triton": SimpleNamespace(), "triton.runtime": SimpleNamespace(cache=there)}.items():
         monkeypatch.setitem(sys.modules, name, module)
     monkeypatch.setitem(sys.modules, "triton.runtime.cache", there)
@@ -100,16 +99,14 @@ def test_triton_reads_itself_ahead_where_it_is(monkeypatch):
     for known, machine in ((0, Machine(torch.device("cpu"))), (1, fast), (1, fast)):
         machine.wake()
         assert _kernels_known.cache_info().currsize == known, "only where there are kernels"
-    _kernels_known(fast.device).join(SOON)
+    _kernels_known().join(SOON)
     assert asked == [1], "once"
-    assert seen == ["cpu"], "a convolution, so that what computes them is read"
     _kernels_known.cache_clear()
     monkeypatch.setitem(sys.modules, "triton.runtime.cache", None)  # not installed
     fast.wake()
-    _kernels_known(fast.device).join(SOON)
+    _kernels_known().join(SOON)
     _kernels_known.cache_clear()
     assert not failed
-    assert len(seen) == 2, "all the same"
 
 
 class Fake:

@@ -1402,11 +1402,12 @@ def test_models_travel_between_cpu_and_gpu(tmp_path):
     there.learn(*lesson(3, 4))
     there.save(tmp_path / "m")
     here = IncrementalClassifier.load(tmp_path / "m", device="cpu", progress=False)
-    assert np.allclose(answers(here), answers(there), atol=1e-3)
+    near = {"atol": 0.01}  # on a GPU the products of convolutions have ten bits, torch's default
+    assert np.allclose(answers(here), answers(there), **near)
     here.learn(*lesson(5, 0))
     here.save(tmp_path / "m")
     assert np.allclose(answers(IncrementalClassifier.load(tmp_path / "m", device="cuda", precision="fp32")),
-                       answers(here), atol=1e-3)  # fmt: skip
+                       answers(here), **near)  # fmt: skip
 
 
 @pytest.mark.alone

@@ -529,6 +529,46 @@ def test_teacher_is_the_student_as_it_was_when_the_task_began(data):
 # --- what networks at rest make of the images ------------------------------------------------------------------------
 
 
+def foreseen(monkeypatch, epochs, room, start=0):
+    """What is begun and waited for, in turn, without a GPU: blocks of epochs, and the events behind them."""
+    said, place = [], SimpleNamespace(type="cuda")
+    events = itertools.count()
+    ahead = SimpleNamespace(
+        wait_stream=lambda other: said.append("images"), record_event=lambda: f"event {next(events)}"
+    )
+    steps = SimpleNamespace(wait_event=lambda event: said.append(f"waits for {event}"))
+    monkeypatch.setattr(loop, "own_stream", lambda device, purpose: ahead)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: steps)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext(said.append("beside")))
+    monkeypatch.setitem(loop.CHUNK_BYTES, "cuda", room * 12)
+
+    def several(block):
+        said.append(f"{block.start} to {block.stop}")
+        return [[(epoch,)] for epoch in block]
+
+    found = loop.Ahead(lambda epoch: [], several, torch.zeros(12), epochs, SimpleNamespace(device=place))
+    for epoch in range(start, epochs):
+        assert found.take(epoch) == [(epoch,)]
+        said.append(f"epoch {epoch}")
+        found.prepare(epoch + 1)
+    assert not found.ready
+    return [text for text in said if text not in ("images", "beside")]
+
+
+def test_epochs_are_prepared_long_before_they_are_needed(monkeypatch):
+    first = ["0 to 8", "waits for event 0", "epoch 0", "8 to 16"]
+    assert foreseen(monkeypatch, 18, 100)[: len(first)] == first
+    said = foreseen(monkeypatch, 18, 100)
+    assert said[said.index("epoch 8") - 1] == "waits for event 1", "not for what is prepared beside it"
+    assert said.index("16 to 18") == said.index("epoch 8") + 1, "the last ones"
+    assert sum(" to " in text for text in said) == 3
+    assert foreseen(monkeypatch, 4, 1) == [
+        *("0 to 1", "waits for event 0", "epoch 0", "1 to 2", "waits for event 1", "epoch 1"),
+        *("2 to 3", "waits for event 2", "epoch 2", "3 to 4", "waits for event 3", "epoch 3"),
+    ], "one at a time where more do not fit"
+    assert foreseen(monkeypatch, 7, 100, start=5)[0] == "5 to 7", "taken up again"
+
+
 class Foresighted(loop.Ahead):
     """Prepares every epoch ahead, as on a GPU, without a stream."""
 

@@ -58,6 +58,30 @@ def test_one_parameter_at_a_time_is_the_same(kind):
     assert not torch.equal(ours, drawn(6, 3, 2, 2, seed=1))
 
 
+@pytest.mark.parametrize("early", [True, False])
+def test_copies_in_another_precision_follow_every_update(early):
+    weight, other = (drawn(6, 3, 2, 2, seed=seed).requires_grad_() for seed in (1, 2))
+    sgd = SGD([weight, other], torch.tensor(0.1), 0.9, 0.01, fused=False)
+    copy = sgd.followed(weight, torch.bfloat16)
+    assert sgd.followed(weight, torch.bfloat16) is copy
+    for step in range(3):
+        before = copy.clone()
+        sgd.zero_grad()
+        if early:
+            sgd.take(weight, drawn(6, 3, 2, 2, seed=10 + step))
+        else:
+            weight.grad = drawn(6, 3, 2, 2, seed=10 + step)
+        other.grad = torch.ones_like(other)
+        sgd.step()
+        assert not torch.equal(copy, before)
+        assert torch.equal(copy, weight.detach().bfloat16())
+    assert list(sgd.copies) == [weight], "of nobody else"
+    with torch.no_grad():
+        weight.zero_()  # by somebody else
+    sgd.refresh()
+    assert not copy.any()
+
+
 def test_training_on_a_cpu_loads_no_compiler():
     lines = """
 import sys, numpy as np, torch

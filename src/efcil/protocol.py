@@ -55,12 +55,6 @@ class Evaluator:
         end = int(self.ends[task])
         return self.pixels.showing(first(self.pixels.images, end)), self.labels[:end]
 
-    def rehearse(self, representation: Representation) -> None:
-        """Look at an image before a run begins: what cuDNN tries out then, no other run disturbs."""
-        if self.machine.branches:
-            one = self.pixels.showing(first(self.pixels.images, 1))
-            extract(representation.reading(representation.backbone), one, self.machine, representation.options.crop)
-
     def measure(
         self,
         task: int,

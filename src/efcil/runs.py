@@ -322,8 +322,6 @@ class Run:
             self.reporter.note(f"going on after task {task}{where}")
             point = None  # what it held is the readouts' now, and goes when they move it
         self.reporter.started(title, epochs, sum(epochs[:task]) + epoch)
-        with machine.uncaptured():
-            evaluator.rehearse(representation)
         self.training = True
         learn_stream(
             stream,

@@ -225,17 +225,12 @@ def seen_at_rest(
     parts = [batch[0] for epoch in epochs for batch in epoch]
     rows = torch.cat(parts)
     size = max(len(parts[0]), AT_REST // math.prod(rows.shape[1:]))
-
-    def looked() -> Tensor:
-        found = []
-        with machine.autocast():
-            for part in rows.split(size):
-                full = torch.cat([part, part[:1].expand(size - len(part), -1, -1, -1)])
-                found.append(resting(pixels.normalise(full))[: len(part)])
-        return torch.cat(found)
-
-    with machine.uncaptured():
-        seen = iter(machine.convolving(looked).split([len(part) for part in parts]))
+    found = []
+    with machine.uncaptured(), machine.autocast():
+        for part in rows.split(size):
+            full = torch.cat([part, part[:1].expand(size - len(part), -1, -1, -1)])
+            found.append(resting(pixels.normalise(full))[: len(part)])
+    seen = iter(torch.cat(found).split([len(part) for part in parts]))
     return [[(*batch, next(seen)) for batch in epoch] for epoch in epochs]
 
 
@@ -243,7 +238,8 @@ class Ahead:
     """On a GPU, prepares the next epochs beside the steps of this one, on a stream of its own, where they fit.
 
     Images are augmented, and networks at rest look at them. Of small tasks several epochs at once: an epoch of 2,500
-    images is a hundred launches of little work each.
+    images is a hundred launches of little work each. They are begun as many epochs before the first of them is needed,
+    so that steps, which go first on the GPU, do not wait for them.
     """
 
     MOST = 8  # epochs at once
@@ -260,25 +256,30 @@ class Ahead:
         fit = CHUNK_BYTES[machine.device.type] // max(1, images.numel()) if isinstance(images, Tensor) else 0
         self.at_once = min(self.MOST, fit)
         self.stream = own_stream(machine.device, "ahead") if machine.device.type == "cuda" and fit else None
-        self.ready: dict[int, Sequence[Batch]] = {}
+        self.ready: dict[int, tuple[Sequence[Batch], torch.cuda.Event]] = {}  # and what tells that they are there
         self.taken: Sequence[Batch] = []
         if self.stream is not None:
             self.stream.wait_stream(torch.cuda.current_stream())  # the images must be there
 
     def prepare(self, epoch: int) -> None:
-        """Begin the batches of an epoch, and of those after it, unless they are begun already."""
-        if self.stream is not None and epoch < self.last and epoch not in self.ready:
-            block = range(epoch, min(epoch + self.at_once, self.last))
+        """Begin the batches of `epoch` and of those after it, where fewer are begun than belong together."""
+        first = max(self.ready, default=epoch - 1) + 1
+        if self.stream is not None and first < self.last and len(self.ready) < self.at_once:
+            block = range(first, min(first + self.at_once, self.last))
             with torch.cuda.stream(self.stream):
-                self.ready |= dict(zip(block, self.several(block), strict=True))
+                found = self.several(block)
+                there = self.stream.record_event()
+            self.ready |= {number: (batches, there) for number, batches in zip(block, found, strict=True)}
 
     def take(self, epoch: int) -> Iterable[Batch]:
         """Return an epoch's batches; the caller waits for the device before it asks for the next."""
         if self.stream is None:
             return self.one(epoch)
-        self.prepare(epoch)
-        torch.cuda.current_stream().wait_stream(self.stream)
-        self.taken = self.ready.pop(epoch)  # kept until the next is taken: the steps that read it are done by then
+        if epoch not in self.ready:
+            self.prepare(epoch)
+        found, there = self.ready.pop(epoch)
+        torch.cuda.current_stream().wait_event(there)
+        self.taken = found  # kept until the next is taken: the steps that read it are done by then
         return self.taken
 
 
@@ -380,8 +381,7 @@ class CapturedStep:
         kept = [*module.state_dict().values(), *step.optimiser.momenta().values(), step.total]
         saved = [t.clone() for t in kept]
         drawn = noise.get_state() if noise is not None else None
-        with step.machine.capturing():  # one thread compiles at a time; others replay what they have
-            step.machine.convolving(self._record)
+        self._record()
         for tensor, value in zip(kept, saved, strict=True):  # the warm-up must leave no trace
             tensor.copy_(value)
         step.optimiser.refresh()
@@ -392,7 +392,8 @@ class CapturedStep:
         step, warm = self.step, getattr(self.known, "warm", False)
         stream = own_stream(self.batch.device, "warm-up")
         stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
+        # One thread compiles at a time; others replay what they have.
+        with step.machine.uncaptured() if warm else step.machine.capturing(), torch.cuda.stream(stream):
             for _ in range(1 if warm else self.WARM_UP):  # later ones see new sizes
                 step(self.batch, *self.rest)
         self.known.warm = True
@@ -402,14 +403,15 @@ class CapturedStep:
         if self.noise is not None:
             self.graph.register_generator_state(self.noise)  # each replay draws on from where the generator stands
         first = own_stream(self.batch.device, "capture", -1)  # the next step waits for this one, not for what is ahead
-        if torch.cuda.mem_get_info()[0] < torch.cuda.memory_reserved():  # a graph has memory of its own
-            torch.cuda.empty_cache()
-        with torch.cuda.stream(first):
-            self.graph.capture_begin(capture_error_mode="thread_local")
-            try:
-                step(self.batch, *self.rest)
-            finally:
-                self.graph.capture_end()
+        with step.machine.capturing():
+            if torch.cuda.mem_get_info()[0] < torch.cuda.memory_reserved():  # a graph has memory of its own
+                torch.cuda.empty_cache()
+            with torch.cuda.stream(first):
+                self.graph.capture_begin(capture_error_mode="thread_local")
+                try:
+                    step(self.batch, *self.rest)
+                finally:
+                    self.graph.capture_end()
 
     def __call__(self, batch: Tensor, *rest: Tensor) -> None:
         """Replay the recorded step on a new batch."""

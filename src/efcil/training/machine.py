@@ -8,7 +8,6 @@ import os
 import platform
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, TypeVar
@@ -23,7 +22,6 @@ from efcil.training.distributed import ALONE, Group
 
 M = TypeVar("M", bound=nn.Module)
 R = TypeVar("R")
-CONVOLVING = "convolutions"  # name of the thread that tries them out
 
 
 @dataclass(frozen=True)
@@ -118,9 +116,9 @@ class Machine:
         return self.compile and self.capture and self.precision == "bf16" and whole
 
     def wake(self) -> None:
-        """Begin what the first kernels wait for, beside what comes before them."""
+        """Begin what the first kernel of our own waits for, beside what comes before it."""
         if self.branches:
-            _kernels_known(self.device)
+            _kernels_known()
 
     def compiled(self, call: Callable[..., R]) -> Callable[..., R]:
         """Return a fast way to call a module, which itself stays as it is, or a function."""
@@ -161,23 +159,6 @@ class Machine:
         """Keep other threads from capturing while something happens that a capture forbids (cuDNN's trials)."""
         return _gate.together() if self.capture else contextlib.nullcontext()
 
-    def convolving(self, work: Callable[[], R]) -> R:
-        """Do what tries out convolutions, of several runs at once in one thread for all of them.
-
-        cuDNN's trials are remembered for each thread. So they are made once, by the run that begins, and not by the
-        others beside its steps, which disturb the clock. Whoever asks from another run waits meanwhile.
-        """
-        here = threading.current_thread()
-        if not self.capture or here is threading.main_thread() or here.name.startswith(CONVOLVING):
-            return work()
-        stream, learning = torch.cuda.current_stream(self.device), torch.is_grad_enabled()
-
-        def there() -> R:
-            with torch.cuda.stream(stream), torch.set_grad_enabled(learning):
-                return work()
-
-        return _convolutions().submit(there).result()
-
     def tensor(self, array: npt.NDArray[Any]) -> Tensor:
         """Copy an array (memory-mapped or not) to the device."""
         return torch.from_numpy(np.array(array)).to(self.device)
@@ -189,22 +170,14 @@ class Machine:
 
 
 @functools.cache
-def _convolutions() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(1, CONVOLVING)
-
-
-@functools.cache
-def _kernels_known(device: torch.device) -> threading.Thread:
-    """Let Triton find out who it is, in a thread of its own: for that it reads all of itself. And let cuDNN be read."""
+def _kernels_known() -> threading.Thread:
+    """Let Triton find out who it is, once, in a thread of its own: for that it reads all of itself."""
 
     def ask() -> None:
         with contextlib.suppress(Exception):  # whoever needs a kernel will hear of it
             from triton.runtime.cache import triton_key
 
             triton_key()
-        with contextlib.suppress(Exception), _gate.together():
-            small = torch.zeros(8, 8, 8, 8, dtype=torch.bfloat16, device=device)
-            torch.nn.functional.conv2d(small, small[:, :, :3, :3])
 
     thread = threading.Thread(target=ask)  # waited for at the end: nothing may be cut off inside a library
     thread.start()
