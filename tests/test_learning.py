@@ -6,6 +6,8 @@ import json
 import os
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import product
 
@@ -27,7 +29,7 @@ from efcil.representations.lwf import LwF
 from efcil.representations.pseudo_replay import PseudoReplay, PseudoReplayOptions
 from efcil.tasks import TaskStream
 from efcil.training.loop import Pixels, Stopped
-from efcil.training.machine import Machine
+from efcil.training.machine import Machine, own_stream
 from efcil.training.updates import SGD
 
 FORMATS = (torch.contiguous_format, torch.channels_last)
@@ -606,3 +608,33 @@ def test_a_captured_step_with_branches_is_the_step():
     for way in ("compiled", "in order", "branches"):
         row = ways.measured(way, 1)
         assert row["race"] < 0.05 + 2 * row["chance"], row
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_steps_of_runs_at_once_are_those_of_each_alone():
+    """To the bit: what the graph of one run writes, a library's workspace too, none of another reads."""
+    size, alone, meet = gpu.Size(classes=1000, per_class=2), threading.Lock(), threading.Barrier(3, timeout=200)
+
+    def ends(ways, call, kept, guard):
+        ways.restore(kept, ways.start)
+        torch.cuda.synchronize()
+        meet.wait()
+        with guard:
+            for _ in range(30):
+                call()
+            torch.cuda.synchronize()
+        meet.wait()
+        return ways.weights()
+
+    def one(place):
+        with torch.cuda.stream(own_stream(torch.device("cuda"), "run")):
+            ways = steps.Ways(size, "cuda")
+            ways.begin("none")
+            ways.begin("ahead")  # a hundred old classes: products with the head are split
+            ways.images = ways.images.roll(place, 0)  # each learns something else
+            with ways.recorded("branches") as (_, call, kept):
+                return ends(ways, call, kept, alone), ends(ways, call, kept, contextlib.nullcontext())
+
+    with ThreadPoolExecutor(3) as pool:
+        for in_turn, at_once in pool.map(one, range(3)):
+            assert all(torch.equal(a, b) for a, b in zip(in_turn, at_once, strict=True))

@@ -525,3 +525,27 @@ def test_what_goes_beyond_the_paper_stands_beside_dpcr(root):
     assert cells(root, "dpcr-plus (tuned)", "**tiny-imagenet**", file) == ["dpcr-plus (tuned)", "1", "40.00", "60.00"]
     assert cells(root, "dpcr, order 1", "**tiny-imagenet**", file)[1:3] == ["1", "31.00"]
     assert text.index("**cifar100**") < text.index("**tiny-imagenet**")
+
+
+def test_what_each_part_gives_has_a_table_of_its_own(root):
+    page, heading = root / "docs" / "dpcr-plus.md", "what each part gives**: order 1; all but the last row"
+    page.parent.mkdir()
+    page.write_text("<!-- ledger -->\n<!-- /ledger -->\n")
+    store(root, "z", summary(A_f=50, order="1"), summary("dpcr-plus", A_f=62, preset="tuned", order="1"))
+    whole, ridge = ("dpcr-plus", 60), ("dpcr-plus:ridge=3", 59)
+    parts = {"dpcr-plus:quarters=1:memory_rank=84": 58, "dpcr-plus:quarters=0:gaussian=0:memory_form=gram": 52}
+    for method, found in (*parts.items(), ridge, whole):
+        store(root, "ablation-order-1", summary(method, A_f=found, preset="tuned", order="1"))
+    run(root)
+    table = page.read_text().split(heading)[1]
+    rows = re.findall(r"^\| (.*?) \| (\d\S*) \|", table, re.MULTILINE)
+    assert rows == [
+        ("dpcr-plus", "60.00"),  # of that training alone
+        ("dpcr-plus:ridge=3", "59.00"),
+        ("quarters of 1 stage", "58.00"),
+        ("no quarters, no Gaussians", "52.00"),
+        ("dpcr, trained as LwF", "50.00"),
+    ]
+    before = page.read_text().split(heading)[0]
+    assert "| dpcr-plus (tuned) | 1 | 61.00 |" in before, "repeats are averaged as everywhere"
+    assert "quarters" not in before

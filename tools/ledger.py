@@ -41,6 +41,14 @@ ROOT = Path(__file__).resolve().parent.parent
 BEGIN, END = "<!-- ledger -->", "<!-- /ledger -->"
 UNMEASURED = "not measured yet"
 METRICS = ("A_f", "A_avg")
+ABLATION = "ablation"  # names of runs that begin so are of one trajectory, read with parts left out
+ABLATED = {
+    "gaussian=0": "no Gaussians",
+    "shift_images=clean": "no made images in the map",
+    "quarters=0": "no quarters",
+    "quarters=1": "quarters of 1 stage",
+    "quarters=2": "quarters of 2 stages",
+}
 KEPT_BACK = ("1", "2", "3")  # class orders that no choice of ours has seen, and that the paper does not have
 
 Config = tuple[tuple[str, str], ...]  # dotted key, value as JSON
@@ -515,7 +523,7 @@ def beyond_text(sections: list[Section]) -> str:
         splits = [s for s in sections if s.title.startswith(f"{dataset}, T = ")]
         splits = [s for s in splits if any(row.label.startswith("dpcr-plus") for row in s.rows)]
         if splits:
-            lines += [f"**{dataset}**", "", *_beyond(splits), ""]
+            lines += [f"**{dataset}**", "", *_beyond(splits), "", *_ablation(dataset, splits)]
     return "\n".join([BEGIN, "", *(lines or [UNMEASURED + ".", ""]), END])
 
 
@@ -524,7 +532,8 @@ def _beyond(splits: list[Section]) -> list[str]:
     rows: dict[str, list[Row | None]] = {}
     for at, split in enumerate(splits):
         for row in split.rows:
-            if row.label == "dpcr" or row.label.startswith(("dpcr, order", "dpcr-plus")):
+            apart = all(entry.name.startswith(ABLATION) for entry in row.entries)  # in a table of their own
+            if not apart and (row.label == "dpcr" or row.label.startswith(("dpcr, order", "dpcr-plus"))):
                 rows.setdefault(row.label, [None] * len(splits))[at] = row
     titles = [f"{s.title.partition(', ')[2]}: {m.replace('_', chr(92) + '_')}" for s in splits for m in METRICS]
     cells = []
@@ -533,6 +542,41 @@ def _beyond(splits: list[Section]) -> list[str]:
         values = [_ours(row, m) for row in found for m in METRICS]
         cells.append([escaped(label), ", ".join(sorted(orders)), *values])
     return _table(["Method", "Orders", *titles], range(2, 2 + len(titles)), cells)
+
+
+def _ablation(dataset: str, splits: list[Section]) -> list[str]:
+    """What is lost without each part: rows of one trajectory a split, and DPCR in that order; [] if none was run."""
+    found: dict[str, list[Run | None]] = {}
+    for at, split in enumerate(splits):
+        entries = [entry for row in split.rows for entry in row.entries]
+        read = [entry.run for entry in entries if entry.name.startswith(ABLATION)]
+        beside = [
+            e.run
+            for e in entries
+            if e.run.method == "dpcr" and not e.unusual and e.run.order in {r.order for r in read}
+        ]
+        for run in sorted(read, key=lambda run: run.method.count(":")) + beside[:1]:
+            found.setdefault(_without(run.method), [None] * len(splits))[at] = run
+    titles = [f"{s.title.partition(', ')[2]}: {m.replace('_', chr(92) + '_')}" for s in splits for m in METRICS]
+    cells = []
+    for label, runs in found.items():
+        values = [getattr(run, metric) if run else None for run in runs for metric in METRICS]
+        cells.append([escaped(label), *(NONE if value is None else f"{value:.2f}" for value in values)])
+    orders = sorted({run.order or "?" for runs in found.values() for run in runs if run})
+    title = f"**{dataset}, what each part gives**: order {', '.join(orders)}; all but the last row from one training."
+    return [title, "", *_table(["Method", *titles], range(1, 1 + len(titles)), cells), ""] if found else []
+
+
+def _without(method: str) -> str:
+    """A variant of `dpcr-plus` in words.
+
+    >>> _without("dpcr-plus:quarters=1:memory_rank=84"), _without("dpcr-plus:ridge=3"), _without("dpcr-plus")
+    ('quarters of 1 stage', 'dpcr-plus:ridge=3', 'dpcr-plus')
+    """
+    base, *settings = method.split(":")
+    words = [ABLATED[setting] for setting in settings if setting in ABLATED]
+    known = all(setting in ABLATED or setting.startswith("memory_") for setting in settings)
+    return ", ".join(words) if words and known else "dpcr, trained as LwF" if base == "dpcr" else method
 
 
 def _teacher(kind: bool | str) -> str:

@@ -36,7 +36,7 @@ class Artist:
         with suppress(OSError, ValueError):
             asked.write(json.dumps(order).encode() + b"\n")
             asked.flush()
-            size = int.from_bytes(answer.read(8))
+            size = int.from_bytes(answer.read(8), "big")
             found: bytes = answer.read(size)
             if size and len(found) == size:
                 return found
@@ -90,7 +90,7 @@ def main() -> None:
         drawn((name, [SMALL]))
     for line in sys.stdin.buffer:
         data = drawn(json.loads(line))
-        sys.stdout.buffer.write(len(data).to_bytes(8) + data)
+        sys.stdout.buffer.write(len(data).to_bytes(8, "big") + data)
         sys.stdout.buffer.flush()
 
 
