@@ -5,6 +5,7 @@
 
 import ast
 import doctest
+import functools
 import importlib
 import importlib.util
 import re
@@ -43,6 +44,7 @@ def named_in(text: str) -> list[str]:
 # --- (a) what is named exists -----------------------------------------------------------------------------------------
 
 
+@functools.cache  # thousands of names, fifty files
 def functions_in(file: Path) -> set[str]:
     tree = ast.parse(file.read_text(encoding="utf-8"))
     return {n.name for n in ast.walk(tree) if isinstance(n, ast.FunctionDef) and n.name.startswith("test_")}

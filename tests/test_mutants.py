@@ -1,6 +1,7 @@
 """The list of deliberate breakages is sound, and the tool that runs it tells killed from survived."""
 
 import ast
+import functools
 import importlib.util
 import sys
 from pathlib import Path
@@ -37,6 +38,7 @@ def test_the_text_to_break_occurs_once_and_the_result_is_code(mutant):
         yaml.safe_load(broken)
 
 
+@functools.cache
 def functions_in(file):
     return {node.name for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))) if hasattr(node, "name")}
 
