@@ -170,9 +170,9 @@ class InTraining:
 
     def hand_over(self, updates: Updates | None) -> None:
         """Let somebody update weights while other gradients are still computed, or nobody any more."""
-        self.updates = updates
-        behind = [] if updates is None else [layer.convolution.weight for layer in self.layers[1:]]
-        self.copies = [updates.followed(weight, self.dtype) for weight in behind if updates is not None]
+        self.updates, self.copies = updates, []
+        if updates is not None:
+            self.copies = [updates.followed(layer.convolution.weight, self.dtype) for layer in self.layers[1:]]
 
     @property
     def capturing(self) -> bool:
