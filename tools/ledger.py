@@ -535,7 +535,7 @@ def _beyond(splits: list[Section]) -> list[str]:
             apart = all(entry.name.startswith(ABLATION) for entry in row.entries)  # in a table of their own
             if not apart and (row.label == "dpcr" or row.label.startswith(("dpcr, order", "dpcr-plus"))):
                 rows.setdefault(row.label, [None] * len(splits))[at] = row
-    titles = [f"{s.title.partition(', ')[2]}: {m.replace('_', chr(92) + '_')}" for s in splits for m in METRICS]
+    titles = _titles(splits)
     cells = []
     for label, found in sorted(rows.items(), key=lambda item: (item[0] == "dpcr", item[0].startswith("dpcr,"))):
         orders = dict.fromkeys(order for row in found if row for order in row.each(lambda run: run.order))
@@ -544,26 +544,26 @@ def _beyond(splits: list[Section]) -> list[str]:
     return _table(["Method", "Orders", *titles], range(2, 2 + len(titles)), cells)
 
 
+def _titles(splits: list[Section]) -> list[str]:
+    return [f"{s.title.partition(', ')[2]}: {m.replace('_', chr(92) + '_')}" for s in splits for m in METRICS]
+
+
 def _ablation(dataset: str, splits: list[Section]) -> list[str]:
     """What is lost without each part: rows of one trajectory a split, and DPCR in that order; [] if none was run."""
-    found: dict[str, list[Run | None]] = {}
+    found: dict[str, list[Row | None]] = {}
     for at, split in enumerate(splits):
         entries = [entry for row in split.rows for entry in row.entries]
-        read = [entry.run for entry in entries if entry.name.startswith(ABLATION)]
-        beside = [
-            e.run
-            for e in entries
-            if e.run.method == "dpcr" and not e.unusual and e.run.order in {r.order for r in read}
-        ]
-        for run in sorted(read, key=lambda run: run.method.count(":")) + beside[:1]:
-            found.setdefault(_without(run.method), [None] * len(splits))[at] = run
-    titles = [f"{s.title.partition(', ')[2]}: {m.replace('_', chr(92) + '_')}" for s in splits for m in METRICS]
-    cells = []
-    for label, runs in found.items():
-        values = [getattr(run, metric) if run else None for run in runs for metric in METRICS]
-        cells.append([escaped(label), *(NONE if value is None else f"{value:.2f}" for value in values)])
-    orders = sorted({run.order or "?" for runs in found.values() for run in runs if run})
-    title = f"**{dataset}, what each part gives**: order {', '.join(orders)}; all but the last row from one training."
+        read = [entry for entry in entries if entry.name.startswith(ABLATION)]
+        orders = {entry.run.order for entry in read}
+        beside = [e for e in entries if e.run.method == "dpcr" and not e.unusual and e.run.order in orders]
+        parts = [[entry] for entry in sorted(read, key=lambda entry: entry.run.method.count(":"))]
+        for part in [*parts, beside] if beside else parts:
+            label = _without(part[0].run.method)
+            found.setdefault(label, [None] * len(splits))[at] = Row(label, tuple(part))
+    titles = _titles(splits)
+    cells = [[escaped(label), *(_ours(row, m) for row in rows for m in METRICS)] for label, rows in found.items()]
+    known = sorted({order for rows in found.values() for row in rows if row for order in row.orders})
+    title = f"**{dataset}, what each part gives**: order {', '.join(known)}; all but the last row from one training."
     return [title, "", *_table(["Method", *titles], range(1, 1 + len(titles)), cells), ""] if found else []
 
 
