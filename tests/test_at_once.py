@@ -1,19 +1,23 @@
 """Several runs in one process: who captures is alone, runs begin one after the other, and none starves the others."""
 
+import contextlib
+import itertools
 import os
 import signal
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor, wait
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from efcil import runs
+from efcil import protocol, runs
 from efcil.errors import Interrupted
-from efcil.training.loop import EpochReport, Stopped
-from efcil.training.machine import Gate, Machine, _kernels_known
+from efcil.training import machine as machines
+from efcil.training.loop import EpochReport, Pixels, Stopped
+from efcil.training.machine import CONVOLVING, Gate, Machine, _libraries, own_stream
 
 SOON = 20.0
 
@@ -96,38 +100,170 @@ def test_triton_reads_itself_ahead_where_it_is(monkeypatch):
     failed = []
     monkeypatch.setattr(threading, "excepthook", failed.append)
     fast = Machine(torch.device("cpu"), "bf16", compile=True, capture=True)
-    for known, machine in ((0, Machine(torch.device("cpu"))), (1, fast), (1, fast)):
+    plain = Machine(torch.device("cpu"), "fp32", compile=True, capture=True)
+    for known, machine in ((0, Machine(torch.device("cpu"))), (0, plain), (1, fast), (1, fast)):
         machine.wake()
-        assert _kernels_known.cache_info().currsize == known, "only where there are kernels"
-    _kernels_known().join(SOON)
-    assert asked == [1], "once"
-    _kernels_known.cache_clear()
+        machine.awake()
+        assert len(asked) == known, "once, where there are kernels"
+    _libraries.cache_clear()
     monkeypatch.setitem(sys.modules, "triton.runtime.cache", None)  # not installed
-    fast.wake()
-    _kernels_known().join(SOON)
-    _kernels_known.cache_clear()
+    fast.awake()
+    _libraries.cache_clear()
     assert not failed
 
 
+def test_linear_algebra_is_read_by_one_thread_and_waited_for(monkeypatch):
+    """torch fails where two threads ask for it first at the same time, as two runs do that end a task together."""
+    asked, go_on, over = [], threading.Event(), []
+    monkeypatch.setattr(torch.linalg, "cholesky_ex", lambda matrix: asked.append(matrix.dtype) or go_on.wait(SOON))
+    machine = Machine(torch.device("cpu"), capture=True)
+    _libraries.cache_clear()
+
+    def one(_):
+        machine.wake()
+        machine.awake()
+        over.append(1)
+
+    with ThreadPoolExecutor(4) as pool:
+        waiting = [pool.submit(one, k) for k in range(4)]
+        assert wait(waiting, 0.2).not_done == set(waiting), "it is not read yet"
+        assert not over
+        go_on.set()
+        for future in waiting:
+            future.result(SOON)
+    _libraries.cache_clear()
+    assert asked == [torch.float64]
+
+
+def test_a_run_begins_when_all_is_read_and_tried_out():
+    said = []
+
+    @contextlib.contextmanager
+    def uncaptured():
+        said.append("no capture")
+        yield
+
+    machine = SimpleNamespace(awake=lambda: said.append("read"), uncaptured=uncaptured)
+    representation = SimpleNamespace(machine=machine, transform=lambda size: None)
+    evaluator = SimpleNamespace(rehearse=lambda learner: said.append(learner))
+    protocol.learn_stream([], SimpleNamespace(size=8), evaluator, representation, {}, {}, None)
+    assert said == ["read", "no capture", representation]
+
+
+@pytest.mark.parametrize(
+    ("precision", "processes", "looks"), [("bf16", 1, True), ("fp32", 1, False), ("bf16", 2, False)]
+)
+def test_a_rehearsal_looks_at_one_image_where_cudnn_tries_out(monkeypatch, precision, processes, looks):
+    seen, group = [], SimpleNamespace(size=processes)
+    machine = Machine(torch.device("cpu"), precision, compile=True, capture=True, group=group)
+    evaluator = object.__new__(protocol.Evaluator)
+    evaluator.machine = machine
+    evaluator.pixels = Pixels(torch.zeros(5, 3, 8, 8, dtype=torch.uint8), (0.5,) * 3, (0.5,) * 3, machine)
+    learner = SimpleNamespace(backbone="net", reading=lambda net: f"read {net}", options=SimpleNamespace(crop=4))
+    monkeypatch.setattr(protocol, "extract", lambda net, pixels, *rest: seen.append((net, len(pixels.images), *rest)))
+    evaluator.rehearse(learner)
+    assert seen == ([("read net", 1, machine, 4)] if looks else [])
+
+
+@pytest.fixture
+def streams(monkeypatch):
+    """Stand-ins for the streams of a GPU: each has a number and a priority, and the current one is known."""
+    numbers, now = itertools.count(), threading.local()
+
+    def made(device, priority):
+        return SimpleNamespace(number=next(numbers), priority=priority)
+
+    @contextlib.contextmanager
+    def switched(stream):
+        before, now.stream = getattr(now, "stream", None), stream
+        yield
+        now.stream = before
+
+    monkeypatch.setattr(torch.cuda, "Stream", made)
+    monkeypatch.setattr(torch.cuda, "stream", switched)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: getattr(now, "stream", None))
+    monkeypatch.setattr(machines, "_streams", threading.local())
+
+
+def test_what_a_run_waits_for_goes_first(streams):
+    place = torch.device("cpu")
+    found = {purpose: own_stream(place, purpose) for purpose in ("run", "capture", "branch", "ahead", "files")}
+    assert found["run"].priority < found["capture"].priority < found["branch"].priority < found["ahead"].priority
+    assert found["files"].priority == found["ahead"].priority == 0
+    assert own_stream(place, "run") is found["run"]
+
+
+def test_convolutions_of_runs_at_once_are_tried_out_in_one_thread(streams):
+    """Each on its own streams: what is recorded on one stream shares a workspace, and runs at the same time."""
+    place = torch.device("cpu")
+    machine, meet = Machine(place, capture=True), threading.Barrier(3, timeout=SOON)
+
+    def here():
+        thread = threading.current_thread().name
+        return thread, own_stream(place, "capture").number, torch.cuda.current_stream(place).number
+
+    def one(learning):
+        own = own_stream(place, "run")
+        meet.wait()
+        with torch.cuda.stream(own), torch.set_grad_enabled(learning):
+            found = [machine.convolving(lambda: (*here(), torch.is_grad_enabled())) for _ in range(3)]
+            assert machine.convolving(lambda: machine.convolving(here)) == found[0][:3], "also from inside"
+        assert len(set(found)) == 1
+        assert found[0][1:] == (own_stream(place, "capture").number, own.number, learning)
+        return found[0]
+
+    with ThreadPoolExecutor(3) as pool:
+        found = list(pool.map(one, (True, False, True)))
+    assert len({thread for thread, *_ in found}) == 1
+    assert found[0][0].startswith(CONVOLVING)
+    assert len({capture for _, capture, *_ in found}) == 3
+    assert machine.convolving(threading.current_thread) is threading.main_thread(), "a run alone"
+
+
+def test_runs_that_capture_and_runs_that_look_keep_nobody_waiting(streams):
+    machine, said = Machine(torch.device("cpu"), capture=True), []
+
+    def one(way):
+        for _ in range(30):
+            with way():
+                machine.convolving(lambda: said.append(time.sleep(0.001)))
+
+    with ThreadPoolExecutor(3) as pool:
+        for future in [pool.submit(one, way) for way in (machine.capturing, machine.uncaptured, machine.uncaptured)]:
+            future.result(SOON)
+    assert len(said) == 90
+
+
+def test_what_fails_in_the_thread_of_convolutions_fails_where_it_was_asked_for(streams):
+    def fails():
+        raise torch.OutOfMemoryError("no room")
+
+    machine = Machine(torch.device("cpu"), capture=True)
+    with ThreadPoolExecutor(1) as pool:
+        with pytest.raises(torch.OutOfMemoryError, match="no room"):
+            pool.submit(machine.convolving, fails).result(SOON)
+        assert pool.submit(machine.convolving, lambda: 1).result(SOON) == 1, "and the next goes on"
+
+
 class Fake:
-    """A run of one task of nine epochs, so far as `execute_all` sees it."""
+    """A run of one task of twenty epochs, so far as `execute_all` sees it."""
 
     def __init__(self, said, number, fails=False):
         self.said, self.number, self.fails = said, number, fails
-        self.stop, self.underway, self.training, self.runs_at_once = threading.Event(), threading.Event(), True, 1
+        self.stop, self.underway, self.training = threading.Event(), threading.Event(), True
         self.machine, self.group = Machine(torch.device("cpu")), SimpleNamespace(size=1, is_first=True)
         self.log = SimpleNamespace(add=lambda **event: None)
         self.reporter = SimpleNamespace(epoch=lambda report: None, note=lambda text: None)
-        self.checkpoint_seconds, self._saved, self._usual = 1000.0, time.monotonic(), 9
+        self.checkpoint_seconds, self._saved, self._usual = 1000.0, time.monotonic(), 20
 
     def execute(self, resume):
         self.said.append((self.number, 0))
         if self.fails:
             raise ValueError("broken")
-        for epoch in range(9):
-            time.sleep(0.01)
+        for epoch in range(20):
+            time.sleep(0.005)
             self.said.append((self.number, epoch + 1))
-            runs.Run.after_epoch(self, EpochReport(0, epoch, 9, 0.0, 0.1), None)
+            runs.Run.after_epoch(self, EpochReport(0, epoch, 20, 0.0, 0.1), None)
         return [{"run": self.number}]
 
 
@@ -135,8 +271,8 @@ def test_runs_begin_one_after_the_other():
     said = []
     found = runs.execute_all([Fake(said, k) for k in range(3)], False, at_once=3)
     assert found == [[{"run": 0}], [{"run": 1}], [{"run": 2}]]
-    for k in (1, 2):  # each when the one before has a third of a task behind it, and before that one has ended
-        assert said.index((k - 1, 3)) < said.index((k, 0)) < said.index((k - 1, 9))
+    for k in (1, 2):  # each when the one before has a tenth of a task behind it, and before that one has ended
+        assert said.index((k - 1, 2)) < said.index((k, 0)) < said.index((k - 1, 20))
 
 
 def test_more_runs_than_go_on_at_once_all_get_their_turn():

@@ -633,6 +633,7 @@ def test_steps_of_runs_at_once_are_those_of_each_alone():
             ways.begin("ahead")  # a hundred old classes: products with the head are split
             ways.images = ways.images.roll(place, 0)  # each learns something else
             with ways.recorded("branches") as (_, call, kept):
+                meet.wait()  # nobody else records any more
                 return ends(ways, call, kept, alone), ends(ways, call, kept, contextlib.nullcontext())
 
     with ThreadPoolExecutor(3) as pool:

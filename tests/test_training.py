@@ -681,7 +681,7 @@ class Recorded:
     def __init__(self, monkeypatch, free=10, reserved=5):
         self.said, self.now = [], ["main"]
         self.lines = {}
-        monkeypatch.setattr(loop, "own_stream", lambda device, name, priority=0: self.line(name))
+        monkeypatch.setattr(loop, "own_stream", lambda device, name: self.line(name))
         monkeypatch.setattr(torch.cuda, "current_stream", lambda: self.line(self.now[-1]))
         monkeypatch.setattr(torch.cuda, "stream", self.switched)
         monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: self)

@@ -55,6 +55,12 @@ class Evaluator:
         end = int(self.ends[task])
         return self.pixels.showing(first(self.pixels.images, end)), self.labels[:end]
 
+    def rehearse(self, representation: Representation) -> None:
+        """Look at an image before a run begins: what cuDNN tries out for it, the steps of no other run disturb."""
+        if self.machine.branches and self.machine.group.size == 1:
+            one = self.pixels.showing(first(self.pixels.images, 1))
+            extract(representation.reading(representation.backbone), one, self.machine, representation.options.crop)
+
     def measure(
         self,
         task: int,
@@ -163,6 +169,9 @@ def learn_stream(
     """
     machine = representation.machine
     transform = representation.transform(data.size)
+    machine.awake()
+    with machine.uncaptured():
+        evaluator.rehearse(representation)
     for index in range(first_task, len(stream)):
         task = stream.upto(index) if representation.all_data else stream[index]
         labels = machine.tensor(task.labels)

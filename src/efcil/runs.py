@@ -46,6 +46,7 @@ from efcil.training.loop import EpochReport, Middle, Optimiser, Stopped
 from efcil.training.machine import Machine, own_stream
 
 Summary = dict[str, Any]
+APART = 10  # of several runs at once each begins when the one before has this part of a task behind it
 HEARD = 0.5  # seconds until a signal is heard at the latest
 FEATURES = "features"  # directory of kept features, beside config.yaml
 KEPT: dict[str, tuple[str, Seen]] = {  # its tensors: features of a task's images, which backbone saw them and how
@@ -169,7 +170,6 @@ class Run:
         self.seconds = 0.0
         self.training = False  # from here on a signal waits for the end of a step
         self.stop = threading.Event()  # set from outside: the run ends after this step, and saves it
-        self.runs_at_once = 1
         self.underway = threading.Event()  # of several at once: the next may begin
 
     # -- what others see ---------------------------------------------------------------------------------------------
@@ -398,7 +398,7 @@ class Run:
         """Log the epoch; keep it when the last checkpoint is old enough."""
         if not self.group.is_first:
             return
-        if report.task or (report.epoch + 1) * self.runs_at_once >= self._usual:
+        if report.task or (report.epoch + 1) * APART >= self._usual:
             self.underway.set()
         self.log.add(task=report.task + 1, epoch=report.epoch + 1, loss=report.loss, lr=report.lr)
         self.reporter.epoch(report)
@@ -623,7 +623,6 @@ def _together(one: Callable[[Run], list[Summary]], runs: Sequence[Run], at_once:
         try:
             if run.stop.is_set():
                 raise Stopped
-            run.runs_at_once = at_once
             return one(run)
         finally:
             run.underway.set()

@@ -133,7 +133,7 @@ class Kept:
 @functools.cache
 def _branch(device: torch.device, name: str) -> torch.cuda.Stream:
     """Return the stream of a branch: one for all, since one thread captures at a time."""
-    return torch.cuda.Stream(device)
+    return torch.cuda.Stream(device, -1)  # behind steps, before what is prepared for later ones
 
 
 class InTraining:

@@ -28,15 +28,18 @@ def extract(backbone: nn.Module, pixels: Pixels, machine: Machine, crop: int | N
     if fast is not None and centre is None:  # as many as the teacher sees: what cuDNN tried out for one holds for both
         size = max(1, AT_REST // math.prod(shape[1:]))
     rows = torch.arange(shape[0], device=pixels.images.device)[machine.group.shard(shape[0])]
-    found = []
-    with memory_guard("extracting features"), machine.autocast():
-        for batch in pixels.taken(rows.split(size)):
-            count = len(batch)
-            if (
-                on_gpu and count < size
-            ):  # cuDNN tries its algorithms for every new shape: longer than a full batch takes
-                batch = torch.cat([batch, batch[:1].expand(size - count, -1, -1, -1)])
-            if centre is not None:
-                batch = centre.apply(batch, {})
-            found.append((fast or backbone)(pixels.normalise(batch)).float()[:count])
-    return machine.group.gathered(torch.cat(found), shape[0])
+
+    def looked() -> Tensor:
+        found = []
+        with machine.autocast():
+            for batch in pixels.taken(rows.split(size)):
+                count = len(batch)
+                if on_gpu and count < size:  # cuDNN tries its algorithms for every new shape: longer than a full batch
+                    batch = torch.cat([batch, batch[:1].expand(size - count, -1, -1, -1)])
+                if centre is not None:
+                    batch = centre.apply(batch, {})
+                found.append((fast or backbone)(pixels.normalise(batch)).float()[:count])
+        return torch.cat(found)
+
+    with memory_guard("extracting features"):
+        return machine.group.gathered(machine.convolving(looked), shape[0])

@@ -225,12 +225,17 @@ def seen_at_rest(
     parts = [batch[0] for epoch in epochs for batch in epoch]
     rows = torch.cat(parts)
     size = max(len(parts[0]), AT_REST // math.prod(rows.shape[1:]))
-    found = []
-    with machine.uncaptured(), machine.autocast():
-        for part in rows.split(size):
-            full = torch.cat([part, part[:1].expand(size - len(part), -1, -1, -1)])
-            found.append(resting(pixels.normalise(full))[: len(part)])
-    seen = iter(torch.cat(found).split([len(part) for part in parts]))
+
+    def looked() -> Tensor:
+        found = []
+        with machine.autocast():
+            for part in rows.split(size):
+                full = torch.cat([part, part[:1].expand(size - len(part), -1, -1, -1)])
+                found.append(resting(pixels.normalise(full))[: len(part)])
+        return torch.cat(found)
+
+    with machine.uncaptured():
+        seen = iter(machine.convolving(looked).split([len(part) for part in parts]))
     return [[(*batch, next(seen)) for batch in epoch] for epoch in epochs]
 
 
@@ -381,7 +386,8 @@ class CapturedStep:
         kept = [*module.state_dict().values(), *step.optimiser.momenta().values(), step.total]
         saved = [t.clone() for t in kept]
         drawn = noise.get_state() if noise is not None else None
-        self._record()
+        with step.machine.capturing():  # one thread compiles at a time; others replay what they have
+            step.machine.convolving(self._record)
         for tensor, value in zip(kept, saved, strict=True):  # the warm-up must leave no trace
             tensor.copy_(value)
         step.optimiser.refresh()
@@ -392,8 +398,7 @@ class CapturedStep:
         step, warm = self.step, getattr(self.known, "warm", False)
         stream = own_stream(self.batch.device, "warm-up")
         stream.wait_stream(torch.cuda.current_stream())
-        # One thread compiles at a time; others replay what they have.
-        with step.machine.uncaptured() if warm else step.machine.capturing(), torch.cuda.stream(stream):
+        with torch.cuda.stream(stream):
             for _ in range(1 if warm else self.WARM_UP):  # later ones see new sizes
                 step(self.batch, *self.rest)
         self.known.warm = True
@@ -402,16 +407,15 @@ class CapturedStep:
         self.graph = torch.cuda.CUDAGraph()
         if self.noise is not None:
             self.graph.register_generator_state(self.noise)  # each replay draws on from where the generator stands
-        first = own_stream(self.batch.device, "capture", -1)  # the next step waits for this one, not for what is ahead
-        with step.machine.capturing():
-            if torch.cuda.mem_get_info()[0] < torch.cuda.memory_reserved():  # a graph has memory of its own
-                torch.cuda.empty_cache()
-            with torch.cuda.stream(first):
-                self.graph.capture_begin(capture_error_mode="thread_local")
-                try:
-                    step(self.batch, *self.rest)
-                finally:
-                    self.graph.capture_end()
+        first = own_stream(self.batch.device, "capture")
+        if torch.cuda.mem_get_info()[0] < torch.cuda.memory_reserved():  # a graph has memory of its own
+            torch.cuda.empty_cache()
+        with torch.cuda.stream(first):
+            self.graph.capture_begin(capture_error_mode="thread_local")
+            try:
+                step(self.batch, *self.rest)
+            finally:
+                self.graph.capture_end()
 
     def __call__(self, batch: Tensor, *rest: Tensor) -> None:
         """Replay the recorded step on a new batch."""

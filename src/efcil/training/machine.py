@@ -8,6 +8,7 @@ import os
 import platform
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, TypeVar
@@ -22,6 +23,12 @@ from efcil.training.distributed import ALONE, Group
 
 M = TypeVar("M", bound=nn.Module)
 R = TypeVar("R")
+CONVOLVING = "convolutions"  # name of the thread that tries them out
+GOES_FIRST = {  # streams by purpose: on the GPU that of the lower number goes first; 0 where none is given
+    "run": -3,  # the end of a task, for which its run waits: little work
+    "capture": -2,  # a step: the next one waits for it
+    "branch": -1,  # what is computed beside a step
+}
 
 
 @dataclass(frozen=True)
@@ -116,9 +123,17 @@ class Machine:
         return self.compile and self.capture and self.precision == "bf16" and whole
 
     def wake(self) -> None:
-        """Begin what the first kernel of our own waits for, beside what comes before it."""
-        if self.branches:
-            _kernels_known()
+        """Begin what a process reads once, beside what comes before it."""
+        if self.capture:
+            with _one_by_one:
+                _libraries(self.device, self.branches)
+
+    def awake(self) -> None:
+        """Wait until it is read."""
+        if self.capture:
+            with _one_by_one:
+                reading = _libraries(self.device, self.branches)
+            reading.join()
 
     def compiled(self, call: Callable[..., R]) -> Callable[..., R]:
         """Return a fast way to call a module, which itself stays as it is, or a function."""
@@ -159,6 +174,26 @@ class Machine:
         """Keep other threads from capturing while something happens that a capture forbids (cuDNN's trials)."""
         return _gate.together() if self.capture else contextlib.nullcontext()
 
+    def convolving(self, work: Callable[[], R]) -> R:
+        """Do what tries out convolutions, of several runs at once in one thread for all of them.
+
+        cuDNN's trials are remembered for each thread. So they are made once, by the run that begins, and not by the
+        others beside its steps, which disturb the clock. Whoever asks from another run waits meanwhile. The streams
+        are those of who asks: cuBLAS has a workspace for each pair of thread and stream, so what was recorded in one
+        thread on one stream would share it, and run at the same time.
+        """
+        here = threading.current_thread()
+        if not self.capture or here is threading.main_thread() or here.name.startswith(CONVOLVING):
+            return work()
+        stream, learning, streams = torch.cuda.current_stream(self.device), torch.is_grad_enabled(), _own_streams()
+
+        def there() -> R:
+            _streams.known = streams
+            with torch.cuda.stream(stream), torch.set_grad_enabled(learning):
+                return work()
+
+        return _convolutions().submit(there).result()
+
     def tensor(self, array: npt.NDArray[Any]) -> Tensor:
         """Copy an array (memory-mapped or not) to the device."""
         return torch.from_numpy(np.array(array)).to(self.device)
@@ -170,14 +205,26 @@ class Machine:
 
 
 @functools.cache
-def _kernels_known() -> threading.Thread:
-    """Let Triton find out who it is, once, in a thread of its own: for that it reads all of itself."""
+def _convolutions() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(1, CONVOLVING)
+
+
+@functools.cache
+def _libraries(device: torch.device, kernels: bool) -> threading.Thread:
+    """Let torch read its linear algebra and Triton find out who it is, once, in a thread of its own.
+
+    Torch reads its linear algebra when it is first asked for, and fails where two threads ask at the same time. Triton
+    reads all of itself.
+    """
 
     def ask() -> None:
-        with contextlib.suppress(Exception):  # whoever needs a kernel will hear of it
-            from triton.runtime.cache import triton_key
+        with contextlib.suppress(Exception), _gate.together():  # whoever needs it will hear of it
+            torch.linalg.cholesky_ex(torch.eye(2, dtype=torch.float64, device=device))
+        if kernels:
+            with contextlib.suppress(Exception):
+                from triton.runtime.cache import triton_key
 
-            triton_key()
+                triton_key()
 
     thread = threading.Thread(target=ask)  # waited for at the end: nothing may be cut off inside a library
     thread.start()
@@ -233,16 +280,23 @@ class Gate:
 
 _streams = threading.local()
 _gate = Gate()
+_one_by_one = threading.Lock()
 
 
-def own_stream(device: torch.device, purpose: str, priority: int = 0) -> torch.cuda.Stream:
-    """Return this thread's stream for a purpose, always the same one; that of the lower number goes first.
+def _own_streams() -> dict[tuple[torch.device, str], torch.cuda.Stream]:
+    """Return the streams of this thread, or of the one that it works for."""
+    found: dict[tuple[torch.device, str], torch.cuda.Stream] = _streams.__dict__.setdefault("known", {})
+    return found
+
+
+def own_stream(device: torch.device, purpose: str) -> torch.cuda.Stream:
+    """Return this thread's stream for a purpose, always the same one.
 
     torch hands out 32 streams in turn: who makes new ones all the time ends up on one that another thread captures.
     """
-    streams: dict[tuple[torch.device, str], torch.cuda.Stream] = _streams.__dict__.setdefault("known", {})
+    streams = _own_streams()
     if (device, purpose) not in streams:
-        streams[device, purpose] = torch.cuda.Stream(device, priority)
+        streams[device, purpose] = torch.cuda.Stream(device, GOES_FIRST.get(purpose, 0))
     return streams[device, purpose]
 
 
