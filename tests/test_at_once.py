@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from efcil import protocol, runs
+from efcil.backbones import learning
 from efcil.errors import Interrupted
 from efcil.training import machine as machines
 from efcil.training.loop import EpochReport, Pixels, Stopped
@@ -191,6 +192,9 @@ def test_what_a_run_waits_for_goes_first(streams):
     assert found["run"].priority < found["capture"].priority < found["branch"].priority < found["ahead"].priority
     assert found["files"].priority == found["ahead"].priority == 0
     assert own_stream(place, "run") is found["run"]
+    learning._branch.cache_clear()
+    assert learning._branch(place, "weights").priority == found["branch"].priority
+    learning._branch.cache_clear()
 
 
 def test_convolutions_of_runs_at_once_are_tried_out_in_one_thread(streams):

@@ -746,6 +746,41 @@ def test_a_step_is_recorded_after_a_warm_up_that_leaves_no_trace(monkeypatch):
     assert recorded.said == [*begun, "step on warm-up", *ended, *capture], "a thread that knows the way"
 
 
+def test_a_step_is_recorded_alone_and_in_the_thread_of_convolutions(monkeypatch):
+    recorded, module = Recorded(monkeypatch), torch.nn.Linear(2, 1)
+    step = counted(recorded, module.weight.detach())
+
+    @contextlib.contextmanager
+    def capturing():
+        recorded.said.append("alone")
+        yield
+        recorded.said.append("others go on")
+
+    def convolving(work):
+        recorded.said.append("in the thread of convolutions")
+        return work()
+
+    step.machine = SimpleNamespace(capturing=capturing, convolving=convolving)
+    loop.CapturedStep(step, module, torch.ones(3, 2))
+    assert recorded.said[:3] == ["alone", "in the thread of convolutions", "warm-up waits for main"]
+    assert recorded.said[-3:] == ["ends", "others go on", "copies follow"], "who records waits for nobody inside"
+
+
+def test_whoever_looks_at_images_does_so_in_the_thread_of_convolutions(monkeypatch):
+    asked = []
+    monkeypatch.setattr(Machine, "convolving", lambda self, work: asked.append(work()) or asked[-1])
+    machine = Machine(torch.device("cpu"))
+    pixels = Pixels(torch.zeros(4, 3, 8, 8, dtype=torch.uint8), (0.5,) * 3, (0.5,) * 3, machine)
+    backbone = backbones.build("resnet10", stem="cifar", width=4, channels=3, seed=0)
+    found = extraction.extract(backbone, pixels, machine)
+    assert [part.shape for part in asked] == [(4, 32)]
+    assert torch.equal(found, asked[0])
+    epochs = [[(pixels.images, torch.zeros(4))]]
+    (((_, _, seen),),) = loop.seen_at_rest(epochs, lambda images: images.mean((2, 3)), pixels, machine)
+    assert [part.shape for part in asked] == [(4, 32), (4, 3)]
+    assert torch.equal(seen, asked[1])
+
+
 @pytest.mark.parametrize(("free", "given_back"), [(4, True), (5, False), (6, False)])
 def test_memory_is_given_back_before_a_capture_only_where_it_is_short(monkeypatch, free, given_back):
     recorded, module = Recorded(monkeypatch, free=free, reserved=5), torch.nn.Linear(2, 1)

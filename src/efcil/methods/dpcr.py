@@ -9,7 +9,7 @@ anew by ridge regression from all classes' moved statistics (RRCR), and each cla
 
 What survives a task: per class its count, mean and Gram matrix, dim (dim + 1) / 2 + dim + 1 numbers; with
 `memory_form=factors` the factor of a class of n < dim / 2 images, n dim numbers, instead of its Gram.
-Measured on CIFAR-100, A_f / A_avg, in brackets the paper's: `dpcr` T = 10 52.17 ± 0.79 / 65.01 ± 0.61 (50.24 / 63.21),
+Measured on CIFAR-100, A_f / A_avg, in brackets the paper's: `dpcr` T = 10 52.17 ± 0.78 / 65.01 ± 0.60 (50.24 / 63.21),
 T = 20 39.64 ± 1.66 / 55.44 ± 0.86 (38.98 / 54.42).
 """
 
