@@ -166,6 +166,14 @@ def test_a_rehearsal_looks_at_one_image_where_cudnn_tries_out(monkeypatch, preci
     assert seen == ([("read net", 1, machine, 4)] if looks else [])
 
 
+class Watched(ThreadPoolExecutor):
+    """A thread that fails where it would wait for itself."""
+
+    def submit(self, work):
+        assert not threading.current_thread().name.startswith(CONVOLVING), "it would wait for itself"
+        return super().submit(work)
+
+
 @pytest.fixture
 def streams(monkeypatch):
     """Stand-ins for the streams of a GPU: each has a number and a priority, and the current one is known."""
@@ -184,6 +192,9 @@ def streams(monkeypatch):
     monkeypatch.setattr(torch.cuda, "stream", switched)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: getattr(now, "stream", None))
     monkeypatch.setattr(machines, "_streams", threading.local())
+    with Watched(1, CONVOLVING) as pool:
+        monkeypatch.setattr(machines, "_convolutions", lambda: pool)
+        yield
 
 
 def test_what_a_run_waits_for_goes_first(streams):
@@ -222,6 +233,12 @@ def test_convolutions_of_runs_at_once_are_tried_out_in_one_thread(streams):
     assert found[0][0].startswith(CONVOLVING)
     assert len({capture for _, capture, *_ in found}) == 3
     assert machine.convolving(threading.current_thread) is threading.main_thread(), "a run alone"
+
+
+def test_there_is_one_thread_of_convolutions():
+    assert machines._convolutions() is machines._convolutions()
+    names = {machines._convolutions().submit(lambda: threading.current_thread().name).result(SOON) for _ in range(5)}
+    assert len(names) == 1
 
 
 def test_runs_that_capture_and_runs_that_look_keep_nobody_waiting(streams):
