@@ -181,6 +181,8 @@ class Machine:
         others beside its steps, which disturb the clock. Whoever asks from another run waits meanwhile. The streams
         are those of who asks: cuBLAS has a workspace for each pair of thread and stream, so what was recorded in one
         thread on one stream would share it, and run at the same time.
+
+        Work asks for neither `capturing` nor `uncaptured`: who asks for it holds what it needs.
         """
         here = threading.current_thread()
         if not self.capture or here is threading.main_thread() or here.name.startswith(CONVOLVING):
