@@ -72,7 +72,12 @@ def undisturbed(tmp_path_factory):
     return metrics(out), len(moments), sorted(pauses)[len(pauses) // 2]
 
 
-@pytest.mark.parametrize("kill", range(KILLS))
+MIDDLE = KILLS // 2  # the others take minutes
+
+
+@pytest.mark.parametrize(
+    "kill", [pytest.param(kill, marks=[] if kill == MIDDLE else pytest.mark.slow) for kill in range(KILLS)]
+)
 def test_kill_and_resume_is_bit_identical(undisturbed, tmp_path, kill):
     expected, count, pause = undisturbed
     seed = time.time_ns()

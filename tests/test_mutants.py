@@ -104,6 +104,7 @@ def a_mutant(**changes):
     return {**mutant, **changes}
 
 
+@pytest.mark.slow
 def test_killed_is_told_from_survived_and_from_error(tmp_path, capsys):
     """The whole tool on three mutants: a real one, a harmless one and one whose code cannot be read."""
     harmless = {"find": "# Python integers divide", "replace": "# Whole numbers divide"}
@@ -126,6 +127,7 @@ def test_killed_is_told_from_survived_and_from_error(tmp_path, capsys):
     assert tool.PAGE.read_bytes() == page
 
 
+@pytest.mark.slow
 def test_a_test_that_fails_anyway_proves_nothing(tmp_path, capsys):
     mutants = [a_mutant(tests=["tests/test_metrics.py::test_there_is_no_such_test"])]
     path = tmp_path / "mutants.yaml"

@@ -47,6 +47,7 @@ def follow(text: str, name: str = "tutorial") -> int:
     return compared
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", TUTORIALS, ids=lambda path: path.stem)
 def test_tutorial_runs_and_prints_what_it_says(path, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
