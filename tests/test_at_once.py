@@ -209,7 +209,7 @@ def test_what_a_run_waits_for_goes_first(streams):
 
 
 def test_convolutions_of_runs_at_once_are_tried_out_in_one_thread(streams):
-    """Each on its own streams: what is recorded on one stream shares a workspace, and runs at the same time."""
+    """Each on its own streams: runs whose steps one thread records on shared ones spoil each other's weights."""
     place = torch.device("cpu")
     machine, meet = Machine(place, capture=True), threading.Barrier(3, timeout=SOON)
 

@@ -72,7 +72,7 @@ def undisturbed(tmp_path_factory):
     return metrics(out), len(moments), sorted(pauses)[len(pauses) // 2]
 
 
-MIDDLE = KILLS // 2  # the others take minutes
+MIDDLE = KILLS // 2  # the others are for make test-all
 
 
 @pytest.mark.parametrize(

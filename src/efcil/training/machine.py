@@ -179,8 +179,8 @@ class Machine:
 
         cuDNN's trials are remembered for each thread. So they are made once, by the run that begins, and not by the
         others beside its steps, which disturb the clock. Whoever asks from another run waits meanwhile. The streams
-        are those of who asks: cuBLAS has a workspace for each pair of thread and stream, so what was recorded in one
-        thread on one stream would share it, and run at the same time.
+        are those of who asks: what one thread records for several runs on shared streams spoils their weights. The
+        likely reason: cuBLAS has a workspace for each pair of thread and stream.
 
         Work asks for neither `capturing` nor `uncaptured`: who asks for it holds what it needs.
         """
