@@ -1,0 +1,172 @@
+"""Read meanings out of runs and models: the only part of the goldens that follows the code.
+
+`tools/goldens.py` says what is run and compares; here a case is run with today's code and turned into plain values:
+digests of weights, class statistics and classifiers, logits of a fixed test batch, accuracy matrices.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from efcil.data import glyphs
+from efcil.data.dataset import ImageSet
+from efcil.errors import ModelError
+from efcil.experiment import Request, resolve
+from efcil.model import IncrementalClassifier
+from efcil.progress import Quiet
+from efcil.runs import Run
+from efcil.stats import ClassStats
+from efcil.training.extraction import extract
+from efcil.training.machine import Machine
+
+BATCH = 16  # test images whose logits are compared
+KNOWN_AS = {"means": "mean"}  # what a method calls a value -> what it means
+
+
+def digest(tensors: Mapping[str, Tensor] | Tensor) -> str:
+    """Return the SHA-256 of tensors: names, kinds, shapes and bytes."""
+    found = hashlib.sha256()
+    named = {"": tensors} if isinstance(tensors, Tensor) else tensors
+    for name in sorted(named):
+        tensor = named[name].detach().cpu().contiguous()
+        found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        found.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b"")
+    return found.hexdigest()[:24]
+
+
+def _kept(state: Mapping[str, Any]) -> dict[str, str]:
+    """Return digests of what a classifier keeps, statistics as count, mean and full Gram."""
+    found = {}
+    for key, value in state.items():
+        if isinstance(value, ClassStats):
+            found |= {name: digest(getattr(value, name)) for name in ("count", "mean", "gram")}
+        else:
+            found[KNOWN_AS.get(key, key)] = digest(value)
+    return found
+
+
+def _logits(values: Tensor) -> dict[str, Any]:
+    return {"digest": digest(values), "values": [[round(float(v), 9) for v in row] for row in values.double()]}
+
+
+class _Killer(Quiet):
+    """Kill this process after an epoch; tell where a run goes on."""
+
+    def __init__(self, at: tuple[int, int] | None):
+        self.at, self.notes = at, []  # type: ignore[var-annotated]
+
+    def epoch(self, report: Any) -> None:
+        if self.at == (report.task, report.epoch):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+
+def run(case: Mapping[str, Any], out: Path, resume: bool, kill_at: tuple[int, int] | None) -> dict[str, Any]:
+    """Run a trajectory with its methods; return what it means."""
+    settings = tuple(f"{key}={value}" for key, value in case["set"].items())
+    request = Request(
+        tuple(case["methods"]),
+        case["dataset"],
+        tasks=case["tasks"],
+        order=case["order"],
+        settings=settings,
+        allow_uneven=case.get("allow_uneven", False),
+    )
+    reporter = _Killer(kill_at)
+    machine = Machine.choose("cpu")
+    one = Run(resolve(request), None, out, machine, reporter, command="", checkpoint_seconds=0.0, compare=True)
+    one.execute(resume)
+    r = one.representation
+    seen, _ = one.evaluator.seen(case["tasks"] - 1)
+    images = torch.arange(0, len(seen.images), max(1, len(seen.images) // BATCH))[:BATCH]
+    batch = seen.showing(seen.images[images])
+    frozen = {label for label, (method, _) in one.plan.methods.items() if method.frozen and not method.heads}
+    methods = {}
+    for label, readout in one.readouts.items():
+        backbone = r.first_backbone if label in frozen else r.backbone
+        scores = readout.scores(extract(r.reading(backbone), batch, machine, r.options.crop))
+        methods[label] = {
+            "kept": _kept(readout.state()),
+            "logits": _logits(scores),
+            "correct": one.matrices[label].correct.tolist(),
+            "correct5": one.matrices[label].correct5.tolist(),
+        }
+    weights = r.student.state_dict()
+    return {
+        "backbone": digest({k.removeprefix("backbone."): v for k, v in weights.items() if k.startswith("backbone.")}),
+        "head": digest({k.removeprefix("head."): v for k, v in weights.items() if k.startswith("head.")}),
+        "methods": methods,
+        "went_on": [note for note in reporter.notes if "going on" in note],
+    }
+
+
+def _model(model: IncrementalClassifier, pictures: Any) -> dict[str, Any]:
+    state = model._now.state
+    weights = state.weights
+    return {
+        "backbone": digest({k.removeprefix("backbone."): v for k, v in weights.items() if k.startswith("backbone.")}),
+        "head": digest({k.removeprefix("head."): v for k, v in weights.items() if k.startswith("head.")}),
+        "kept": _kept(state.statistics),
+        "temperature": state.temperature,
+        "classes": [[record.name, record.images, record.recall] for record in state.classes],
+        "logits": _logits(torch.from_numpy(model.predict_proba(pictures))),
+    }
+
+
+def teach(case: Mapping[str, Any], out: Path) -> dict[str, Any]:
+    """Teach, teach again, teach one class, forget, save, load; freeze, teach two copies, merge."""
+    data = glyphs.load(classes=8, size=24, train_per_class=24, test_per_class=2, seed=0)
+    pictures = data.test.images
+
+    def part(classes: dict[int, slice]) -> tuple[Any, list[str]]:
+        rows = torch.cat(
+            [torch.from_numpy((data.train.labels == c).nonzero()[0])[chosen] for c, chosen in classes.items()]
+        ).numpy()
+        chosen = ImageSet(data.train.images[rows], data.train.labels[rows])
+        return chosen.images, [data.class_names[label] for label in chosen.labels]
+
+    everything, first = slice(None), slice(0, 16)
+    model = IncrementalClassifier(
+        case["method"], width=4, size=24, epochs=2, device="cpu", progress=False, options=case.get("options")
+    )
+    found: dict[str, Any] = {}
+    model.learn(*part({0: first, 1: everything, 2: everything}))
+    found["teach"] = _model(model, pictures)
+    try:
+        model.learn(*part({0: slice(16, 24), 3: everything, 4: everything}))
+        found["again"] = _model(model, pictures)
+    except ModelError:
+        model.learn(*part({3: everything, 4: everything}))
+        found["again, new classes only"] = _model(model, pictures)
+    try:
+        model.learn(*part({5: everything}))
+        found["one class"] = _model(model, pictures)
+    except ModelError:
+        found["one class"] = "refused"
+    model.save(out / "model")
+    try:
+        model.forget(data.class_names[1])
+        found["forget"] = _model(model, pictures)
+    except ModelError:
+        found["forget"] = "refused"
+    model.save(out / "changed")
+    found["load"] = _model(IncrementalClassifier.load(out / "changed", device="cpu"), pictures)
+    try:
+        one, other = (IncrementalClassifier.load(out / "model", device="cpu").freeze() for _ in range(2))
+        one.learn(*part({6: everything}))
+        other.learn(*part({7: everything}))
+        found["frozen"] = _model(one, pictures)
+        found["merge"] = _model(one.merge(other), pictures)
+    except ModelError:
+        found["merge"] = "refused"
+    return found
