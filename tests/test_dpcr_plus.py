@@ -186,67 +186,6 @@ def test_images_that_are_read_when_asked_for_make_the_same(machine, data, second
     assert torch.equal(*made)
 
 
-def rounds_of(machine, data, monkeypatch, **options):
-    """What is made in each round, of what, and the batches of the second task, which has two rounds of one epoch."""
-    representation = learner(machine, pseudo_rounds=2, **options)
-    starts, batches = [], []
-    drawn, loss = representation._drawn, representation.loss
-
-    def watched(pixels, images, goals):
-        starts.append(images.clone())
-        return drawn(pixels, images, goals)
-
-    def seen(images, labels):
-        if representation.old == 2:
-            batches.append((images.clone(), labels.clone(), representation.made))
-        return loss(images, labels)
-
-    monkeypatch.setattr(representation, "_drawn", watched)
-    monkeypatch.setattr(representation, "loss", seen)
-    run(representation, data)
-    return representation, starts, batches
-
-
-def test_images_are_made_anew_in_every_round_of_a_task(machine, data, monkeypatch):
-    representation, starts, batches = rounds_of(machine, data, monkeypatch, pseudo_spread=1.0)
-    assert len(starts) == 4, "two later tasks of two rounds"
-    sets = list({id(made): made for _, _, made in batches}.values())
-    assert len(sets) == 2
-    assert not torch.equal(*sets)
-    assert torch.equal(starts[0], starts[1]), "of the same images, with other goals"
-    assert representation.stages(0) == (representation.options.first,)
-    assert learner(machine, pseudo=0.0, pseudo_rounds=2).stages(1) == (representation.options.later,)
-    assert learner(machine).stages(1) == (representation.options.later,)
-
-
-def test_images_made_of_augmented_ones_are_not_augmented_again(machine, data, monkeypatch):
-    """In every batch: those without a label are bytes that were made, those with one are not bytes of the task."""
-    how = {"augment": "crop-flip", "pseudo_from": "augmented", "pseudo_spread": 0.0}
-    representation, starts, batches = rounds_of(machine, data, monkeypatch, **how)
-    pixels, _ = task_of(data, [2, 3, 4], machine)
-    own = {tuple(image.flatten().tolist()) for image in pixels.normalise(pixels.images)}
-    assert not torch.equal(starts[0], starts[1])
-    changed = sum(tuple(image.flatten().tolist()) not in own for image in pixels.normalise(starts[0]))
-    assert changed > 0.8 * len(starts[0])
-    for images, labels, made in batches:
-        theirs = {tuple(image.flatten().tolist()) for image in pixels.normalise(made)}
-        found = [tuple(image.flatten().tolist()) in theirs for image in images]
-        assert found == (labels == UNLABELLED).tolist()
-    assert sum(tuple(i.flatten().tolist()) in own for x, y, _ in batches for i in x[y >= 0]) < 10
-    view = representation.transform(data.size)
-    plain = LwF.transform(representation, data.size)
-    some = torch.from_numpy(data.train.images[:9])
-    drawn = view.draw(9, torch.Generator().manual_seed(0))
-    assert torch.equal(view.apply(some, drawn), plain.apply(some, drawn)), "a view for statistics knows no labels"
-
-
-def test_augmented_images_of_another_size_cannot_be_made(machine, data):
-    with pytest.raises(OptionError, match=r"pseudo_from=augmented .* crop=6 of 8 pixels"):
-        learner(machine, augment="resized-crop", crop=6, pseudo_from="augmented").transform(8)
-    assert learner(machine, augment="none", crop=6, pseudo_from="augmented").transform(8) is None
-    assert learner(machine, augment="resized-crop", crop=6).transform(8) is not None
-
-
 # --- the loss ---------------------------------------------------------------------------------------------------------
 
 
@@ -447,10 +386,8 @@ def test_it_keeps_what_its_file_says(machine, data):
 
 
 @pytest.mark.parametrize(("task", "epoch"), [(1, 1), (2, 1), (1, 0), (2, 0)])
-@pytest.mark.parametrize("rounds", [1, 2])
-def test_a_run_goes_on_as_if_it_had_not_stopped(machine, data, task, epoch, rounds):
-    options = {"augment": "crop-flip", "feature_weight": 1.0, "pseudo_rounds": rounds, "still_stages": rounds - 1}
-    options |= {"pseudo_from": "augmented"} if rounds > 1 else {"pseudo_shift": 2.0}
+def test_a_run_goes_on_as_if_it_had_not_stopped(machine, data, task, epoch):
+    options = {"augment": "crop-flip", "feature_weight": 1.0, "pseudo_shift": 2.0}
     whole, kept = learner(machine, **options), {}
 
     def keep(optimiser, teacher):
@@ -793,8 +730,6 @@ def test_the_tuned_preset_is_for_what_was_tuned():
         (("dpcr-plus",), "pseudo_step=0", "pseudo_step=0"),
         (("dpcr-plus",), "pseudo_iterations=0", "pseudo_iterations=0"),
         (("dpcr-plus",), "pseudo_spread=-0.5", "pseudo_spread=-0.5"),
-        (("dpcr-plus",), "pseudo_rounds=0", "pseudo_rounds=0"),
-        (("dpcr-plus",), "pseudo_from=old", "pseudo_from"),
         (("dpcr",), "shift_images=pseudo", "should be 'clean' or 'augmented'"),
         (("dpcr-plus",), "shift_share=-0.1", "shift_share=-0.1"),
         (("dpcr",), "shift_share=often", "shift_share='often'"),

@@ -359,18 +359,6 @@ def test_teacher_rests(data):
     assert any(not torch.equal(v, before[k]) for k, v in representation.student.state_dict().items() if k in before)
 
 
-@pytest.mark.parametrize("curve", ["steps", "cosine"])
-@pytest.mark.parametrize("number", [1, 3, 7, 30])
-def test_parts_of_a_schedule_are_the_schedule(curve, number):
-    milestones = (4, 9) if curve == "steps" else ()
-    whole = Schedule(epochs=13, lr=0.4, curve=curve, milestones=milestones, weight_decay=3e-4)
-    parts = whole.parts(number)
-    assert len(parts) == min(number, 13)
-    assert max(p.epochs for p in parts) - min(p.epochs for p in parts) <= 1
-    assert [part.rate(epoch) for part in parts for epoch in range(part.epochs)] == [whole.rate(e) for e in range(13)]
-    assert {part.weight_decay for part in parts} == {3e-4}
-
-
 def test_learning_rate_follows_the_schedule(data):
     representation = learner()
     task = stream(data)[0]

@@ -304,25 +304,6 @@ def _margin(sides: Tensor, size: int) -> Tensor:
     return ((sides - size).double() / 2).round().long()
 
 
-class Sparing:
-    """Another transform for images with a label; those without one, whose label is negative, stay as they are."""
-
-    def __init__(self, transform: Transform) -> None:
-        self.transform = transform
-
-    def draw(self, count: int, generator: torch.Generator) -> Parameters:
-        """The other's; who knows the labels adds them as `label` (count,)."""
-        return self.transform.draw(count, generator)
-
-    def apply(self, images: Tensor, parameters: Parameters) -> Tensor:
-        """Change the images (n, channels, height, width) that have a label; all, where no labels are known."""
-        drawn = {name: value for name, value in parameters.items() if name != "label"}
-        changed = self.transform.apply(images, drawn)
-        if "label" not in parameters:
-            return changed
-        return torch.where((parameters["label"] < 0)[:, None, None, None], images, changed)
-
-
 _JITTER = 63 / 255
 _NAMED: dict[str, Callable[[int], Transform | None]] = {
     "none": lambda size: None,

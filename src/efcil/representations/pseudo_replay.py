@@ -9,7 +9,7 @@ not show. They are gone when the task is. Between tasks a mean of each class is 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from pydantic import Field
@@ -18,7 +18,6 @@ from torch.nn.functional import cross_entropy
 
 from efcil.backbones import ResNet, is_timm
 from efcil.backbones.reading import Reading
-from efcil.data.augment import Sparing, Transform, augment
 from efcil.errors import OptionError
 from efcil.heads.cosine import CosineHead
 from efcil.linalg import DTYPE, covariance_root, feature_products, relative_ridge, task_shift_from_gram
@@ -30,7 +29,6 @@ from efcil.training.extraction import extract
 from efcil.training.images import followed_by
 from efcil.training.loop import Pixels
 from efcil.training.machine import Machine, Purpose, generator, memory_guard
-from efcil.training.schedule import Schedule
 
 UNLABELLED = -100  # what cross_entropy leaves out
 RIDGE = 1e-3  # of the map that moves means and covariance, towards the identity: a share of trace / dim
@@ -45,8 +43,6 @@ class PseudoReplayOptions(LwFOptions):
     pseudo_spread: float = Field(default=1.0, ge=0)  # of the points aimed at about their class's mean; 0: the mean
     pseudo_step: float = Field(default=0.09, gt=0)  # root mean square change of a normalised pixel in an iteration
     pseudo_iterations: int = Field(default=6, ge=1)
-    pseudo_from: Literal["clean", "augmented"] = "clean"  # what they are made of; augmented, they stay as they are
-    pseudo_rounds: int = Field(default=1, ge=1)  # times that they are made anew in a task
     first_decorrelation: float = Field(default=0.0, ge=0)  # in the first task: weight of correlations between features
     feature_weight: float = Field(default=0.0, ge=0)  # of the distance to the teacher's features, through a linear map
     still_stages: int = Field(default=0, ge=0, le=3)  # of the backbone, and its stem with them: learn in the first task
@@ -117,24 +113,6 @@ class PseudoReplay(LwF):
             part.eval()
         return self
 
-    def stages(self, task: int) -> tuple[Schedule, ...]:
-        """Let every round be a stage, since images are made before one."""
-        (whole,) = super().stages(task)
-        rounds = self.options.pseudo_rounds if task and self.options.pseudo else 1
-        return whole.parts(rounds) if rounds > 1 else (whole,)
-
-    def transform(self, stored: int) -> Transform | None:
-        """Augmentation while training; images made of augmented ones are spared."""
-        own, crop = super().transform(stored), self.options.crop
-        if own is None or self.options.pseudo_from == "clean":
-            return own
-        if crop not in (None, stored):
-            raise OptionError(
-                f"pseudo_from=augmented keeps images as they are augmented, crop={crop} of {stored} pixels, beside "
-                "those of the task: leave crop out, or take pseudo_from=clean"
-            )
-        return Sparing(own)
-
     def prepare(self, stage: int, pixels: Pixels, labels: Tensor) -> None:
         """Make images of the old classes from the task's."""
         self.made = None
@@ -142,16 +120,13 @@ class PseudoReplay(LwF):
         if not self.old or not wanted:
             return
         source = extract(self.aimed(self.old_backbone), pixels, self.machine).to(DTYPE)
-        draws = generator("cpu", Purpose.PSEUDO, self.seed, self.old, *([stage] if stage else []))
+        draws = generator("cpu", Purpose.PSEUDO, self.seed, self.old)
         rows, goals = chosen(self.means, self.covariance, source, wanted, self.options.pseudo_spread, draws)
         self.old_backbone.eval()
         found = []
-        change = self.transform(pixels.images.shape[2]) if self.options.pseudo_from == "augmented" else None
         with memory_guard("making images of old classes"):
             for part in torch.arange(len(rows), device=rows.device).split(AT_ONCE):
                 (images,) = pixels.taken([rows[part]])
-                if change is not None:
-                    images = augment(images, change, draws)
                 found.append(self._drawn(pixels, images, goals[part].clamp_min(0) if self.last_relu else goals[part]))
         self.made = torch.cat(found)
         self.machine.group.copy_first_([self.made])  # GPUs do not round alike

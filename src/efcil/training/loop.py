@@ -19,7 +19,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from efcil.data.augment import CHUNK_BYTES, CentreCrop, Parameters, Sparing, Transform
+from efcil.data.augment import CHUNK_BYTES, CentreCrop, Parameters, Transform
 from efcil.errors import TrainingError
 from efcil.training.distributed import ALONE, Group, running_statistics
 from efcil.training.images import Store, fetched
@@ -151,14 +151,12 @@ Drawn = tuple[Tensor, Parameters, list[slice]]  # of an epoch: rows in order, th
 
 
 def drawn_epoch(
-    labels: Tensor, transform: Transform | None, size: int, last: LastBatch, source: torch.Generator, group: Group
+    count: int, transform: Transform | None, size: int, last: LastBatch, source: torch.Generator, group: Group
 ) -> Drawn:
     """Draw an epoch, the same in every process, and keep this one's rows of each batch."""
-    order = shuffled(len(labels), size, last, source)
+    order = shuffled(count, size, last, source)
     drawn = transform.draw(len(order), source) if transform is not None else {}
-    if isinstance(transform, Sparing):
-        drawn = drawn | {"label": labels[order]}
-    cuts = list(batches(len(order), min(size, len(labels)), last))
+    cuts = list(batches(len(order), min(size, count), last))
     if group.size == 1:
         return order, drawn, cuts
     rows = torch.arange(len(order), device=order.device)
@@ -178,7 +176,7 @@ def epoch_batches(
     group: Group = ALONE,
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield the augmented batches of one epoch. Draws come first, for the whole epoch: chunks do not change them."""
-    order, drawn, cuts = drawn_epoch(labels, transform, size, last, source, group)
+    order, drawn, cuts = drawn_epoch(len(labels), transform, size, last, source, group)
     row = math.prod(images.shape[1:])
     per_chunk = max(1, CHUNK_BYTES[images.device.type] // (row * cuts[0].stop))  # batches in a chunk
     if not isinstance(images, Tensor):
@@ -204,7 +202,7 @@ def several_epochs(
     group: Group = ALONE,
 ) -> list[list[tuple[Tensor, Tensor]]]:
     """Return the batches of several epochs, augmented in one go: the same bytes as `epoch_batches`, fewer launches."""
-    epochs = [drawn_epoch(labels, transform, size, last, source, group) for source in sources]
+    epochs = [drawn_epoch(len(labels), transform, size, last, source, group) for source in sources]
     orders, drawn, cuts = [e[0] for e in epochs], [e[1] for e in epochs], epochs[0][2]
     rows = torch.cat(orders)
     pixels, targets = images[rows], labels[rows]

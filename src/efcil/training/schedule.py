@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from itertools import pairwise
 from typing import Literal
 
 from pydantic import Field, model_validator
@@ -43,28 +42,3 @@ class Schedule(Options):
         if self.curve == "cosine":
             return self.lr * (1 + math.cos(math.pi * epoch / self.epochs)) / 2
         return self.lr * self.drop ** sum(epoch >= m for m in self.milestones)
-
-    def parts(self, number: int) -> tuple[Schedule, ...]:
-        """Cut the schedule into so many parts of the same length, or one epoch more; rates are those of the whole.
-
-        >>> [part.epochs for part in Schedule(epochs=10, lr=1.0).parts(3)]
-        [4, 3, 3]
-        """
-        starts = [-(-self.epochs * part // number) for part in range(number + 1)]
-        decay = self.weight_decay
-        return tuple(
-            Part(whole=self, first=begin, epochs=end - begin, lr=self.rate(begin), weight_decay=decay)
-            for begin, end in pairwise(starts)
-            if end > begin
-        )
-
-
-class Part(Schedule):
-    """Some epochs of a schedule."""
-
-    whole: Schedule
-    first: int  # epoch of the whole
-
-    def rate(self, epoch: int) -> float:
-        """Learning rate in an epoch of the part."""
-        return self.whole.rate(self.first + epoch)
