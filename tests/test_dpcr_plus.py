@@ -20,7 +20,7 @@ from efcil.heads.gaussian import gaussian_factors, log_densities, pooled_covaria
 from efcil.linalg import cross_validated_ridge, feature_products, relative_ridge, task_shift_from_gram
 from efcil.methods import METHODS
 from efcil.metrics import AccuracyMatrix
-from efcil.protocol import Evaluator, learn_stream, train_task
+from efcil.protocol import Evaluator, learn_stream
 from efcil.representations.lwf import LwF, LwFOptions
 from efcil.representations.pseudo_replay import (
     RIDGE,
@@ -28,7 +28,6 @@ from efcil.representations.pseudo_replay import (
     PseudoReplay,
     PseudoReplayOptions,
     chosen,
-    correlation,
     moved_by,
 )
 from efcil.shift.dual_projection import dual_projection
@@ -205,35 +204,6 @@ def test_the_loss_is_its_equation(machine, data, second):
     new = cross_entropy(logits[labelled][:, 2:], targets[labelled] - 2, reduction="sum") / (share * 7)
     old = -(softmax(known / 2, 1) * log_softmax(logits[:, :2] / 2, 1)).sum(1).mean()
     torch.testing.assert_close(r.loss(images, targets), new + 10 * old, rtol=1e-5, atol=1e-5)
-
-
-def test_features_of_the_first_task_are_kept_from_saying_the_same(machine, data):
-    """Literally: cross-entropy, and the squares of numpy's correlations; from the second task on LwF's loss."""
-    pixels, labels = task_of(data, [0, 1], machine)
-    images, targets = pixels.normalise(pixels.images[::4]), labels[::4]
-    left, losses = {}, {}
-    for weight in (0.0, 3.0):
-        r = learner(machine, first_decorrelation=weight, pseudo=0.0)
-        train_task(r, TaskStream(data.train, np.arange(sum(SIZES)), SIZES)[0], pixels, labels, None)
-        r.eval()
-        features = r.student.backbone(images).detach()
-        alive = features.std(0) > 1e-2
-        found = np.corrcoef(features[:, alive].double().numpy().T)
-        left[weight] = (found**2).sum() - len(found)
-        want = cross_entropy(r.student.head(features), targets) + weight * left[weight] / features.shape[1]
-        torch.testing.assert_close(r.loss(images, targets).double(), want.double(), rtol=1e-3, atol=1e-3)
-        r.begin(TaskStream(data.train, np.arange(sum(SIZES)), SIZES)[1])
-        losses[weight] = (r.loss(images, targets + 2) - LwF.loss(r, images, targets + 2)).item()
-    assert left[3.0] < 0.8 * left[0.0], "and they learn to"
-    assert losses == {0.0: 0.0, 3.0: 0.0}
-
-
-def test_correlations_are_float32_under_autocast_and_dead_features_have_none():
-    features = torch.cat([draw(12, 5).float(), torch.full((12, 2), 0.3)], 1)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        found = correlation(features)
-    want = (np.corrcoef(features[:, :5].double().numpy().T) ** 2).sum() - 5
-    assert float(found) == pytest.approx(want / 7, rel=1e-4)
 
 
 def test_features_are_held_through_a_linear_map(machine, data):
@@ -734,7 +704,6 @@ def test_the_tuned_preset_is_for_what_was_tuned():
         (("dpcr-plus",), "shift_share=-0.1", "shift_share=-0.1"),
         (("dpcr",), "shift_share=often", "shift_share='often'"),
         (("dpcr-plus",), "feature_weight=-1", "feature_weight=-1"),
-        (("dpcr-plus",), "first_decorrelation=-1", "first_decorrelation=-1"),
         (("dpcr-plus",), "still_stages=4", "still_stages=4"),
         (("dpcr-plus",), "read_quarters=4", "read_quarters=4"),
         (("dpcr-plus",), "read_quarters=-1", "read_quarters=-1"),

@@ -43,7 +43,6 @@ class PseudoReplayOptions(LwFOptions):
     pseudo_spread: float = Field(default=1.0, ge=0)  # of the points aimed at about their class's mean; 0: the mean
     pseudo_step: float = Field(default=0.09, gt=0)  # root mean square change of a normalised pixel in an iteration
     pseudo_iterations: int = Field(default=6, ge=1)
-    first_decorrelation: float = Field(default=0.0, ge=0)  # in the first task: weight of correlations between features
     feature_weight: float = Field(default=0.0, ge=0)  # of the distance to the teacher's features, through a linear map
     still_stages: int = Field(default=0, ge=0, le=3)  # of the backbone, and its stem with them: learn in the first task
     read_quarters: int = Field(default=0, ge=0, le=3)  # stages before the last whose quarters classifiers read as well
@@ -157,14 +156,6 @@ class PseudoReplay(LwF):
         none = labels.new_full((len(made),), UNLABELLED)
         return pixels.showing(followed_by(pixels.images, made)), torch.cat([labels, none])
 
-    def loss(self, images: Tensor, labels: Tensor, before: Tensor | None = None) -> Tensor:
-        """Return LwF's loss; in the first task features may be kept from saying the same."""
-        if self.old or not self.options.first_decorrelation:
-            return super().loss(images, labels, before)
-        features = self.student_features(images)
-        loss = self.classification(self.head(features), labels)
-        return loss + self.options.first_decorrelation * correlation(features)
-
     def classification(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Cross-entropy of the images that have a label, as a mean over their usual number in a batch.
 
@@ -228,20 +219,6 @@ class PseudoReplay(LwF):
         own = {k.removeprefix("projector."): v for k, v in state.items() if k.startswith("projector.")}
         if own and self.projector is not None:
             self.projector.load_state_dict(own)
-
-
-def correlation(features: Tensor) -> Tensor:
-    """Return the squared correlations of different features (n, dim) over a batch, added up, for each feature.
-
-    >>> one = torch.tensor([[1.0], [2.0], [4.0]])
-    >>> round(float(correlation(torch.cat([one, -one, one], 1))), 2)  # each feature has two others like it
-    2.0
-    """
-    with torch.autocast(features.device.type, enabled=False):
-        centred = features.float() - features.float().mean(0)
-        scaled = centred / centred.square().mean(0).add(1e-6).sqrt()  # a dead feature has no correlation
-        squares = (scaled.T @ scaled / len(features)).square()
-    return (squares.sum() - squares.diagonal().sum()) / features.shape[1]
 
 
 def chosen(
