@@ -704,7 +704,6 @@ def test_the_tuned_preset_is_for_what_was_tuned():
         (("dpcr-plus",), "shift_share=-0.1", "shift_share=-0.1"),
         (("dpcr",), "shift_share=often", "shift_share='often'"),
         (("dpcr-plus",), "feature_weight=-1", "feature_weight=-1"),
-        (("dpcr-plus",), "still_stages=4", "still_stages=4"),
         (("dpcr-plus",), "read_quarters=4", "read_quarters=4"),
         (("dpcr-plus",), "read_quarters=-1", "read_quarters=-1"),
         (("dpcr-plus",), "quarters=-1", "quarters=-1"),
@@ -811,43 +810,6 @@ def test_of_a_timm_model_no_maps_are_read(machine):
     for name in ("read_quarters", "read_mirrored"):
         with pytest.raises(OptionError, match=f"{name} is for the stages of a ResNet, not for timm/x"):
             learner(machine, backbone="timm/x", width=None, **{name: True})
-
-
-# --- stages that learn in the first task alone ------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("still", [0, 1, 2])
-def test_still_stages_learn_in_the_first_task_alone(machine, data, still):
-    """Weights and statistics of the stem and of those stages stay as the first task left them, to the bit."""
-    representation, after = learner(machine, still_stages=still, augment="crop-flip"), []
-    watch = Watch(each_task=lambda task: after.append(copy.deepcopy(representation.backbone.state_dict())))
-    fresh = copy.deepcopy(representation.backbone.state_dict())
-    _, matrix = run(representation, data, watch)
-    assert matrix.tasks_done == len(SIZES)
-    parts = ["conv1", "bn1", "layer1", "layer2", "layer3", "layer4"]
-    rest = set(parts[: 2 + still] if still else [])
-    for key, first in after[0].items():
-        assert not torch.equal(first, fresh[key]), "all of it learns in the first task"
-        stays = key.partition(".")[0] in rest
-        assert all(torch.equal(first, later[key]) == stays for later in after[1:]), key
-
-
-def test_still_stages_normalise_with_the_statistics_of_the_first_task(machine, data):
-    representation = stopped_in_the_second_task(learner(machine, still_stages=1), data, run)
-    student, teacher = representation.train().student.backbone, representation.teacher.backbone
-    batch = torch.randn(6, 3, 8, 8, generator=torch.Generator().manual_seed(0))
-    assert torch.equal(student.stages(batch)[0], teacher.stages(batch)[0])
-    assert student.layer2.training
-    assert not any(p.requires_grad for part in student.beginning(1) for p in part.parameters())
-    assert all(p.requires_grad for p in student.layer2.parameters())
-
-
-def test_still_stages_are_those_of_a_resnet_and_leave_one_that_learns(machine):
-    with pytest.raises(OptionError, match="still_stages is for the stages of a ResNet, not for timm/x"):
-        learner(machine, backbone="timm/x", width=None, still_stages=1)
-    with pytest.raises(OptionError, match="still_stages=3: resnet32 has three stages, one must learn"):
-        learner(machine, backbone="resnet32", still_stages=3)
-    assert learner(machine, backbone="resnet32", still_stages=2).options.still_stages == 2
 
 
 # --- what the map leaves over -----------------------------------------------------------------------------------------

@@ -224,10 +224,6 @@ class ResNet(nn.Module):
                 maps.append(stage(maps[-1]))
         return maps
 
-    def beginning(self, stages: int) -> list[nn.Module]:
-        """Return what learns before the maps of so many stages are there: the stem and those stages."""
-        return [self.conv1, self.bn1, self.layer1, self.layer2, self.layer3, self.layer4][: 2 + stages]
-
     def blocks(self) -> list[BasicBlock | Bottleneck]:
         """Return the residual blocks of all stages, in order."""
         stages = (self.layer1, self.layer2, self.layer3, self.layer4)

@@ -44,7 +44,6 @@ class PseudoReplayOptions(LwFOptions):
     pseudo_step: float = Field(default=0.09, gt=0)  # root mean square change of a normalised pixel in an iteration
     pseudo_iterations: int = Field(default=6, ge=1)
     feature_weight: float = Field(default=0.0, ge=0)  # of the distance to the teacher's features, through a linear map
-    still_stages: int = Field(default=0, ge=0, le=3)  # of the backbone, and its stem with them: learn in the first task
     read_quarters: int = Field(default=0, ge=0, le=3)  # stages before the last whose quarters classifiers read as well
     read_mirrored: bool = False  # what is read is the mean over an image and its mirror image
 
@@ -55,13 +54,15 @@ class PseudoReplay(LwF):
     options_type = PseudoReplayOptions
 
     def __init__(self, options: Any, channels: int, machine: Machine, seed: int):
-        named = [name for name in ("read_quarters", "read_mirrored", "still_stages") if getattr(options, name)]
+        named = [name for name in ("read_quarters", "read_mirrored") if getattr(options, name)]
         if is_timm(options.backbone) and named:
             raise OptionError(f"{named[0]} is for the stages of a ResNet, not for {options.backbone}: leave it out")
         super().__init__(options, channels, machine, seed)
-        for name, what in (("still_stages", "one must learn"), ("read_quarters", "the last is read as a whole")):
-            if getattr(options, name) > 2 and isinstance(getattr(self.backbone, "layer4", None), nn.Identity):
-                raise OptionError(f"{name}={getattr(options, name)}: {options.backbone} has three stages, {what}")
+        quarters = options.read_quarters
+        if quarters > 2 and isinstance(getattr(self.backbone, "layer4", None), nn.Identity):
+            raise OptionError(
+                f"read_quarters={quarters}: {options.backbone} has three stages, the last is read as a whole"
+            )
         dim: int = self.aimed(self.backbone).dim  # type: ignore[assignment]
         where: dict[str, Any] = {"dtype": DTYPE, "device": machine.device}
         self.means = torch.zeros(0, dim, **where)  # (classes, dim)
@@ -92,25 +93,6 @@ class PseudoReplay(LwF):
         if self.projector is not None:
             nn.init.eye_(self.projector.weight)
             nn.init.zeros_(self.projector.bias)
-
-    def _still(self) -> list[nn.Module]:
-        if not (self.old and self.options.still_stages):
-            return []
-        assert isinstance(self.backbone, ResNet)
-        return self.backbone.beginning(self.options.still_stages)
-
-    def enter(self, stage: int) -> None:
-        """Let the beginning of the backbone learn in the first task alone."""
-        super().enter(stage)
-        for part in self._still():
-            part.requires_grad_(False)
-
-    def train(self, mode: bool = True) -> PseudoReplay:
-        """Switch the student; what does not learn normalises as it did, with the statistics of the first task."""
-        super().train(mode)
-        for part in self._still():
-            part.eval()
-        return self
 
     def prepare(self, stage: int, pixels: Pixels, labels: Tensor) -> None:
         """Make images of the old classes from the task's."""
