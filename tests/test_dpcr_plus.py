@@ -12,12 +12,11 @@ from torch.nn.functional import cross_entropy, log_softmax, softmax
 from efcil.backbones import build
 from efcil.backbones.reading import Reading
 from efcil.class_memory import Memory
-from efcil.data import augment
 from efcil.errors import OptionError
 from efcil.experiment import Request, resolve
 from efcil.features import TaskFeatures
 from efcil.heads.gaussian import gaussian_factors, log_densities, pooled_covariance
-from efcil.linalg import cross_validated_ridge, feature_products, relative_ridge, task_shift_from_gram
+from efcil.linalg import cross_validated_ridge, feature_products
 from efcil.methods import METHODS
 from efcil.metrics import AccuracyMatrix
 from efcil.protocol import Evaluator, learn_stream
@@ -37,7 +36,6 @@ from efcil.training.adversarial import towards
 from efcil.training.extraction import extract
 from efcil.training.images import Mapped, OnDemand
 from efcil.training.loop import Pixels
-from efcil.training.machine import Purpose, generator
 from problems import TINY, Watch, blobs, draw, stopped_in_the_second_task
 from test_methods import FakeTask
 
@@ -411,46 +409,6 @@ def test_pairs_are_the_tasks_images_and_the_made_ones(machine, data, second):
     none.options, none.machine, none.reading = second.options, machine, lambda backbone: backbone
     plain = TaskFeatures(1, none, pixels, labels, None)
     assert torch.equal(plain.pairs("pseudo")[0], task.old()), "where none were made those of the task are all"
-
-
-def test_views_are_more_pairs_of_the_same_images(machine, data, second):
-    """Behind the pairs as they are, each view of the task's images and of the made ones, alike under both backbones."""
-    pixels, labels = task_of(data, [2, 3, 4], machine)
-    transform = augment.named("crop-flip", pixels.images.shape[2])
-    task = TaskFeatures(1, second, pixels, labels, transform)
-    plain, made = task.pairs("pseudo"), pixels.showing(second.made)
-    count = len(plain[0])
-    for found, first, backbone in zip(
-        task.pairs("pseudo", 2), plain, (second.old_backbone, second.backbone), strict=True
-    ):
-        assert len(found) == 3 * count
-        assert torch.equal(found[:count], first)
-        source = generator(machine.device, Purpose.VIEW, second.seed, 1, 1)
-        views = [extract(backbone, base.changed(transform, source), machine) for base in (pixels, made, pixels, made)]
-        assert torch.equal(found[count:], torch.cat(views))
-        assert not torch.equal(views[0], views[2]), "every view is drawn anew"
-    assert task.pairs("pseudo", 2)[0] is task.pairs("pseudo", 2)[0], "computed once"
-    assert len(task.pairs("clean", 2)[0]) == 3 * len(labels)
-    assert torch.equal(task.pairs("pseudo")[0], plain[0]), "who asks for none gets none"
-    bare = TaskFeatures(1, second, pixels, labels, None)
-    assert len(bare.pairs("pseudo", 2)[0]) == count, "without augmentation there is nothing to draw"
-
-
-def test_the_map_knows_the_views(machine, data, second):
-    pixels, labels = task_of(data, [2, 3, 4], machine)
-    task = TaskFeatures(1, second, pixels, labels, augment.named("crop-flip", pixels.images.shape[2]))
-    stats = ClassStats.from_features(task.old(), labels)
-    common = {"shift_share": 0.01, "rank_rule": "none"}
-    options = {views: METHODS["dpcr-plus"].options(shift_views=views, **common) for views in (0, 3)}
-    moved = {views: dual_projection(stats, task, own) for views, own in options.items()}
-    for views, found in moved.items():
-        old, new = task.pairs("pseudo", views)
-        gram, cross = feature_products(old, new)
-        shift = task_shift_from_gram(gram, cross, relative_ridge(gram, 0.01), "identity")
-        torch.testing.assert_close(found.mean, stats.mean @ shift, rtol=1e-9, atol=1e-9)
-    assert not torch.allclose(moved[0].mean, moved[3].mean), "methods that differ in it do not share the map"
-    with pytest.raises(ValueError, match="greater than or equal to 0"):
-        METHODS["dpcr-plus"].options(shift_views=-1)
 
 
 def test_the_classifier_is_dpcrs_with_another_shift(machine, data):

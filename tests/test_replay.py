@@ -11,8 +11,7 @@ from typer.testing import CliRunner
 
 from efcil import data as sources
 from efcil.cli import app
-from efcil.errors import OptionError
-from efcil.replay import SavedTask, config_of, plan_of
+from efcil.replay import config_of, plan_of
 from efcil.report.load import asked_precision, load_summaries
 from efcil.representations import REPRESENTATIONS
 from efcil.training.checkpoint import load_tensors
@@ -117,14 +116,6 @@ def test_what_cannot_be_replayed_is_refused(efcil, kept, methods, words):
     assert code == 2
     assert words in err
     assert not (kept / "replay").exists()
-
-
-def test_views_of_images_that_are_gone_are_refused():
-    one = torch.ones(4, 3)
-    task = SavedTask(1, {"labels": torch.zeros(4, dtype=torch.int64), "old": one, "new": one}, None)
-    assert torch.equal(task.pairs("clean")[1], one)
-    with pytest.raises(OptionError, match="shift_views=2 draws views of images, and they are gone: run it"):
-        task.pairs("clean", 2)
 
 
 def test_a_run_without_features_says_how_to_keep_them(efcil, tmp_path):

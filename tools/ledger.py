@@ -50,7 +50,13 @@ ABLATED = {
     "quarters=2": "quarters of 2 stages",
 }
 # Removed options, each with the value that equals their absence: a run with it is the same experiment today.
-REMOVED: dict[str, Any] = {"pseudo_from": "clean", "pseudo_rounds": 1, "first_decorrelation": 0.0, "still_stages": 0}
+REMOVED: dict[str, Any] = {
+    "pseudo_from": "clean",
+    "pseudo_rounds": 1,
+    "first_decorrelation": 0.0,
+    "still_stages": 0,
+    "shift_views": 0,
+}
 KEPT_BACK = ("1", "2", "3")  # class orders that no choice of ours has seen, and that the paper does not have
 
 Config = tuple[tuple[str, str], ...]  # dotted key, value as JSON

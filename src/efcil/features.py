@@ -78,33 +78,17 @@ class TaskFeatures:
         """Features (n, dim) of the same images under the backbone before this task."""
         return self._features("old", view)
 
-    def pairs(self, view: Seen = "clean", views: int = 0) -> tuple[Tensor, Tensor]:
+    def pairs(self, view: Seen = "clean") -> tuple[Tensor, Tensor]:
         """Old and new features that show how things moved.
 
-        `pseudo`: of the images as they are, and of those made in the place of old ones, where there are any. Then of so
-        many augmented `views` of each, where there is augmentation.
+        `pseudo`: of the images as they are, and of those made in the place of old ones, where there are any.
         """
-        if views and self._transform is not None:
-            return self.once(("pairs", view, views), lambda: self._with_views(view, views))
         if view == "pseudo" and not self.has_pseudo:
             view = "clean"
         if view != "pseudo":
             return self.old(view), self.new(view)
         old = self.once(("pairs", "old"), lambda: torch.cat([self.old(), self.old("pseudo")]))
         return old, self.once(("pairs", "new"), lambda: torch.cat([self.new(), self.new("pseudo")]))
-
-    def _with_views(self, view: Seen, views: int) -> tuple[Tensor, Tensor]:
-        r, transform = self.representation, self._transform
-        assert transform is not None
-        source = generator(r.machine.device, Purpose.VIEW, r.seed, self.index, 1)
-        images = [self.pixels()] + ([self.pixels("pseudo")] if view == "pseudo" and self.has_pseudo else [])
-        found = [self.pairs(view)]
-        for base in images * views:
-            seen = base.changed(transform, source)
-            old, new = (extract(r.reading(one), seen, r.machine) for one in (r.old_backbone, r.backbone))
-            found.append((old, new))
-        olds, news = zip(*found, strict=True)
-        return torch.cat(olds), torch.cat(news)
 
     def _features(self, when: str, view: Seen) -> Tensor:
         r = self.representation
@@ -166,9 +150,9 @@ class Narrowed(TaskFeatures):
         self.whole, self.dim = whole, dim
         self.frozen, self.rests, self.holders = whole.frozen, whole.rests, whole.holders
 
-    def pairs(self, view: Seen = "clean", views: int = 0) -> tuple[Tensor, Tensor]:
+    def pairs(self, view: Seen = "clean") -> tuple[Tensor, Tensor]:
         """Old and new features that show how things moved."""
-        old, new = self.whole.pairs(view, views)
+        old, new = self.whole.pairs(view)
         return old[:, : self.dim], new[:, : self.dim]
 
     def _features(self, when: str, view: Seen) -> Tensor:

@@ -74,12 +74,6 @@ class SavedTask(TaskFeatures):
         found: Tensor = self._found[when, view]
         return found
 
-    def pairs(self, view: Seen = "clean", views: int = 0) -> tuple[Tensor, Tensor]:
-        """Old and new features; there is nothing of which views could be drawn."""
-        if views:
-            raise OptionError(f"shift_views={views} draws views of images, and they are gone: run it")
-        return super().pairs(view)
-
     def pixels(self, view: Seen = "clean") -> NoReturn:
         """There are no images."""
         raise OptionError("the images are gone: what needs them cannot be replayed; run it")

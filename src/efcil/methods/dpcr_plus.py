@@ -17,7 +17,7 @@ Measured on CIFAR-100, A_f / A_avg, in brackets the paper's: `dpcr-plus` T = 10 
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -40,18 +40,12 @@ class DPCRPlusOptions(DPCROptions):
 
     shift_images: Seen = "pseudo"  # type: ignore[assignment]  # one more choice than the others have
     shift_share: Share = "auto"
-    shift_views: int = Field(default=0, ge=0)  # augmented views of each image that the shift is estimated with as well
     shift_residual: bool = False  # moved classes get the covariance of what the map leaves over as well
     gaussian: float = Field(default=1.0, ge=0)  # weight of the Gaussians beside the ridge classifier; 0: DPCR's alone
     gaussian_shared: float = Field(default=0.9, ge=0, le=1)  # of a class's covariance is the one of all classes
     gaussian_ridge: float = Field(default=0.3, gt=0)  # added to it, a share of its trace / dim
     moved_bonus: float = Field(default=0.0, ge=0)  # added to a class's standardised score for every task that moved it
     quarters: int | None = Field(default=None, ge=0, le=3)  # of so many stages of those that are read; None: of all
-
-    @property
-    def views(self) -> int:
-        """More pairs for the map, of images that are there."""
-        return self.shift_views
 
     @property
     def widens(self) -> bool:
@@ -74,11 +68,6 @@ class DPCRPlusOptions(DPCROptions):
                 "leave one of them out"
             )
         return self
-
-    @property
-    def how(self) -> tuple[Hashable, ...]:
-        """All that decides the map."""
-        return (*super().how, self.shift_views)
 
 
 class DPCRPlus(DPCR):

@@ -55,11 +55,6 @@ class DualProjectionOptions(Options):
     memory_error: float | None = Field(default=None, gt=0, lt=1)  # or: share of a Gram's trace that may be left out
 
     @property
-    def views(self) -> int:
-        """Augmented views of each image that the map is estimated with as well."""
-        return 0
-
-    @property
     def widens(self) -> bool:
         """Whether moved classes also get the covariance of what the map leaves over."""
         return False
@@ -107,11 +102,10 @@ def dual_projection(stats: ClassStats | None, task: TaskFeatures, options: DualP
         return stats
 
     def move() -> ClassStats:
-        images = (options.shift_images, options.views)
-        shared = task.once(("shift", options.how), lambda: _shift(*task.pairs(*images), options))
+        shared = task.once(("shift", options.how), lambda: _shift(*task.pairs(options.shift_images), options))
         rule, tolerance = options.rank_rule, options.rank_tolerance
         moved = stats.projected(shared, rule=rule, tolerance=tolerance, release=task.alone(stats))
-        return moved.widened(left_over(*task.pairs(*images), shared)) if options.widens else moved
+        return moved.widened(left_over(*task.pairs(options.shift_images), shared)) if options.widens else moved
 
     # Methods compared on one trajectory start from the same statistics and move them once.
     return task.once((stats, options.how, options.widens, options.rank_rule, options.rank_tolerance), move)
