@@ -770,27 +770,7 @@ def test_of_a_timm_model_no_maps_are_read(machine):
             learner(machine, backbone="timm/x", width=None, **{name: True})
 
 
-# --- what the map leaves over -----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("images", "divisor"), [(40, 34), (10, 5)])
-def test_moved_classes_get_what_the_map_leaves_over(images, divisor):
-    """Literally: Phi_c -> P' Phi_c P + N_c E'E / (n - d), of few images with half of them; means move by P alone."""
-    dim = 6
-    old, noise = draw(images, dim), draw(images, dim, seed=1)
-    new = old @ draw(dim, dim, seed=2) + 0.1 * noise
-    stats = ClassStats.from_features(draw(30, dim, seed=3), torch.arange(30) % 3)
-    task = FakeTask(1, torch.zeros(images, dtype=torch.int64), old=old, new=new)
-    options = METHODS["dpcr-plus"].options(shift_residual=True, shift_images="clean", shift_share=0)
-    found = dual_projection(stats, task, options)
-    shift = torch.linalg.lstsq(old, new).solution
-    rest = new - old @ shift
-    for c in range(3):
-        own = shift.T @ stats.gram[c] @ shift + 10 * rest.T @ rest / divisor
-        torch.testing.assert_close(found.gram[c], own, rtol=1e-6, atol=1e-8)
-    torch.testing.assert_close(found.mean, stats.mean @ shift, rtol=1e-6, atol=1e-8)
-    plain = dual_projection(stats, task, METHODS["dpcr-plus"].options(shift_images="clean", shift_share=0))
-    assert not torch.allclose(plain.gram, found.gram), "methods that differ in it do not share what moved"
+# --- classes that are cut ---------------------------------------------------------------------------------------------
 
 
 def test_gaussians_of_classes_that_are_cut_are_those_of_what_is_left():
@@ -803,22 +783,3 @@ def test_gaussians_of_classes_that_are_cut_are_those_of_what_is_left():
         factors = gaussian_factors(one, 0.0, 1e-6)
         ridge = 1e-6 * pooled_covariance(one).trace() / 12 * torch.eye(12).double()
         torch.testing.assert_close(factors @ factors.mT, one.covariance() + ridge, rtol=1e-9, atol=1e-12)
-
-
-def test_widened_classes_are_those_with_noise():
-    """Of features with independent noise the expected Gram is that; factors become Grams of the same."""
-    features, labels = draw(24, 5), torch.arange(24) % 2
-    covariance = draw(5, 5, seed=1)
-    covariance = covariance @ covariance.T
-    for memory in (Memory(), Memory("factors", rank=2)):
-        stats = ClassStats.from_features(features, labels, memory)
-        found = stats.widened(covariance)
-        torch.testing.assert_close(found.gram, stats.gram + 12 * covariance)
-        assert torch.equal(found.mean, stats.mean)
-    with pytest.raises(OptionError, match=r"covariance has shape \(4, 4\); wanted \(5, 5\)"):
-        stats.widened(torch.eye(4))
-
-
-def test_noise_in_all_directions_is_not_kept_as_factors():
-    with pytest.raises(ValueError, match=r"shift_residual=true fills all directions of a class"):
-        METHODS["dpcr-plus"].options(shift_residual=True, memory_form="factors")

@@ -56,6 +56,7 @@ REMOVED: dict[str, Any] = {
     "first_decorrelation": 0.0,
     "still_stages": 0,
     "shift_views": 0,
+    "shift_residual": False,
 }
 KEPT_BACK = ("1", "2", "3")  # class orders that no choice of ours has seen, and that the paper does not have
 

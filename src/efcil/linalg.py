@@ -213,22 +213,6 @@ def feature_products(old: Tensor, new: Tensor) -> tuple[Tensor, Tensor]:
     return symmetrised(gram), cross
 
 
-def left_over(old: Tensor, new: Tensor, shift: Tensor) -> Tensor:
-    """Covariance (dim_new, dim_new) of what a shift leaves over: (Y - X P)'(Y - X P) / (n - dim).
-
-    A shift that fits n images has used up dim of them; of fewer than 2 dim images half of them count.
-
-    >>> left_over(torch.ones(4, 1), torch.tensor([[1.0], [3.0], [1.0], [3.0]]), torch.tensor([[2.0]])).item() * 3
-    4.0
-    """
-    total = new.new_zeros(new.shape[1], new.shape[1], dtype=DTYPE)
-    shift = shift.to(DTYPE)
-    for start in range(0, len(old), ROWS_AT_ONCE):
-        rest = new[start : start + ROWS_AT_ONCE].to(DTYPE) - old[start : start + ROWS_AT_ONCE].to(DTYPE) @ shift
-        total.addmm_(rest.T, rest)
-    return symmetrised(total) / max(len(old) - old.shape[1], len(old) / 2)
-
-
 def relative_ridge(gram: Tensor, factor: float) -> float:
     """Turn a share into a ridge: factor * trace(X'X) / dim, so that it follows the scale and number of features.
 

@@ -367,24 +367,6 @@ class ClassStats:
             gram.append(moved)
         return ClassStats(self.classes, self.count, mean, gram)
 
-    def widened(self, covariance: Tensor) -> ClassStats:
-        """Every class as if independent noise of this covariance (dim, dim) were in its features: Phi_c + N_c C.
-
-        Means stay where they are. Factors become Grams: noise has all directions.
-
-        >>> stats = ClassStats.from_features(torch.tensor([[1.0, 0.0], [3.0, 0.0]]), torch.tensor([7, 7]))
-        >>> stats.widened(torch.eye(2)).gram.tolist()
-        [[[12.0, 0.0], [0.0, 2.0]]]
-        """
-        if covariance.shape != (self.dim, self.dim):
-            raise OptionError(f"covariance has shape {tuple(covariance.shape)}; wanted ({self.dim}, {self.dim})")
-        noise = pack_symmetric(check_finite(covariance.to(self.mean.device, DTYPE), "covariance"))
-        gram = []
-        for block, part in self._blocks(None):
-            packed = part.packed if isinstance(part, Grams) else pack_symmetric(part.dense())
-            gram.append(Grams(torch.addcmul(packed, self.count[block, None].to(DTYPE), noise)))
-        return ClassStats(self.classes, self.count, self.mean, gram)
-
     def _blocks(self, class_block: int | None, release: bool = False) -> Iterator[tuple[slice, Kept]]:
         """Classes in blocks of one form, small parts put together; with `release` none is held once it was given."""
         if class_block is not None and class_block < 1:

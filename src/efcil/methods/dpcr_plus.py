@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from pydantic import Field, model_validator
+from pydantic import Field
 from torch import Tensor
 
 from efcil.backbones.reading import features_of, width
@@ -40,17 +40,11 @@ class DPCRPlusOptions(DPCROptions):
 
     shift_images: Seen = "pseudo"  # type: ignore[assignment]  # one more choice than the others have
     shift_share: Share = "auto"
-    shift_residual: bool = False  # moved classes get the covariance of what the map leaves over as well
     gaussian: float = Field(default=1.0, ge=0)  # weight of the Gaussians beside the ridge classifier; 0: DPCR's alone
     gaussian_shared: float = Field(default=0.9, ge=0, le=1)  # of a class's covariance is the one of all classes
     gaussian_ridge: float = Field(default=0.3, gt=0)  # added to it, a share of its trace / dim
     moved_bonus: float = Field(default=0.0, ge=0)  # added to a class's standardised score for every task that moved it
     quarters: int | None = Field(default=None, ge=0, le=3)  # of so many stages of those that are read; None: of all
-
-    @property
-    def widens(self) -> bool:
-        """What a map leaves over is spread that a moved class has beside the moved one."""
-        return self.shift_residual
 
     def check_training(self, training: Any) -> None:
         """Refuse to use more than is read."""
@@ -59,15 +53,6 @@ class DPCRPlusOptions(DPCROptions):
                 f"quarters={self.quarters}: the quarters of {training.read_quarters} stages are read; set "
                 f"read_quarters={self.quarters} or more"
             )
-
-    @model_validator(mode="after")
-    def _residual_of_grams(self) -> DPCRPlusOptions:
-        if self.shift_residual and self.memory_form != "gram":
-            raise ValueError(
-                f"shift_residual=true fills all directions of a class, memory_form={self.memory_form} keeps few: "
-                "leave one of them out"
-            )
-        return self
 
 
 class DPCRPlus(DPCR):

@@ -18,7 +18,6 @@ from efcil.linalg import (
     RankRule,
     cross_validated_ridge,
     feature_products,
-    left_over,
     relative_ridge,
     task_shift,
     task_shift_from_gram,
@@ -53,11 +52,6 @@ class DualProjectionOptions(Options):
     memory_form: Form = "gram"  # how old classes are kept; "factors": those of fewer than dim / 2 images take less
     memory_rank: int | None = Field(default=None, ge=1)  # rows of a factor at most; exact no longer
     memory_error: float | None = Field(default=None, gt=0, lt=1)  # or: share of a Gram's trace that may be left out
-
-    @property
-    def widens(self) -> bool:
-        """Whether moved classes also get the covariance of what the map leaves over."""
-        return False
 
     @property
     def how(self) -> tuple[Hashable, ...]:
@@ -104,11 +98,10 @@ def dual_projection(stats: ClassStats | None, task: TaskFeatures, options: DualP
     def move() -> ClassStats:
         shared = task.once(("shift", options.how), lambda: _shift(*task.pairs(options.shift_images), options))
         rule, tolerance = options.rank_rule, options.rank_tolerance
-        moved = stats.projected(shared, rule=rule, tolerance=tolerance, release=task.alone(stats))
-        return moved.widened(left_over(*task.pairs(options.shift_images), shared)) if options.widens else moved
+        return stats.projected(shared, rule=rule, tolerance=tolerance, release=task.alone(stats))
 
     # Methods compared on one trajectory start from the same statistics and move them once.
-    return task.once((stats, options.how, options.widens, options.rank_rule, options.rank_tolerance), move)
+    return task.once((stats, options.how, options.rank_rule, options.rank_tolerance), move)
 
 
 def _shift(old: Tensor, new: Tensor, options: DualProjectionOptions) -> Tensor:
