@@ -18,6 +18,7 @@ import pytest
 from efcil.data import fetch as module
 from efcil.data.fetch import Remote, fetch
 from efcil.errors import DataError
+from efcil.files import exclusive_lock
 
 PAYLOAD = np.random.default_rng(0).bytes(1_000_000)
 
@@ -331,12 +332,8 @@ def test_an_interruption_by_the_user_is_resumed(site, tmp_path):
 
 
 def test_two_processes_do_not_fetch_into_one_folder(site, tmp_path):
-    fcntl = pytest.importorskip("fcntl")
-    handle = os.open(tmp_path, os.O_RDONLY)
-    fcntl.flock(handle, fcntl.LOCK_EX)
-    with pytest.raises(DataError, match="another process"):
+    with exclusive_lock(tmp_path / ".lock"), pytest.raises(DataError, match="another process"):
         fetch(remote(site), tmp_path)
-    os.close(handle)
     assert fetch(remote(site), tmp_path).read_bytes() == PAYLOAD
 
 
@@ -497,18 +494,14 @@ def test_a_folder_of_other_content_is_told_and_left_alone(site, tmp_path, kind):
 
 
 def test_the_folder_is_held_for_one_process_while_bytes_come(site, tmp_path):
-    fcntl = pytest.importorskip("fcntl")
     refused = []
 
-    def try_to_share(done, total):
-        handle = os.open(tmp_path, os.O_RDONLY)
+    def try_as_well(done, total):
         try:
-            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            exclusive_lock(tmp_path / ".lock").close()
         except BlockingIOError:
             refused.append(done)
-        finally:
-            os.close(handle)
 
-    fetch(remote(site), tmp_path, progress=try_to_share)
+    fetch(remote(site), tmp_path, progress=try_as_well)
     assert 0 in refused
     assert len(PAYLOAD) in refused

@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
+import subprocess
+import sys
 import threading
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from efcil.errors import CheckpointError, EfcilError
-from efcil.files import atomic_write_bytes, atomic_write_text, clear_unfinished, read_json, replaced, write_json
+from efcil.files import (
+    atomic_write_bytes,
+    atomic_write_text,
+    clear_unfinished,
+    exclusive_lock,
+    read_json,
+    replaced,
+    write_json,
+)
 
 
 def names(folder: Path) -> list[str]:
@@ -171,3 +183,80 @@ def test_what_killed_writers_left_is_removed(tmp_path: Path) -> None:
     clear_unfinished(tmp_path)
     assert [path for path in left if path.exists()] == []
     assert [path for path in others if not path.exists()] == []
+
+
+# -- locks -------------------------------------------------------------------------------------------------------------
+
+
+def holder(path: Path, then: str) -> subprocess.Popen[str]:
+    """A process that has locked a file, and does something while it holds it."""
+    code = f"import sys; from efcil.files import exclusive_lock; lock = exclusive_lock({str(path)!r}); {then}"
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    process.stdout.readline()
+    return process
+
+
+def test_a_lock_held_by_another_process_is_refused_until_that_one_is_killed(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    with holder(path, "print(flush=True); sys.stdin.read()") as process:
+        with pytest.raises(BlockingIOError, match="another process"):
+            exclusive_lock(path)
+        process.kill()
+        process.wait()
+        exclusive_lock(path).close()
+    assert names(tmp_path) == ["lock"]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+def test_a_forked_child_does_not_hold_what_its_dead_parent_locked(tmp_path: Path) -> None:
+    """A worker that outlives the run must not keep the next one out."""
+    path = tmp_path / "lock"
+    # The child ends with this test: its standard input is the other end of our pipe.
+    with holder(path, "import os; child = os.fork(); child or print(flush=True); sys.stdin.read()") as process:
+        process.kill()
+        process.wait()
+        exclusive_lock(path).close()
+
+
+@pytest.mark.parametrize("remove", [False, True])
+def test_whoever_waits_comes_next(tmp_path: Path, remove: bool) -> None:
+    """Also when the file that it waits for is removed meanwhile; of several never two hold it at once."""
+    path, inside, most = tmp_path / "lock", 0, 0
+
+    def work() -> None:
+        nonlocal inside, most
+        for _ in range(5):
+            with exclusive_lock(path, wait=True, remove=remove):
+                inside += 1
+                most = max(most, inside)
+                time.sleep(0.002)
+                inside -= 1
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert most == 1
+    assert names(tmp_path) == ([] if remove else ["lock"])
+
+
+@pytest.mark.parametrize("code", [errno.ENOSYS, errno.ENOLCK])
+def test_where_there_are_no_locks_nobody_is_kept_out(tmp_path: Path, monkeypatch, code: int) -> None:
+    """And never by a file that a crash leaves behind."""
+    fcntl = pytest.importorskip("fcntl")
+
+    def refuse(*_: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with exclusive_lock(tmp_path / "lock"), exclusive_lock(tmp_path / "lock"):
+        pass
+
+
+def test_a_lock_where_nothing_can_be_written_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(OSError, match="file") as caught:
+        exclusive_lock(tmp_path / "file" / "lock")
+    assert not isinstance(caught.value, BlockingIOError)

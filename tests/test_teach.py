@@ -16,7 +16,7 @@ from PIL import Image
 
 from efcil import IncrementalClassifier
 from efcil.data import digits
-from efcil.model.commands import held
+from efcil.model.commands import change_lock
 
 pytestmark = pytest.mark.timeout(900)  # the first test waits for three processes, each of which loads torch
 SMALL = ["--size", "16", "--width", "8", "--epochs", "6"]
@@ -210,7 +210,7 @@ def test_bad_input_is_one_line_and_changes_nothing(efcil, model, lessons, tmp_pa
 
 
 def test_two_processes_do_not_change_one_model(efcil, model, lessons):
-    with held(model):
+    with change_lock(model):
         code, _, err = efcil("forget", model, "class 1")
     assert code == 2
     assert "is being changed by another process" in err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import re
@@ -14,6 +15,7 @@ from typing import Any
 from efcil.errors import EfcilError
 
 StrPath = str | os.PathLike[str]
+_NO_LOCKS = {errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP}  # from a file system without locks
 _UNFINISHED = re.compile(r"\..*\.\d+-[0-9a-f]{12}\.tmp(\..*)?")  # the siblings that `replaced` makes
 
 
@@ -44,6 +46,33 @@ def clear_unfinished(directory: StrPath) -> None:
         if _UNFINISHED.fullmatch(path.name):
             with contextlib.suppress(OSError):
                 path.unlink()
+
+
+def exclusive_lock(path: StrPath, *, wait: bool = False, remove: bool = False) -> contextlib.ExitStack:
+    """Lock a file for this process until the returned context ends; a process that dies releases it.
+
+    Raise BlockingIOError when another process holds it, or wait for that process. The file stays, unless `remove` is
+    set. On a file system without locks nobody is kept out.
+    """
+    from filelock import FileLock, Timeout  # imported here: it takes 45 ms
+
+    def unlink() -> None:
+        with contextlib.suppress(OSError):
+            os.unlink(path)
+
+    held = contextlib.ExitStack()
+    # Never the fallback to a file whose existence is the lock: it would outlive a crash.
+    lock = FileLock(path, thread_local=False, fallback_to_soft=False)
+    try:
+        held.enter_context(lock.acquire(blocking=wait))
+    except Timeout:
+        raise BlockingIOError(errno.EAGAIN, "locked by another process", os.fspath(path)) from None
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
+    if remove:  # while it is locked: whoever opened it meanwhile finds that it has no name any more, and tries again
+        held.callback(unlink)
+    return held
 
 
 def sync_directory(directory: StrPath) -> None:

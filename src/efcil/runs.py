@@ -5,10 +5,8 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
-import os
 import signal
 import sys
 import threading
@@ -29,7 +27,7 @@ from efcil.data.dataset import DataSet
 from efcil.errors import CheckpointError, EfcilError, Interrupted, OptionError, RunError
 from efcil.experiment import Plan, commit, versions
 from efcil.features import TaskFeatures
-from efcil.files import atomic_write_text, clear_unfinished, read_json, write_json
+from efcil.files import atomic_write_text, clear_unfinished, exclusive_lock, read_json, write_json
 from efcil.methods.base import Readout
 from efcil.metrics import AccuracyMatrix
 from efcil.progress import Quiet
@@ -59,22 +57,17 @@ KEPT: dict[str, tuple[str, Seen]] = {  # its tensors: features of a task's image
 
 
 @contextmanager
-def locked(directory: Path) -> Iterator[None]:
-    """Hold the run directory: a second process is refused, and a dead one lets go by itself."""
+def run_lock(directory: Path) -> Iterator[None]:
+    """Hold the run directory; refuse a second process."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(directory / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+        lock = exclusive_lock(directory / ".lock")
+    except BlockingIOError:
+        raise RunError(f"{directory} is in use by another process; wait for it or choose another --out") from None
     except OSError as error:
         raise RunError(f"--out {directory} cannot be written: {error.strerror}") from None
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
-        raise RunError(f"{directory} is in use by another process; wait for it or choose another --out") from None
-    try:
+    with lock:
         yield
-    finally:
-        os.close(descriptor)
 
 
 @contextmanager
@@ -182,7 +175,7 @@ class Run:
             with self.group.agreeing():
                 if self.group.is_first:
                     self._check_free(config, resume)
-                    held.enter_context(locked(self.out))
+                    held.enter_context(run_lock(self.out))
                     held.callback(self.store.settle)  # the directory is let go when nothing is written there any more
                     clear_unfinished(self.out)
             with self.group.agreeing():

@@ -27,6 +27,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from efcil.errors import DataError
+from efcil.files import exclusive_lock
 
 Progress = Callable[[int, int | None], None]  # bytes that are here, bytes in all (None: not known)
 
@@ -70,17 +71,21 @@ def fetch(
     with _writing(directory):
         directory.mkdir(parents=True, exist_ok=True)
     archive = directory / source.name
-    with _locked(directory):
-        if source.unpack is not None and (directory / source.unpack).exists():
-            return _unpacked_before(source, directory / source.unpack)
+    if (target := directory / (source.unpack or source.name)).exists():  # nothing to write: it may be read-only
+        return _fetched_before(source, target)
+    with _writing(directory):
+        try:
+            lock = exclusive_lock(directory / ".lock", remove=True)
+        except BlockingIOError:
+            raise DataError(f"{directory}: another process is fetching into this folder; wait for it") from None
+    with lock:
+        if target.exists():  # another process has just finished
+            return _fetched_before(source, target)
         if not archive.exists():
             _download(source, archive, progress, timeout)
-        elif (got := _checksum(archive, source.checksum)) != source.checksum:
-            raise DataError(
-                f"{archive} is not the file that was to be fetched (expected {source.checksum}, got {got}); "
-                f"remove it and run the same command again"
-            )
-        return archive if source.unpack is None else _unpack(source, archive, directory / source.unpack)
+        elif wrong := _wrong_archive(source, archive):
+            raise wrong
+        return archive if source.unpack is None else _unpack(source, archive, target)
 
 
 # ------------------------------------------------------------------------------------------------------------ download
@@ -261,8 +266,20 @@ def _extract(tar: tarfile.TarFile, folder: Path) -> None:
             raise tarfile.TarError(f"{member.name!r} is a link or a device")
 
 
-def _unpacked_before(source: Remote, target: Path) -> Path:
-    if wrong := _wrong_files(source, target):
+def _wrong_archive(source: Remote, archive: Path) -> DataError | None:
+    if (got := _checksum(archive, source.checksum)) == source.checksum:
+        return None
+    return DataError(
+        f"{archive} is not the file that was to be fetched (expected {source.checksum}, got {got}); "
+        f"remove it and run the same command again"
+    )
+
+
+def _fetched_before(source: Remote, target: Path) -> Path:
+    if source.unpack is None:
+        if error := _wrong_archive(source, target):
+            raise error
+    elif wrong := _wrong_files(source, target):
         raise DataError(
             f"{target} is there, but {wrong}; to fetch the official files move it away and run the same command again"
         )
@@ -301,27 +318,6 @@ def _sync(path: Path) -> None:
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-@contextlib.contextmanager
-def _locked(directory: Path) -> Iterator[None]:
-    """Keep a second process from fetching into the same folder; the kernel lifts the lock when this one ends."""
-    try:
-        import fcntl
-    except ImportError:  # Windows
-        yield
-        return
-    handle = os.open(directory, os.O_RDONLY)
-    try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise DataError(f"{directory}: another process is fetching into this folder; wait for it") from None
-        except OSError:
-            pass  # a file system without locks
-        yield
     finally:
         os.close(handle)
 

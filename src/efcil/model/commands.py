@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import csv
-import fcntl
 import io
 import json
 import os
@@ -18,41 +17,39 @@ import numpy as np
 from efcil.data.cache import SUFFIXES
 from efcil.data.folder import hidden
 from efcil.errors import DataError, ModelError, OptionError
+from efcil.files import exclusive_lock
 from efcil.model.classifier import NONE_OF_THESE, IncrementalClassifier
 from efcil.model.inputs import read_lesson
 from efcil.model.progress import Progress
-from efcil.model.store import CARD, alone, fingerprint
+from efcil.model.store import CARD, fingerprint, save_lock
 
 
 @contextlib.contextmanager
-def held(directory: Path) -> Iterator[Callable[[IncrementalClassifier], None]]:
-    """Hold a model while it is changed: a second process is refused, and a dead one lets go by itself.
+def change_lock(directory: Path) -> Iterator[Callable[[IncrementalClassifier], None]]:
+    """Hold a model while it is changed; refuse a second process.
 
-    What comes is the way to save it, which refuses when somebody without this lock (a service that serves the same
+    Yield the function that saves it. It refuses when a process without this lock (a service that serves the same
     directory) has changed the model meanwhile.
     """
-    lock = directory.absolute().parent / f".{directory.name}.lock"
+    path = directory.absolute().parent / f".{directory.name}.lock"
     try:
-        lock.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(lock, os.O_RDWR | os.O_CREAT, 0o644)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = exclusive_lock(path)
+    except BlockingIOError:
+        raise ModelError(f"{directory} is being changed by another process; wait for it") from None
     except OSError as error:
         raise ModelError(f"{directory} cannot be written: {error.strerror}") from None
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    with lock:
         before = fingerprint(directory)
 
         def save(model: IncrementalClassifier) -> None:
-            with alone(directory):
+            with save_lock(directory):
                 if fingerprint(directory) != before:
                     what = "was changed by another process meanwhile; nothing was saved, try again"
                     raise ModelError(f"{directory} {what}")
                 model.save(directory)
 
         yield save
-    except BlockingIOError:
-        raise ModelError(f"{directory} is being changed by another process; wait for it") from None
-    finally:
-        os.close(descriptor)
 
 
 def loaded(directory: Path, device: str, *, progress: bool = False) -> IncrementalClassifier:
@@ -75,7 +72,7 @@ def teach(
 ) -> str:
     """Teach a model the classes of a folder; make it, with the options of `made_with`, where there is none yet."""
     began = time.monotonic()
-    with held(directory) as save:
+    with change_lock(directory) as save:
         if (directory / CARD).exists():
             if made_with:
                 names = ", ".join(f"--{name.replace('_', '-')}" for name in made_with)
@@ -172,7 +169,7 @@ def evaluate(directory: Path, folder: Path, *, device: str, skip_bad: bool) -> d
 
 def change(directory: Path, device: str, action: str, *arguments: Any) -> IncrementalClassifier:
     """Load, change by `forget`, `undo`, `rename` or `merge`, save."""
-    with held(directory) as save:
+    with change_lock(directory) as save:
         model = loaded(directory, device)
         getattr(model, action)(*arguments)
         save(model)

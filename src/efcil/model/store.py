@@ -28,7 +28,7 @@ from efcil import __version__
 from efcil.class_memory import Factors
 from efcil.config import Options, nested
 from efcil.errors import EfcilError, ModelError
-from efcil.files import StrPath, read_json, sync_directory, sync_file, write_json
+from efcil.files import StrPath, exclusive_lock, read_json, sync_directory, sync_file, write_json
 from efcil.model.calibration import Optimism
 from efcil.model.settings import Settings
 from efcil.model.state import ClassRecord, State
@@ -72,22 +72,14 @@ def fingerprint(directory: Path) -> str:
 
 
 @contextlib.contextmanager
-def alone(directory: Path) -> Iterator[None]:
-    """Let one process at a time see whether a model has changed and then replace it, wherever the system has locks.
-
-    The lock is on the directory itself. Whoever waited for one that has been replaced meanwhile takes the new one's.
-    """
-    import fcntl  # here: a model is read and written on Windows too, where it is missing
-
-    with contextlib.ExitStack() as held:
-        while directory.exists():
-            descriptor = os.open(directory, os.O_RDONLY)
-            held.callback(os.close, descriptor)
-            with contextlib.suppress(OSError):  # a file system without locks
-                fcntl.flock(descriptor, fcntl.LOCK_EX)
-            with contextlib.suppress(FileNotFoundError):  # a swap in two steps is between them
-                if os.path.samestat(os.fstat(descriptor), os.stat(directory)):
-                    break
+def save_lock(directory: Path) -> Iterator[None]:
+    """Let one process at a time check that a model is unchanged and then replace it; the others wait."""
+    place = Path(os.path.realpath(directory))
+    try:
+        lock = exclusive_lock(place.with_name(f".{place.name[:64]}.save.lock"), wait=True, remove=True)
+    except OSError as error:
+        raise _unwritten(place, error) from error
+    with lock:
         yield
 
 
@@ -109,13 +101,17 @@ def save(directory: StrPath, settings: Settings, state: State) -> None:
             _write(fresh / PREVIOUS, settings, state.previous)
         _swap(fresh, place)
     except OSError as error:
-        raise ModelError(
-            f"{place}: the model cannot be written: {error.strerror or error}; "
-            "what was there before is unchanged: make room, or choose another directory"
-        ) from error
+        raise _unwritten(place, error) from error
     finally:
         shutil.rmtree(fresh, ignore_errors=True)  # not written to its end, or the old model after the swap
     sync_directory(place.parent)
+
+
+def _unwritten(place: Path, error: OSError) -> ModelError:
+    return ModelError(
+        f"{place}: the model cannot be written: {error.strerror or error}; "
+        "what was there before is unchanged: make room, or choose another directory"
+    )
 
 
 def _write(folder: Path, settings: Settings, state: State) -> None:

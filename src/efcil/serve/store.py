@@ -12,8 +12,8 @@ from typing import Any
 
 from efcil.errors import RunError
 from efcil.model import IncrementalClassifier
-from efcil.model.store import alone, fingerprint
-from efcil.runs import locked
+from efcil.model.store import fingerprint, save_lock
+from efcil.runs import run_lock
 
 
 class Conflict(RunError):
@@ -44,7 +44,7 @@ class Store:
     def held(self) -> Iterator[None]:
         """Hold the working directory, first without what a killed service left there, at last without itself."""
         try:
-            lock = locked(self.work)
+            lock = run_lock(self.work)
             lock.__enter__()
         except RunError as error:
             why = str(error).split(";")[0].removeprefix("--out ")
@@ -95,7 +95,7 @@ class Store:
 
     def _replace(self, model: IncrementalClassifier) -> None:
         snapshot = self._snapshot(model, self.current.version + 1)
-        with alone(self.directory):
+        with save_lock(self.directory):
             self._check_unchanged()
             model.save(self.directory)  # whole or not at all
             self._print = fingerprint(self.directory)
