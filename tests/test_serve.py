@@ -20,6 +20,7 @@ import warnings
 import zipfile
 import zlib
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from urllib.parse import urljoin
 
 import httpx2 as httpx
@@ -42,6 +43,7 @@ from efcil.serve.metrics import Metrics
 from efcil.serve.service import Service
 from efcil.serve.store import Conflict, Store
 
+DOCS = Path(__file__).resolve().parents[1] / "docs" / "serve.md"
 TOKEN = "a-token-for-tests"
 AUTH = {"Authorization": f"Bearer {TOKEN}"}
 SIZE = 16
@@ -422,21 +424,33 @@ def test_metrics_count(client, drawn):
     client.get("/nowhere/at/all")
     text = client.get("/metrics")
     assert text.headers["content-type"].startswith("text/plain; version=0.0.4")
-    lines = dict(line.rsplit(" ", 1) for line in text.text.splitlines() if not line.startswith("#"))
-    assert lines['efcil_requests_total{method="POST",route="/predict",status="200"}'] == "1"
-    assert lines['efcil_requests_total{method="POST",route="/predict",status="400"}'] == "1"
-    assert lines['efcil_requests_total{method="GET",route="/jobs/{id}",status="404"}'] == "2"
-    assert lines['efcil_requests_total{method="GET",route="none",status="404"}'] == "1"
-    assert lines['efcil_request_seconds_count{route="/predict"}'] == "2"
-    assert lines["efcil_predictions_total"] == "3"
-    assert lines["efcil_refused_pictures_total"] == "1"
-    assert lines["efcil_batch_size_sum"] == "3"
-    assert lines["efcil_model_version"] == "1"
-    assert lines["efcil_model_classes"] == "3"
-    assert float(lines["process_resident_memory_bytes"]) > 1e7
-    buckets = [int(v) for k, v in lines.items() if k.startswith('efcil_request_seconds_bucket{route="/predict"')]
+    found = dict(line.rsplit(" ", 1) for line in text.text.splitlines() if not line.startswith("#"))
+    lines = {name: float(value) for name, value in found.items()}
+    assert lines['efcil_requests_total{method="POST",route="/predict",status="200"}'] == 1
+    assert lines['efcil_requests_total{method="POST",route="/predict",status="400"}'] == 1
+    assert lines['efcil_requests_total{method="GET",route="/jobs/{id}",status="404"}'] == 2
+    assert lines['efcil_requests_total{method="GET",route="none",status="404"}'] == 1
+    assert lines['efcil_request_seconds_count{route="/predict"}'] == 2
+    assert lines["efcil_predictions_total"] == 3
+    assert lines["efcil_refused_pictures_total"] == 1
+    assert lines["efcil_batch_size_sum"] == 3
+    assert lines["efcil_model_version"] == 1
+    assert lines["efcil_model_classes"] == 3
+    if sys.platform == "linux":
+        assert lines["process_resident_memory_bytes"] > 1e7
+    bounds = ("0.005", "0.01", "0.025", "0.05", "0.1", "0.25", "0.5", "1.0", "2.5", "5.0", "10.0", "+Inf")
+    buckets = [lines[f'efcil_request_seconds_bucket{{le="{bound}",route="/predict"}}'] for bound in bounds]
     assert buckets == sorted(buckets)
     assert buckets[-1] == 2
+    for name, kind in re.findall(r"^\| `(\w+)` \| (counter|gauge|histogram)", DOCS.read_text(), re.MULTILINE):
+        assert f"# TYPE {name} {kind}\n" in text.text, "every metric of docs/serve.md is there"
+
+
+def test_two_services_count_apart():
+    first, second = Metrics(), Metrics()
+    first.predictions.inc()
+    assert b"efcil_predictions_total 1.0\n" in first.text()
+    assert b"efcil_predictions_total 0.0\n" in second.text()
 
 
 # --- who may write ----------------------------------------------------------------------------------------------------
@@ -710,7 +724,7 @@ def test_teach_a_zip_and_undo(client, drawn, model):
     again = client.post("/undo", headers=AUTH)
     assert again.status_code == 409
     assert "nothing to undo" in again.json()["detail"]
-    assert 'efcil_jobs_total{status="done"} 1' in client.get("/metrics").text
+    assert 'efcil_jobs_total{status="done"} 1.0\n' in client.get("/metrics").text
 
 
 def test_teach_files_of_a_class(client, drawn, monkeypatch):
@@ -1110,7 +1124,7 @@ def test_kill_9_while_teaching_and_sigterm_while_answering(model, drawn):
         with httpx.Client(base_url=served.http.base_url, timeout=LONG) as other:
             thread = threading.Thread(target=lambda: found.append(other.post("/predict", files=files)))
             thread.start()
-            while thread.is_alive() and "efcil_waiting_pictures 0" in served.http.get("/metrics").text:
+            while thread.is_alive() and "efcil_waiting_pictures 0.0" in served.http.get("/metrics").text:
                 pass
             served.process.send_signal(signal.SIGTERM)
             thread.join(LONG)

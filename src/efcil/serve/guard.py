@@ -103,8 +103,8 @@ class Guard:
         finally:
             route = _route(scope)
             method = scope["method"] if scope["method"] in _METHODS else "other"
-            self.metrics.requests.add(method, route, str(status))
-            self.metrics.seconds.add(time.perf_counter() - started, route)
+            self.metrics.requests.labels(method, route, str(status)).inc()
+            self.metrics.seconds.labels(route).observe(time.perf_counter() - started)
 
 
 _METHODS = {"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"}

@@ -138,7 +138,7 @@ class Jobs:
             self.store.release()
             job.status, job.message, job.ended = status, message.replace(str(place), "upload"), _now()
             job.progress = 1.0 if status == "done" else job.progress
-            self.metrics.jobs.add(status)
+            self.metrics.jobs.labels(status).inc()
             log.info("job %s: %s: %s", job.id, status, job.message)
 
     def _prepare(self, place: Path, lesson: Lesson) -> None:

@@ -42,7 +42,7 @@ class Service:
         self.limits, self.metrics, self.store = limits or Limits(), Metrics(), Store(directory, device)
         self.jobs = Jobs(self.store, self.metrics, teach_threads or max(1, cores // 2))
         largest = LARGEST_BATCH.get(self.store.current.model.device.type, LARGEST_ELSEWHERE)
-        self.batcher = Batcher(self._scorer, largest=largest, observe=self.metrics.batches.add)
+        self.batcher = Batcher(self._scorer, largest=largest, observe=self.metrics.batches.observe)
         self._decoders = ThreadPoolExecutor(max(2, min(cores, 8)), "efcil-decode")
         self._changes = ThreadPoolExecutor(1, "efcil-change")  # apart, so that no upload keeps an answer waiting
         self._waiting = 0
@@ -88,10 +88,10 @@ class Service:
         try:
             pixels = await loop.run_in_executor(self._decoders, lambda: pixels_of(read(), size, most))
         except DataError as error:
-            self.metrics.refused.add()
+            self.metrics.refused.inc()
             return {"file": name, "error": str(error)}
         answer = {"file": name, **chosen(await self.batcher.score(pixels), top, unknown)}
-        self.metrics.predictions.add()
+        self.metrics.predictions.inc()
         return answer
 
     async def teach(self, lesson: Callable[[], Lesson], epochs: int | None, budget: float | None) -> tuple[Job, Lesson]:
