@@ -399,6 +399,29 @@ def test_an_archive_is_unpacked(site, tmp_path):
     assert len(site.asked) == 1
 
 
+def test_what_was_unpacked_is_for_everybody_as_any_new_file(site, tmp_path):
+    """Whatever the archive says of owners and modes: data sets are shared."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
+        for name, kind in (("set", tarfile.DIRTYPE), ("set/train", tarfile.REGTYPE)):
+            info = tarfile.TarInfo(name)
+            info.type, info.mode, info.uid = kind, 0o4700, 12345
+            tar.addfile(info)
+    path = fetch(packed(site, buffer.getvalue(), files={}), tmp_path)
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").touch()
+    for found, new in ((path, tmp_path / "folder"), (path / "train", tmp_path / "file")):
+        assert (found.stat().st_mode, found.stat().st_uid) == (new.stat().st_mode, new.stat().st_uid)
+
+
+def test_a_complete_folder_needs_no_right_to_write(site, tmp_path):
+    source = packed(site)
+    fetch(source, tmp_path)
+    held = exclusive_lock(tmp_path / ".lock")  # nor is a lock asked for
+    assert fetch(source, tmp_path) == tmp_path / "set"
+    held.close()
+
+
 def test_a_header_of_an_impossible_length_is_refused(site, tmp_path):
     """Found by fuzzing: the length of a record of the header is beyond what an index can be."""
     buffer, record = io.BytesIO(), b"9" * 30 + b" comment=x\n"
