@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import numpy as np
@@ -20,7 +20,6 @@ from efcil import cli
 from efcil.errors import Interrupted
 from efcil.methods import METHODS, measured
 from efcil.progress import Json, Lines, Plain
-from efcil.report import artist
 from efcil.runs import stoppable
 
 QUICK = ["width=2", "first.epochs=2", "later.epochs=1", "first.milestones=[]", "later.milestones=[]"]
@@ -239,15 +238,8 @@ def test_a_label_that_begins_another_resumes_as_itself(efcil, tmp_path):
     assert {label: json.loads((out / label / "summary.json").read_text())["matrix"] for label in labels} == want
 
 
-def test_compare_several_orders_at_once(efcil, tmp_path, monkeypatch):
-    out, asked = tmp_path / "c", []
-
-    @contextmanager
-    def beside(figures):
-        asked.append(figures)
-        yield SimpleNamespace(draw=lambda orders: asked.extend(name for name, _ in orders) or [b"drawn"] * len(orders))
-
-    monkeypatch.setattr(artist, "artists", beside)
+def test_compare_several_orders_at_once(efcil, tmp_path):
+    out = tmp_path / "c"
     arguments = ["--orders", "identity,1993", "--tasks", 2, "--out", out, "--at-once", 2, *TINY]
     code, text, err = efcil("compare", "dpcr,lwf", "digits", *arguments)
     assert code == 0, err
@@ -259,8 +251,8 @@ def test_compare_several_orders_at_once(efcil, tmp_path, monkeypatch):
     assert "±" in text
     assert "order 1993: task 2 of 2" in text
     assert (out / "report.html").exists()
-    assert asked == [6, "curves.png", "curves.svg", *["matrix.png"] * 4], "figures are drawn by whoever is ready for it"
-    assert (out / "curves.png").read_bytes() == b"drawn"
+    assert len(list(out.glob("matrix-*.png"))) == 4
+    assert all((out / name).stat().st_size > 1000 for name in ("curves.png", "curves.svg"))
     alone = tmp_path / "alone"
     assert efcil("run", "dpcr", "digits", "--order", "1993", "--tasks", 2, "--out", alone, "--quiet", *TINY)[0] == 0
     both = [json.loads(p.read_text())["matrix"] for p in (alone / "summary.json", places["1993"])]

@@ -261,7 +261,6 @@ def compare(
         return
     from efcil.progress import Lines, Silent, reporter
     from efcil.report import load_summaries, markdown_table, write_report
-    from efcil.report.artist import artists
     from efcil.runs import execute_all
     from efcil.training.distributed import joined
 
@@ -278,13 +277,12 @@ def compare(
                 voice = reporter(options["quiet"], options["json"]) if quiet else Lines(f"order {order}")
                 own = {**options, "order": order, "out": place}
                 runs.append(_run(names, options["dataset"], own, True, voice if group.is_first else Silent(), group))
-        with artists(2 + len(chosen) * len(names) if group.is_first else 0) as ready:
-            execute_all(runs, options["resume"], at_once or runs[0].machine.runs_at_once)
-            if group.is_first:
-                summaries = load_summaries(list(places.values()))
-                write_report(summaries, out, **({} if ready is None else {"draw": ready.draw}))
-                if not quiet:
-                    print(markdown_table(summaries))
+        execute_all(runs, options["resume"], at_once or runs[0].machine.runs_at_once)
+        if group.is_first:
+            summaries = load_summaries(list(places.values()))
+            write_report(summaries, out)
+            if not quiet:
+                print(markdown_table(summaries))
 
 
 @app.command()

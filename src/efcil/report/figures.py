@@ -14,10 +14,9 @@ from efcil.report.styles import short, styles_for
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["FAINT", "INK", "curve_figure", "drawn", "dress", "figure_bytes", "matrix_figure", "plot_text"]
+__all__ = ["FAINT", "INK", "curve_figure", "dress", "figure_bytes", "matrix_figure", "plot_text"]
 
 INK, FAINT = "#222222", "#dddddd"
-Order = tuple[str, list[Summary]]  # a figure to draw: matrix or curves, a kind of file (curves.svg), and of what
 
 
 def curve_figure(summaries: Iterable[Summary]) -> Figure:
@@ -118,12 +117,6 @@ def figure_bytes(figure: Figure, kind: str) -> bytes:
         dates = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
         figure.savefig(buffer, format=kind, metadata=dates.get(kind), bbox_inches="tight", pad_inches=0.12)
     return buffer.getvalue()
-
-
-def drawn(order: Order) -> bytes:
-    """The file that was asked for."""
-    (name, summaries), kind = order, order[0].rpartition(".")[2]
-    return figure_bytes(curve_figure(summaries) if name.startswith("curves") else matrix_figure(summaries[0]), kind)
 
 
 def _cell(run: Run, t: int, i: int) -> float:

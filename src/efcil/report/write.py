@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 
 from efcil.errors import RunError
 from efcil.files import atomic_write_bytes, atomic_write_text
-from efcil.report.figures import Order, drawn
+from efcil.report.figures import curve_figure, figure_bytes, matrix_figure
 from efcil.report.html import html_page
 from efcil.report.load import Run, Summary, each_head, runs_of
 from efcil.report.tables import csv_table, latex_table, markdown_table
@@ -18,18 +18,8 @@ from efcil.report.tables import csv_table, latex_table, markdown_table
 __all__ = ["write_report"]
 
 
-Draw = Callable[[list[Order]], list[bytes]]
-
-
-def write_report(
-    summaries: Iterable[Summary],
-    out_dir: str | os.PathLike[str],
-    draw: Draw = lambda orders: list(map(drawn, orders)),
-) -> dict[str, Path]:
-    """Write report.md, .tex, .csv, .html, curves.png, .svg and a matrix picture for each run; paths by file name.
-
-    `draw` draws the figures, as `efcil.report.artist.Artists` can do in other processes.
-    """
+def write_report(summaries: Iterable[Summary], out_dir: str | os.PathLike[str]) -> dict[str, Path]:
+    """Write report.md, .tex, .csv, .html, curves.png, .svg and a matrix picture for each run; paths by file name."""
     summaries = [one for summary in summaries for one in each_head(summary)]
     runs = runs_of(summaries)
     out = Path(out_dir)
@@ -43,10 +33,11 @@ def write_report(
         "report.tex": latex_table(summaries),
         "report.csv": csv_table(summaries),
     }
-    orders: dict[str, Order] = {name: (name, summaries) for name in ("curves.png", "curves.svg")}
-    matrices = [item for item in zip(_names(runs), runs, summaries, strict=True) if item[1].matrix]
-    orders |= {name: ("matrix.png", [summary]) for name, _, summary in matrices}
-    files |= dict(zip(orders, draw(list(orders.values())), strict=True))
+    curves = curve_figure(summaries)
+    files |= {f"curves.{kind}": figure_bytes(curves, kind) for kind in ("png", "svg")}
+    for name, run, summary in zip(_names(runs), runs, summaries, strict=True):
+        if run.matrix:
+            files[name] = figure_bytes(matrix_figure(summary), "png")
     for name, data in files.items():
         if isinstance(data, bytes):
             atomic_write_bytes(out / name, data)
