@@ -1,0 +1,231 @@
+"""Break one equation or rule of the protocol at a time and see the test that guards it fail.
+
+A row of `MUTANTS` names a source file, a text that occurs in it once, its replacement, and a test that must then fail.
+The text must lie inside one function. That function gets the changed code in place, in a process of its own, so that
+whoever imported it runs the change. When a function moves, is renamed or is rewritten, update its row; when a rule is
+dropped, drop the row.
+"""
+
+import ast
+import importlib
+import inspect
+import json
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import pytest
+from _pytest.runner import runtestprotocol
+
+import efcil
+
+ROOT = Path(__file__).resolve().parent.parent
+SOURCE = Path(efcil.__file__).parent
+
+# what is broken | file in src/efcil | find | replace | test in tests/ that must fail
+MUTANTS = [
+    # the drift of the features and the row space of a class, Eq. 3-10
+    ("Eq. 5 without its ridge", "linalg.py",
+     "ridged.diagonal().add_(ridge)", "ridged.diagonal().add_(0.0)",
+     "test_linalg.py::test_task_shift_equals_the_literal_equation"),
+    ("normal equations in float32", "linalg.py",
+     "gram.addmm_(x.T, x)", "gram += (x.T.float() @ x.float()).to(DTYPE)",
+     "test_linalg.py::test_task_shift_of_float32_features_is_solved_in_float64"),
+    ("projector on the input side", "linalg.py",
+     "space.after(task_shift.to(DTYPE))", "space.projector() @ task_shift.to(DTYPE)",
+     "test_linalg.py::test_class_shift_equals_the_literal_equation"),
+    ("numerical rank without a tolerance", "linalg.py",
+     'share = values.shape[-1] * EPS if rule == "numerical" else tolerance',
+     'share = 0.0 if rule == "numerical" else tolerance',
+     "test_linalg.py::test_projector_equals_the_literal_one_and_is_a_projector"),
+    ("shift from the new features to the old", "shift/dual_projection.py",
+     "_shift(*task.pairs(*images), options)", "_shift(*reversed(task.pairs(*images)), options)",
+     "test_methods.py::test_dpcr_is_algorithm_1"),
+    ("kernel of SDC too wide", "shift/sdc.py",
+     "div_(-2 * sigma**2)", "div_(-4 * sigma**2)",
+     "test_drift_methods.py::test_sdc_is_its_equation"),
+    ("ADC keeps images that no attack moved to the class", "shift/adc.py",
+     "== classes[:, None]", ">= 0",
+     "test_drift_methods.py::test_adc_is_its_equation"),
+    # statistics of a class, Eq. 15-17
+    ("centered Gram matrix", "stats.py",
+     "parts.append(kept(x, memory))", "parts.append(kept(x - x.mean(0), memory))",
+     "test_stats.py::test_statistics_equal_the_literal_prototypes"),
+    ("means merged without their counts", "stats.py",
+     "total[at] += part.mean * part.count[:, None]", "total[at] += part.mean",
+     "test_stats.py::test_a_class_in_both_parts_is_that_of_all_its_images"),
+    ("P G P' for P' G P", "stats.py",
+     "old.moved(shift if shift.ndim == 2 else shift[block])",
+     "old.moved((shift if shift.ndim == 2 else shift[block]).mT)",
+     "test_stats.py::test_moved_statistics_are_the_statistics_of_moved_features"),
+    ("mean not moved", "stats.py",
+     "mean = self.mean @ shift if shift.ndim == 2 else", "mean = self.mean if shift.ndim == 2 else",
+     "test_stats.py::test_moved_statistics_are_the_statistics_of_moved_features"),
+    ("mean not projected onto the row space", "class_memory.py",
+     "mean = space.after(mean[:, None, :])[:, 0]", "pass",
+     "test_stats.py::test_task_by_task_equals_the_ladder"),
+    ("old statistics merged without being moved", "methods/dpcr.py",
+     "self.stats = task.joined(old, memory=o.memory)", "self.stats = task.joined(self.stats, memory=o.memory)",
+     "test_methods.py::test_dpcr_is_algorithm_1"),
+    # classifiers, Eq. 11-14 and 18-22
+    ("ridge regression without gamma", "linalg.py",
+     "total.diagonal().add_(ridge)", "total.diagonal().add_(0.0)",
+     "test_linalg.py::test_ridge_weight_takes_any_statistics_and_equals_the_literal_equations"),
+    ("X'Y without the counts", "linalg.py",
+     "cross = stats.mean.to(DTYPE).T * stats.count", "cross = stats.mean.to(DTYPE).T",
+     "test_linalg.py::test_ridge_weight_takes_any_statistics_and_equals_the_literal_equations"),
+    ("columns normalized by the l1 norm", "linalg.py",
+     "torch.linalg.vector_norm(scaled, dim=0, keepdim=True)",
+     "torch.linalg.vector_norm(scaled, 1, dim=0, keepdim=True)",
+     "test_linalg.py::test_normalise_columns"),
+    ("columns of the classifier not normalized", "methods/dpcr.py",
+     "normalise_columns(weight) if self.options.normalise else weight", "weight",
+     "test_methods.py::test_dpcr_is_algorithm_1"),
+    ("class means not normalized", "heads/ncm.py",
+     "normalize(means.to(wide), dim=1).T", "means.to(wide).T",
+     "test_methods.py::test_lwf_ncm_keeps_means_and_dp_ncm_moves_them"),
+    ("log-determinant left out", "heads/gaussian.py",
+     "mahalanobis_scores(points, means, factors) / 2 - volumes", "mahalanobis_scores(points, means, factors) / 2",
+     "test_dpcr_plus.py::test_two_heads_are_added_as_their_equation_says"),
+    ("FeCAM's means without Tukey's power", "methods/fecam.py",
+     "direction(task.stats().mean, o.power)", "direction(task.stats().mean, 1.0)",
+     "test_frozen_methods.py::test_fecam_is_its_formulas"),
+    ("cross-validated residual with r / (l + r) unsquared", "estimators/gcv.py",
+     "cut.square() @ explained", "cut @ explained",
+     "test_estimators.py::test_gcv_from_sums_equals_the_literal_formula"),
+    # training, Eq. 1-2
+    ("distillation times T^2", "representations/lwf.py",
+     "log_softmax(logits.float() / temperature, 1)).sum(1).mean()",
+     "log_softmax(logits.float() / temperature, 1)).sum(1).mean() * temperature**2",
+     "test_training.py::test_distillation_has_no_temperature_squared"),
+    ("student not softened", "representations/lwf.py",
+     "log_softmax(logits.float() / temperature, 1)", "log_softmax(logits.float(), 1)",
+     "test_training.py::test_lwf_loss_is_equations_1_and_2"),
+    ("old logits in the cross-entropy", "representations/base.py",
+     "cross_entropy(logits[:, old:].float(), labels - old)", "cross_entropy(logits.float(), labels)",
+     "test_training.py::test_only_new_logits_enter_the_cross_entropy"),
+    ("teacher in training mode", "representations/base.py",
+     "self.teacher.eval()", "self.teacher.train(mode)",
+     "test_training.py::test_teacher_rests"),
+    ("PODNet's true class in the denominator", "representations/podnet.py",
+     "s.scatter(1, own, 0.0).logsumexp(1)", "s.logsumexp(1)",
+     "test_podnet.py::test_nca_and_its_gradient_are_the_published_codes"),
+    ("SGD forgets its momentum", "training/updates.py",
+     '[self.state[p]["momentum_buffer"] if self.momentum else None for p in learning]', "[None for p in learning]",
+     "test_updates.py::test_it_is_torch_s_sgd_to_the_bit"),
+    ("learning rate dropped an epoch late", "training/schedule.py",
+     "sum(epoch >= m for m in self.milestones)", "sum(epoch > m for m in self.milestones)",
+     "test_training.py::test_learning_rate_follows_the_schedule"),
+    ("herding forgets what it chose", "training/exemplars.py",
+     "sum_ = sum_ + x[row]", "sum_ = sum_ + mean",
+     "test_icarl.py::test_herding_is_algorithm_4"),
+    # protocol and metrics
+    ("labels mapped by the order for its inverse", "tasks.py",
+     "return np.argsort(self.order)[labels]", "return self.order[labels]",
+     "test_tasks.py::test_stream_remaps_labels_and_keeps_uneven_counts"),
+    ("class order of another generator", "tasks.py",
+     "np.random.RandomState(int(text)).permutation(classes)", "np.random.default_rng(int(text)).permutation(classes)",
+     "test_tasks.py::test_order_is_numpys_seeded_permutation"),
+    ("images of old tasks stay available", "protocol.py",
+     "        task.close()\n", "",
+     "test_methods.py::test_old_images_are_out_of_reach"),
+    ("A_t as the mean of tasks", "metrics.py",
+     "return [self._over(row, 0, len(row)) for row in self._correct]\n",
+     "return [_mean([self._over(row, i, i + 1) for i in range(len(row))]) for row in self._correct]\n",
+     "test_metrics.py::test_three_uneven_tasks_by_hand"),
+    ("forgetting from the first accuracy of a task", "metrics.py",
+     "max(self._r(s, i) for s in range(i, t))", "max(self._r(s, i) for s in range(i, i + 1))",
+     "test_metrics.py::test_forgetting_and_bwt_part_where_a_task_first_improves"),
+]  # fmt: skip
+
+
+def enclosing(tree: ast.Module, line: int) -> list[str]:
+    """Name of the outermost function around a line, after the classes that it is in."""
+    names, body = [], tree.body
+    while True:
+        around = [n for n in body if hasattr(n, "name") and n.lineno <= line <= n.end_lineno]
+        assert around, f"line {line} is in no function"
+        names.append(around[0].name)
+        if not isinstance(around[0], ast.ClassDef):
+            return names
+        body = around[0].body
+
+
+def broken(file: str, find: str, replace: str) -> tuple[types.FunctionType, types.CodeType]:
+    """Return the function around `find`, and the code that it has with `replace` instead."""
+    text = (SOURCE / file).read_text(encoding="utf-8")
+    assert text.count(find) == 1, f"{file} has {find!r} {text.count(find)} times, wanted once: update its row"
+    code = compile(text.replace(find, replace), file, "exec")
+    found = importlib.import_module(".".join(("efcil", *Path(file).with_suffix("").parts)))
+    for name in enclosing(ast.parse(text), text[: text.index(find)].count("\n") + 1):
+        found = vars(found)[name]
+        (code,) = [c for c in code.co_consts if isinstance(c, types.CodeType) and c.co_name == name]
+    return inspect.unwrap(found.fget if isinstance(found, property) else found), code
+
+
+def fails(item: pytest.Item) -> bool:
+    return any(report.failed for report in runtestprotocol(item, log=False, nextitem=None))
+
+
+class Breaker:
+    """A plugin of pytest that runs the test of each row as the code is, then with the row's function broken."""
+
+    def __init__(self) -> None:
+        self.found: dict[str, str] = {}
+
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        for what, *mutant, test in MUTANTS:
+            items = [item for item in session.items if item.nodeid.split("[")[0] == f"tests/{test}"]
+            try:
+                function, code = broken(*mutant)
+            except AssertionError as error:
+                self.found[what] = str(error)
+                continue
+            sound = function.__code__
+            if any(fails(item) for item in items):
+                self.found[what] = f"{test} fails although nothing is broken"
+                continue
+            function.__code__ = code
+            self.found[what] = "killed" if any(fails(item) for item in items) else f"{test} does not notice"
+            function.__code__ = sound
+        return True
+
+
+def main(path: str) -> None:
+    """Write what became of each row to a file of JSON."""
+    breaker = Breaker()
+    tests = sorted({f"tests/{row[-1]}" for row in MUTANTS})
+    code = pytest.main(["-q", "-m", "", "-p", "no:cacheprovider", "-p", "no:xdist", *tests], plugins=[breaker])
+    Path(path).write_text(json.dumps(breaker.found), encoding="utf-8")
+    sys.exit(code)
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    path = tmp_path_factory.mktemp("mutants") / "found.json"
+    done = subprocess.run([sys.executable, __file__, str(path)], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", [row[0] for row in MUTANTS])
+def test_a_test_fails_when_this_is_broken(found, what):
+    assert found[what] == "killed"
+
+
+@pytest.mark.parametrize("row", MUTANTS, ids=lambda row: row[0])
+def test_rows_fit_the_source(row):
+    function, code = broken(*row[1:4])
+    assert function.__code__ != code
+
+
+@pytest.mark.parametrize("find", ["nowhere in this file", "def "], ids=["never", "often"])
+def test_a_text_that_does_not_occur_once_is_refused(find):
+    with pytest.raises(AssertionError, match="wanted once"):
+        broken("stats.py", find, "pass")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
