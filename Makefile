@@ -7,7 +7,7 @@ export OMP_NUM_THREADS ?= 1
 # Nothing that is in the caller's environment may stand in for what is installed here.
 unexport PYTHONPATH
 
-.PHONY: demo test test-all lint bench mutants coverage setup lock audit clean
+.PHONY: demo test test-all lint bench coverage setup lock audit clean
 
 setup: .venv/.ready
 
@@ -59,9 +59,6 @@ bench: setup
 	$(BIN)/python benchmarks/augment.py --check
 	$(BIN)/python benchmarks/scale.py --check
 	OMP_NUM_THREADS=2 OMP_WAIT_POLICY=PASSIVE $(BIN)/python benchmarks/serve.py --check 0.8
-
-mutants: setup
-	$(BIN)/python tools/mutants.py --check
 
 coverage: setup
 	$(BIN)/python -m pytest -q --cov=efcil.linalg --cov=efcil.stats --cov=efcil.metrics --cov=efcil.data --cov=efcil.tasks \
