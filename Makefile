@@ -7,7 +7,7 @@ export OMP_NUM_THREADS ?= 1
 # Nothing that is in the caller's environment may stand in for what is installed here.
 unexport PYTHONPATH
 
-.PHONY: demo test test-all lint bench coverage setup lock audit clean
+.PHONY: demo test test-all lint bench mutants coverage setup lock audit clean
 
 setup: .venv/.ready
 
@@ -59,6 +59,12 @@ bench: setup
 	$(BIN)/python benchmarks/augment.py --check
 	$(BIN)/python benchmarks/scale.py --check
 	OMP_NUM_THREADS=2 OMP_WAIT_POLICY=PASSIVE $(BIN)/python benchmarks/serve.py --check 0.8
+
+# Mutation testing of the numerical core, which takes hours; MUTANTS='*7' takes every tenth mutant of each function.
+mutants: setup
+	$(PIP) -c constraints.txt mutmut==3.8.1
+	nice -n 19 $(BIN)/mutmut run $(if $(MUTANTS),'$(MUTANTS)')
+	$(BIN)/mutmut results
 
 coverage: setup
 	$(BIN)/python -m pytest -q --cov=efcil.linalg --cov=efcil.stats --cov=efcil.metrics --cov=efcil.data --cov=efcil.tasks \

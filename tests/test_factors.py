@@ -397,6 +397,15 @@ class _Watch:
 # --- files ------------------------------------------------------------------------------------------------------------
 
 
+def test_a_factor_without_rows_survives_in_a_state() -> None:
+    features = torch.cat([torch.zeros(3, DIM), draw(5, DIM)])
+    stats = ClassStats.from_features(features, torch.tensor([0, 0, 0, 1, 1, 1, 1, 1]), FACTORS)
+    assert stats.state()["factor_rank"].tolist() == [0, 5]
+    again = ClassStats.from_state(stats.state())
+    assert torch.equal(again.gram, stats.gram)
+    assert again.state()["factor_rank"].tolist() == [0, 5]
+
+
 def test_state_holds_the_form_and_every_bit(pair) -> None:
     factors = pair[1].moved(draw(DIM, DIM, seed=1))
     state = factors.state()

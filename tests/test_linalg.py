@@ -301,6 +301,17 @@ def test_thin_null_spaces_need_no_eigendecomposition() -> None:
     assert linalg._thin_null_space(wide.mT @ wide, 64 * linalg.EPS)[1].tolist() == [False]
 
 
+def test_thin_null_spaces_do_not_depend_on_the_global_generator() -> None:
+    features = draw(3, 60, 64)
+    gram = features.mT @ features
+    torch.manual_seed(1)
+    before = torch.get_rng_state()
+    basis = linalg._thin_null_space(gram, 64 * linalg.EPS)[0]
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.manual_seed(2)
+    assert torch.equal(linalg._thin_null_space(gram, 64 * linalg.EPS)[0], basis)
+
+
 def test_mixed_batch_of_full_thin_wide_and_empty_classes() -> None:
     grams = []
     for images in (100, 47, 5, 0, 48):

@@ -105,11 +105,19 @@ def test_first_task_only():
 
 def test_summary_has_null_above_the_diagonal_and_survives_json():
     summary = json.loads(json.dumps(three_tasks().summary(), allow_nan=False))
-    assert summary["matrix"] == [[90.0, None, None], [50.0, 80.0, None], [60.0, 20.0, 70.0]]
-    assert summary["old"] == [None, 50.0, 50.0]
-    assert summary["forgetting"] == [None, 40.0, 45.0]
-    assert summary["tasks_done"] == 3
-    assert summary["status"] == "complete"
+    assert summary == {
+        "A_f": 100 * 34 / 60,
+        "A_avg": pytest.approx((90 + 57.5 + 56.6666666666667) / 3, abs=1e-12),
+        "A_t": [90.0, 57.5, 100 * 34 / 60],
+        "A5_t": [100.0, 100.0, 90.0],
+        "matrix": [[90.0, None, None], [50.0, 80.0, None], [60.0, 20.0, 70.0]],
+        "old": [None, 50.0, 50.0],
+        "new": [90.0, 80.0, 70.0],
+        "forgetting": [None, 40.0, 45.0],
+        "bwt": [None, -40.0, -45.0],
+        "tasks_done": 3,
+        "status": "complete",
+    }
     empty = AccuracyMatrix([1]).summary()
     assert empty["A_f"] is None
     assert empty["A_t"] == []
@@ -134,7 +142,8 @@ def test_json_is_exact_and_partial_matrices_can_go_on(done):
 @pytest.mark.parametrize("key", ["total", "correct", "correct5"])
 def test_damaged_json_is_one_error(key):
     data = three_tasks().to_json()
-    for damaged in ({k: v for k, v in data.items() if k != key}, {**data, key: [[99]]}, {**data, key: None}):
+    without, shorter = {k: v for k, v in data.items() if k != key}, {**data, key: data[key][:-1]}
+    for damaged in (without, shorter, {**data, key: [[99]]}, {**data, key: None}):
         with pytest.raises(RunError, match="damaged"):
             AccuracyMatrix.from_json(damaged)
 
@@ -145,6 +154,8 @@ def test_wrong_records_are_refused():
         matrix.record(1, [1, 1], [1, 1])
     with pytest.raises(ValueError, match="want 1 counts"):
         matrix.record(0, [1, 1], [1, 1])
+    with pytest.raises(ValueError, match="want 1 counts"):
+        matrix.record(0, [1], [1, 1])
     with pytest.raises(ValueError, match="got top-1 3, top-5 2"):
         matrix.record(0, [3], [2])
     with pytest.raises(ValueError, match="<= 4 images"):

@@ -92,6 +92,12 @@ def test_joining_other_classes_keeps_every_bit(features: Tensor) -> None:
         whole.joined(ClassStats.empty(5))
 
 
+def test_a_class_of_one_side_keeps_its_mean_where_the_sides_interleave() -> None:
+    whole = ClassStats.from_features(draw(147, 6), torch.arange(3).repeat(49)).moved(draw(6, 40, seed=1))
+    assert not torch.equal(whole.mean * 49 / 49, whole.mean), "a mean by way of the sum would be rounded"
+    assert torch.equal(whole.select([0, 2]).joined(whole.select([1])).mean, whole.mean)
+
+
 def test_appended_classes_move_and_sum_like_any_other(features: Tensor) -> None:
     whole = ClassStats.from_features(features, LABELS)
     parts = whole.select([2, 3]).joined(whole.select([5, 9]))
