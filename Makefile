@@ -7,7 +7,7 @@ export OMP_NUM_THREADS ?= 1
 # Nothing that is in the caller's environment may stand in for what is installed here.
 unexport PYTHONPATH
 
-.PHONY: demo test test-all lint bench mutants coverage setup lock audit clean
+.PHONY: demo test test-all test-kernels lint bench mutants coverage setup lock audit clean
 
 setup: .venv/.ready
 
@@ -31,6 +31,8 @@ endif
 lock: setup
 	$(PIP) uv==0.13.7
 	$(BIN)/python tools/lock.py
+	$(BIN)/python -m uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate \
+		--custom-compile-command 'make lock' --output-file requirements/triton.txt requirements/triton.in
 
 demo: setup
 	OMP_NUM_THREADS=2 $(BIN)/efcil demo
@@ -42,6 +44,24 @@ test: setup
 test-all: setup
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile -m slow --timeout 1200
 	$(BIN)/python -m pytest -q -m alone --timeout 1200
+
+# The Triton kernels, in Triton's interpreter on the CPU, where a skipped test is a failure. Triton (760 MB) and its numpy
+# lie in a folder of their own, which is searched before .venv. It exists for Linux only.
+ifeq ($(shell uname -s),Linux)
+test-all: test-kernels
+endif
+
+test-kernels: .triton/.ready
+	PYTHONPATH=.triton CUDA_VISIBLE_DEVICES= $(BIN)/python -m pytest -q -p no:cacheprovider -m triton --fail-on-skip
+
+.triton/.ready: requirements/triton.txt | setup
+	rm -rf .triton
+ifeq ($(HASHES),yes)
+	$(PIP) --require-hashes --only-binary :all: --no-deps --target .triton -r requirements/triton.txt
+else
+	$(PIP) --no-deps --target .triton -r requirements/triton.in
+endif
+	touch .triton/.ready
 
 lint: setup
 	$(BIN)/ruff check .
@@ -71,4 +91,4 @@ coverage: setup
 		--cov-report=term-missing --cov-fail-under=90
 
 clean:
-	rm -rf .venv demo runs build dist
+	rm -rf .venv .triton demo runs build dist

@@ -17,6 +17,19 @@ from problems import blobs
 settings.load_profile("ci")  # the same examples in every run, without a limit of time: no test fails by chance
 
 
+def pytest_addoption(parser):
+    parser.addoption("--fail-on-skip", action="store_true", help="count a skipped test as failed")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item):
+    """A test that was asked for and did not run must not pass for one that did."""
+    report = yield
+    if report.skipped and not hasattr(report, "wasxfail") and item.config.getoption("--fail-on-skip"):
+        report.outcome, report.longrepr = "failed", f"--fail-on-skip: {report.longrepr[2]}"
+    return report
+
+
 @pytest.fixture(autouse=True, scope="session")
 def _one_thread():
     torch.set_num_threads(1)

@@ -462,6 +462,7 @@ for count, dim, classes, old in ((5, 33, 7, 0), (5, 33, 7, 1), (9, 64, 150, 130)
 """
 
 
+@pytest.mark.triton
 def test_the_kernels_of_a_gpu_compute_the_same():
     """On a GPU, or where Triton is installed in its interpreter."""
     pytest.importorskip("triton")
