@@ -21,6 +21,13 @@ def pytest_addoption(parser):
     parser.addoption("--fail-on-skip", action="store_true", help="count a skipped test as failed")
 
 
+def pytest_collection_modifyitems(items):
+    if not torch.cuda.is_available():
+        for item in items:
+            if item.get_closest_marker("cuda"):
+                item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item):
     """A test that was asked for and did not run must not pass for one that did."""

@@ -308,7 +308,7 @@ def test_colour_of_two_channels_is_refused() -> None:
         OPERATIONS["Color"](pictures(2)[:1], torch.ones(1))
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.cuda
 @pytest.mark.parametrize("name", NAMES)
 def test_cuda_gives_the_same_bytes(name: str) -> None:
     images = pictures().repeat(20, 1, 1, 1)
@@ -317,7 +317,7 @@ def test_cuda_gives_the_same_bytes(name: str) -> None:
     assert torch.equal(augment(images.cuda(), transform, seeded()).cpu(), augment(images, transform, seeded()))
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.cuda
 @pytest.mark.parametrize("transform", [RandomResizedCrop(24), CentreCrop(24)], ids=lambda t: type(t).__name__)
 def test_cuda_gives_the_same_bytes_of_whole_pictures(transform: Transform) -> None:
     shown, widths = pictures(3, 32, 48).numpy(), (40, 45)

@@ -269,7 +269,7 @@ def test_fused_layers_are_tried_before_they_are_used(monkeypatch, spoil):
     assert not fuses(torch.device("cpu"), torch.bfloat16)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.cuda
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_cuda_at_rest_is_the_same_function(dtype):
     backbone = lived("resnet18", "cifar").cuda().to(memory_format=torch.channels_last)

@@ -193,7 +193,7 @@ def test_a_gpu_with_room_keeps_the_copy_until_it_is_written(monkeypatch, free, l
     assert said == (["waited", "brought"] if later else ["brought"])
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="a GPU's tensors")
+@pytest.mark.cuda
 def test_what_is_on_a_gpu_is_copied_there_and_brought_by_another_thread():
     weights = torch.randn(64, 8, 3, 3, device="cuda").contiguous(memory_format=torch.channels_last)
     order = torch.arange(5)

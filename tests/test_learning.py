@@ -602,7 +602,7 @@ def test_the_benchmark_compares_every_way(tmp_path, capsys):
     assert "deviation" in capsys.readouterr().out
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.cuda
 def test_a_captured_step_with_branches_is_the_step():
     ways = steps.Ways(replace(gpu.TINY, width=16, side=16), "cuda")
     ways.begin("none")
@@ -611,7 +611,7 @@ def test_a_captured_step_with_branches_is_the_step():
         assert row["race"] < 0.05 + 2 * row["chance"], row
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.cuda
 def test_steps_of_runs_at_once_are_those_of_each_alone():
     """To the bit: what the graph of one run writes, a library's workspace too, none of another reads."""
     size, alone, meet = gpu.Size(classes=1000, per_class=2), threading.Lock(), threading.Barrier(3, timeout=200)

@@ -1396,7 +1396,7 @@ def test_progress_is_exported():
     assert Progress("training", 1, 2, "").fraction == pytest.approx(0.5)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.cuda
 def test_models_travel_between_cpu_and_gpu(tmp_path):
     there = taught((0, 1, 2), device="cuda", precision="fp32")
     there.learn(*lesson(3, 4))
