@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+import subprocess
+import sys
+import tarfile
 import threading
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -328,3 +332,77 @@ def test_a_thousand_classes_peak_at_one_copy_and_a_block():
     row = scale.in_own_process(scale.Size(1000, 180, 40, threads=1, repeats=1))
     assert row["stored_bytes"] == 8 * 1000 * (180 * 181 // 2 + 180)
     assert row["peak_ratio"] <= scale.MAX_PEAK
+
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def gpu_check(*arguments):
+    """Run benchmarks/gpu_check.py in a process of its own."""
+    command = [sys.executable, str(ROOT / "benchmarks" / "gpu_check.py"), *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+
+
+@pytest.fixture
+def old_tree(tmp_path):
+    """This tree as `git archive` writes it."""
+    path = tmp_path / "old.tar"
+    with tarfile.open(path, "w", format=tarfile.PAX_FORMAT, pax_headers={"comment": "0123abc"}) as archive:
+        for name in ("src", "benchmarks"):
+            archive.add(ROOT / name, name, filter=lambda entry: None if "__pycache__" in entry.name else entry)
+    return path
+
+
+@pytest.mark.slow
+def test_gpu_check_compares_two_trees(tmp_path, old_tree):
+    out = tmp_path / "deep" / "check.json"
+    words = ["--tiny", "--device", "cpu", "--old", old_tree, "--new-commit", "new", "--out", out, "--rounds", 1]
+    done = gpu_check(*words, "--only", "run", "step", "--limit", 1000)
+    assert done.returncode == 0, done.stderr
+    done = gpu_check(*words, "--only", "tests", "orders", "compare", "--limit", 1000)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(out.read_text())
+    assert (found["old"]["commit"], found["new"]["commit"]) == ("0123abc", "new")
+    assert found["old"]["digest"] == found["new"]["digest"]
+    sections = found["sections"]
+    assert set(sections) == {"tests", "run", "step", "orders", "compare"}
+    for section in sections.values():
+        assert "failed_to_measure" not in section
+        assert section["machine"]["torch"] == torch.__version__
+    assert sections["tests"]["failed"] == []
+    assert sections["tests"]["passed"] + sections["tests"]["skipped"] > 10
+    (old,), (new,) = sections["run"]["old"], sections["run"]["new"]
+    assert (old["A_f"], old["A_avg"]) == (new["A_f"], new["A_avg"]), "it is the same code"
+    assert min(old["seconds"], new["seconds"]) > 0
+    for side in ("old", "new"):
+        assert {row["teacher"] for row in sections["step"][side][0]["ways"]} == {"none", "ahead", "beside"}
+        assert sections["compare"][side]["accuracy"] == sections["compare"]["old"]["accuracy"]
+    processes, threads = sections["orders"]["processes"], sections["orders"]["threads"]
+    assert sum(one["A_f"] for one in processes["accuracy"].values()) / 3 == pytest.approx(threads["accuracy"]["A_f"])
+    assert [line["text"] for line in found["verdicts"] if "points" in line["text"] and not line["passed"]] == []
+    said = "\n".join(line["text"] for line in found["verdicts"])
+    for words in ("tests: ", "run: ", "run, A_avg: ", "step, teacher ahead: ", "efcil compare, A_f", "against threads"):
+        assert words in said
+
+
+def test_gpu_check_judges_by_its_bounds():
+    script = ROOT / "benchmarks" / "gpu_check.py"
+    done = subprocess.run([sys.executable, "-m", "doctest", "-v", str(script)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+    assert "6 passed" in done.stdout
+
+
+def test_gpu_check_says_what_it_lacks(tmp_path, old_tree):
+    usual = ["--tiny", "--device", "cpu", "--only", "step", "--out", tmp_path / "check.json"]
+    (tmp_path / "empty").mkdir()
+    done = gpu_check(*usual, "--old", tmp_path / "empty")
+    assert done.returncode == 2
+    assert "src/efcil is missing; git archive" in done.stderr
+    done = gpu_check("--device", "cpu", "--old", old_tree, "--out", tmp_path / "check.json")
+    assert "--data is missing" in done.stderr
+    (tmp_path / "check.json").write_text(json.dumps({"old": {"commit": "another"}}))
+    done = gpu_check(*usual, "--old", old_tree)
+    assert "holds measurements of other trees" in done.stderr
+    done = gpu_check(*usual, "--old", old_tree, "--limit", 0, "--out", tmp_path / "late.json")
+    assert done.returncode == 1, "what was not measured is not passed"
+    assert "step: no time left" in json.loads((tmp_path / "late.json").read_text())["verdicts"][0]["text"]
