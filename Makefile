@@ -52,7 +52,7 @@ test-all: test-kernels
 endif
 
 test-kernels: .triton/.ready
-	PYTHONPATH=.triton CUDA_VISIBLE_DEVICES= $(BIN)/python -m pytest -q -p no:cacheprovider -m triton --fail-on-skip
+	PYTHONPATH=.triton CUDA_VISIBLE_DEVICES= $(BIN)/python -m pytest -q -p no:cacheprovider -m triton --fail-on-skip tests
 
 .triton/.ready: requirements/triton.txt | setup
 	rm -rf .triton
