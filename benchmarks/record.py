@@ -1,6 +1,6 @@
 """What a benchmark leaves in results/benchmarks/: its command, the commit, the machine in words and raw numbers.
 
-`tools/ledger.py` makes the tables of docs/performance.md and docs/serve.md from these files.
+`tools/results_tables.py` makes the tables of docs/performance.md and docs/serve.md from these files.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from PIL import Image
 
 from efcil.errors import RunError
 from efcil.files import read_json, write_json
-from test_ledger import summary
+from test_results_tables import summary
 from tools import research as tool
 
 

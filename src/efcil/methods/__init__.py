@@ -188,7 +188,7 @@ def find(name: str) -> Method:
 
 
 def measured() -> dict[str, dict[str, list[float] | None]]:
-    """Return the paper's and our A_f and A_avg on CIFAR-100, T = 10, by method; written by `tools/ledger.py`."""
+    """Return the paper's and our A_f and A_avg on CIFAR-100, T = 10, by method, from `tools/results_tables.py`."""
     text = resources.files("efcil.presets").joinpath("measured.json").read_text(encoding="utf-8")
     found: dict[str, dict[str, list[float] | None]] = json.loads(text)
     return found

@@ -1,8 +1,9 @@
 """The results ledger: from stored summaries and the paper's numbers to results/README.md and the tables elsewhere.
 
-    python tools/ledger.py                        write results/README.md and the blocks in README.md and docs/
-    python tools/ledger.py --check                exit 1 and say what differs, when they are not what the summaries give
-    python tools/ledger.py --add DIR --name NAME  first copy the summaries of a run, a compare or several orders of one
+    python tools/results_tables.py            write results/README.md and the blocks in README.md and docs/
+    python tools/results_tables.py --check    exit 1 and say what differs, when they are not what the summaries give
+    python tools/results_tables.py --add DIR --name NAME
+                                              first copy the summaries of a run, a compare or several orders of one
 
 A summary lies in results/<data set>/<tasks>/<run name>/<method>.json, with ':' of a method's name replaced by '-'.
 Every number printed is one of a summary, a mean, spread or median of them, or one of src/efcil/reproduce/paper.yaml.
@@ -379,7 +380,7 @@ def full_text(sections: list[Section], paper: Paper) -> str:
     lines = [
         "# Results",
         "",
-        "Written by `python tools/ledger.py` from the summaries here and the paper's numbers; do not edit.",
+        "Written by `python tools/results_tables.py` from the summaries here and the paper's numbers; do not edit.",
         "",
         "Accuracies in percent: A\\_f after the last task over all classes, A\\_avg the mean over tasks.",
         "± is the sample standard deviation over class orders; repeats of an order are averaged first.",
@@ -906,13 +907,17 @@ def main(arguments: list[str] | None = None) -> int:
                 print(f"added {path.relative_to(root)}")
         wanted, notes = wanted_files(root)
     except EfcilError as error:
-        print(f"ledger: {error}", file=sys.stderr)
+        print(f"results_tables: {error}", file=sys.stderr)
         return 1
     for note in notes:
         print(note)
     found = differences(wanted, root)
     if options.check:
-        print(found + "out of date: run python tools/ledger.py" if found else "the ledger is what the summaries give")
+        print(
+            found + "out of date: run python tools/results_tables.py"
+            if found
+            else "the ledger is what the summaries give"
+        )
         return 1 if found else 0
     for path, text in wanted.items():
         atomic_write_text(path, text)

@@ -11,7 +11,7 @@ import pytest
 
 from efcil.experiment import Request, resolve
 from efcil.files import write_json
-from tools import ledger
+from tools import results_tables as tool
 
 ROOT = Path(__file__).resolve().parent.parent
 DASH = "\N{EN DASH}"
@@ -36,13 +36,13 @@ def root(tmp_path):
 
 def store(root, name, *summaries):
     for one in summaries:
-        path = root / "results" / ledger.place_of(one, name)
+        path = root / "results" / tool.place_of(one, name)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(one))
 
 
 def run(root, *arguments):
-    return ledger.main([*map(str, arguments), "--root", str(root)])
+    return tool.main([*map(str, arguments), "--root", str(root)])
 
 
 def cells(root, label, heading="## cifar100, T = 10", file="results/README.md"):
@@ -291,12 +291,12 @@ def test_a_summary_in_the_wrong_place_is_refused(root, capsys):
     ],
 )
 def test_the_papers_numbers_are_the_papers(dataset, tasks, method, A_f, A_avg, source):
-    numbers = ledger.read_paper()[dataset][tasks][method]
+    numbers = tool.read_paper()[dataset][tasks][method]
     assert (numbers["A_f"], numbers["A_avg"], numbers["source"]) == (A_f, A_avg, source)
 
 
 def test_the_papers_tables_are_whole():
-    paper = ledger.read_paper()
+    paper = tool.read_paper()
     tables: dict[str, int] = {}
     for splits in paper.values():
         for methods in splits.values():
@@ -379,7 +379,7 @@ def test_rounds_and_what_forgetting_did(served):
 
 
 def test_the_repositorys_ledger_is_up_to_date(capsys):
-    assert ledger.main(["--check"]) == 0, capsys.readouterr().out
+    assert tool.main(["--check"]) == 0, capsys.readouterr().out
 
 
 def test_what_was_set_by_hand_stands_apart_and_what_was_no_option_then_does_not(root):
@@ -395,7 +395,7 @@ def test_what_was_set_by_hand_stands_apart_and_what_was_no_option_then_does_not(
     assert main.count("| dpcr |") == 1
     assert "| dpcr | 50.24 / 63.21 (Table 1)" in main
     assert "51.00 ± 1.41" in main
-    assert rf"| dpcr \[batch\_size=64\] | {ledger.NONE} | 60.00 |" in variants
+    assert rf"| dpcr \[batch\_size=64\] | {tool.NONE} | 60.00 |" in variants
 
 
 def test_other_pictures_stand_apart(root):
@@ -408,14 +408,14 @@ def test_other_pictures_stand_apart(root):
     assert run(root) == 0
     text = (root / "results" / "README.md").read_text()
     assert "| dpcr | 29.51 / 39.44 (Table 2) | 27.00 |" in text
-    assert rf"| dpcr \[data.whole=false\] | {ledger.NONE} | 20.00 |" in text
+    assert rf"| dpcr \[data.whole=false\] | {tool.NONE} | 20.00 |" in text
 
 
-@pytest.mark.parametrize("name", list(ledger.REMOVED))
+@pytest.mark.parametrize("name", list(tool.REMOVED))
 def test_removed_options_without_effect_do_not_set_a_run_apart(root, name):
     """They change nothing at the value that equals their absence; at another one the run has a row of its own."""
     training = resolve(Request(("dpcr",), "cifar100", preset="paper")).training.model_dump(mode="json")
-    absent = ledger.REMOVED[name]
+    absent = tool.REMOVED[name]
     store(root, "a", summary(A_f=26, training=training))
     store(root, "b", summary(A_f=28, training=training | {name: absent}))
     assert run(root) == 0
@@ -434,7 +434,7 @@ def test_another_arithmetic_stands_apart(root):
     assert run(root) == 0
     text = (root / "results" / "README.md").read_text()
     assert cells(root, "dpcr")[2] == "50.00"
-    assert rf"| dpcr \[precision=fp32\] | {ledger.NONE} | 40.00 |" in text
+    assert rf"| dpcr \[precision=fp32\] | {tool.NONE} | 40.00 |" in text
 
 
 def test_what_shared_the_device_is_said_beside_the_seconds(root, tmp_path):
@@ -475,7 +475,7 @@ def test_ratios_of_streaming_and_of_several_processes_are_told_with_their_range(
     }
     for name, raw in raws.items():
         write_json(place / f"{name}.json", {"command": "measure", "commit": "abc", "raw": raw})
-    text = ledger.benchmarks_text(root / "results")
+    text = tool.benchmarks_text(root / "results")
     assert "190 images a second, decoding alone 200, median ratio 0.95 (3 turns, ratios 0.90 to 1.10)" in text
     assert "240 images a second together, 150 alone, median ratio 1.60 (3 turns, ratios 1.50 to 1.70)" in text
 
@@ -490,7 +490,7 @@ def test_an_epochs_share_of_the_step_is_told(root):
     place = root / "results" / "benchmarks"
     place.mkdir(parents=True, exist_ok=True)
     write_json(place / "a.json", {"command": "measure", "commit": "abc", "raw": raw})
-    text = ledger.benchmarks_text(root / "results")
+    text = tool.benchmarks_text(root / "results")
     assert "| An epoch at 64 pixels |" in text
     assert "| 10,000 images, no teacher | 19,000 | 20,000 | 0.95 |" in text
 
@@ -502,7 +502,7 @@ def test_ways_of_a_step_are_a_table(root):
     raw = {"device": "a GPU", "ways": [row, row | {"way": "plain", "teacher": False, "limit": 10}]}
     raw["ways"].append({key: value for key, value in row.items() if key != "limit"} | {"teacher": "beside"})
     (place / "steps.json").write_text(json.dumps({"command": "python x.py", "commit": "abc", "raw": raw}))
-    text = ledger.benchmarks_text(root / "results")
+    text = tool.benchmarks_text(root / "results")
     assert "| branch | ahead | all | 2.200 | 6.5 | 0 | 0.01 |" in text
     assert "| plain | none | 10 | 2.200 |" in text
     assert "| branch | beside | 10 | 2.200 |" in text
@@ -571,6 +571,6 @@ def test_what_each_part_gives_has_a_table_of_its_own(root):
 
 
 def test_its_examples_are_true():
-    found = doctest.testmod(ledger, optionflags=doctest.NORMALIZE_WHITESPACE)
+    found = doctest.testmod(tool, optionflags=doctest.NORMALIZE_WHITESPACE)
     assert found.attempted >= 3
     assert found.failed == 0
