@@ -1,6 +1,7 @@
-"""What a benchmark leaves in results/benchmarks/: its command, the commit, the machine in words and raw numbers.
+"""What a benchmark measured: its command, the commit, the machine in words and raw numbers.
 
-`tools/results_tables.py` makes the tables of docs/performance.md and docs/serve.md from these files.
+`tools/results_tables.py --add FILE --name NAME` stores it in results/benchmarks.jsonl, and makes the tables of
+docs/performance.md and docs/serve.md from what is there.
 """
 
 from __future__ import annotations

@@ -22,8 +22,10 @@ from efcil.files import (
     clear_unfinished,
     exclusive_lock,
     read_json,
+    read_json_lines,
     replaced,
     write_json,
+    write_json_lines,
 )
 
 
@@ -134,6 +136,19 @@ def test_json_round_trip(tmp_path: Path) -> None:
     write_json(path, value)
     assert read_json(path) == {"mean": 0.5, "rows": [0, 1, 2], "path": str(Path("x") / "y"), "name": "naïve"}
     assert "naïve" in path.read_text(encoding="utf-8")
+
+
+def test_json_lines_round_trip(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    values = [{"name": "two\nlines\u2028naïve"}, [np.int64(1)], None]
+    write_json_lines(path, values)
+    assert path.read_bytes().count(b"\n") == 3
+    assert read_json_lines(path) == [values[0], [1], None]
+    write_json_lines(path, [])
+    assert read_json_lines(path) == []
+    path.write_text('{"a": 1}\n{"a": 2\n')
+    with pytest.raises(CheckpointError, match=r"a\.jsonl: not valid JSON.*line [23]"):
+        read_json_lines(path, error=CheckpointError)
 
 
 def test_json_keeps_file_names_that_are_not_unicode(tmp_path: Path) -> None:

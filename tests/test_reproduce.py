@@ -13,6 +13,7 @@ from matplotlib.collections import LineCollection
 
 import standins
 from efcil.errors import OptionError
+from efcil.files import write_json_lines
 from efcil.methods import METHODS
 from efcil.report.groups import NONE, Value
 from efcil.reproduce import NAMES, Wanted, find
@@ -207,6 +208,20 @@ def test_what_is_left_out_of_one_comparison_is_one_line(tmp_path):
         f"3 summaries in {place} were {words} 1) and are left out",
         f"{place / '3' / 'summary.json'} was {words} 2) and is left out",
     ]
+
+
+def test_stored_results_count_and_a_runs_log_does_not(tmp_path):
+    """Of results/ a line is a summary; the log of a run that is being written may end in half a line."""
+    (tmp_path / "metrics.jsonl").write_text('{"task": 1, "epo')
+    lines = [{"run": "first", **summary(CELL, "dpcr", 50.0)}]
+    lines += [{"run": "other", **summary(CELL, method, 40.0, seed=1)} for method in ("ldc", "adc")]
+    write_json_lines(tmp_path / "cifar100.jsonl", [*lines, "something else"])
+    measured = read(tmp_path)
+    assert measured.get("cifar100", 10, "1993", "dpcr").A_f == 50.0
+    where = f"2 summaries in {tmp_path / 'cifar100.jsonl'}#other were measured in another way"
+    assert measured.other == [f"{where} (preset paper, seed 1) and are left out"]
+    write_json_lines(tmp_path / "cifar100.jsonl", lines[1:2])
+    assert read(tmp_path).other[0].startswith(f"{tmp_path / 'cifar100.jsonl'}:1 was measured in another way")
 
 
 def test_unfinished_and_foreign_files_do_not_count(tmp_path):

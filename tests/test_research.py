@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from efcil.errors import RunError
-from efcil.files import read_json, write_json
+from efcil.files import read_json_lines, write_json, write_json_lines
 from test_results_tables import summary
 from tools import research as tool
 
@@ -44,14 +44,14 @@ def test_runs_are_stored_once_and_without_where_they_lay(tmp_path):
         command += "; efcil replay /a/b dpcr"
         shown = summary(A_f=A_f, command=command, old=[None, 30.0], new=[50.0, 40.0], dataset="folder")
         write_json(tmp_path / "run" / "summary.json", shown)
-        tool.add(tmp_path / "run", "as it is", tmp_path / "research")
-    (only,) = read_json(tmp_path / "research" / "half-scale.json")
-    assert (only["what"], only["A_f"], only["commit"]) == ("as it is", 32.5, "abc123")
+        tool.add(tmp_path / "run", "as it is", tmp_path / "research.jsonl")
+    (only,) = read_json_lines(tmp_path / "research.jsonl")
+    assert (only["name"], only["what"], only["A_f"], only["commit"]) == ("half-scale", "as it is", 32.5, "abc123")
     assert only["command"] == "efcil run dpcr folder --data DIR --out DIR --seed 0; efcil replay DIR dpcr"
     assert "| as it is | dpcr | 1993 | 10 | 32.50 | 60.00 | 30.00 | 40.00 | 100 |" in tool.table([only])
     write_json(tmp_path / "run" / "summary.json", {**shown, "order": "7"})
-    tool.add(tmp_path / "run", "as it is", tmp_path / "research")
-    found = read_json(tmp_path / "research" / "half-scale.json")
+    tool.add(tmp_path / "run", "as it is", tmp_path / "research.jsonl")
+    found = read_json_lines(tmp_path / "research.jsonl")
     assert [s["order"] for s in found] == ["1993", "7"], "another order stands beside it"
 
 
@@ -60,23 +60,23 @@ def test_what_was_measured_on_test_images_has_no_place_in_the_log(tmp_path):
     more = {"old": [None, 30.0], "new": [50.0, 40.0]}
     write_json(tmp_path / "run" / "summary.json", summary(**more))
     with pytest.raises(RunError, match="cifar100: measured on test images"):
-        tool.add(tmp_path / "run", "chosen", tmp_path / "research")
-    assert not (tmp_path / "research").exists()
+        tool.add(tmp_path / "run", "chosen", tmp_path / "research.jsonl")
+    assert not (tmp_path / "research.jsonl").exists()
     held_out = summary(**more, dataset="cifar100, 10% of training held out")
     write_json(tmp_path / "run" / "summary.json", held_out)
-    tool.add(tmp_path / "run", "chosen", tmp_path / "research")
-    assert [path.name for path in (tmp_path / "research").iterdir()] == ["held-out.json"]
+    tool.add(tmp_path / "run", "chosen", tmp_path / "research.jsonl")
+    assert [line["name"] for line in read_json_lines(tmp_path / "research.jsonl")] == ["held-out"]
     (tmp_path / "run" / "other").mkdir()
     write_json(tmp_path / "run" / "other" / "summary.json", summary(**more, dataset="folder"))
     with pytest.raises(RunError, match="half-scale and held-out; wanted finished tasks of one table"):
-        tool.add(tmp_path / "run", "both", tmp_path / "research")
+        tool.add(tmp_path / "run", "both", tmp_path / "research.jsonl")
 
 
 def test_the_page_is_what_the_summaries_give(tmp_path):
     now = tool.PAGE.read_text(encoding="utf-8")
     assert tool.page(now) == now
     for name in tool.TABLES:
-        for other in tool.TABLES:
-            stored = read_json(tool.STORED / f"{other}.json")
-            write_json(tmp_path / f"{other}.json", stored[1:] if other == name else stored)
-        assert tool.page(now, tmp_path) != now, name
+        lines = read_json_lines(tool.STORED)
+        lines.remove(next(line for line in lines if line["name"] == name))
+        write_json_lines(tmp_path / "research.jsonl", lines)
+        assert tool.page(now, tmp_path / "research.jsonl") != now, name

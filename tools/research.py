@@ -25,14 +25,14 @@ from PIL import Image
 
 from efcil.data import cifar100
 from efcil.errors import RunError
-from efcil.files import atomic_write_text, read_json, write_json
+from efcil.files import atomic_write_text, read_json_lines, write_json_lines
 from efcil.report.load import load_summaries
 from efcil.report.tables import md as escaped
 from efcil.report.tables import row as row_of
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "research-log.md"
-STORED = ROOT / "results" / "research"
+STORED = ROOT / "results" / "research.jsonl"
 TABLES = ("held-out", "half-scale")
 STEP, SIDE = 2, 16
 PARTS = {"train": slice(0, 250), "test": slice(250, 350)}  # of a class's training images
@@ -67,14 +67,14 @@ def add(run: Path, what: str, stored: Path = STORED) -> None:
     tables = {table_of(s["dataset"]) for s in given}
     if len(tables) != 1:
         raise RunError(f"{run}: {' and '.join(sorted(tables)) or 'no summary'}; wanted finished tasks of one table")
-    file = stored / f"{tables.pop()}.json"
-    found = [{"what": what, **{key: s[key] for key in KEPT}} for s in given]
+    name = tables.pop()
+    found = [{"name": name, "what": what, **{key: s[key] for key in KEPT}} for s in given]
     for summary in found:
         summary["command"] = re.sub(r"(--data|--out|efcil replay) \S+", r"\1 DIR", summary["command"])
     orders = {s["order"] for s in found}
-    before = [s for s in (read_json(file) if file.exists() else []) if s["what"] != what or s["order"] not in orders]
-    file.parent.mkdir(parents=True, exist_ok=True)
-    write_json(file, [*before, *found])
+    lines = read_json_lines(stored, error=RunError) if stored.exists() else []
+    before = [s for s in lines if (s["name"], s.get("what")) != (name, what) or s["order"] not in orders]
+    write_json_lines(stored, [*before, *found])
 
 
 def table(summaries: Sequence[dict[str, Any]]) -> str:
@@ -91,11 +91,12 @@ def table(summaries: Sequence[dict[str, Any]]) -> str:
 
 def page(text: str, stored: Path = STORED) -> str:
     """Return the page with the tables as they are now."""
+    lines = read_json_lines(stored, error=RunError)
     for name in TABLES:
         begin, end = f"<!-- {name} -->", f"<!-- /{name} -->"
         before, _, rest = text.partition(begin)
         _, _, after = rest.partition(end)
-        text = f"{before}{begin}\n\n{table(read_json(stored / f'{name}.json'))}\n\n{end}{after}"
+        text = f"{before}{begin}\n\n{table([s for s in lines if s['name'] == name])}\n\n{end}{after}"
     return text
 
 

@@ -3,9 +3,11 @@
     python tools/results_tables.py            write results/README.md and the blocks in README.md and docs/
     python tools/results_tables.py --check    exit 1 and say what differs, when they are not what the summaries give
     python tools/results_tables.py --add DIR --name NAME
-                                              first copy the summaries of a run, a compare or several orders of one
+                                              first store the summaries of a run, a compare or several orders of one,
+                                              or the record of a benchmark (a file)
 
-A summary lies in results/<data set>/<tasks>/<run name>/<method>.json, with ':' of a method's name replaced by '-'.
+results/<data set>.jsonl has a summary per line, with the name of its run; results/benchmarks.jsonl has what
+benchmarks/ measured, and results/research.jsonl what docs/research-log.md stands on, each line with a name.
 Every number printed is one of a summary, a mean, spread or median of them, or one of src/efcil/reproduce/paper.yaml.
 """
 
@@ -29,7 +31,7 @@ from pydantic import ValidationError
 
 from efcil.errors import EfcilError, RunError
 from efcil.experiment import Request, resolve
-from efcil.files import atomic_write_text, read_json, write_json
+from efcil.files import atomic_write_text, read_json, read_json_lines, write_json_lines
 from efcil.methods import METHODS, Method
 from efcil.report import load_summaries
 from efcil.report.groups import NONE, Value, benchmarks_of
@@ -42,6 +44,7 @@ ROOT = Path(__file__).resolve().parent.parent
 BEGIN, END = "<!-- ledger -->", "<!-- /ledger -->"
 UNMEASURED = "not measured yet"
 METRICS = ("A_f", "A_avg")
+BENCHMARKS, OTHERS = "benchmarks.jsonl", ("benchmarks.jsonl", "research.jsonl")
 ABLATION = "ablation"  # names of runs that begin so are of one trajectory, read with parts left out
 ABLATED = {
     "gaussian=0": "no Gaussians",
@@ -69,7 +72,8 @@ Paper = Mapping[str, Mapping[int, Mapping[str, Mapping[str, Any]]]]  # data set 
 class Entry:
     """One classifier of one stored summary."""
 
-    run: Run  # `method` is the label, `run_dir` the file below results/
+    run: Run  # `method` is the label
+    name: str  # of the run
     config: Config  # options, training, data and a precision that was asked for, flat
     usual: Config | None = None  # the same as the preset gives it; None if there is no such preset
     at_once: int = 1  # runs of several processes that shared the device
@@ -83,11 +87,6 @@ class Entry:
     def kept_back(self) -> bool:
         """Whether its class order is one of those that are kept for reports."""
         return self.run.order in KEPT_BACK
-
-    @property
-    def name(self) -> str:
-        """Name of the run: its directory."""
-        return PurePath(self.run.run_dir).parent.name
 
     @property
     def paper_key(self) -> str:
@@ -201,27 +200,26 @@ def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
 # -- reading ---------------------------------------------------------------------------------------------------------
 
 
-def place_of(summary: Mapping[str, Any], name: str) -> PurePath:
-    """Where a summary lies below results/.
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The lines of a file of results; none where there is no file."""
+    return read_json_lines(path, error=RunError) if path.is_file() else []
 
-    >>> place_of({"dataset": "cifar100", "tasks": 10, "method": "dpcr:ridge=100"}, "first").as_posix()
-    'cifar100/10/first/dpcr-ridge=100.json'
-    """
-    file = f"{summary['method']}.json".replace(":", "-")
-    return PurePath(str(summary["dataset"]), str(summary.get("tasks")), name, file)
+
+def key_of(summary: Mapping[str, Any]) -> tuple[int, str, str]:
+    """What tells the lines of a data set apart, and how they are sorted."""
+    return summary["tasks"], summary["run"], summary["method"]
 
 
 def read_entries(results: Path) -> list[Entry]:
-    """Every classifier of every stored summary; RunError where a file is not where its content says."""
+    """Every classifier of every stored summary."""
     entries = []
-    for path in sorted(results.glob("*/*/*/*.json")):
-        below = path.relative_to(results)
-        summary = read_json(path, error=RunError) | {"run_dir": below.as_posix()}
-        if place_of(summary, below.parts[2]) != PurePath(below):
-            raise RunError(f"{path}: holds {place_of(summary, below.parts[2])}; move it there")
-        summary = _as_preset(summary)
-        config, usual = _config(summary)
-        entries += [Entry(run, config, usual, summary.get("runs_at_once", 1)) for run in runs_of([summary])]
+    for path in sorted(results.glob("*.jsonl")):
+        for summary in [] if path.name in OTHERS else read_lines(path):
+            place = "/".join(map(str, (path.stem, *key_of(summary))))
+            summary = _as_preset(summary | {"run_dir": place})
+            config, usual = _config(summary)
+            shared = summary.get("runs_at_once", 1)
+            entries += [Entry(run, summary["run"], config, usual, shared) for run in runs_of([summary])]
     return entries
 
 
@@ -359,8 +357,7 @@ def _each_run(section: Section) -> list[str]:
             seconds = NONE if run.seconds is None else _time(run.seconds)
             texts = (run.device, run.commit)
             cells = [escaped(row.label), escaped(run.order), escaped(run.seed), *numbers, seconds]
-            link = f"[{escaped(entry.name)}]({run.run_dir.replace(' ', '%20')})"
-            rows.append([*cells, *map(escaped, texts), link, str(section.commands[run.command or "?"])])
+            rows.append([*cells, *map(escaped, (*texts, entry.name)), str(section.commands[run.command or "?"])])
     head = ["Method", "Order", "Seed", "A\\_f", "A\\_avg", "Seconds", "Device", "Commit", "Run", "Command"]
     return ["<details><summary>Every run</summary>", "", *_table(head, (3, 4, 5), rows), "", "</details>", ""]
 
@@ -449,10 +446,10 @@ def variants_text(sections: list[Section]) -> str:
     return "\n".join([BEGIN, "", *lines, "", END])
 
 
-def _said(path: Path, stored: Mapping[str, Any]) -> list[str]:
+def _said(stored: Mapping[str, Any]) -> list[str]:
     """Where a stored benchmark comes from."""
     device = stored["raw"]["device"]
-    return [f"`results/benchmarks/{path.name}`: `{stored['command']}`, {device}, commit {stored['commit']}", ""]
+    return [f"`results/{BENCHMARKS}#{stored['name']}`: `{stored['command']}`, {device}, commit {stored['commit']}", ""]
 
 
 def _rounds_lines(found: Mapping[str, Any]) -> list[str]:
@@ -517,11 +514,10 @@ SERVED: dict[str, tuple[str, Callable[[Mapping[str, Any]], list[str]]]] = {
 def serve_text(results: Path) -> str:
     """The block of docs/serve.md: what benchmarks/serve.py measured."""
     lines = []
+    found = {one["name"]: one for one in read_lines(results / BENCHMARKS)}
     for key, (title, lines_of) in SERVED.items():
-        path = results / "benchmarks" / f"cpu-{key}.json"
-        if path.is_file():
-            stored = read_json(path, error=RunError)
-            lines += [f"**{title}.** " + _said(path, stored)[0], "", *lines_of(stored["raw"][key])]
+        if stored := found.get(f"cpu-{key}"):
+            lines += [f"**{title}.** " + _said(stored)[0], "", *lines_of(stored["raw"][key])]
         else:
             lines += [f"**{title}**: {UNMEASURED}.", ""]
     return "\n".join([BEGIN, "", *lines, END])
@@ -600,14 +596,13 @@ def _teacher(kind: bool | str) -> str:
 
 
 def benchmarks_text(results: Path) -> str:
-    """The block of docs/performance.md: what benchmarks/ measured, from results/benchmarks/*.json."""
+    """The block of docs/performance.md: what benchmarks/ measured."""
     lines = []
-    for path in sorted((results / "benchmarks").glob("*.json")):
-        stored = read_json(path, error=RunError)
-        raw = stored["raw"]
-        if SERVED.keys() & raw.keys():  # in docs/serve.md
+    for stored in read_lines(results / BENCHMARKS):
+        raw = stored.get("raw", {})
+        if not raw or SERVED.keys() & raw.keys():  # a text without a table, or in docs/serve.md
             continue
-        lines += _said(path, stored)
+        lines += _said(stored)
         if "rounds" in raw:
             lines += _rounds_lines(raw["rounds"])
         if "step" in raw:
@@ -842,14 +837,25 @@ def public(command: str) -> str:
     return shlex.join(words)
 
 
-def add(directory: Path, name: str, results: Path, at_once: int = 1) -> list[Path]:
-    """Copy the summaries at or below `directory` into results/ under a run name; nothing is overwritten.
+def add_benchmark(file: Path, name: str, results: Path) -> list[str]:
+    """Store the record of a benchmark, in the place of an earlier one of that name."""
+    record = read_json(file, error=RunError)
+    if not isinstance(record, dict) or "raw" not in record:
+        raise RunError(f"{file}: no record of a benchmark; give what --out of one wrote")
+    lines = {one["name"]: one for one in read_lines(results / BENCHMARKS)}
+    write_json_lines(results / BENCHMARKS, {**lines, name: {"name": name, **record}}.values())
+    return [f"{BENCHMARKS}#{name}"]
+
+
+def add(directory: Path, name: str, results: Path, at_once: int = 1) -> list[str]:
+    """Store the summaries at or below `directory` in results/ under a run name; nothing is overwritten.
 
     Runs of other processes that shared the device make `at_once` more than one: it stands beside the seconds.
     """
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._+=-]*", name):
         raise RunError(f"--name {name}: want letters, digits and . _ + = - only")
-    copies: dict[Path, dict[str, Any]] = {}
+    lines: dict[str, dict[tuple[int, str, str], dict[str, Any]]] = {}
+    added = []
     for summary in load_summaries(directory):
         below = Path(summary.pop("run_dir")).relative_to(directory.resolve())
         summary.pop("config_text", None)
@@ -862,16 +868,18 @@ def add(directory: Path, name: str, results: Path, at_once: int = 1) -> list[Pat
             summary["runs_at_once"] = at_once
         if isinstance(summary["order"], str):
             summary["order"] = PurePath(summary["order"]).name
-        target = results / place_of(summary, f"{name}-{order}" if order else name)
-        if target in copies:
+        file, summary = f"{summary['dataset']}.jsonl", {"run": f"{name}-{order}" if order else name, **summary}
+        if file not in lines:
+            lines[file] = {key_of(one): one for one in read_lines(results / file)}
+        place = f"{file}#{summary['run']}, {summary['method']}"
+        if place in added:
             raise RunError(f"{directory}: two summaries of {summary['method']}; add them one by one with a --name each")
-        if target.exists() and read_json(target, error=RunError) != summary:
-            raise RunError(f"{target.relative_to(results)} is there and says something else; choose another --name")
-        copies[target] = summary
-    for target, summary in copies.items():
-        target.parent.mkdir(parents=True, exist_ok=True)
-        write_json(target, summary)
-    return list(copies)
+        if lines[file].setdefault(key_of(summary), summary) != summary:
+            raise RunError(f"{place} is there and says something else; choose another --name")
+        added.append(place)
+    for file, found in lines.items():
+        write_json_lines(results / file, [found[key] for key in sorted(found)])
+    return added
 
 
 def differences(wanted: Mapping[Path, str], root: Path) -> str:
@@ -891,8 +899,10 @@ def main(arguments: list[str] | None = None) -> int:
     """Write, check or add; 0 when all is well."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 when the files are out of date")
-    parser.add_argument("--add", type=Path, metavar="DIR", help="a run, a compare, or a compare of several orders")
-    parser.add_argument("--name", help="name of the run in results/")
+    parser.add_argument(
+        "--add", type=Path, metavar="DIR", help="a run, a compare, a compare of several orders, or a benchmark's record"
+    )
+    parser.add_argument("--name", help="name of the run or benchmark in results/")
     parser.add_argument(
         "--at-once", type=int, default=1, help="processes that shared the device with it, itself included"
     )
@@ -903,8 +913,11 @@ def main(arguments: list[str] | None = None) -> int:
     root = options.root.resolve()
     try:
         if options.add is not None:
-            for path in add(options.add, options.name, root / "results", options.at_once):
-                print(f"added {path.relative_to(root)}")
+            if options.add.is_file() and options.add.name != "summary.json":
+                added = add_benchmark(options.add, options.name, root / "results")
+            else:
+                added = add(options.add, options.name, root / "results", options.at_once)
+            print("\n".join(f"added {place}" for place in added))
         wanted, notes = wanted_files(root)
     except EfcilError as error:
         print(f"results_tables: {error}", file=sys.stderr)

@@ -8,7 +8,7 @@ import json
 import os
 import re
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +115,11 @@ def write_json(path: StrPath, value: Any, *, indent: int | None = 2) -> None:
     atomic_write_bytes(path, data + b"\n")
 
 
+def write_json_lines(path: StrPath, values: Iterable[Any]) -> None:
+    """Write one JSON value per line, whole or not at all."""
+    atomic_write_text(path, "".join(_json(value, None, ascii_only=False) + "\n" for value in values))
+
+
 def _json(value: Any, indent: int | None, *, ascii_only: bool) -> str:
     return json.dumps(value, indent=indent, ensure_ascii=ascii_only, allow_nan=False, default=_plain)
 
@@ -129,8 +134,19 @@ def _plain(value: Any) -> Any:
 
 def read_json(path: StrPath, *, error: type[EfcilError] = EfcilError) -> Any:
     """Read a JSON file; a file that is missing, unreadable or damaged raises `error` with its name."""
+    return _read(path, json.loads, error)
+
+
+def read_json_lines(path: StrPath, *, error: type[EfcilError] = EfcilError) -> list[Any]:
+    """Read a file with one JSON value per line; errors as in `read_json`."""
+    # As one array: an error then names the line of the file.
+    lines: list[Any] = _read(path, lambda data: json.loads(b"[" + b",\n".join(data.splitlines()) + b"]"), error)
+    return lines
+
+
+def _read(path: StrPath, parse: Callable[[bytes], Any], error: type[EfcilError]) -> Any:
     try:
-        return json.loads(Path(path).read_bytes())
+        return parse(Path(path).read_bytes())
     except FileNotFoundError:
         raise error(f"{path}: no such file") from None
     except OSError as problem:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from efcil.config import flat
 from efcil.errors import RunError
 from efcil.experiment import Plan, Request, resolve
-from efcil.files import read_json
+from efcil.files import read_json, read_json_lines
 from efcil.report.load import Run, Summary, asked_precision, each_head
 
 ORDERS = ("identity", "1992", "1993")
@@ -114,7 +114,7 @@ class Measured:
 
     def __init__(self) -> None:
         self._found: dict[tuple[str, int, str, str], list[Summary]] = {}
-        self._other: dict[tuple[Path, str], list[Path]] = {}  # what was left out: by comparison, and why
+        self._other: dict[tuple[str, str], list[str]] = {}  # what was left out: by comparison, and why
 
     @property
     def other(self) -> list[str]:
@@ -147,8 +147,7 @@ class Measured:
         """Take up the summaries at or below the places that belong to one of the cells; of copies one."""
         wanted = {(c.dataset, c.tasks, c.order, label): c for c in cells for label in c.methods}
         plans: dict[Cell, Plan] = {}
-        for path in (file for place in places for file in sorted(place.rglob("*.json"))):
-            summary = read_json(path, error=RunError)
+        for comparison, name, summary in (found for place in places for found in _values(place)):
             if not isinstance(summary, dict) or not {"method", "dataset", "A_t", "training"} <= summary.keys():
                 continue
             key = (summary["dataset"], summary.get("tasks"), str(summary.get("order")), summary["method"])
@@ -157,13 +156,24 @@ class Measured:
             cell = wanted[key]
             plan = plans.setdefault(cell, cell.plan(settings))
             if difference := _difference(summary, plan):
-                comparison = path.parent.parent if path.name == "summary.json" else path.parent
-                self._other.setdefault((comparison, difference), []).append(path)
+                self._other.setdefault((comparison, difference), []).append(name)
                 continue
             for one in each_head(summary):
                 found = self._found.setdefault((*key[:3], one["method"]), [])
                 if not any((one["A_t"], one["seconds"]) == (other["A_t"], other["seconds"]) for other in found):
-                    found.append({**one, "run_dir": str(path.parent)})
+                    found.append({**one, "run_dir": name})
+
+
+def _values(place: Path) -> Iterator[tuple[str, str, Any]]:
+    """Yield comparison, name and content of each JSON file below a directory, and of each line of stored results."""
+    for path in sorted(place.rglob("*.json")):
+        comparison = path.parent.parent if path.name == "summary.json" else path.parent
+        yield str(comparison), str(path), read_json(path, error=RunError)
+    for path in sorted(place.glob("*.jsonl")):
+        if path.name != "metrics.jsonl":  # a run's log, whose last line may be cut
+            for number, line in enumerate(read_json_lines(path, error=RunError), 1):
+                run = line.get("run") if isinstance(line, dict) else None
+                yield f"{path}#{run}", f"{path}:{number}", line
 
 
 def _difference(summary: Summary, plan: Plan) -> str:
