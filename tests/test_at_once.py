@@ -276,6 +276,7 @@ class Fake:
         self.log = SimpleNamespace(add=lambda **event: None)
         self.reporter = SimpleNamespace(epoch=lambda report: None, note=lambda text: None)
         self.checkpoint_seconds, self._saved, self._usual = 1000.0, time.monotonic(), 20
+        self.concurrent_runs = 1
 
     def execute(self, resume):
         self.said.append((self.number, 0))
@@ -290,7 +291,9 @@ class Fake:
 
 def test_runs_begin_one_after_the_other():
     said = []
-    found = runs.execute_all([Fake(said, k) for k in range(3)], False, at_once=3)
+    all_of_them = [Fake(said, k) for k in range(3)]
+    found = runs.execute_all(all_of_them, False, at_once=4)
+    assert [run.concurrent_runs for run in all_of_them] == [3, 3, 3]
     assert found == [[{"run": 0}], [{"run": 1}], [{"run": 2}]]
     for k in (1, 2):  # each when the one before has a tenth of a task behind it, and before that one has ended
         assert said.index((k - 1, 2)) < said.index((k, 0)) < said.index((k - 1, 20))

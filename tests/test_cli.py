@@ -2,6 +2,7 @@
 
 import json
 import os
+import platform
 import re
 import resource
 import signal
@@ -111,10 +112,11 @@ def finished(tmp_path_factory):
 def test_run_directory_is_the_contract(finished):
     out, _ = finished
     summary = json.loads((out / "summary.json").read_text())
-    keys = (
-        "method preset dataset tasks order seed A_f A_avg A_t matrix forgetting seconds device commit command".split()
-    )
+    keys = "method preset dataset tasks order seed A_f A_avg A_t matrix forgetting seconds commit command".split()
     assert set(keys) <= set(summary)
+    machine = {"precision": "fp32", "threads": 1, "world_size": 1, "concurrent_runs": 1}
+    assert machine.items() <= summary.items()
+    assert summary["device"] == f"{platform.machine()} CPU"
     assert (summary["method"], summary["dataset"], summary["tasks"], summary["order"]) == ("dpcr", "digits", 5, "1993")
     assert summary["status"] == "complete"
     assert summary["A_f"] == summary["A_t"][-1]

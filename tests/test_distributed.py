@@ -366,9 +366,9 @@ def test_torchrun_runs_and_the_first_process_alone_tells_and_writes(undisturbed)
     assert events.count("epoch") == 4 + 4 * 3
     log, summary = metrics(out)
     assert len(log) == 16 + 5
-    assert summary["device"].endswith(", 2 processes")
+    assert summary["world_size"] == 2
     assert summary["status"] == "complete"
-    assert yaml.safe_load((out / "config.yaml").read_text())["machine"]["device"] == summary["device"]
+    assert yaml.safe_load((out / "config.yaml").read_text())["machine"]["world_size"] == 2
     whole(out)
 
 

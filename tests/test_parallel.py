@@ -226,12 +226,13 @@ def test_an_attempt_goes_where_there_are_fewest_and_the_last_one_alone(tmp_path,
     room = Processes([Slot(gpu, 1) for gpu in ("0", "1", "0", "1")], quiet=True)
     started = [room.start(job(tmp_path, str(i)), 1, False) for i in range(4)]
     assert [p.gpu for p in started] == ["0", "1", "0", "1"]
+    assert [p.job.concurrent_runs for p in started] == [2, 2, 2, 2]
     assert room.start(job(tmp_path, "4"), 1, False) is None
     started[1].why = ""
     assert room.start(job(tmp_path, "5"), 3, True) is None  # a neighbour is still there
     started[3].why = ""
     last = room.start(job(tmp_path, "5"), 3, True)
-    assert last.gpu == "1"
+    assert (last.gpu, last.job.concurrent_runs) == ("1", 1)
     assert room.start(job(tmp_path, "6"), 1, False) is None  # the only free slot is beside it
     last.why = "failed"
     assert room.start(job(tmp_path, "6"), 1, False).gpu == "1"

@@ -151,13 +151,13 @@ def test_repeats_are_averaged_and_copies_are_not(tmp_path):
 
 def test_seconds_of_a_device_that_was_shared_say_so(tmp_path):
     slow = summary(CELL, "dpcr", 50.0) | {"seconds": 9.0, "device": "old GPU"}
-    fast = summary(CELL, "dpcr", 53.0) | {"seconds": 7.0, "runs_at_once": 4}
+    fast = summary(CELL, "dpcr", 53.0) | {"seconds": 7.0, "precision": "bf16", "concurrent_runs": 4}
     for name, one in (("a", slow), ("b", fast)):
         (tmp_path / name).mkdir()
         stored(tmp_path / name, one)
-    assert read(tmp_path).summary("cifar100", 10, "1993", "dpcr")["device"] == "GPU, 4 runs at once"
-    assert read(tmp_path / "b").summary("cifar100", 10, "1993", "dpcr")["device"] == "GPU, 4 runs at once"
-    assert read(tmp_path / "a").summary("cifar100", 10, "1993", "dpcr")["device"] == "old GPU"
+    assert read(tmp_path).get("cifar100", 10, "1993", "dpcr").timed_on == "GPU, bf16, 4 runs at once"
+    assert read(tmp_path / "b").get("cifar100", 10, "1993", "dpcr").timed_on == "GPU, bf16, 4 runs at once"
+    assert read(tmp_path / "a").get("cifar100", 10, "1993", "dpcr").timed_on == "old GPU"
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,8 @@ def summary(method="dpcr", A_f=50.0, A_avg=60.0, *, order="1993", seconds=100.0,
     return {
         **{"method": method, "preset": "paper", "dataset": "cifar100", "tasks": 10, "task_sizes": [10] * 10},
         **{"order": order, "seed": 0, "A_f": A_f, "A_avg": A_avg, "A_t": [A_f] * done, "tasks_done": done},
-        **{"seconds": seconds, "device": "GPU, bf16", "commit": "abc123", "options": {"ridge": 200.0}},
+        **{"seconds": seconds, "device": "GPU", "precision": "bf16", "threads": None, "world_size": 1},
+        **{"concurrent_runs": 1, "commit": "abc123", "options": {"ridge": 200.0}},
         **{"command": f"efcil run {method} cifar100 --order {order}", "training": {"first": {"epochs": 200}}},
         **more,
     }
@@ -77,12 +78,16 @@ def test_mean_spread_and_median_are_those_worked_out_by_hand(root):
 def test_repeats_of_an_order_are_averaged_before_the_orders(root):
     store(root, "a", summary(A_f=40, order="identity"))
     store(root, "b", summary(A_f=50, order="1993"))
-    store(root, "c", summary(A_f=54, order="1993", commit="def456", device="CPU", seconds=9000))
+    store(
+        root,
+        "c",
+        summary(A_f=54, order="1993", commit="def456", device="CPU", precision="fp32", threads=2, seconds=9000),
+    )
     run(root)
     row = cells(root, "dpcr")
     assert row[2] == "46.00 ± 8.49"  # 40 and (50 + 54) / 2: 12 / sqrt(2) apart
     assert row[5] == "3"
-    assert row[6] == "100 (GPU, bf16); 9000 (CPU)"  # never a median over machines
+    assert row[6] == "100 (GPU, bf16); 9000 (CPU, 2 threads, fp32)"  # never a median over machines
     assert row[7] == "abc123, def456"
 
 
@@ -448,8 +453,11 @@ def test_another_arithmetic_stands_apart(root):
 
 def test_what_shared_the_device_is_said_beside_the_seconds(root, tmp_path):
     write_json(tmp_path / "summary.json", summary(seconds=300.0))
-    assert run(root, "--add", str(tmp_path), "--name", "beside", "--at-once", "3") == 0
+    assert run(root, "--add", str(tmp_path), "--name", "beside", "--concurrent-runs", "3") == 0
     assert "300 (GPU, bf16, 3 runs at once)" in cells(root, "dpcr")
+    write_json(tmp_path / "summary.json", summary(seconds=500.0, concurrent_runs=4, order="1992"))
+    assert run(root, "--add", str(tmp_path), "--name", "more", "--concurrent-runs", "3") == 0
+    assert cells(root, "dpcr")[6] == "300 (GPU, bf16, 3 runs at once); 500 (GPU, bf16, 4 runs at once)"
 
 
 def test_many_classes_are_told_and_carried_on_on_paper(served):

@@ -26,7 +26,7 @@ from PIL import Image
 from efcil.data import cifar100
 from efcil.errors import RunError
 from efcil.files import atomic_write_text, read_json_lines, write_json_lines
-from efcil.report.load import load_summaries
+from efcil.report.load import TIMING, load_summaries
 from efcil.report.tables import md as escaped
 from efcil.report.tables import row as row_of
 
@@ -36,7 +36,7 @@ STORED = ROOT / "results" / "research.jsonl"
 TABLES = ("held-out", "half-scale")
 STEP, SIDE = 2, 16
 PARTS = {"train": slice(0, 250), "test": slice(250, 350)}  # of a class's training images
-KEPT = ("method", "order", "seed", "A_f", "A_avg", "A_t", "old", "new", "seconds", "device", "commit", "command")
+KEPT = ("method", "order", "seed", "A_f", "A_avg", "A_t", "old", "new", *TIMING, "commit", "command")
 
 
 def make(source: Path, target: Path) -> None:

@@ -35,7 +35,7 @@ from efcil.files import atomic_write_text, read_json, read_json_lines, write_jso
 from efcil.methods import METHODS, Method
 from efcil.report import load_summaries
 from efcil.report.groups import NONE, Value, benchmarks_of
-from efcil.report.load import Run, asked_precision, runs_of
+from efcil.report.load import TIMING, Run, asked_precision, runs_of
 from efcil.report.tables import md as escaped
 from efcil.report.tables import row as row_of
 from efcil.reproduce.cells import paper as read_paper
@@ -76,7 +76,6 @@ class Entry:
     name: str  # of the run
     config: Config  # options, training, data and a precision that was asked for, flat
     usual: Config | None = None  # the same as the preset gives it; None if there is no such preset
-    at_once: int = 1  # runs of several processes that shared the device
 
     @property
     def unusual(self) -> bool:
@@ -135,11 +134,7 @@ class Row:
         times: dict[str, list[float]] = {}
         for entry in self.entries:
             if entry.run.seconds is not None:
-                device = entry.run.device or "device unknown"
-                shared = re.search(r"--at-once[= ](\d+)", entry.run.command)  # several runs shared the device
-                at_once = max(entry.at_once, int(shared[1]) if shared else 1)
-                device += f", {at_once} runs at once" if at_once > 1 else ""
-                times.setdefault(device, []).append(entry.run.seconds)
+                times.setdefault(entry.run.timed_on or "device unknown", []).append(entry.run.seconds)
         return {device: statistics.median(values) for device, values in times.items()}
 
     def each(self, get: Callable[[Run], str]) -> list[str]:
@@ -218,8 +213,7 @@ def read_entries(results: Path) -> list[Entry]:
             place = "/".join(map(str, (path.stem, *key_of(summary))))
             summary = _as_preset(summary | {"run_dir": place})
             config, usual = _config(summary)
-            shared = summary.get("runs_at_once", 1)
-            entries += [Entry(run, summary["run"], config, usual, shared) for run in runs_of([summary])]
+            entries += [Entry(run, summary["run"], config, usual) for run in runs_of([summary])]
     return entries
 
 
@@ -355,7 +349,7 @@ def _each_run(section: Section) -> list[str]:
             run = entry.run
             numbers = [f"{v:.2f}" if (v := getattr(run, metric)) is not None else NONE for metric in METRICS]
             seconds = NONE if run.seconds is None else _time(run.seconds)
-            texts = (run.device, run.commit)
+            texts = (run.machine, run.commit)
             cells = [escaped(row.label), escaped(run.order), escaped(run.seed), *numbers, seconds]
             rows.append([*cells, *map(escaped, (*texts, entry.name)), str(section.commands[run.command or "?"])])
     head = ["Method", "Order", "Seed", "A\\_f", "A\\_avg", "Seconds", "Device", "Commit", "Run", "Command"]
@@ -847,10 +841,10 @@ def add_benchmark(file: Path, name: str, results: Path) -> list[str]:
     return [f"{BENCHMARKS}#{name}"]
 
 
-def add(directory: Path, name: str, results: Path, at_once: int = 1) -> list[str]:
+def add(directory: Path, name: str, results: Path, concurrent_runs: int = 1) -> list[str]:
     """Store the summaries at or below `directory` in results/ under a run name; nothing is overwritten.
 
-    Runs of other processes that shared the device make `at_once` more than one: it stands beside the seconds.
+    Runs of other processes that shared the device make `concurrent_runs` more than the summary knows.
     """
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._+=-]*", name):
         raise RunError(f"--name {name}: want letters, digits and . _ + = - only")
@@ -859,13 +853,12 @@ def add(directory: Path, name: str, results: Path, at_once: int = 1) -> list[str
     for summary in load_summaries(directory):
         below = Path(summary.pop("run_dir")).relative_to(directory.resolve())
         summary.pop("config_text", None)
-        for key in ("tasks", "tasks_done", "order", "seed", "seconds", "device", "commit", "command"):
+        for key in ("tasks", "tasks_done", "order", "seed", *TIMING, "commit", "command"):
             if key not in summary:
                 raise RunError(f"{directory / below}: summary.json has no '{key}'; run it again")
         order = below.parts[0] if below.parts and below.parts[0].startswith("order-") else ""
         summary["command"] = public(summary["command"])
-        if at_once > 1:
-            summary["runs_at_once"] = at_once
+        summary["concurrent_runs"] = max(summary["concurrent_runs"], concurrent_runs)
         if isinstance(summary["order"], str):
             summary["order"] = PurePath(summary["order"]).name
         file, summary = f"{summary['dataset']}.jsonl", {"run": f"{name}-{order}" if order else name, **summary}
@@ -904,7 +897,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--name", help="name of the run or benchmark in results/")
     parser.add_argument(
-        "--at-once", type=int, default=1, help="processes that shared the device with it, itself included"
+        "--concurrent-runs", type=int, default=1, help="runs of other processes too that shared its device, and itself"
     )
     parser.add_argument("--root", type=Path, default=ROOT, help="the repository")
     options = parser.parse_args(arguments)
@@ -916,7 +909,7 @@ def main(arguments: list[str] | None = None) -> int:
             if options.add.is_file() and options.add.name != "summary.json":
                 added = add_benchmark(options.add, options.name, root / "results")
             else:
-                added = add(options.add, options.name, root / "results", options.at_once)
+                added = add(options.add, options.name, root / "results", options.concurrent_runs)
             print("\n".join(f"added {place}" for place in added))
         wanted, notes = wanted_files(root)
     except EfcilError as error:

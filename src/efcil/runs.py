@@ -33,6 +33,7 @@ from efcil.metrics import AccuracyMatrix
 from efcil.progress import Quiet
 from efcil.protocol import Evaluator, learn_stream
 from efcil.report import html_page
+from efcil.report.load import TIMING
 from efcil.representations import REPRESENTATIONS
 from efcil.representations.base import Seen
 from efcil.stats import ClassStats
@@ -148,6 +149,7 @@ class Run:
         snapshots: Collection[str] = (),
         keep_features: bool = False,
         trackers: Sequence[Tracker] = (),
+        concurrent_runs: int = 1,
     ):
         """`snapshots` names methods whose statistics figures need, after the second task and the last one; with
         `keep_features` other methods can be read from the run when its backbones are gone (`efcil.replay`).
@@ -156,6 +158,7 @@ class Run:
         self.group = machine.group  # of several processes the first one reads and writes the directory
         self.command, self.checkpoint_seconds, self.compare = command, checkpoint_seconds, compare
         self.snapshots, self.keep_features = snapshots, keep_features
+        self.concurrent_runs = concurrent_runs  # on the same device, itself included: its seconds depend on it
         self.home = out / "trajectory" if compare else out
         self.store = CheckpointStore(self.home / "checkpoints", reporter.note)
         self.log = Log(self.home / "metrics.jsonl", trackers)
@@ -254,9 +257,7 @@ class Run:
 
     def _machine(self) -> dict[str, Any]:
         m = self.machine
-        threads = torch.get_num_threads()
-        found = {"device": m.name, "precision": m.precision, "compile": m.compile, "capture": m.capture}
-        return {**found, "threads": threads}
+        return {**m.description, "threads": torch.get_num_threads(), "compile": m.compile, "capture": m.capture}
 
     # -- the run itself ----------------------------------------------------------------------------------------------
 
@@ -368,7 +369,7 @@ class Run:
             except EfcilError:
                 return None
             known = json.loads(json.dumps(self._summary(label)))
-            aside = dict.fromkeys(("seconds", "device", "commit", "command"))  # of when it was run
+            aside = dict.fromkeys((*TIMING, "commit", "command"))  # of when it was run
             if not isinstance(summary, dict) or {**summary, **aside} != {**known, **aside}:
                 return None
             found.append(summary)
@@ -495,7 +496,8 @@ class Run:
     def _summary(self, label: str, commit: str = "") -> Summary:
         """Return what is known of a method; with several classifiers of each, the main one's numbers in front."""
         method, options = self.plan.methods[label]
-        own = heading(self.plan, label, self.stream.sizes, self.seconds, self.machine, self.command, commit)
+        about = (self.stream.sizes, self.seconds, self.machine, self.command, commit, self.concurrent_runs)
+        own = heading(self.plan, label, *about)
         heads = {head: self.matrices[f"{label}/{head}"].summary() for head in method.heads}
         if not heads:
             return own | self.matrices[label].summary()
@@ -511,7 +513,14 @@ class Run:
 
 
 def heading(
-    plan: Plan, label: str, sizes: Sequence[int], seconds: float, machine: Machine, command: str, commit: str
+    plan: Plan,
+    label: str,
+    sizes: Sequence[int],
+    seconds: float,
+    machine: Machine,
+    command: str,
+    commit: str,
+    concurrent_runs: int = 1,
 ) -> Summary:
     """Return what a summary says of a method beside its accuracies."""
     method, options = plan.methods[label]
@@ -525,7 +534,8 @@ def heading(
         "order": plan.order,
         "seed": plan.seed,
         "seconds": round(seconds, 3),
-        "device": machine.name,
+        **machine.description,
+        "concurrent_runs": concurrent_runs,
         "commit": commit,
         "command": command,
         "options": options.model_dump(mode="json"),
@@ -598,6 +608,8 @@ def execute_all(
         with stream:
             return run.execute(resume)
 
+    for run in runs:
+        run.concurrent_runs = max(run.concurrent_runs, min(at_once, len(runs)))
     with stoppable(runs, remedy, insisting=all(run.group.size == 1 for run in runs)):
         if at_once <= 1:
             return [run.execute(resume) for run in runs]

@@ -238,7 +238,7 @@ def _times(benchmark: Benchmark) -> str:
         return ""
     longest = max(seconds.mean for _, seconds in timed) or 1.0
     devices = {
-        group.label: ", ".join(dict.fromkeys(run.device for run in group.runs if run.device)) for group, _ in timed
+        group.label: ", ".join(dict.fromkeys(run.timed_on for run in group.runs if run.timed_on)) for group, _ in timed
     }
     shared = len(set(devices.values())) == 1
     rows = []
@@ -291,7 +291,7 @@ def _run(group: Group, run: Run) -> str:
         "Seed": run.seed,
         "Task sizes": ", ".join(map(str, run.task_sizes)),
         "Time": "" if run.seconds is None else f"{_duration(run.seconds)} ({run.seconds:.1f} s)",
-        "Device": run.device,
+        "Device": run.timed_on,
         "Commit": run.commit,
         "A_t": ", ".join(f"{value:.2f}" for value in run.A_t),
         "Top-5 A_t": ", ".join(f"{value:.2f}" for value in run.A5_t),

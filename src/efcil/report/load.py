@@ -13,10 +13,12 @@ from typing import Any
 from efcil.errors import RunError
 from efcil.files import read_json
 
-__all__ = ["Run", "Summary", "asked_precision", "each_head", "load_summaries", "runs_of"]
+__all__ = ["TIMING", "Run", "Summary", "asked_precision", "each_head", "load_summaries", "runs_of"]
 
 Summary = Mapping[str, Any]
 FILE = "summary.json"
+# What the seconds of a run depend on beside the run itself.
+TIMING = ("seconds", "device", "precision", "threads", "world_size", "concurrent_runs")
 _CONFIG_LIMIT = 100_000  # characters of config.yaml that a page may carry
 
 
@@ -95,6 +97,10 @@ class Run:
     task_sizes: tuple[int, ...]
     class_names: tuple[str, ...]
     device: str
+    precision: str
+    threads: int | None  # of a CPU
+    world_size: int  # processes of the run
+    concurrent_runs: int  # on the device, this one included
     commit: str
     command: str
     run_dir: str
@@ -104,6 +110,19 @@ class Run:
     def partial(self) -> bool:
         """Whether tasks are missing."""
         return self.tasks_done < self.tasks
+
+    @property
+    def machine(self) -> str:
+        """What it was computed on, in words."""
+        threads = f"{self.threads} thread{'s' * (self.threads > 1)}" if self.threads else ""
+        processes = f"{self.world_size} processes" if self.world_size > 1 else ""
+        return ", ".join(filter(None, (self.device, threads, self.precision, processes)))
+
+    @property
+    def timed_on(self) -> str:
+        """The machine, and how many runs had a part of it."""
+        shared = f"{self.concurrent_runs} runs at once" if self.concurrent_runs > 1 else ""
+        return ", ".join(filter(None, (self.machine, shared)))
 
     @property
     def A5_f(self) -> float | None:
@@ -142,6 +161,10 @@ class Run:
             task_sizes=task_sizes if len(task_sizes) >= len(A_t) else (),
             class_names=tuple(map(_text, names)) if names and _sequence(names) else (),
             device=_text(summary.get("device")),
+            precision=_text(summary.get("precision")),
+            threads=None if (threads := _number(summary.get("threads"))) is None else int(threads),
+            world_size=int(_number(summary.get("world_size")) or 1),
+            concurrent_runs=int(_number(summary.get("concurrent_runs")) or 1),
             commit=_text(summary.get("commit")),
             command=_text(summary.get("command")),
             run_dir=str(summary.get("run_dir", "")),

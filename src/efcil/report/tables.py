@@ -115,17 +115,18 @@ def csv_table(summaries: Iterable[Summary]) -> str:
     tasks = max(len(run.A_t) for run in runs)
     fields = ["method", "preset", "dataset", "tasks", "tasks_done", "task_sizes", "order", "seed"]
     numbers = ["A_f", "A_avg", "A5_f", "old", "new", "forgetting", "bwt", "seconds"]
+    machine = ["device", "precision", "threads", "world_size", "concurrent_runs"]
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     after = [f"A_{t + 1}" for t in range(tasks)]
-    writer.writerow([*fields, "status", *numbers, "device", "commit", "command", *after])
+    writer.writerow([*fields, "status", *numbers, *machine, "commit", "command", *after])
     for run in runs:
         writer.writerow(
             [
                 *(_plain(run, field) for field in fields),
                 "partial" if run.partial else "complete",
-                *(_plain(run, field) for field in numbers),
-                *(run.device, run.commit, run.command),
+                *(_plain(run, field) for field in (*numbers, *machine)),
+                *(run.commit, run.command),
                 *run.A_t,
                 *[""] * (tasks - len(run.A_t)),
             ]

@@ -18,7 +18,7 @@ from efcil.config import flat
 from efcil.errors import RunError
 from efcil.experiment import Plan, Request, resolve
 from efcil.files import read_json, read_json_lines
-from efcil.report.load import Run, Summary, asked_precision, each_head
+from efcil.report.load import TIMING, Run, Summary, asked_precision, each_head
 
 ORDERS = ("identity", "1992", "1993")
 PRESET, SEED = "paper", 0
@@ -139,9 +139,7 @@ class Measured:
         several = len(repeats) > 1
         means = {key: _mean([r[key] for r in repeats]) for key in _NUMBERS if several and key in repeats[0]}
         fastest = min(repeats, key=lambda repeat: repeat["seconds"])
-        device, shared = fastest["device"], fastest.get("runs_at_once", 1)
-        device += f", {shared} runs at once" if shared > 1 else ""  # other processes had their part of its seconds
-        return {**repeats[0], **means, "seconds": fastest["seconds"], "device": device}
+        return {**repeats[0], **means, **{key: fastest.get(key) for key in TIMING}}
 
     def read(self, places: Iterable[Path], cells: Iterable[Cell], settings: Sequence[str]) -> None:
         """Take up the summaries at or below the places that belong to one of the cells; of copies one."""

@@ -20,6 +20,7 @@ class Job(Options):
     out: Path
     command: str
     device: str = "cpu"
+    concurrent_runs: int = 1  # that share its device, itself included
 
     @property
     def title(self) -> str:
@@ -47,4 +48,5 @@ class Job(Options):
             command=self.command,
             compare=True,
             snapshots=("dpcr", "rrcr") if self.cell.group == "trajectory" else (),
+            concurrent_runs=self.concurrent_runs,
         )

@@ -80,7 +80,8 @@ class RayTasks:
     def start(self, job: Job, number: int, alone: bool) -> RayTask:
         """Hand it over; Ray starts it when there is room."""
         share = self._alone if alone else self._share
-        job = job.model_copy(update={"device": "cuda" if share.num_gpus else "cpu"})
+        device, sharing = ("cuda", round(1 / share.num_gpus)) if share.num_gpus else ("cpu", 1)
+        job = job.model_copy(update={"device": device, "concurrent_runs": sharing})
         return RayTask(self._ray, job, number, share, self._quiet)
 
     def close(self) -> None:

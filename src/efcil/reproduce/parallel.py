@@ -204,7 +204,9 @@ class Processes:
         if not free:
             return None
         _, i = min(free)
-        process = Process(job, number, self._room[i].threads, self._room[i].gpu, echo=not self._quiet)
+        slot = self._room[i]
+        job = job.model_copy(update={"concurrent_runs": 1 if alone else sum(s.gpu == slot.gpu for s in self._room)})
+        process = Process(job, number, slot.threads, slot.gpu, echo=not self._quiet)
         self._busy[i] = (process, alone)
         return process
 

@@ -65,7 +65,7 @@ class Table:
             runs = {o: r for o in self.orders if (r := measured.get(block.dataset, block.tasks, o, method))}
             values = {metric: Value.over(getattr(r, metric) for r in runs.values()) for metric in METRICS}
             seconds = min((r.seconds for r in runs.values() if r.seconds is not None), default=None)
-            devices = "; ".join(dict.fromkeys(r.device for r in runs.values()))
+            devices = "; ".join(dict.fromkeys(r.timed_on for r in runs.values()))
             entry = published(block.dataset, block.tasks, method, self.source)
             found.append(Line(method, words, entry, values, tuple(runs), seconds, devices))
         return found

@@ -83,14 +83,22 @@ class Machine:
         return cls(place, precision, compile, capture, group, sync_bn)
 
     @property
+    def description(self) -> dict[str, Any]:
+        """The fields of a summary that say what a run was computed on."""
+        on_gpu = self.device.type == "cuda"
+        return {
+            "device": torch.cuda.get_device_name(self.device) if on_gpu else f"{platform.machine()} CPU",
+            "precision": self.precision,
+            "threads": None if on_gpu else torch.get_num_threads(),
+            "world_size": self.group.size,
+        }
+
+    @property
     def name(self) -> str:
-        """The device in words, for summaries."""
-        if self.device.type == "cuda":
-            words = f"{torch.cuda.get_device_name(self.device)}, {self.precision}"
-        else:
-            threads = torch.get_num_threads()
-            words = f"{platform.machine()} CPU, {threads} thread{'s' * (threads > 1)}, {self.precision}"
-        return words if self.group.size == 1 else f"{words}, {self.group.size} processes"
+        """The same in words."""
+        device, precision, threads, processes = self.description.values()
+        words = device if threads is None else f"{device}, {threads} thread{'s' * (threads > 1)}"
+        return f"{words}, {precision}" + (f", {processes} processes" if processes > 1 else "")
 
     @property
     def runs_at_once(self) -> int:
