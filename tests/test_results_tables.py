@@ -165,14 +165,14 @@ def test_the_settings_of_the_released_code_are_a_variant(root):
     assert "released" not in (root / "README.md").read_text()
 
 
-def test_partial_runs_are_listed_and_not_counted(root):
-    store(root, "a", summary(A_f=50))
-    store(root, "b", summary(A_f=90, order="1992", done=3))
-    run(root)
-    assert cells(root, "dpcr")[2:6] == ["50.00", "60.00", "1993", "1"]
-    text = (root / "results" / "README.md").read_text()
-    assert "- dpcr, order 1992, 3 of 10 tasks: cifar100/10/b/dpcr" in text
-    assert "90.00" not in text
+def test_partial_runs_are_refused(root, tmp_path, capsys):
+    written(tmp_path / "runs", summary("lwf"), summary(A_f=90, done=3))
+    assert run(root, "--add", tmp_path / "runs", "--name", "a") == 1
+    assert "dpcr has 3 of 10 tasks; finish it with --resume" in capsys.readouterr().err
+    assert not list((root / "results").iterdir()), "nor is the one beside it stored"
+    store(root, "b", summary(A_f=90, done=3))
+    assert run(root) == 1
+    assert "cifar100/10/b/dpcr: dpcr has 3 of 10 tasks" in capsys.readouterr().err
 
 
 def test_the_two_heads_of_a_method_are_two_rows_with_the_papers_numbers(root):
@@ -188,12 +188,6 @@ def test_uneven_splits_are_not_compared_with_the_paper(root):
     store(root, "a", summary(task_sizes=[55, *[5] * 9]))
     run(root)
     assert cells(root, "dpcr", "## cifar100, T = 10 (55 + 9 x 5)")[1] == DASH
-
-
-def test_nothing_measured_is_said(root):
-    assert run(root) == 0
-    assert "Ours: not measured yet." in (root / "results" / "README.md").read_text()
-    assert "Results: not measured yet." in (root / "README.md").read_text()
 
 
 @pytest.mark.parametrize("file", ["README.md", "results/README.md"])
@@ -338,15 +332,6 @@ def served(root):
     return root
 
 
-def test_the_service_was_not_measured_yet(served):
-    assert run(served) == 0
-    text = (served / "docs" / "serve.md").read_text()
-    assert "**Throughput**: not measured yet." in text
-    assert "**Soak**: not measured yet." in text
-    assert text.startswith("top\n")
-    assert text.endswith("end\n")
-
-
 def test_what_the_service_measured_stands_in_its_page_alone(served):
     one = {"per_second": 80.0, "p50_ms": 300.0, "p90_ms": 400.0, "p99_ms": 500.0, "errors": 0}
     median = {**one, "single": 40.0, "batch": 120.0, "size": 15.25}
@@ -365,6 +350,8 @@ def test_what_the_service_measured_stands_in_its_page_alone(served):
     stored_benchmark(served, "cpu-soak", soak=soak)
     assert run(served) == 0
     text = (served / "docs" / "serve.md").read_text()
+    assert text.startswith("top\n")
+    assert text.endswith("end\n")
     assert "**Throughput.** `results/benchmarks.jsonl#cpu-serve`: `python x.py`, a machine, commit abc" in text
     assert "| bare loop over single JPEG files | 40.0 |" in text
     assert "| `efcil serve`, 32 clients | 80.0 | 300 | 400 | 500 | 0 |" in text
@@ -515,8 +502,6 @@ def test_what_goes_beyond_the_paper_stands_beside_dpcr(root):
     page = root / "docs" / "dpcr-plus.md"
     page.parent.mkdir()
     page.write_text("before\n<!-- ledger -->\n<!-- /ledger -->\nafter\n")
-    run(root)
-    assert "not measured yet." in page.read_text()
     store(root, "a", summary(A_f=50), summary("dpcr-plus", A_f=60, preset="tuned", order="2"))
     store(root, "a", summary("dpcr-plus", A_f=62, preset="tuned", order="1"))
     store(root, "b", summary("dpcr-plus", A_f=61, preset="tuned", order="2"))

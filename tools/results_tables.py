@@ -119,23 +119,15 @@ class Row:
             means.append(None if of_order is None else of_order.mean)
         return Value.over(means)
 
-    @property
-    def seconds(self) -> str:
-        """Median time of a run on each device."""
-        return "; ".join(f"{_time(value)} ({device})" for device, value in self._times().items()) or NONE
-
-    @property
-    def fastest(self) -> str:
-        """The shortest of these times, with its device."""
-        device, value = min(self._times().items(), key=lambda item: item[1], default=("", None))
-        return NONE if value is None else f"{_time(value)} ({device})"
-
-    def _times(self) -> dict[str, float]:
+    def seconds(self, fastest: bool = False) -> str:
+        """Median time of a run on each machine, or on the fastest one."""
         times: dict[str, list[float]] = {}
-        for entry in self.entries:
-            if entry.run.seconds is not None:
-                times.setdefault(entry.run.timed_on or "device unknown", []).append(entry.run.seconds)
-        return {device: statistics.median(values) for device, values in times.items()}
+        for run in (entry.run for entry in self.entries):
+            if run.seconds is not None:
+                times.setdefault(run.timed_on or "device unknown", []).append(run.seconds)
+        medians = [(statistics.median(values), machine) for machine, values in times.items()]
+        chosen = sorted(medians)[:1] if fastest else medians
+        return "; ".join(f"{_time(seconds)} ({machine})" for seconds, machine in chosen) or NONE
 
     def each(self, get: Callable[[Run], str]) -> list[str]:
         """What the runs say, each once."""
@@ -155,7 +147,6 @@ class Section:
     title: str
     paper: Mapping[str, Mapping[str, Any]]
     rows: tuple[Row, ...]  # best A_f first
-    partial: tuple[Entry, ...]
 
     @cached_property
     def commands(self) -> dict[str, int]:
@@ -180,8 +171,8 @@ def _is_variant(label: str) -> bool:
     return base.startswith("rrcr") or any(not setting.startswith("memory=") for setting in settings)
 
 
-def _time(seconds: float) -> str:
-    return f"{seconds:.0f}" if seconds >= 10 else f"{seconds:.1f}"
+def _time(seconds: float | None) -> str:
+    return NONE if seconds is None else f"{seconds:.0f}" if seconds >= 10 else f"{seconds:.1f}"
 
 
 def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
@@ -205,12 +196,19 @@ def key_of(summary: Mapping[str, Any]) -> tuple[int, str, str]:
     return summary["tasks"], summary["run"], summary["method"]
 
 
+def check_complete(summary: Mapping[str, Any], where: str) -> None:
+    """Refuse a summary of a run that is not finished: no table counts it."""
+    if (done := summary["tasks_done"]) < (tasks := summary["tasks"]):
+        raise RunError(f"{where}: {summary['method']} has {done} of {tasks} tasks; finish it with --resume")
+
+
 def read_entries(results: Path) -> list[Entry]:
     """Every classifier of every stored summary."""
     entries = []
     for path in sorted(results.glob("*.jsonl")):
         for summary in [] if path.name in OTHERS else read_lines(path):
             place = "/".join(map(str, (path.stem, *key_of(summary))))
+            check_complete(summary, place)
             summary = _as_preset(summary | {"run_dir": place})
             config, usual = _config(summary)
             entries += [Entry(run, summary["run"], config, usual) for run in runs_of([summary])]
@@ -256,7 +254,7 @@ def sections_of(entries: Iterable[Entry], paper: Paper) -> list[Section]:
     """The paper's benchmarks in its order, then the others; without a measurement too."""
     found = {(entry.run.run_dir, entry.run.method): entry for entry in entries}
     made: dict[tuple[str, int, str], Section] = {
-        (dataset, tasks, title := f"{dataset}, T = {tasks}"): Section(title, methods, (), ())
+        (dataset, tasks, title := f"{dataset}, T = {tasks}"): Section(title, methods, ())
         for dataset, splits in paper.items()
         for tasks, methods in splits.items()
     }
@@ -264,9 +262,7 @@ def sections_of(entries: Iterable[Entry], paper: Paper) -> list[Section]:
         own = [found[run.run_dir, run.method] for group in benchmark.groups for run in group.runs]
         even = len(set(benchmark.task_sizes)) <= 1
         numbers = paper.get(benchmark.dataset, {}).get(benchmark.tasks, {}) if even else {}
-        rows = _rows([entry for entry in own if not entry.run.partial])
-        partial = tuple(sorted((e for e in own if e.run.partial), key=lambda entry: entry.run.run_dir))
-        made[benchmark.dataset, benchmark.tasks, benchmark.title] = Section(benchmark.title, numbers, rows, partial)
+        made[benchmark.dataset, benchmark.tasks, benchmark.title] = Section(benchmark.title, numbers, _rows(own))
     return list(made.values())
 
 
@@ -297,9 +293,16 @@ def _rows(entries: list[Entry]) -> tuple[Row, ...]:
 # -- writing ---------------------------------------------------------------------------------------------------------
 
 
-def _table(head: list[str], right: Iterable[int], rows: Iterable[list[str]]) -> list[str]:
-    align = ["---:" if column in set(right) else "---" for column in range(len(head))]
-    return [row_of(head), row_of(align), *map(row_of, rows)]
+def _table(head: str, rows: Iterable[list[str]]) -> list[str]:
+    """A table; columns whose head begins with > stand right."""
+    heads = head.split(" | ")
+    align = ["---:" if cell.startswith(">") else "---" for cell in heads]
+    return [row_of(cell.removeprefix(">") for cell in heads), row_of(align), *map(row_of, rows)]
+
+
+def _filled(head: str, cells: str, rows: Iterable[Mapping[str, Any]]) -> list[str]:
+    """A table of one format, with an empty line after it."""
+    return [*_table(head, (cells.format(**row).split(" | ") for row in rows)), ""]
 
 
 def _ours(row: Row | None, metric: str) -> str:
@@ -321,25 +324,16 @@ def _code(text: str) -> str:
 def _section_lines(section: Section, variant: bool) -> list[str]:
     lines = []
     for label, numbers, row in section.lines(variant):
-        if row is None:
-            lines.append([escaped(label), _papers(numbers), UNMEASURED, *[NONE] * 6])
-            continue
-        numbered = sorted(section.commands[command] for command in row.each(lambda run: run.command))
-        lines.append(
-            [
-                escaped(label),
-                _papers(numbers),
-                *(_ours(row, metric) for metric in METRICS),
-                escaped(", ".join(row.orders)),
-                str(len(row.entries)),
-                escaped(row.seconds),
-                escaped(", ".join(row.each(lambda run: run.commit))),
-                ", ".join(map(str, numbered)),
-            ]
-        )
-    head = ["Method", "Paper A\\_f / A\\_avg", "A\\_f", "A\\_avg"]
-    head += ["Orders", "Runs", "Seconds a run (median)", "Commit", "Command"]
-    return _table(head, (2, 3, 5), lines) if lines else []
+        cells = [UNMEASURED, *[NONE] * 6]
+        if row is not None:
+            numbered = sorted(section.commands[command] for command in row.each(lambda run: run.command))
+            commits = ", ".join(row.each(lambda run: run.commit))
+            cells = [*(_ours(row, metric) for metric in METRICS), escaped(", ".join(row.orders)), str(len(row.entries))]
+            cells += [escaped(row.seconds()), escaped(commits), ", ".join(map(str, numbered))]
+        lines.append([escaped(label), _papers(numbers), *cells])
+    head = "Method | Paper A\\_f / A\\_avg | >A\\_f | >A\\_avg | Orders | >Runs"
+    head += " | Seconds a run (median) | Commit | Command"
+    return _table(head, lines) if lines else []
 
 
 def _each_run(section: Section) -> list[str]:
@@ -347,13 +341,11 @@ def _each_run(section: Section) -> list[str]:
     for row in section.rows:
         for entry in sorted(row.entries, key=lambda entry: (entry.run.order, entry.run.seed, entry.run.run_dir)):
             run = entry.run
-            numbers = [f"{v:.2f}" if (v := getattr(run, metric)) is not None else NONE for metric in METRICS]
-            seconds = NONE if run.seconds is None else _time(run.seconds)
-            texts = (run.machine, run.commit)
-            cells = [escaped(row.label), escaped(run.order), escaped(run.seed), *numbers, seconds]
-            rows.append([*cells, *map(escaped, (*texts, entry.name)), str(section.commands[run.command or "?"])])
-    head = ["Method", "Order", "Seed", "A\\_f", "A\\_avg", "Seconds", "Device", "Commit", "Run", "Command"]
-    return ["<details><summary>Every run</summary>", "", *_table(head, (3, 4, 5), rows), "", "</details>", ""]
+            cells = [*map(escaped, (row.label, run.order, run.seed)), f"{run.A_f:.2f}", f"{run.A_avg:.2f}"]
+            cells += [_time(run.seconds), *map(escaped, (run.machine, run.commit, entry.name))]
+            rows.append([*cells, str(section.commands[run.command or "?"])])
+    head = "Method | Order | Seed | >A\\_f | >A\\_avg | >Seconds | Device | Commit | Run | Command"
+    return ["<details><summary>Every run</summary>", "", *_table(head, rows), "", "</details>", ""]
 
 
 def _legend(paper: Paper) -> list[str]:
@@ -382,8 +374,6 @@ def full_text(sections: list[Section], paper: Paper) -> str:
         *_legend(paper),
         "",
     ]
-    if not any(section.rows for section in sections):
-        lines += [f"Ours: {UNMEASURED}.", ""]
     for section in sections:
         lines += [f"## {escaped(section.title)}", "", *_section_lines(section, variant=False), ""]
         variants = _section_lines(section, variant=True)
@@ -393,14 +383,6 @@ def full_text(sections: list[Section], paper: Paper) -> str:
             lines += ["Commands:", ""]
             lines += [f"{number}. {_code(command)}" for command, number in section.commands.items()]
             lines += ["", *_each_run(section)]
-        if section.partial:
-            lines += ["Partial runs, not counted:", ""]
-            lines += [
-                f"- {escaped(e.run.method)}, order {escaped(e.run.order)}, {e.run.tasks_done} of {e.run.tasks} tasks: "
-                f"{escaped(e.run.run_dir)}"
-                for e in section.partial
-            ]
-            lines.append("")
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -413,16 +395,14 @@ def compact_text(sections: list[Section]) -> str:
                 escaped(label),
                 *(NONE if numbers is None else f"{numbers[m]:.2f}" for m in METRICS),
                 *(_ours(row, m) for m in METRICS),
-                escaped(row.fastest),
+                escaped(row.seconds(fastest=True)),
             ]
             for label, numbers, row in section.lines(variant=False)
             if row is not None
         ]
         if rows:
-            head = ["Method", "Paper A\\_f", "Paper A\\_avg", "A\\_f", "A\\_avg", "Seconds a run"]
-            lines += [f"**{escaped(section.title)}**", "", *_table(head, range(1, 5), rows), ""]
-    if len(lines) == 2:
-        lines += [f"Results: {UNMEASURED}.", ""]
+            head = "Method | >Paper A\\_f | >Paper A\\_avg | >A\\_f | >A\\_avg | Seconds a run"
+            lines += [f"**{escaped(section.title)}**", "", *_table(head, rows), ""]
     lines += ["All runs, orders, commits and commands: [results/README.md](results/README.md).", "", END]
     return "\n".join(lines)
 
@@ -431,94 +411,12 @@ def variants_text(sections: list[Section]) -> str:
     """The block of docs/fidelity.md: DPCR's parts and rank rules, each measured split side by side."""
     measured = [s for s in sections if any(row.variant for row in s.rows)]
     labels = dict.fromkeys(row.label for s in measured for row in s.rows)  # best first
-    head = ["Method"] + [f"{escaped(s.title)}: {m.replace('_', chr(92) + '_')}" for s in measured for m in METRICS]
     rows = []
     for label in labels:
         found = [next((row for row in s.rows if row.label == label), None) for s in measured]
         rows.append([escaped(label), *(_ours(row, m) for row in found for m in METRICS)])
-    lines = _table(head, range(1, len(head)), rows) if measured else [f"Variants: {UNMEASURED}."]
-    return "\n".join([BEGIN, "", *lines, "", END])
-
-
-def _said(stored: Mapping[str, Any]) -> list[str]:
-    """Where a stored benchmark comes from."""
-    device = stored["raw"]["device"]
-    return [f"`results/{BENCHMARKS}#{stored['name']}`: `{stored['command']}`, {device}, commit {stored['commit']}", ""]
-
-
-def _rounds_lines(found: Mapping[str, Any]) -> list[str]:
-    """Of benchmarks/rounds.py: a model taught in rounds against a run, and what forgetting did to the other classes."""
-    rows = []
-    for row in found["rows"]:
-        gone = row["forgotten"]
-        means = [statistics.mean(one[key] for one in gone) for key in ("before", "ruled_out", "after")]
-        worst = min(one["after"] - one["before"] for one in gone)
-        rows.append(
-            [str(row["seed"]), str(row["pictures"]), f"{row['taught']:.2f}", f"{row['run']:.2f}"]
-            + [f"{mean:.2f}" for mean in means]
-            + [f"{worst:+.2f}"]
-        )
-    head = [f"{escaped(found['data'])}, {found['classes']} classes in five rounds: seed", "Test pictures"]
-    head += ["`efcil evaluate`, %", "`efcil run`, %", "Others before a class is forgotten, %", "Its name struck out, %"]
-    head += ["After `efcil forget`, %", "Worst change, points"]
-    held, gone = f"{100 * found['held_out']:.0f} %", len(found["rows"][0]["forgotten"])
-    words = f"Kept from training to measure recall: {held}. Accuracy of the others: mean over {gone} forgotten classes."
-    return [*_table(head, range(1, 8), rows), "", words, ""]
-
-
-def _latency(one: Mapping[str, float]) -> list[str]:
-    return [f"{one['per_second']:.1f}", *(f"{one[f'p{q}_ms']:.0f}" for q in (50, 90, 99)), f"{one['errors']:.0f}"]
-
-
-def _serve_lines(found: Mapping[str, Any]) -> list[str]:
-    """Of benchmarks/serve.py: bare loops, many clients at once, one client while the model is taught."""
-    median, meanwhile = found["median"], found["meanwhile"]
-    rows = [
-        ["bare loop over single JPEG files", f"{median['single']:.1f}", *[NONE] * 4],
-        ["bare loop over ready batches of 32", f"{median['batch']:.1f}", *[NONE] * 4],
-        [f"`efcil serve`, {found['clients']} clients", *_latency(median)],
-        ["`efcil serve`, one client", *_latency(meanwhile["alone"])],
-        ["`efcil serve`, one client, while it is taught", *_latency(meanwhile["teaching"])],
-    ]
-    what = f"{found['backbone']}, {found['threads']} threads, median of {len(found['rounds'])} rounds"
-    ratios = f"{found['ratio']:.2f} of the loop over single pictures, {found['ratio_to_batches']:.2f} of ready batches"
-    words = f"The service gives {ratios}; {median['size']:.1f} pictures a pass. The teaching: {meanwhile['job']}."
-    head = [escaped(what), "Pictures a second", "p50, ms", "p90, ms", "p99, ms", "Errors"]
-    return [*_table(head, range(1, 6), rows), "", words, ""]
-
-
-def _soak_lines(found: Mapping[str, Any]) -> list[str]:
-    """Of benchmarks/serve.py --soak."""
-    sizes = found["mib"]
-    words = (
-        f"{found['seconds'] / 60:.0f} minutes, {found['clients']} clients, {found['backbone']}: "
-        f"{found['per_second']:.1f} pictures a second, {found['errors']} errors, p99 {found['p99_ms']:.0f} ms. "
-        f"Memory {min(sizes):.0f} to {max(sizes):.0f} MiB in "
-        f"{len(sizes)} readings; from the first third to the last {found['growth']:+.2f} %."
-    )
-    return [words, ""]
-
-
-SERVED: dict[str, tuple[str, Callable[[Mapping[str, Any]], list[str]]]] = {
-    "serve": ("Throughput", _serve_lines),
-    "soak": ("Soak", _soak_lines),
-}
-
-
-def serve_text(results: Path) -> str:
-    """The block of docs/serve.md: what benchmarks/serve.py measured."""
-    lines = []
-    found = {one["name"]: one for one in read_lines(results / BENCHMARKS)}
-    for key, (title, lines_of) in SERVED.items():
-        if stored := found.get(f"cpu-{key}"):
-            lines += [f"**{title}.** " + _said(stored)[0], "", *lines_of(stored["raw"][key])]
-        else:
-            lines += [f"**{title}**: {UNMEASURED}.", ""]
-    return "\n".join([BEGIN, "", *lines, END])
-
-
-def _range(values: list[float]) -> str:
-    return f"{min(values):.2f} to {max(values):.2f}"
+    head = f"Method{_titles(s.title for s in measured)}"
+    return "\n".join([BEGIN, "", *_table(head, rows), "", END])
 
 
 def beyond_text(sections: list[Section]) -> str:
@@ -529,7 +427,7 @@ def beyond_text(sections: list[Section]) -> str:
         splits = [s for s in splits if any(row.label.startswith("dpcr-plus") for row in s.rows)]
         if splits:
             lines += [f"**{dataset}**", "", *_beyond(splits), "", *_ablation(dataset, splits)]
-    return "\n".join([BEGIN, "", *(lines or [UNMEASURED + ".", ""]), END])
+    return "\n".join([BEGIN, "", *lines, END])
 
 
 def _beyond(splits: list[Section]) -> list[str]:
@@ -540,17 +438,16 @@ def _beyond(splits: list[Section]) -> list[str]:
             apart = all(entry.name.startswith(ABLATION) for entry in row.entries)  # in a table of their own
             if not apart and (row.label == "dpcr" or row.label.startswith(("dpcr, order", "dpcr-plus"))):
                 rows.setdefault(row.label, [None] * len(splits))[at] = row
-    titles = _titles(splits)
     cells = []
     for label, found in sorted(rows.items(), key=lambda item: (item[0] == "dpcr", item[0].startswith("dpcr,"))):
         orders = dict.fromkeys(order for row in found if row for order in row.each(lambda run: run.order))
         values = [_ours(row, m) for row in found for m in METRICS]
         cells.append([escaped(label), ", ".join(sorted(orders)), *values])
-    return _table(["Method", "Orders", *titles], range(2, 2 + len(titles)), cells)
+    return _table(f"Method | Orders{_titles(s.title.partition(', ')[2] for s in splits)}", cells)
 
 
-def _titles(splits: list[Section]) -> list[str]:
-    return [f"{s.title.partition(', ')[2]}: {m.replace('_', chr(92) + '_')}" for s in splits for m in METRICS]
+def _titles(splits: Iterable[str]) -> str:
+    return "".join(f" | >{escaped(split)}: {escaped(metric)}" for split in splits for metric in METRICS)
 
 
 def _ablation(dataset: str, splits: list[Section]) -> list[str]:
@@ -565,11 +462,11 @@ def _ablation(dataset: str, splits: list[Section]) -> list[str]:
         for part in [*parts, beside] if beside else parts:
             label = _without(part[0].run.method)
             found.setdefault(label, [None] * len(splits))[at] = Row(label, tuple(part))
-    titles = _titles(splits)
     cells = [[escaped(label), *(_ours(row, m) for row in rows for m in METRICS)] for label, rows in found.items()]
     known = sorted({order for rows in found.values() for row in rows if row for order in row.orders})
     title = f"**{dataset}, what each part gives**: order {', '.join(known)}; all but the last row from one training."
-    return [title, "", *_table(["Method", *titles], range(1, 1 + len(titles)), cells), ""] if found else []
+    head = f"Method{_titles(s.title.partition(', ')[2] for s in splits)}"
+    return [title, "", *_table(head, cells), ""] if found else []
 
 
 def _without(method: str) -> str:
@@ -584,138 +481,148 @@ def _without(method: str) -> str:
     return ", ".join(words) if words and known else "dpcr, trained as LwF" if base == "dpcr" else method
 
 
-def _teacher(kind: bool | str) -> str:
-    """How the teacher of a timed step looked at the images."""
-    return kind if isinstance(kind, str) else "ahead" if kind else "none"
+# -- benchmarks ------------------------------------------------------------------------------------------------------
+
+Raw = Mapping[str, Any]
 
 
-def benchmarks_text(results: Path) -> str:
-    """The block of docs/performance.md: what benchmarks/ measured."""
-    lines = []
-    for stored in read_lines(results / BENCHMARKS):
-        raw = stored.get("raw", {})
-        if not raw or SERVED.keys() & raw.keys():  # a text without a table, or in docs/serve.md
-            continue
-        lines += _said(stored)
-        if "rounds" in raw:
-            lines += _rounds_lines(raw["rounds"])
-        if "step" in raw:
-            rows = [
-                [row["variant"], "yes" if row["teacher"] else "no", f"{1e3 * row['seconds']['median']:.3f}"]
-                + [f"{1e3 * row['seconds']['spread']:.3f}", f"{1e3 * row['ceiling_seconds']:.3f}"]
-                for row in raw["step"]["rows"]
-            ]
-            lines += _table(["Step of 128 images", "Teacher", "ms", "Spread", "Ceiling, ms"], (2, 3, 4), rows) + [""]
-        if "ways" in raw:
-            rows = [
-                [r["way"], _teacher(r["teacher"]), "all" if r.get("limit") == 0 else str(r.get("limit", 10))]
-                + [f"{r['ms']:.3f}", f"{r['first_seconds']:.1f}", f"{r['race']:.1g}", f"{r['chance']:.1g}"]
-                for r in raw["ways"]
-            ]
-            head = ["Way of a captured step", "Teacher", "cuDNN's trials", "ms", "First step, s"]
-            lines += [*_table([*head, "Against in order", "Chance"], (3, 4, 5, 6), rows), ""]
-        if "compiler" in raw:
-            rows = [
-                [r["variant"], str(r["compile_and_capture_seconds"]), f"{r['step_ms']:.3f}"] for r in raw["compiler"]
-            ]
-            lines += _table(["Compiler option", "Compile and capture, s", "Step with teacher, ms"], (1, 2), rows) + [""]
-        if "augment" in raw:
-            speed = raw["augment"]["images_per_second"]
-            times = f", {raw['augment']['ratio']['median']:.1f} times Pillow's on one core"
-            words = f"{speed['median']:,.0f} images a second (spread {speed['spread']:,.0f}){times}"
-            lines += [f"Augmentation: {words}.", ""]
-        if "stream" in raw:
-            alone, streamed, ratio = (statistics.median(raw["stream"][key]) for key in ("alone", "streamed", "ratio"))
-            words = f"{streamed:.0f} images a second, decoding alone {alone:.0f}, median ratio {ratio:.2f}"
-            turns = f"{len(raw['stream']['ratio'])} turns, ratios {_range(raw['stream']['ratio'])}"
-            lines += [f"Streaming JPEGs at {raw['size']} pixels with {raw['workers']} workers: {words} ({turns}).", ""]
-        if "epoch" in raw and "share" in raw["epoch"]["teacher"]:
-            rows = []
-            for name in ("no_teacher", "teacher"):
-                one = raw["epoch"][name]
-                rates = [f"{one[key]:,.0f}" for key in ("images_per_second", "resident_images_per_second")]
-                rows.append([f"{one['images']:,} images, {name.replace('_', ' ')}", *rates, f"{one['share']:.2f}"])
-            heads = [f"An epoch at {raw['side']} pixels", "Images a second", "The step on one batch", "Share"]
-            lines += _table(heads, (1, 2, 3), rows) + [""]
-        if "distributed" in raw:
-            found = raw["distributed"]
-            together, alone = (found["images_per_second"][way] for way in ("together", "alone"))
-            words = f"{together:.0f} images a second together, {alone:.0f} alone, median ratio {found['ratio']:.2f}"
-            turns = f"{len(found['ratios'])} turns, ratios {_range(found['ratios'])}"
-            lines += [f"{found['processes']} processes, {found['problem']}: {words} ({turns}).", ""]
-        if "runs" in raw:
-            rows = [[f"`{r['what']}`", f"{r['seconds']:.1f}", str(r.get("peak_gpu_mib", NONE))] for r in raw["runs"]]
-            lines += _table(["From prompt to prompt", "Seconds", "GPU memory at most, MiB"], (1, 2), rows) + [""]
-        if "startup" in raw:
-            found = raw["startup"]
-            rows = [
-                [
-                    cache,
-                    *(
-                        f"{found[cache][part]:.1f}"
-                        for part in ("build_seconds", "first_step_seconds", "process_seconds")
-                    ),
-                ]
-                for cache in ("cold", "warm")
-            ]
-            head = ["Compile cache", "Until the loop, s", "First step, s", "The whole process, s"]
-            lines += [*_table(head, (1, 2, 3), rows), "", f"Imports: {found['import_seconds']['median']:.1f} s.", ""]
-        if "naive_seconds" in raw:
-            rows = [["SVD and inverse a class, float32", f"{1e3 * raw['naive_seconds']:.1f}", "1", NONE]]
-            for rule in ("positive", "numerical"):
-                numbers = (1e3 * raw[f"{rule}_seconds"], raw[f"{rule}_speedup"], raw[f"{rule}_deviation"])
-                rows.append([f"ours, rule {rule}", *("{:.1f} {:.1f} {:.1e}".format(*numbers).split())])
-            head = [f"Class update, {raw['classes']} + 10 classes, d = {raw['dim']}", "ms", "Times faster", "Deviation"]
-            lines += _table(head, (1, 2, 3), rows)
-            lines += ["", f"Ten times the classes take {raw['tenfold_growth']:.1f} times as long.", ""]
-        if "scale" in raw:
-            lines += [*_scale_lines(raw["scale"]), ""]
-    return "\n".join([BEGIN, "", *(lines or [f"Benchmarks: {UNMEASURED}.", ""]), END])
+def _origin(stored: Raw) -> str:
+    """Where a stored benchmark comes from."""
+    about = f"`{stored['command']}`, {stored['raw']['device']}, commit {stored['commit']}"
+    return f"`results/{BENCHMARKS}#{stored['name']}`: {about}"
+
+
+def _rounds(raw: Raw) -> list[str]:
+    """Of benchmarks/rounds.py: a model taught in rounds against a run, and what forgetting did to the other classes."""
+    found, rows = raw["rounds"], []
+    for row in found["rows"]:
+        gone = row["forgotten"]
+        means = {key: statistics.mean(one[key] for one in gone) for key in ("before", "ruled_out", "after")}
+        rows.append({**row, **means, "worst": min(one["after"] - one["before"] for one in gone)})
+    head = f"{escaped(found['data'])}, {found['classes']} classes in five rounds: seed | >Test pictures"
+    head += " | >`efcil evaluate`, % | >`efcil run`, % | >Others before a class is forgotten, %"
+    head += " | >Its name struck out, % | >After `efcil forget`, % | >Worst change, points"
+    cells = "{seed} | {pictures} | {taught:.2f} | {run:.2f} | {before:.2f} | {ruled_out:.2f} | {after:.2f}"
+    held, gone = f"{100 * found['held_out']:.0f} %", len(found["rows"][0]["forgotten"])
+    words = f"Kept from training to measure recall: {held}. Accuracy of the others: mean over {gone} forgotten classes."
+    return [*_filled(head, cells + " | {worst:+.2f}", rows), words]
+
+
+def _serve(found: Raw) -> list[str]:
+    """Of benchmarks/serve.py: bare loops, many clients at once, one client while the model is taught."""
+    median, meanwhile = found["median"], found["meanwhile"]
+    latency = "{per_second:.1f} | {p50_ms:.0f} | {p90_ms:.0f} | {p99_ms:.0f} | {errors:.0f}"
+    served = (
+        (f"{found['clients']} clients", median),
+        ("one client", meanwhile["alone"]),
+        ("one client, while it is taught", meanwhile["teaching"]),
+    )
+    rows = [
+        ["bare loop over single JPEG files", f"{median['single']:.1f}", *[NONE] * 4],
+        ["bare loop over ready batches of 32", f"{median['batch']:.1f}", *[NONE] * 4],
+        *([f"`efcil serve`, {who}", *latency.format(**one).split(" | ")] for who, one in served),
+    ]
+    what = f"{found['backbone']}, {found['threads']} threads, median of {len(found['rounds'])} rounds"
+    ratios = f"{found['ratio']:.2f} of the loop over single pictures, {found['ratio_to_batches']:.2f} of ready batches"
+    words = f"The service gives {ratios}; {median['size']:.1f} pictures a pass. The teaching: {meanwhile['job']}."
+    return [*_table(f"{what} | >Pictures a second | >p50, ms | >p90, ms | >p99, ms | >Errors", rows), "", words]
+
+
+def _soak(found: Raw) -> list[str]:
+    """Of benchmarks/serve.py --soak."""
+    sizes = found["mib"]
+    return [
+        f"{found['seconds'] / 60:.0f} minutes, {found['clients']} clients, {found['backbone']}: "
+        f"{found['per_second']:.1f} pictures a second, {found['errors']} errors, p99 {found['p99_ms']:.0f} ms. "
+        f"Memory {min(sizes):.0f} to {max(sizes):.0f} MiB in "
+        f"{len(sizes)} readings; from the first third to the last {found['growth']:+.2f} %."
+    ]
+
+
+def _ways(raw: Raw) -> list[str]:
+    rows = []
+    for row in raw["ways"]:
+        how = row["teacher"]  # how it looked at the images: ahead where a record says only that it did
+        teacher = how if isinstance(how, str) else "ahead" if how else "none"
+        rows.append({**row, "teacher": teacher, "limit": row.get("limit", 10) or "all"})
+    head = "Way of a captured step | Teacher | cuDNN's trials | >ms | >First step, s | >Against in order | >Chance"
+    cells = "{way} | {teacher} | {limit} | {ms:.3f} | {first_seconds:.1f} | {race:.1g} | {chance:.1g}"
+    return _filled(head, cells, rows)
+
+
+def _ratios(values: list[float]) -> str:
+    return f"({len(values)} turns, ratios {min(values):.2f} to {max(values):.2f})"
+
+
+def _augment(raw: Raw) -> list[str]:
+    rate = "{median:,.0f} images a second (spread {spread:,.0f})".format(**raw["augment"]["images_per_second"])
+    return [f"Augmentation: {rate}, {raw['augment']['ratio']['median']:.1f} times Pillow's on one core."]
+
+
+def _stream(raw: Raw) -> list[str]:
+    found = raw["stream"]
+    alone, streamed, ratio = (statistics.median(found[key]) for key in ("alone", "streamed", "ratio"))
+    rates = f"{streamed:.0f} images a second, decoding alone {alone:.0f}, median ratio {ratio:.2f}"
+    what = f"Streaming JPEGs at {raw['size']} pixels with {raw['workers']} workers"
+    return [f"{what}: {rates} {_ratios(found['ratio'])}."]
+
+
+def _distributed(raw: Raw) -> list[str]:
+    found = raw["distributed"]
+    rates = "{together:.0f} images a second together, {alone:.0f} alone".format(**found["images_per_second"])
+    what = f"{found['processes']} processes, {found['problem']}"
+    return [f"{what}: {rates}, median ratio {found['ratio']:.2f} {_ratios(found['ratios'])}."]
+
+
+def _epoch(raw: Raw) -> list[str]:
+    rows = [{"name": key.replace("_", " "), **raw["epoch"][key]} for key in ("no_teacher", "teacher")]
+    cells = "{images:,} images, {name} | {images_per_second:,.0f} | {resident_images_per_second:,.0f} | {share:.2f}"
+    head = f"An epoch at {raw.get('side')} pixels | >Images a second | >The step on one batch | >Share"
+    return _filled(head, cells, rows) if "share" in rows[1] else []
+
+
+def _update(raw: Raw) -> list[str]:
+    rows = [["SVD and inverse a class, float32", f"{1e3 * raw['naive_seconds']:.1f}", "1", NONE]]
+    for rule in ("positive", "numerical"):
+        seconds, speedup, deviation = (raw[f"{rule}_{what}"] for what in ("seconds", "speedup", "deviation"))
+        rows.append([f"ours, rule {rule}", f"{1e3 * seconds:.1f}", f"{speedup:.1f}", f"{deviation:.1e}"])
+    head = f"Class update, {raw['classes']} + 10 classes, d = {raw['dim']} | >ms | >Times faster | >Deviation"
+    return [*_table(head, rows), "", f"Ten times the classes take {raw['tenfold_growth']:.1f} times as long."]
 
 
 ON_PAPER = (("ImageNet-1k", 1_000), ("ImageNet-21k", 21_841), ("a hundred thousand classes", 100_000))
 ROWS_ON_PAPER = 64  # of a factor
 
 
-def _scale_lines(raw: Mapping[str, Any]) -> list[str]:
+def _scale(raw: Raw) -> list[str]:
     """Many classes: what was measured, and what follows for sizes that nobody has measured."""
-    head = ["Classes", "d", "Images", "Kept as", "Update, s", "Processor, s", "Stored, MB", "Of the paper's", "Peak"]
+    found = raw["scale"]
     rows = [
-        [f"{r['classes']:,}", f"{r['dim']:,}", str(r["images"]), r["form"], f"{r['seconds']:.2f}"]
-        + [f"{r['processor_seconds']:.2f}", f"{r['stored_bytes'] / 1e6:,.1f}", f"{r['of_papers']:.3f}"]
-        + [f"{r['peak_ratio']:.2f}" if r["classes"] >= 1000 else NONE]
-        for r in (*raw["classes"], *raw["dimensions"])
+        {**r, "mb": r["stored_bytes"] / 1e6, "peak": f"{r['peak_ratio']:.2f}" if r["classes"] >= 1000 else NONE}
+        for r in (*found["classes"], *found["dimensions"])
     ]
-    lines = _table(head, (0, 1, 2, 4, 5, 6, 7, 8), rows)
-    growth, apart = f"{raw['tenfold_growth']:.1f}", f"{raw['factor_deviation']:.0e}"
-    lines += ["", f"Ten times the classes take {growth} times the processor time; exact factors differ by {apart} from"]
-    lines += ["Grams after an update. Peak: what the update takes beside one block, times what is stored after it."]
-    rows = [[str(r["tasks"]), f"{r['class_moves']:,}", f"{r['processor_seconds']:.2f}"] for r in raw["tasks"]]
-    first = raw["tasks"][0]
-    words = f"Tasks ({first['classes']} classes, d = {first['dim']})"
-    lines += ["", *_table([words, "Classes moved", "All updates, s"], (0, 1, 2), rows)]
-    rows = [
-        [f"{r['error']:g}", str(r["rows"]), f"{r['of_gram']:.3f}", f"{r['left_out']:.4f}"]
-        + [f"{r['left_out_after_a_move']:.4f}", f"{r['weight_change']:.4f}"]
-        for r in raw["compression"]
-    ]
-    first = raw["compression"][0]
-    words = f"`memory_error` (d = {first['dim']}, {first['images']} images)"
-    head = [words, "Rows", "Of a Gram", "Left out", "After a move", "Change of the classifier"]
-    lines += ["", *_table(head, range(6), rows)]
-    return [*lines, "", *_on_paper(raw)]
+    head = ">Classes | >d | >Images | Kept as | >Update, s | >Processor, s | >Stored, MB | >Of the paper's | >Peak"
+    cells = "{classes:,} | {dim:,} | {images} | {form} | {seconds:.2f} | {processor_seconds:.2f} | {mb:,.1f}"
+    lines = _filled(head, cells + " | {of_papers:.3f} | {peak}", rows)
+    growth, apart = f"{found['tenfold_growth']:.1f}", f"{found['factor_deviation']:.0e}"
+    lines += [f"Ten times the classes take {growth} times the processor time; exact factors differ by {apart} from"]
+    lines += ["Grams after an update. Peak: what the update takes beside one block, times what is stored after it.", ""]
+    first = found["tasks"][0]
+    head = f">Tasks ({first['classes']} classes, d = {first['dim']}) | >Classes moved | >All updates, s"
+    lines += _filled(head, "{tasks} | {class_moves:,} | {processor_seconds:.2f}", found["tasks"])
+    first = found["compression"][0]
+    head = f">`memory_error` (d = {first['dim']}, {first['images']} images) | >Rows | >Of a Gram | >Left out"
+    head += " | >After a move | >Change of the classifier"
+    cells = "{error:g} | {rows} | {of_gram:.3f} | {left_out:.4f} | {left_out_after_a_move:.4f} | {weight_change:.4f}"
+    return [*lines, *_filled(head, cells, found["compression"]), *_on_paper(found)]
 
 
-def _on_paper(raw: Mapping[str, Any]) -> list[str]:
+def _on_paper(found: Raw) -> list[str]:
     """Sizes that nobody has measured: bytes from the formulas, seconds from the rate of the largest measured update."""
-    largest = {
-        form: max((r for r in raw["classes"] if r["form"] == form), key=lambda r: r["classes"])
-        for form in ("gram", "factors")
-    }
-    rate = {
-        form: r["classes"] * _operations(form, r["dim"], r["images"]) / r["processor_seconds"]
-        for form, r in largest.items()
-    }
+    rate = {}
+    for form in ("gram", "factors"):
+        r = max((r for r in found["classes"] if r["form"] == form), key=lambda r: r["classes"])
+        rate[form] = r["classes"] * _operations(form, r["dim"], r["images"]) / r["processor_seconds"]
     rows = []
     for name, classes in ON_PAPER:
         for dim in (512, 2048):
@@ -725,13 +632,75 @@ def _on_paper(raw: Mapping[str, Any]) -> list[str]:
                 size = f"{8 * classes * (own + dim) / 1e9:,.1f}"
                 rows.append([f"{name}, {classes:,}", f"{dim:,}", kept, size, f"{seconds:,.0f}"])
     words = ", ".join(f"{form} {rate[form] / 1e9:.0f} GFLOP/s" for form in rate)
-    head = ["On paper", "d", "Kept as", "Stored, GB", "Update, processor s"]
-    return [*_table(head, (1, 3, 4), rows), "", f"At the rate of a core in the largest updates above: {words}."]
+    lines = _table("On paper | >d | Kept as | >Stored, GB | >Update, processor s", rows)
+    return [*lines, "", f"At the rate of a core in the largest updates above: {words}."]
 
 
 def _operations(form: str, dim: int, rows: int) -> float:
     """Operations of moving one class and adding its Gram to the sum."""
     return 3.25 * dim**3 if form == "gram" else 4.0 * rows * dim**2
+
+
+SERVED: dict[str, tuple[str, Callable[[Raw], list[str]]]] = {"serve": ("Throughput", _serve), "soak": ("Soak", _soak)}
+MEASURED: dict[str, Callable[[Raw], list[str]]] = {  # by what a record holds, in the order of the page
+    "rounds": _rounds,
+    "step": lambda raw: _filled(
+        "Step of 128 images | Teacher | >ms | >Spread | >Ceiling, ms",
+        "{variant} | {words} | {median:.3f} | {spread:.3f} | {ceiling:.3f}",
+        (
+            {**row, "words": "yes" if row["teacher"] else "no", "ceiling": 1e3 * row["ceiling_seconds"]}
+            | {key: 1e3 * row["seconds"][key] for key in ("median", "spread")}
+            for row in raw["step"]["rows"]
+        ),
+    ),
+    "ways": _ways,
+    "compiler": lambda raw: _filled(
+        "Compiler option | >Compile and capture, s | >Step with teacher, ms",
+        "{variant} | {compile_and_capture_seconds} | {step_ms:.3f}",
+        raw["compiler"],
+    ),
+    "augment": _augment,
+    "stream": _stream,
+    "epoch": _epoch,
+    "distributed": _distributed,
+    "runs": lambda raw: _filled(
+        "From prompt to prompt | >Seconds | >GPU memory at most, MiB",
+        "`{what}` | {seconds:.1f} | {peak_gpu_mib}",
+        ({"peak_gpu_mib": NONE, **row} for row in raw["runs"]),
+    ),
+    "startup": lambda raw: [
+        *_filled(
+            "Compile cache | >Until the loop, s | >First step, s | >The whole process, s",
+            "{cache} | {build_seconds:.1f} | {first_step_seconds:.1f} | {process_seconds:.1f}",
+            ({"cache": cache, **raw["startup"][cache]} for cache in ("cold", "warm")),
+        ),
+        f"Imports: {raw['startup']['import_seconds']['median']:.1f} s.",
+    ],
+    "naive_seconds": _update,
+    "scale": _scale,
+}
+
+
+def serve_text(results: Path) -> str:
+    """The block of docs/serve.md: what benchmarks/serve.py measured."""
+    lines = []
+    for stored in read_lines(results / BENCHMARKS):
+        for key, (title, lines_of) in SERVED.items():
+            if found := stored.get("raw", {}).get(key):
+                lines += [f"**{title}.** {_origin(stored)}", "", *lines_of(found), ""]
+    return "\n".join([BEGIN, "", *lines, END])
+
+
+def benchmarks_text(results: Path) -> str:
+    """The block of docs/performance.md: what benchmarks/ measured."""
+    lines = []
+    for stored in read_lines(results / BENCHMARKS):
+        raw = stored.get("raw", {})
+        if raw and not SERVED.keys() & raw.keys():  # a text has no table, and the service's are in docs/serve.md
+            lines += [_origin(stored), ""]
+            for made in (lines_of(raw) for key, lines_of in MEASURED.items() if key in raw):
+                lines += [*made, ""] if made and made[-1] else made
+    return "\n".join([BEGIN, "", *lines, END])
 
 
 def methods_text(sections: list[Section]) -> str:
@@ -762,12 +731,8 @@ def measured_text(file: str, sections: list[Section]) -> str:
             pair = " / ".join(v.text() for m in METRICS if (v := row.value(m)))
             paper = f" ({numbers['A_f']:.2f} / {numbers['A_avg']:.2f})" if numbers else ""
             found.setdefault(key, []).append(f"{section.title.partition(', ')[2]} {pair}{paper}")
-    parts = [f"`{key}` {', '.join(values)}" for key, values in sorted(found.items())]
-    text = (
-        f"Measured on CIFAR-100, A_f / A_avg, in brackets the paper's: {'; '.join(parts)}."
-        if parts
-        else "Measured: not yet."
-    )
+    parts = "; ".join(f"`{key}` {', '.join(values)}" for key, values in sorted(found.items()))
+    text = f"Measured on CIFAR-100, A_f / A_avg, in brackets the paper's: {parts}." if parts else "Measured: not yet."
     return textwrap.fill(text, 120, break_on_hyphens=False, break_long_words=False)
 
 
@@ -856,6 +821,7 @@ def add(directory: Path, name: str, results: Path, concurrent_runs: int = 1) -> 
         for key in ("tasks", "tasks_done", "order", "seed", *TIMING, "commit", "command"):
             if key not in summary:
                 raise RunError(f"{directory / below}: summary.json has no '{key}'; run it again")
+        check_complete(summary, str(directory / below))
         order = below.parts[0] if below.parts and below.parts[0].startswith("order-") else ""
         summary["command"] = public(summary["command"])
         summary["concurrent_runs"] = max(summary["concurrent_runs"], concurrent_runs)
@@ -906,7 +872,7 @@ def main(arguments: list[str] | None = None) -> int:
     root = options.root.resolve()
     try:
         if options.add is not None:
-            if options.add.is_file() and options.add.name != "summary.json":
+            if options.add.is_file():
                 added = add_benchmark(options.add, options.name, root / "results")
             else:
                 added = add(options.add, options.name, root / "results", options.concurrent_runs)
@@ -919,12 +885,9 @@ def main(arguments: list[str] | None = None) -> int:
         print(note)
     found = differences(wanted, root)
     if options.check:
-        print(
-            found + "out of date: run python tools/results_tables.py"
-            if found
-            else "the ledger is what the summaries give"
-        )
-        return 1 if found else 0
+        outdated = f"{found}out of date: run python tools/results_tables.py"
+        print(outdated if found else "the ledger is what the summaries give")
+        return int(bool(found))
     for path, text in wanted.items():
         atomic_write_text(path, text)
         print(f"wrote {path.relative_to(root)}")
