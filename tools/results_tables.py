@@ -31,20 +31,22 @@ from pydantic import ValidationError
 
 from efcil.errors import EfcilError, RunError
 from efcil.experiment import Request, resolve
-from efcil.files import atomic_write_text, read_json, read_json_lines, write_json_lines
+from efcil.files import atomic_write_text, write_json_lines
 from efcil.methods import METHODS, Method
 from efcil.report import load_summaries
 from efcil.report.groups import NONE, Value, benchmarks_of
 from efcil.report.load import TIMING, Run, asked_precision, runs_of
 from efcil.report.tables import md as escaped
-from efcil.report.tables import row as row_of
 from efcil.reproduce.cells import paper as read_paper
 
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from benchmark_tables import BEGIN, BENCHMARKS, END, add_benchmark, benchmarks_text, read_lines, serve_text, table
+
 ROOT = Path(__file__).resolve().parent.parent
-BEGIN, END = "<!-- ledger -->", "<!-- /ledger -->"
 UNMEASURED = "not measured yet"
 METRICS = ("A_f", "A_avg")
-BENCHMARKS, OTHERS = "benchmarks.jsonl", ("benchmarks.jsonl", "research.jsonl")
+OTHERS = (BENCHMARKS, "research.jsonl")
 ABLATION = "ablation"  # names of runs that begin so are of one trajectory, read with parts left out
 ABLATED = {
     "gaussian=0": "no Gaussians",
@@ -186,11 +188,6 @@ def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
 # -- reading ---------------------------------------------------------------------------------------------------------
 
 
-def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The lines of a file of results; none where there is no file."""
-    return read_json_lines(path, error=RunError) if path.is_file() else []
-
-
 def key_of(summary: Mapping[str, Any]) -> tuple[int, str, str]:
     """What tells the lines of a data set apart, and how they are sorted."""
     return summary["tasks"], summary["run"], summary["method"]
@@ -293,18 +290,6 @@ def _rows(entries: list[Entry]) -> tuple[Row, ...]:
 # -- writing ---------------------------------------------------------------------------------------------------------
 
 
-def _table(head: str, rows: Iterable[list[str]]) -> list[str]:
-    """A table; columns whose head begins with > stand right."""
-    heads = head.split(" | ")
-    align = ["---:" if cell.startswith(">") else "---" for cell in heads]
-    return [row_of(cell.removeprefix(">") for cell in heads), row_of(align), *map(row_of, rows)]
-
-
-def _filled(head: str, cells: str, rows: Iterable[Mapping[str, Any]]) -> list[str]:
-    """A table of one format, with an empty line after it."""
-    return [*_table(head, (cells.format(**row).split(" | ") for row in rows)), ""]
-
-
 def _ours(row: Row | None, metric: str) -> str:
     value = row.value(metric) if row is not None else None
     return NONE if value is None else value.text()
@@ -333,7 +318,7 @@ def _section_lines(section: Section, variant: bool) -> list[str]:
         lines.append([escaped(label), _papers(numbers), *cells])
     head = "Method | Paper A\\_f / A\\_avg | >A\\_f | >A\\_avg | Orders | >Runs"
     head += " | Seconds a run (median) | Commit | Command"
-    return _table(head, lines) if lines else []
+    return table(head, lines) if lines else []
 
 
 def _each_run(section: Section) -> list[str]:
@@ -345,7 +330,7 @@ def _each_run(section: Section) -> list[str]:
             cells += [_time(run.seconds), *map(escaped, (run.machine, run.commit, entry.name))]
             rows.append([*cells, str(section.commands[run.command or "?"])])
     head = "Method | Order | Seed | >A\\_f | >A\\_avg | >Seconds | Device | Commit | Run | Command"
-    return ["<details><summary>Every run</summary>", "", *_table(head, rows), "", "</details>", ""]
+    return ["<details><summary>Every run</summary>", "", *table(head, rows), "", "</details>", ""]
 
 
 def _legend(paper: Paper) -> list[str]:
@@ -402,7 +387,7 @@ def compact_text(sections: list[Section]) -> str:
         ]
         if rows:
             head = "Method | >Paper A\\_f | >Paper A\\_avg | >A\\_f | >A\\_avg | Seconds a run"
-            lines += [f"**{escaped(section.title)}**", "", *_table(head, rows), ""]
+            lines += [f"**{escaped(section.title)}**", "", *table(head, rows), ""]
     lines += ["All runs, orders, commits and commands: [results/README.md](results/README.md).", "", END]
     return "\n".join(lines)
 
@@ -416,7 +401,7 @@ def variants_text(sections: list[Section]) -> str:
         found = [next((row for row in s.rows if row.label == label), None) for s in measured]
         rows.append([escaped(label), *(_ours(row, m) for row in found for m in METRICS)])
     head = f"Method{_titles(s.title for s in measured)}"
-    return "\n".join([BEGIN, "", *_table(head, rows), "", END])
+    return "\n".join([BEGIN, "", *table(head, rows), "", END])
 
 
 def beyond_text(sections: list[Section]) -> str:
@@ -443,7 +428,7 @@ def _beyond(splits: list[Section]) -> list[str]:
         orders = dict.fromkeys(order for row in found if row for order in row.each(lambda run: run.order))
         values = [_ours(row, m) for row in found for m in METRICS]
         cells.append([escaped(label), ", ".join(sorted(orders)), *values])
-    return _table(f"Method | Orders{_titles(s.title.partition(', ')[2] for s in splits)}", cells)
+    return table(f"Method | Orders{_titles(s.title.partition(', ')[2] for s in splits)}", cells)
 
 
 def _titles(splits: Iterable[str]) -> str:
@@ -466,7 +451,7 @@ def _ablation(dataset: str, splits: list[Section]) -> list[str]:
     known = sorted({order for rows in found.values() for row in rows if row for order in row.orders})
     title = f"**{dataset}, what each part gives**: order {', '.join(known)}; all but the last row from one training."
     head = f"Method{_titles(s.title.partition(', ')[2] for s in splits)}"
-    return [title, "", *_table(head, cells), ""] if found else []
+    return [title, "", *table(head, cells), ""] if found else []
 
 
 def _without(method: str) -> str:
@@ -479,228 +464,6 @@ def _without(method: str) -> str:
     words = [ABLATED[setting] for setting in settings if setting in ABLATED]
     known = all(setting in ABLATED or setting.startswith("memory_") for setting in settings)
     return ", ".join(words) if words and known else "dpcr, trained as LwF" if base == "dpcr" else method
-
-
-# -- benchmarks ------------------------------------------------------------------------------------------------------
-
-Raw = Mapping[str, Any]
-
-
-def _origin(stored: Raw) -> str:
-    """Where a stored benchmark comes from."""
-    about = f"`{stored['command']}`, {stored['raw']['device']}, commit {stored['commit']}"
-    return f"`results/{BENCHMARKS}#{stored['name']}`: {about}"
-
-
-def _rounds(raw: Raw) -> list[str]:
-    """Of benchmarks/rounds.py: a model taught in rounds against a run, and what forgetting did to the other classes."""
-    found, rows = raw["rounds"], []
-    for row in found["rows"]:
-        gone = row["forgotten"]
-        means = {key: statistics.mean(one[key] for one in gone) for key in ("before", "ruled_out", "after")}
-        rows.append({**row, **means, "worst": min(one["after"] - one["before"] for one in gone)})
-    head = f"{escaped(found['data'])}, {found['classes']} classes in five rounds: seed | >Test pictures"
-    head += " | >`efcil evaluate`, % | >`efcil run`, % | >Others before a class is forgotten, %"
-    head += " | >Its name struck out, % | >After `efcil forget`, % | >Worst change, points"
-    cells = "{seed} | {pictures} | {taught:.2f} | {run:.2f} | {before:.2f} | {ruled_out:.2f} | {after:.2f}"
-    held, gone = f"{100 * found['held_out']:.0f} %", len(found["rows"][0]["forgotten"])
-    words = f"Kept from training to measure recall: {held}. Accuracy of the others: mean over {gone} forgotten classes."
-    return [*_filled(head, cells + " | {worst:+.2f}", rows), words]
-
-
-def _serve(found: Raw) -> list[str]:
-    """Of benchmarks/serve.py: bare loops, many clients at once, one client while the model is taught."""
-    median, meanwhile = found["median"], found["meanwhile"]
-    latency = "{per_second:.1f} | {p50_ms:.0f} | {p90_ms:.0f} | {p99_ms:.0f} | {errors:.0f}"
-    served = (
-        (f"{found['clients']} clients", median),
-        ("one client", meanwhile["alone"]),
-        ("one client, while it is taught", meanwhile["teaching"]),
-    )
-    rows = [
-        ["bare loop over single JPEG files", f"{median['single']:.1f}", *[NONE] * 4],
-        ["bare loop over ready batches of 32", f"{median['batch']:.1f}", *[NONE] * 4],
-        *([f"`efcil serve`, {who}", *latency.format(**one).split(" | ")] for who, one in served),
-    ]
-    what = f"{found['backbone']}, {found['threads']} threads, median of {len(found['rounds'])} rounds"
-    ratios = f"{found['ratio']:.2f} of the loop over single pictures, {found['ratio_to_batches']:.2f} of ready batches"
-    words = f"The service gives {ratios}; {median['size']:.1f} pictures a pass. The teaching: {meanwhile['job']}."
-    return [*_table(f"{what} | >Pictures a second | >p50, ms | >p90, ms | >p99, ms | >Errors", rows), "", words]
-
-
-def _soak(found: Raw) -> list[str]:
-    """Of benchmarks/serve.py --soak."""
-    sizes = found["mib"]
-    return [
-        f"{found['seconds'] / 60:.0f} minutes, {found['clients']} clients, {found['backbone']}: "
-        f"{found['per_second']:.1f} pictures a second, {found['errors']} errors, p99 {found['p99_ms']:.0f} ms. "
-        f"Memory {min(sizes):.0f} to {max(sizes):.0f} MiB in "
-        f"{len(sizes)} readings; from the first third to the last {found['growth']:+.2f} %."
-    ]
-
-
-def _ways(raw: Raw) -> list[str]:
-    rows = []
-    for row in raw["ways"]:
-        how = row["teacher"]  # how it looked at the images: ahead where a record says only that it did
-        teacher = how if isinstance(how, str) else "ahead" if how else "none"
-        rows.append({**row, "teacher": teacher, "limit": row.get("limit", 10) or "all"})
-    head = "Way of a captured step | Teacher | cuDNN's trials | >ms | >First step, s | >Against in order | >Chance"
-    cells = "{way} | {teacher} | {limit} | {ms:.3f} | {first_seconds:.1f} | {race:.1g} | {chance:.1g}"
-    return _filled(head, cells, rows)
-
-
-def _ratios(values: list[float]) -> str:
-    return f"({len(values)} turns, ratios {min(values):.2f} to {max(values):.2f})"
-
-
-def _augment(raw: Raw) -> list[str]:
-    rate = "{median:,.0f} images a second (spread {spread:,.0f})".format(**raw["augment"]["images_per_second"])
-    return [f"Augmentation: {rate}, {raw['augment']['ratio']['median']:.1f} times Pillow's on one core."]
-
-
-def _stream(raw: Raw) -> list[str]:
-    found = raw["stream"]
-    alone, streamed, ratio = (statistics.median(found[key]) for key in ("alone", "streamed", "ratio"))
-    rates = f"{streamed:.0f} images a second, decoding alone {alone:.0f}, median ratio {ratio:.2f}"
-    what = f"Streaming JPEGs at {raw['size']} pixels with {raw['workers']} workers"
-    return [f"{what}: {rates} {_ratios(found['ratio'])}."]
-
-
-def _distributed(raw: Raw) -> list[str]:
-    found = raw["distributed"]
-    rates = "{together:.0f} images a second together, {alone:.0f} alone".format(**found["images_per_second"])
-    what = f"{found['processes']} processes, {found['problem']}"
-    return [f"{what}: {rates}, median ratio {found['ratio']:.2f} {_ratios(found['ratios'])}."]
-
-
-def _epoch(raw: Raw) -> list[str]:
-    rows = [{"name": key.replace("_", " "), **raw["epoch"][key]} for key in ("no_teacher", "teacher")]
-    cells = "{images:,} images, {name} | {images_per_second:,.0f} | {resident_images_per_second:,.0f} | {share:.2f}"
-    head = f"An epoch at {raw.get('side')} pixels | >Images a second | >The step on one batch | >Share"
-    return _filled(head, cells, rows) if "share" in rows[1] else []
-
-
-def _update(raw: Raw) -> list[str]:
-    rows = [["SVD and inverse a class, float32", f"{1e3 * raw['naive_seconds']:.1f}", "1", NONE]]
-    for rule in ("positive", "numerical"):
-        seconds, speedup, deviation = (raw[f"{rule}_{what}"] for what in ("seconds", "speedup", "deviation"))
-        rows.append([f"ours, rule {rule}", f"{1e3 * seconds:.1f}", f"{speedup:.1f}", f"{deviation:.1e}"])
-    head = f"Class update, {raw['classes']} + 10 classes, d = {raw['dim']} | >ms | >Times faster | >Deviation"
-    return [*_table(head, rows), "", f"Ten times the classes take {raw['tenfold_growth']:.1f} times as long."]
-
-
-ON_PAPER = (("ImageNet-1k", 1_000), ("ImageNet-21k", 21_841), ("a hundred thousand classes", 100_000))
-ROWS_ON_PAPER = 64  # of a factor
-
-
-def _scale(raw: Raw) -> list[str]:
-    """Many classes: what was measured, and what follows for sizes that nobody has measured."""
-    found = raw["scale"]
-    rows = [
-        {**r, "mb": r["stored_bytes"] / 1e6, "peak": f"{r['peak_ratio']:.2f}" if r["classes"] >= 1000 else NONE}
-        for r in (*found["classes"], *found["dimensions"])
-    ]
-    head = ">Classes | >d | >Images | Kept as | >Update, s | >Processor, s | >Stored, MB | >Of the paper's | >Peak"
-    cells = "{classes:,} | {dim:,} | {images} | {form} | {seconds:.2f} | {processor_seconds:.2f} | {mb:,.1f}"
-    lines = _filled(head, cells + " | {of_papers:.3f} | {peak}", rows)
-    growth, apart = f"{found['tenfold_growth']:.1f}", f"{found['factor_deviation']:.0e}"
-    lines += [f"Ten times the classes take {growth} times the processor time; exact factors differ by {apart} from"]
-    lines += ["Grams after an update. Peak: what the update takes beside one block, times what is stored after it.", ""]
-    first = found["tasks"][0]
-    head = f">Tasks ({first['classes']} classes, d = {first['dim']}) | >Classes moved | >All updates, s"
-    lines += _filled(head, "{tasks} | {class_moves:,} | {processor_seconds:.2f}", found["tasks"])
-    first = found["compression"][0]
-    head = f">`memory_error` (d = {first['dim']}, {first['images']} images) | >Rows | >Of a Gram | >Left out"
-    head += " | >After a move | >Change of the classifier"
-    cells = "{error:g} | {rows} | {of_gram:.3f} | {left_out:.4f} | {left_out_after_a_move:.4f} | {weight_change:.4f}"
-    return [*lines, *_filled(head, cells, found["compression"]), *_on_paper(found)]
-
-
-def _on_paper(found: Raw) -> list[str]:
-    """Sizes that nobody has measured: bytes from the formulas, seconds from the rate of the largest measured update."""
-    rate = {}
-    for form in ("gram", "factors"):
-        r = max((r for r in found["classes"] if r["form"] == form), key=lambda r: r["classes"])
-        rate[form] = r["classes"] * _operations(form, r["dim"], r["images"]) / r["processor_seconds"]
-    rows = []
-    for name, classes in ON_PAPER:
-        for dim in (512, 2048):
-            for form, own in (("gram", dim * (dim + 1) // 2), ("factors", ROWS_ON_PAPER * dim)):
-                seconds = classes * _operations(form, dim, ROWS_ON_PAPER) / rate[form]
-                kept = form if form == "gram" else f"factors, {ROWS_ON_PAPER} rows"
-                size = f"{8 * classes * (own + dim) / 1e9:,.1f}"
-                rows.append([f"{name}, {classes:,}", f"{dim:,}", kept, size, f"{seconds:,.0f}"])
-    words = ", ".join(f"{form} {rate[form] / 1e9:.0f} GFLOP/s" for form in rate)
-    lines = _table("On paper | >d | Kept as | >Stored, GB | >Update, processor s", rows)
-    return [*lines, "", f"At the rate of a core in the largest updates above: {words}."]
-
-
-def _operations(form: str, dim: int, rows: int) -> float:
-    """Operations of moving one class and adding its Gram to the sum."""
-    return 3.25 * dim**3 if form == "gram" else 4.0 * rows * dim**2
-
-
-SERVED: dict[str, tuple[str, Callable[[Raw], list[str]]]] = {"serve": ("Throughput", _serve), "soak": ("Soak", _soak)}
-MEASURED: dict[str, Callable[[Raw], list[str]]] = {  # by what a record holds, in the order of the page
-    "rounds": _rounds,
-    "step": lambda raw: _filled(
-        "Step of 128 images | Teacher | >ms | >Spread | >Ceiling, ms",
-        "{variant} | {words} | {median:.3f} | {spread:.3f} | {ceiling:.3f}",
-        (
-            {**row, "words": "yes" if row["teacher"] else "no", "ceiling": 1e3 * row["ceiling_seconds"]}
-            | {key: 1e3 * row["seconds"][key] for key in ("median", "spread")}
-            for row in raw["step"]["rows"]
-        ),
-    ),
-    "ways": _ways,
-    "compiler": lambda raw: _filled(
-        "Compiler option | >Compile and capture, s | >Step with teacher, ms",
-        "{variant} | {compile_and_capture_seconds} | {step_ms:.3f}",
-        raw["compiler"],
-    ),
-    "augment": _augment,
-    "stream": _stream,
-    "epoch": _epoch,
-    "distributed": _distributed,
-    "runs": lambda raw: _filled(
-        "From prompt to prompt | >Seconds | >GPU memory at most, MiB",
-        "`{what}` | {seconds:.1f} | {peak_gpu_mib}",
-        ({"peak_gpu_mib": NONE, **row} for row in raw["runs"]),
-    ),
-    "startup": lambda raw: [
-        *_filled(
-            "Compile cache | >Until the loop, s | >First step, s | >The whole process, s",
-            "{cache} | {build_seconds:.1f} | {first_step_seconds:.1f} | {process_seconds:.1f}",
-            ({"cache": cache, **raw["startup"][cache]} for cache in ("cold", "warm")),
-        ),
-        f"Imports: {raw['startup']['import_seconds']['median']:.1f} s.",
-    ],
-    "naive_seconds": _update,
-    "scale": _scale,
-}
-
-
-def serve_text(results: Path) -> str:
-    """The block of docs/serve.md: what benchmarks/serve.py measured."""
-    lines = []
-    for stored in read_lines(results / BENCHMARKS):
-        for key, (title, lines_of) in SERVED.items():
-            if found := stored.get("raw", {}).get(key):
-                lines += [f"**{title}.** {_origin(stored)}", "", *lines_of(found), ""]
-    return "\n".join([BEGIN, "", *lines, END])
-
-
-def benchmarks_text(results: Path) -> str:
-    """The block of docs/performance.md: what benchmarks/ measured."""
-    lines = []
-    for stored in read_lines(results / BENCHMARKS):
-        raw = stored.get("raw", {})
-        if raw and not SERVED.keys() & raw.keys():  # a text has no table, and the service's are in docs/serve.md
-            lines += [_origin(stored), ""]
-            for made in (lines_of(raw) for key, lines_of in MEASURED.items() if key in raw):
-                lines += [*made, ""] if made and made[-1] else made
-    return "\n".join([BEGIN, "", *lines, END])
 
 
 def methods_text(sections: list[Section]) -> str:
@@ -794,16 +557,6 @@ def public(command: str) -> str:
         words.append(f"{option}{equals}{value}" if equals else option or value)
         previous = word
     return shlex.join(words)
-
-
-def add_benchmark(file: Path, name: str, results: Path) -> list[str]:
-    """Store the record of a benchmark, in the place of an earlier one of that name."""
-    record = read_json(file, error=RunError)
-    if not isinstance(record, dict) or "raw" not in record:
-        raise RunError(f"{file}: no record of a benchmark; give what --out of one wrote")
-    lines = {one["name"]: one for one in read_lines(results / BENCHMARKS)}
-    write_json_lines(results / BENCHMARKS, {**lines, name: {"name": name, **record}}.values())
-    return [f"{BENCHMARKS}#{name}"]
 
 
 def add(directory: Path, name: str, results: Path, concurrent_runs: int = 1) -> list[str]:
