@@ -55,15 +55,6 @@ ABLATED = {
     "quarters=1": "quarters of 1 stage",
     "quarters=2": "quarters of 2 stages",
 }
-# Removed options, each with the value that equals their absence: a run with it is the same experiment today.
-REMOVED: dict[str, Any] = {
-    "pseudo_from": "clean",
-    "pseudo_rounds": 1,
-    "first_decorrelation": 0.0,
-    "still_stages": 0,
-    "shift_views": 0,
-    "shift_residual": False,
-}
 KEPT_BACK = ("1", "2", "3")  # class orders that no choice of ours has seen, and that the paper does not have
 
 Config = tuple[tuple[str, str], ...]  # dotted key, value as JSON
@@ -232,7 +223,7 @@ def _config(summary: Mapping[str, Any]) -> tuple[Config, Config | None]:
 
     asked = asked_precision(summary)
     apart = () if asked == "auto" else (("precision", asked),)
-    given = [_without_removed(summary.get(key, {})) for key in ("options", "training", "data")]
+    given = [summary.get(key, {}) for key in ("options", "training", "data")]
     try:
         plan = resolve(Request((summary["method"],), summary["dataset"], preset=summary["preset"]))
         usual = (plan.methods[summary["method"]][1], plan.training, plan.data)
@@ -240,11 +231,6 @@ def _config(summary: Mapping[str, Any]) -> tuple[Config, Config | None]:
     except (KeyError, EfcilError, ValidationError):
         return (*flat_(*given), *apart), None
     return (*flat_(*filled), *apart), flat_(*(options.model_dump(mode="json") for options in usual))
-
-
-def _without_removed(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options less removed ones without effect; one that had an effect stays, and sets the run apart."""
-    return {key: value for key, value in options.items() if key not in REMOVED or value != REMOVED[key]}
 
 
 def sections_of(entries: Iterable[Entry], paper: Paper) -> list[Section]:
