@@ -32,6 +32,7 @@ from efcil.estimators.sums import ROWS_AT_ONCE, FeatureSums
 from efcil.heads.ncm import cosine_scores
 from efcil.linalg import normalise_columns, ridge_weight
 from efcil.stats import ClassStats
+from messages import raises
 
 PAPER = {"ridge": 5.0, "fit_intercept": False, "normalise": True}
 ALL = [
@@ -269,9 +270,9 @@ def test_a_label_that_was_not_announced_is_refused_until_it_is():
     X, y = problem()
     model = NearestMeanClassifier().partial_fit(X[y < 2], y[y < 2], classes=[0, 1])
     before = pickle.dumps(model)
-    with pytest.raises(ValueError, match=r"y holds 2, 3, not among the announced classes \(0, 1\)"):
+    with raises(ValueError, 2, 3, (0, 1), "classes"):
         model.partial_fit(X, y)
-    with pytest.raises(ValueError, match="y holds 3, not among"):
+    with raises(ValueError, 3, (0, 1, 2), "classes"):
         model.partial_fit(X, y, classes=[2])
     assert pickle.dumps(model) == before
     assert model.partial_fit(X, y, classes=[3, 2]).classes_.tolist() == [0, 1, 2, 3]
@@ -280,7 +281,7 @@ def test_a_label_that_was_not_announced_is_refused_until_it_is():
 def test_numbers_and_strings_do_not_mix():
     X, y = problem()
     model = NearestMeanClassifier().fit(X, y)
-    with pytest.raises(OptionError, match="labels are string .*the classes so far number"):
+    with raises(OptionError, "'3'", (0, 1, 2, 3)):
         model.partial_fit(X, y.astype(str))
     assert union(np.array(["a"], dtype=object), np.array(["b"])).tolist() == ["a", "b"]
 
@@ -456,10 +457,10 @@ def test_a_call_that_fails_changes_nothing(model):
         with pytest.raises(ValueError, match=words):
             model.partial_fit(rows, labels, sample_weight=weight)
     if isinstance(model, RidgeReconstructionClassifier):
-        with pytest.raises(ValueError, match=r"X holds values up to 1e\+308, whose squares overflow"):
+        with raises(ValueError, "X", 1e308, "StandardScaler"):
             model.partial_fit(huge, y)
         ridge = model.ridge
-        with pytest.raises(ValueError, match="ridge is -1"):
+        with raises(ValueError, "ridge", -1):
             model.set_params(ridge=-1).partial_fit(X, y)
         model.set_params(ridge=ridge)
     assert pickle.dumps(model) == before
@@ -467,7 +468,7 @@ def test_a_call_that_fails_changes_nothing(model):
 
 def test_no_ridge_wants_enough_rows():
     X, y = problem(dim=200)
-    with pytest.raises(NotPositiveDefiniteError, match="raise ridge"):
+    with raises(NotPositiveDefiniteError, "200 x 200", "ridge"):
         RidgeReconstructionClassifier(0.0).fit(X, y)
     X, y = problem()
     weight = np.linalg.lstsq(np.c_[X, np.ones(len(y))], np.eye(4)[y], rcond=None)[0]

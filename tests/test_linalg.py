@@ -34,6 +34,7 @@ from efcil.linalg import (
     unpack_symmetric,
 )
 from efcil.stats import ClassStats
+from messages import raises
 from problems import draw, gap
 
 # --- task shift -------------------------------------------------------------------------------------------------------
@@ -133,7 +134,7 @@ def test_a_ridge_is_chosen_where_channels_are_dead_or_nothing_is_seen() -> None:
 
 def test_a_ridge_cannot_be_chosen_without_images_or_with_other_shapes() -> None:
     gram = torch.eye(3).double()
-    with pytest.raises(OptionError, match="images is 0"):
+    with raises(OptionError, "images", 0):
         cross_validated_ridge(gram, gram, 1.0, 0)
     with pytest.raises(OptionError, match=r"cross has shape \(3, 2\); wanted that of gram, \(3, 3\)"):
         cross_validated_ridge(gram, gram[:, :2], 1.0, 5)
@@ -166,20 +167,20 @@ def test_task_shift_does_not_depend_on_the_scale_of_both_features(scale: float, 
 def test_task_shift_refuses_what_it_cannot_solve() -> None:
     broken = draw(10, 3)
     broken[4, 1] = float("nan")
-    with pytest.raises(NotFiniteError, match="old features"):
+    with raises(NotFiniteError, "X'X", 5, 9):
         task_shift(broken, draw(10, 3))
-    with pytest.raises(NotFiniteError, match="old and new"):
+    with raises(NotFiniteError, "X'Y", 7, 2, 9):
         task_shift(draw(10, 3), broken / 0.0)
-    with pytest.raises(OptionError, match="same n images"):
+    with raises(OptionError, (10, 3), (9, 3)):
         task_shift(draw(10, 3), draw(9, 3))
-    with pytest.raises(OptionError, match="0 rows"):
+    with raises(OptionError, 0):
         task_shift(draw(0, 3), draw(0, 3))
-    with pytest.raises(OptionError, match="did you mean 'identity'"):
+    with raises(OptionError, "'identiy'", "'identity'"):
         task_shift(draw(10, 3), draw(10, 3), towards="identiy")  # type: ignore[arg-type]
-    with pytest.raises(OptionError, match=r"wanted \(3, 3\)"):
+    with raises(OptionError, (3, 4), (3, 3)):
         task_shift(draw(10, 3), draw(10, 4), towards="identity")
     for ridge in (-1.0, float("nan")):
-        with pytest.raises(OptionError, match="ridge is"):
+        with raises(OptionError, "ridge", ridge):
             task_shift(draw(10, 3), draw(10, 3), ridge=ridge)
 
 
@@ -336,17 +337,17 @@ def test_rank_does_not_depend_on_scale(images: int, dim: int, scale: float) -> N
 
 def test_rules_refuse_what_they_do_not_know() -> None:
     gram = torch.eye(2)
-    with pytest.raises(OptionError, match="did you mean 'numerical'"):
+    with raises(OptionError, "'numericl'", "'numerical'"):
         row_projector(gram, "numericl")  # type: ignore[arg-type]
     for rule, tolerance in (("tolerance", None), ("energy", 1.5), ("energy", 0.0)):
-        with pytest.raises(OptionError, match="wanted a share"):
+        with raises(OptionError, rule, tolerance):
             row_projector(gram, rule, tolerance)  # type: ignore[arg-type]
-    with pytest.raises(OptionError, match="takes no tolerance"):
+    with raises(OptionError, "'numerical'", 0.1, "'tolerance'", "'energy'"):
         row_projector(gram, "numerical", 0.1)
     for rule in ("positive", "numerical"):
-        with pytest.raises(NotFiniteError, match="gram"):
+        with raises(NotFiniteError, "gram", 2):
             row_projector(gram / 0.0, rule)  # type: ignore[arg-type]
-    with pytest.raises(OptionError, match="gram has shape"):
+    with raises(OptionError, "gram", (2, 3)):
         row_projector(torch.ones(2, 3))
 
 
@@ -379,7 +380,7 @@ def test_class_shift_zeroes_dead_channels_under_positive() -> None:
 
 
 def test_class_shift_refuses_unequal_dimensions() -> None:
-    with pytest.raises(OptionError, match=r"wanted \(dim, dim\)"):
+    with raises(OptionError, "task_shift", (3, 3), "gram", (1, 4, 4)):
         class_shift(torch.eye(3), torch.eye(4)[None])
 
 
@@ -420,12 +421,12 @@ def test_ridge_weight_takes_any_statistics_and_equals_the_literal_equations(ridg
 
 def test_ridge_without_gamma_on_too_few_images_says_what_to_do() -> None:
     stats = stats_of(draw(6, 7), torch.arange(6))
-    with pytest.raises(NotPositiveDefiniteError, match=r"sum of Grams \+ 0 I.*raise ridge"):
+    with raises(NotPositiveDefiniteError, "7 x 7", "ridge"):
         ridge_weight(stats, 0.0)
     assert torch.isfinite(ridge_weight(stats, 1e-3)).all()
-    with pytest.raises(OptionError, match="ridge is -1"):
+    with raises(OptionError, "ridge", -1.0):
         ridge_weight(stats, -1.0)
-    with pytest.raises(NotFiniteError, match="sum of Grams"):
+    with raises(NotFiniteError, 40, 9, 49):
         ridge_weight(stats_of(draw(6, 7) / 0.0, torch.arange(6)), 1.0)
 
 
@@ -434,10 +435,10 @@ def test_cholesky_tells_not_finite_from_not_positive_definite() -> None:
     assert torch.equal(cholesky(good), good.double())
     bad = good.clone()
     bad[2, 0, 0] = -1.0
-    with pytest.raises(NotPositiveDefiniteError, match=r"grams number 2 \(3 x 3\).*give up"):
+    with raises(NotPositiveDefiniteError, "grams", 2, "3 x 3", "give up"):
         cholesky(bad, "grams", "give up")
     bad[1, 0, 0] = float("inf")
-    with pytest.raises(NotFiniteError, match="0 NaN and 1 infinite"):
+    with raises(NotFiniteError, 0, 1, 36):
         cholesky(bad)
     # badly scaled, yet definite: scaling rows and columns together must not matter
     scale = torch.diag(torch.tensor([1e-12, 1.0, 1e6]).double())
@@ -475,7 +476,7 @@ def test_a_known_eigenvalue_is_believed_only_beyond_rounding_and_where_the_facto
     factor = cholesky(ridged, floor=1.1 * bound)
     assert gap(factor @ factor.T, ridged) < 1e-14
     indefinite = torch.stack([torch.eye(6), torch.eye(6) - 0.5 * torch.ones(6, 6)])
-    with pytest.raises(NotPositiveDefiniteError, match="number 1 "):
+    with raises(NotPositiveDefiniteError, 1, "6 x 6", "ridge"):
         cholesky(indefinite, floor=1.0)
     assert cholesky(torch.zeros(0, 3, 3)).shape == (0, 3, 3)
 
@@ -528,11 +529,11 @@ def test_a_covariance_that_was_moved_often_can_still_be_drawn_from(monkeypatch: 
 
 
 def test_what_is_no_covariance_cannot_be_drawn_from() -> None:
-    with pytest.raises(NotPositiveDefiniteError, match=r"to draw from \(2 x 2\) has a negative eigenvalue"):
+    with raises(NotPositiveDefiniteError, "2 x 2"):
         covariance_root(torch.tensor([[1.0, 2.0], [2.0, 1.0]]))
-    with pytest.raises(NotFiniteError, match="the covariance to draw from holds 1 NaN"):
+    with raises(NotFiniteError, 1, 0, 4):
         covariance_root(torch.tensor([[1.0, 0.0], [0.0, float("nan")]]))
-    with pytest.raises(OptionError, match=r"covariance has shape \(2, 3\)"):
+    with raises(OptionError, "covariance", (2, 3)):
         covariance_root(torch.ones(2, 3))
 
 
@@ -544,7 +545,7 @@ def test_normalise_columns() -> None:
     assert torch.equal(ours[:, 2], torch.zeros(6, dtype=torch.float64))
     scale = torch.tensor([1e-200, 7.0, 1.0, 1e200], dtype=torch.float64)
     assert gap(normalise_columns(weight * scale), ours) < 1e-14  # also where squares under- and overflow
-    with pytest.raises(NotFiniteError, match="weight"):
+    with raises(NotFiniteError, "weight", 6, 18, 24):
         normalise_columns(weight / 0.0)
 
 
@@ -558,5 +559,5 @@ def test_packing_is_exact(classes: int, dim: int) -> None:
 
 
 def test_unpacking_refuses_an_impossible_length() -> None:
-    with pytest.raises(OptionError, match="packed has 4"):
+    with raises(OptionError, "packed", 4):
         unpack_symmetric(torch.ones(4))

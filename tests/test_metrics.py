@@ -10,6 +10,7 @@ import torch
 
 from efcil.errors import DataError, RunError
 from efcil.metrics import AccuracyMatrix, count_correct
+from messages import raises
 
 
 def three_tasks() -> AccuracyMatrix:
@@ -144,33 +145,33 @@ def test_damaged_json_is_one_error(key):
     data = three_tasks().to_json()
     without, shorter = {k: v for k, v in data.items() if k != key}, {**data, key: data[key][:-1]}
     for damaged in (without, shorter, {**data, key: [[99]]}, {**data, key: None}):
-        with pytest.raises(RunError, match="damaged"):
+        with raises(RunError, "--resume"):
             AccuracyMatrix.from_json(damaged)
 
 
 def test_wrong_records_are_refused():
     matrix = AccuracyMatrix([4, 4])
-    with pytest.raises(ValueError, match="want 0, the next"):
+    with raises(ValueError, "t", 1, 0):
         matrix.record(1, [1, 1], [1, 1])
-    with pytest.raises(ValueError, match="want 1 counts"):
+    with raises(ValueError, 0, 1, 2):
         matrix.record(0, [1, 1], [1, 1])
-    with pytest.raises(ValueError, match="want 1 counts"):
+    with raises(ValueError, 0, 1, 2):
         matrix.record(0, [1], [1, 1])
-    with pytest.raises(ValueError, match="got top-1 3, top-5 2"):
+    with raises(ValueError, 0, 3, 2, 4):
         matrix.record(0, [3], [2])
-    with pytest.raises(ValueError, match="<= 4 images"):
+    with raises(ValueError, 0, 3, 5, 4):
         matrix.record(0, [3], [5])
-    with pytest.raises(ValueError, match="integers"):
+    with raises(ValueError, "correct_per_task", (1,), "float64"):
         matrix.record(0, [0.5], [1])
     assert matrix.tasks_done == 0  # a refused row leaves nothing behind
-    with pytest.raises(ValueError, match="not recorded"):
+    with raises(ValueError, 0, 2):
         _ = matrix.A_f
     matrix.record(0, [0], [0])
-    with pytest.raises(ValueError, match="task 1 is not recorded"):
+    with raises(ValueError, 1, 2):
         matrix.new(1)
-    with pytest.raises(DataError, match="task 1 has no test images"):
+    with raises(DataError, "task 1"):
         AccuracyMatrix([3, 0])
-    with pytest.raises(DataError, match="no task"):
+    with raises(DataError):
         AccuracyMatrix([])
 
 
@@ -218,9 +219,9 @@ def test_counts_agree_with_a_stable_sort_and_add_over_batches():
 
 
 def test_bad_shapes_and_labels_are_refused():
-    with pytest.raises(ValueError, match="labels: want 0 to 2, got 3 to 3"):
+    with raises(ValueError, "labels", 0, 2, 3):
         count_correct(np.zeros((1, 3)), np.array([3]), [0, 0, 0])
-    with pytest.raises(ValueError, match="a task for each of 3 classes"):
+    with raises(ValueError, "task_of_class", 3, (2,)):
         count_correct(np.zeros((1, 3)), np.array([0]), [0, 0])
-    with pytest.raises(ValueError, match=r"got \(2, 3\) and \(1,\)"):
+    with raises(ValueError, (2, 3), (1,)):
         count_correct(np.zeros((2, 3)), np.array([0]), [0, 0, 0])

@@ -17,6 +17,7 @@ from efcil.tasks import TaskStream
 from efcil.training.loop import Pixels
 from efcil.training.machine import Machine
 from efcil.training.schedule import Schedule
+from messages import raises
 from problems import TINY, Watch, blobs, stopped_in_the_second_task
 
 SIZES = (2, 3, 1)
@@ -86,11 +87,11 @@ def test_each_image_is_turned_four_times(size, channels, layout):
 
 
 def test_images_that_are_not_square_are_refused(machine):
-    with pytest.raises(DataError, match=r"must be square, got 8 x 6"):
+    with raises(DataError, "8 x 6", "crop="):
         rotated(torch.rand(2, 3, 8, 6), torch.tensor([0, 1]))
     wide = blobs()
     parts = [ImageSet(part.images[..., :6].copy(), part.labels) for part in (wide.train, wide.test)]
-    with pytest.raises(DataError, match="must be square"):
+    with raises(DataError, "8 x 6", "crop="):
         run(learner(machine), DataSet("wide", wide.class_names, *parts, mean=wide.mean, std=wide.std))
 
 

@@ -16,6 +16,7 @@ from efcil.experiment import Request, resolve
 from efcil.methods import METHODS
 from efcil.pycil import KEYS, is_pycil, translated
 from efcil.representations import REPRESENTATIONS
+from messages import raises
 
 FILES = {path.stem: json.loads(path.read_text()) for path in sorted((Path(__file__).parent / "data/pycil").glob("*"))}
 BLANK = {
@@ -300,5 +301,5 @@ def test_compare_takes_all_seeds_of_such_a_file(efcil, tmp_path):
 
 def test_json_that_is_none_is_told(tmp_path):
     (tmp_path / "a.json").write_text("{'a': 1}")
-    with pytest.raises(OptionError, match="is not JSON"):
+    with raises(OptionError, f"--config {tmp_path / 'a.json'}"):
         merged(tmp_path / "a.json", BLANK, set())

@@ -13,6 +13,7 @@ from efcil.progress import Quiet
 from efcil.runs import Log, Run
 from efcil.tracking import TensorBoard, Tracker, trackers
 from efcil.training.machine import Machine
+from messages import raises
 
 EPOCH = {"loss": 0.5, "lr": 0.1}
 LINES = [
@@ -211,7 +212,7 @@ def test_a_missing_package_is_told_before_anything_is_written(efcil, tmp_path, m
 
 
 def test_an_unknown_name_is_told(tmp_path):
-    with pytest.raises(OptionError, match="--log tensorbord is not known: did you mean 'tensorboard'?"):
+    with raises(OptionError, "--log tensorbord", "'tensorboard'"):
         trackers(["tensorbord"], tmp_path, {})
 
 
