@@ -12,6 +12,7 @@ from PIL import Image, ImageOps
 
 from efcil.data.decode import read_image
 from efcil.errors import DataError, OptionError
+from messages import raises
 
 
 def picture(width: int = 60, height: int = 40) -> Image.Image:
@@ -229,7 +230,7 @@ def test_a_truncated_file_is_named(tmp_path: Path, suffix: str) -> None:
     data = path.read_bytes()
     for end in (len(data) // 2, -30, -10, -4 if suffix == "jpg" else -9):
         path.write_bytes(data[:end])
-        with pytest.raises(DataError, match=rf"half\.{suffix}: truncated image"):
+        with raises(DataError, path):
             read_image(path, 32)
     path.write_bytes(data + b"more behind the end")
     assert read_image(path, 32).shape == (3, 32, 32)
@@ -241,25 +242,25 @@ def test_what_is_not_an_image_is_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"note\.jpg: not an image"):
         read_image(path, 32)
     path.write_bytes(b"")
-    with pytest.raises(DataError, match=r"note\.jpg: the file is empty"):
+    with raises(DataError, path):
         read_image(path, 32)
-    with pytest.raises(DataError, match=r"gone\.jpg: no such file"):
+    with raises(DataError, tmp_path / "gone.jpg"):
         read_image(tmp_path / "gone.jpg", 32)
-    with pytest.raises(DataError, match="cannot be read: Is a directory"):
+    with raises(DataError, tmp_path, "Is a directory"):
         read_image(tmp_path, 32)
-    with pytest.raises(DataError, match="image of 3 bytes: not an image"):
+    with raises(DataError, "3 bytes"):
         read_image(b"abc", 32)
 
 
 def test_formats_that_run_other_programs_are_refused() -> None:
-    with pytest.raises(DataError, match="not an image in a format"):
+    with raises(DataError, "JPEG", "PNG"):
         read_image(encoded(picture(), "EPS"), 32)
 
 
 def test_a_damaged_png_is_refused() -> None:
     data = bytearray(encoded(picture(), "PNG"))
     data[data.index(b"IDAT") + 4] ^= 0xFF  # the head of the compressed stream
-    with pytest.raises(DataError, match="damaged image"):
+    with raises(DataError, len(data)):
         read_image(bytes(data), 32)
 
 
@@ -271,22 +272,22 @@ def test_an_image_over_the_limit_is_refused_before_it_is_loaded(monkeypatch: pyt
         raise AssertionError("loaded")
 
     monkeypatch.setattr(type(Image.open(io.BytesIO(data))), "load", load)
-    with pytest.raises(DataError, match=r"big\.png: 100 x 100 pixels are more than the limit of 9999"):
+    with raises(DataError, "big.png", "100 x 100", 9999):
         read_image(data, 8, max_pixels=9_999, name="big.png")
 
 
-@pytest.mark.parametrize(("width", "reason"), [(15_000, "limit of 178956970"), (40_000, "decompression bomb")])
-def test_a_decompression_bomb_is_refused(width: int, reason: str) -> None:
+@pytest.mark.parametrize("width", [15_000, 40_000])
+def test_a_decompression_bomb_is_refused(width: int) -> None:
     # A header is enough: a bitmap that claims 15,000 x 15,000 or more pixels and has none.
     head = bytearray(encoded(Image.new("RGB", (1, 1)), "BMP"))
     head[18:22] = head[22:26] = width.to_bytes(4, "little")
-    with pytest.raises(DataError, match=reason):
+    with raises(DataError, width**2, 178956970):
         read_image(bytes(head), 8)
 
 
 @pytest.mark.parametrize(("size", "channels"), [(0, 3), (-1, 3), (8, 2), (8, 4)])
 def test_impossible_options(size: int, channels: int) -> None:
-    with pytest.raises(OptionError, match="size must be at least 1 and channels 1 or 3"):
+    with raises(OptionError, "size", size, "channels", channels):
         read_image(picture(), size, channels)
 
 

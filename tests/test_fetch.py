@@ -19,6 +19,7 @@ from efcil.data import fetch as module
 from efcil.data.fetch import Remote, fetch
 from efcil.errors import DataError
 from efcil.files import exclusive_lock
+from messages import raises
 
 PAYLOAD = np.random.default_rng(0).bytes(1_000_000)
 
@@ -105,7 +106,7 @@ def names(directory) -> list[str]:
 
 def break_after(site: Site, count: int, source: Remote, directory) -> None:
     site.cut = count
-    with pytest.raises(DataError, match=r"kept in .*file\.bin\.part, and the same command resumes"):
+    with raises(DataError, directory / "file.bin.part"):
         fetch(source, directory)
     site.cut = None
     assert names(directory) == ["file.bin.part", "file.bin.part.json"]
@@ -157,7 +158,7 @@ def test_a_weak_etag_is_not_used_to_resume(site, tmp_path):
 def test_several_breaks(site, tmp_path):
     site.cut = 400_000
     for _ in range(2):
-        with pytest.raises(DataError, match="of 1,000,000 bytes"):
+        with raises(DataError, site.url, "1,000,000", "file.bin.part"):
             fetch(remote(site), tmp_path)
     assert fetch(remote(site), tmp_path).read_bytes() == PAYLOAD
     assert site.served == len(PAYLOAD)
@@ -247,21 +248,21 @@ def test_a_damaged_part_is_found_by_the_checksum(site, tmp_path):
 
 def test_a_foreign_file_under_the_final_name_is_left_alone(site, tmp_path):
     (tmp_path / "file.bin").write_bytes(b"mine")
-    with pytest.raises(DataError, match="is not the file that was to be fetched"):
+    with raises(DataError, tmp_path / "file.bin", f"sha256:{digest(PAYLOAD)}", f"sha256:{digest(b'mine')}"):
         fetch(remote(site), tmp_path)
     assert (tmp_path / "file.bin").read_bytes() == b"mine"
     assert site.asked == []
 
 
 def test_a_file_of_another_size_is_refused_before_it_is_downloaded(site, tmp_path):
-    with pytest.raises(DataError, match="server has 1,000,000 bytes, expected 999,999"):
+    with raises(DataError, site.url, "1,000,000", "999,999"):
         fetch(remote(site, size=999_999), tmp_path)
     assert names(tmp_path) == []
 
 
 def test_a_server_that_sends_without_end(site, tmp_path):
     site.length = False
-    with pytest.raises(DataError, match="sent more than the 500,000 bytes"):
+    with raises(DataError, site.url, "500,000"):
         fetch(remote(site, size=500_000), tmp_path)
     assert "file.bin" not in names(tmp_path)
 
@@ -269,7 +270,7 @@ def test_a_server_that_sends_without_end(site, tmp_path):
 @pytest.mark.parametrize("status", [404, 403, 500, 503])
 def test_http_errors_are_one_line(site, tmp_path, status):
     site.status = status
-    with pytest.raises(DataError, match=f"{site.url}: the server answered HTTP {status} .*again later$") as caught:
+    with raises(DataError, site.url, status) as caught:
         fetch(remote(site), tmp_path)
     assert "\n" not in str(caught.value)
     assert names(tmp_path) == []
@@ -278,7 +279,7 @@ def test_http_errors_are_one_line(site, tmp_path, status):
 def test_an_http_error_keeps_the_part(site, tmp_path):
     break_after(site, 300_000, remote(site), tmp_path)
     site.status = 503
-    with pytest.raises(DataError, match=r"HTTP 503 .* the same command resumes"):
+    with raises(DataError, 503, tmp_path / "file.bin.part"):
         fetch(remote(site), tmp_path)
     site.status = 200
     assert fetch(remote(site), tmp_path).read_bytes() == PAYLOAD
@@ -287,7 +288,7 @@ def test_an_http_error_keeps_the_part(site, tmp_path):
 
 def test_no_server(site, tmp_path):
     source = Remote("http://127.0.0.1:1/x", "x", "md5:" + "0" * 32)
-    with pytest.raises(DataError, match=r"no connection \(ConnectionRefusedError.*again later"):
+    with raises(DataError, source.url, "ConnectionRefusedError"):
         fetch(source, tmp_path)
 
 
@@ -295,7 +296,7 @@ def test_a_silent_server_keeps_what_came(site, tmp_path):
     site.cut, site.stall = 1000, True
     part = tmp_path / "file.bin.part"
     for timeout in (0.2, 1.0, 5.0, 25.0):  # on a busy machine even the first bytes may be late
-        with pytest.raises(DataError, match="server is silent") as caught:
+        with raises(DataError, site.url, part) as caught:
             fetch(remote(site), tmp_path, timeout=timeout)
         if part.exists() and part.stat().st_size:
             break
@@ -311,7 +312,7 @@ def test_a_full_disk_is_one_line(site, tmp_path, monkeypatch):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(module.os, "fsync", full)
-    with pytest.raises(DataError, match="the disk is full; make room"):
+    with raises(DataError, tmp_path / "file.bin.part"):
         fetch(remote(site), tmp_path)
     monkeypatch.undo()
     assert "file.bin" not in names(tmp_path)
@@ -332,14 +333,14 @@ def test_an_interruption_by_the_user_is_resumed(site, tmp_path):
 
 
 def test_two_processes_do_not_fetch_into_one_folder(site, tmp_path):
-    with exclusive_lock(tmp_path / ".lock"), pytest.raises(DataError, match="another process"):
+    with exclusive_lock(tmp_path / ".lock"), raises(DataError, tmp_path):
         fetch(remote(site), tmp_path)
     assert fetch(remote(site), tmp_path).read_bytes() == PAYLOAD
 
 
 def test_a_folder_that_cannot_be_made(site, tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(DataError, match=str(tmp_path / "file")):
+    with raises(DataError, tmp_path / "file" / "below"):
         fetch(remote(site), tmp_path / "file" / "below")
 
 
@@ -478,24 +479,24 @@ def test_killed_while_unpacking_leaves_nothing_that_looks_complete(site, tmp_pat
 def test_a_member_that_leaves_the_folder_is_refused(site, tmp_path, members, link):
     source = packed(site, archive(members, link))
     inner = tmp_path / "inner"
-    with pytest.raises(DataError, match="cannot be unpacked safely"):
+    with raises(DataError, inner / "set.tar.gz"):
         fetch(source, inner)
     assert names(tmp_path) == ["inner"]
     assert names(inner) == ["set.tar.gz"]
 
 
 @pytest.mark.parametrize(
-    ("content", "message"),
+    ("content", "named"),
     [
-        (b"no archive at all", "cannot be unpacked"),
-        (archive(MEMBERS)[:-200], "cannot be unpacked"),
-        (archive({"other/train": b"x"}), "holds no folder set"),
-        (archive({"set/train": b"x", "set/deep/test": b"test"}), "its file train has md5"),
-        (archive({"set/train": MEMBERS["set/train"]}), "its file deep/test is missing"),
+        (b"no archive at all", ("ReadError",)),
+        (archive(MEMBERS)[:-200], ("ReadError",)),
+        (archive({"other/train": b"x"}), ("set",)),
+        (archive({"set/train": b"x", "set/deep/test": b"test"}), ("train", f"md5:{hashlib.md5(b'x').hexdigest()}")),
+        (archive({"set/train": MEMBERS["set/train"]}), ("deep/test",)),
     ],
 )
-def test_an_archive_that_is_not_what_it_should_be(site, tmp_path, content, message):
-    with pytest.raises(DataError, match=f"{message}.*nothing was unpacked"):
+def test_an_archive_that_is_not_what_it_should_be(site, tmp_path, content, named):
+    with raises(DataError, tmp_path / "set.tar.gz", *named):
         fetch(packed(site, content), tmp_path)
     assert names(tmp_path) == ["set.tar.gz"]
 
@@ -510,7 +511,7 @@ def test_a_folder_of_other_content_is_told_and_left_alone(site, tmp_path, kind):
     if kind == "damaged":
         (target / "train").write_bytes(b"mine")
     before = sorted(tmp_path.rglob("*"))
-    with pytest.raises(DataError, match=r"set is there, but .* move it away and run the same command again"):
+    with raises(DataError, target, *(["train"] if kind != "file" else [])):
         fetch(source, tmp_path)
     assert sorted(tmp_path.rglob("*")) == before
     assert site.asked == []
