@@ -39,6 +39,7 @@ from efcil.tasks import Task, TaskStream
 from efcil.training.extraction import extract
 from efcil.training.loop import Pixels
 from efcil.training.schedule import Schedule
+from messages import raises
 from problems import blobs, draw
 from test_methods import FakeTask
 
@@ -158,7 +159,7 @@ def test_every_method_of_the_family_learns_twice_and_is_the_same_when_loaded(tmp
 
 @pytest.mark.parametrize("method", ["pass", "icarl", "finetune", "joint"])
 def test_methods_outside_the_family_are_refused(method):
-    with pytest.raises(OptionError, match=r"cannot be taught picture by picture.*take one of dpcr"):
+    with raises(OptionError, method, "dpcr", "ldc"):
         tiny(method)
 
 
@@ -339,7 +340,7 @@ def test_a_call_with_old_classes_only_leaves_the_backbone_alone(model):
 @pytest.mark.parametrize("method", ["lwf", "fecam"])
 def test_methods_that_keep_nothing_to_add_to_say_so(method):
     model = taught((0, 1), method=method)
-    with pytest.raises(ModelError, match=r"more pictures of a class it knows \(class\d.*take one of dpcr"):
+    with raises(ModelError, method, "class1", "dpcr"):
         model.learn(*lesson(1, 2))
 
 
@@ -419,7 +420,7 @@ def test_ten_thousand_pictures_of_a_class_beside_one_of_another(weights):
 
 
 def test_a_backbone_that_learns_once_needs_two_classes():
-    with pytest.raises(ModelError, match="acil learns its backbone in the first teaching only.*two classes or more"):
+    with raises(ModelError, "acil"):
         tiny("acil").learn(*lesson(0))
 
 
@@ -544,20 +545,20 @@ def test_weights_come_from_models_checkpoints_and_plain_files(two, weights, tmp_
 
 
 def test_weights_that_cannot_be_used(weights, tmp_path):
-    with pytest.raises(OptionError, match="does not fit resnet10"):
+    with raises(OptionError, weights, "resnet10", "width 4"):
         tiny(width=4, weights=weights)
-    with pytest.raises(OptionError, match="no such file"):
+    with raises(OptionError, tmp_path / "none"):
         tiny(weights=tmp_path / "none")
     (tmp_path / "text").write_text("hello")
-    with pytest.raises(OptionError, match="no safetensors file"):
+    with raises(OptionError, tmp_path / "text"):
         tiny(weights=tmp_path / "text")
-    with pytest.raises(OptionError, match="frozen=True needs weights"):
+    with raises(OptionError, "frozen=True", "weights="):
         tiny(frozen=True)
-    with pytest.raises(OptionError, match="nothing but its trained head"):
+    with raises(OptionError, "frozen=True", "lwf", "dpcr"):
         tiny("lwf", frozen=True, weights=weights)
-    with pytest.raises(ModelError, match="has not learned yet"):
+    with raises(ModelError, "weights"):
         tiny().freeze()
-    with pytest.raises(OptionError, match="for timm/NAME"):
+    with raises(OptionError, "weights='pretrained'", "timm/NAME", "resnet10"):
         tiny(weights="pretrained")
 
 
@@ -582,20 +583,20 @@ def test_merged_models_equal_one_that_was_taught_on_both(weights, method):
 
 def test_merge_refuses_what_does_not_add(model, weights):
     frozen = taught((0, 1), frozen=True, weights=weights)
-    with pytest.raises(ModelError, match="both models must have a frozen backbone"):
+    with raises(ModelError, "frozen=True", "weights"):
         frozen.merge(model)
-    with pytest.raises(ModelError, match="different backbones"):
+    with raises(ModelError, "weights"):
         frozen.merge(taught((2, 3), seed=5).freeze())
-    with pytest.raises(ModelError, match="differ in method"):
+    with raises(ModelError, "dpcr", "dp-ncm"):
         frozen.merge(taught((2, 3), method="dp-ncm", frozen=True, weights=weights))
-    with pytest.raises(ModelError, match="differ in options"):
+    with raises(ModelError, "'ridge': 50.0", "'ridge': 3.0"):
         frozen.merge(taught((2, 3), frozen=True, weights=weights, options={"ridge": 3.0}))
     fecam = taught((0, 1), method="fecam", frozen=True, weights=weights)
-    with pytest.raises(ModelError, match="fecam cannot be merged"):
+    with raises(ModelError, "fecam", "dpcr"):
         fecam.merge(fecam)
     with pytest.raises(DataError, match="differ only in case"):
         frozen.merge(taught((2, 3), frozen=True, weights=weights).rename({"class2": "CLASS0"}))
-    with pytest.raises(ModelError, match="knows no class yet"):
+    with raises(ModelError, "learn"):
         frozen.merge(tiny(frozen=True, weights=weights))
 
 
@@ -620,35 +621,35 @@ def test_timm_backbones_by_name(monkeypatch, tmp_path):
     assert np.array_equal(answers(IncrementalClassifier.load(tmp_path / "m", device="cpu")), answers(model))
     IncrementalClassifier(backbone="timm/some_net", size=8, weights="pretrained", frozen=True, device="cpu")
     assert ("some_net", True, 0, 3) in asked
-    with pytest.raises(OptionError, match="Unknown model"):
+    with raises(OptionError, "timm/nonsense", "timm.list_models()"):
         IncrementalClassifier(backbone="timm/nonsense", device="cpu")
-    with pytest.raises(OptionError, match="neither can be set"):
+    with raises(OptionError, "timm/some_net", "width=3"):
         IncrementalClassifier(backbone="timm/some_net", width=3, device="cpu")
     monkeypatch.setitem(sys.modules, "timm", None)
-    with pytest.raises(OptionError, match=r"pip install 'efcil\[timm\]'"):
+    with raises(OptionError, "timm/some_net", "pip install 'efcil[timm]'"):
         IncrementalClassifier(backbone="timm/some_net", device="cpu")
 
 
 def test_options_are_checked():
-    with pytest.raises(OptionError, match="did you mean 'ridge'"):
+    with raises(OptionError, "rigde", "dpcr", "'ridge'"):
         tiny(options={"rigde": 1})
-    with pytest.raises(OptionError, match="unknown name 'resnet9'"):
+    with raises(OptionError, "'resnet9'", "timm/NAME"):
         tiny(backbone="resnet9")
-    with pytest.raises(OptionError, match="unknown method"):
+    with raises(OptionError, "'dpcrr'", "'dpcr'"):
         tiny("dpcrr")
-    with pytest.raises(OptionError, match="size is 4"):
+    with raises(OptionError, "size", 4, 8):
         tiny(size=4)
-    with pytest.raises(OptionError, match="seed is -1"):
+    with raises(OptionError, "seed", -1):
         tiny(seed=-1)
-    with pytest.raises(OptionError, match="rrcr fixes shift=False"):
+    with raises(OptionError, "rrcr", "shift=False", "dpcr"):
         tiny("rrcr", options={"shift": True})
-    with pytest.raises(OptionError, match="held_out is 0.9"):
+    with raises(OptionError, "held_out", 0.9, 0.5):
         tiny(held_out=0.9)
-    with pytest.raises(OptionError, match="give one of them"):
+    with raises(OptionError, "epochs=2", "budget=3"):
         tiny(budget=3)
-    with pytest.raises(OptionError, match="epochs is 0"):
+    with raises(OptionError, "epochs", 0):
         tiny(epochs=0)
-    with pytest.raises(OptionError, match="budget is 0"):
+    with raises(OptionError, "budget", 0):
         tiny(epochs=None, budget=0)
 
 
@@ -752,7 +753,7 @@ def test_an_error_anywhere_leaves_the_model_as_it_was(monkeypatch):
     before = bits(model)
     hasty = copy.copy(model)
     hasty._settings = tiny(options={"later.lr": 1e30})._settings
-    with pytest.raises(TrainingError, match="the loss is"):
+    with raises(TrainingError, "task 2"):
         hasty.learn(*lesson(2, 3))
     assert bits(hasty) == before
     monkeypatch.setattr(METHODS["dpcr"].readout, "_solve", lambda *a: (_ for _ in ()).throw(NumericalError("broken")))
@@ -802,12 +803,12 @@ def test_forgetting_solves_again_without_the_class(model):
 
 
 def test_forgetting_everything_and_nothing_known(model):
-    with pytest.raises(DataError, match="does not know 'class9': did you mean"):
+    with raises(DataError, "'class9'", "class5"):
         model.forget(["class0", "class9"])
     assert len(model.classes_) == 6
     model.forget(model.classes_)
     assert model.classes_.tolist() == []
-    with pytest.raises(ModelError, match="knows no class yet"):
+    with raises(ModelError, "learn"):
         model.predict(DATA.test.images)
     model.learn(*lesson(0, 1))
     assert len(model.classes_) == 2
@@ -815,7 +816,7 @@ def test_forgetting_everything_and_nothing_known(model):
 
 @pytest.mark.parametrize("method", ["acil", "ds-al"])
 def test_sums_over_all_classes_cannot_forget_one(method):
-    with pytest.raises(ModelError, match=r"one sum over all classes.*take one of dpcr"):
+    with raises(ModelError, method, "dpcr"):
         taught((0, 1), (2, 3), method=method).forget("class1")
 
 
@@ -843,11 +844,11 @@ def test_undo_is_the_state_before_the_last_teaching(tmp_path):
         after = bits(one)
         one.undo()
         assert bits(one) == before
-        with pytest.raises(ModelError, match="nothing to undo"):
+        with raises(ModelError):
             one.undo()
         one.learn(*lesson(2, 3), epochs=2)
         assert bits(one) == after, "the same again"
-    with pytest.raises(ModelError, match="nothing to undo"):
+    with raises(ModelError):
         tiny().undo()
 
 
@@ -863,13 +864,13 @@ def test_rename(model, tmp_path):
     assert again.classes_.tolist() == model.classes_.tolist()
     again.undo()
     assert set(again.classes_) == {"class0", "class1", "Äpfel & Birnen"}, "also before the last teaching"
-    with pytest.raises(DataError, match="does not know 'x'"):
+    with raises(DataError, "'x'", "class0"):
         model.rename({"x": "y"})
-    with pytest.raises(DataError, match="two classes would be called class3"):
+    with raises(DataError, "class3"):
         model.rename({"class4": "class3"})
-    with pytest.raises(DataError, match="differ only in case"):
+    with raises(DataError, "'class3'", "'CLASS3'"):
         model.rename({"class4": "CLASS3"})
-    with pytest.raises(DataError, match="contains '/'"):
+    with raises(DataError, "'a/b'", "'/'"):
         model.rename({"class4": "a/b"})
 
 
@@ -883,14 +884,14 @@ def test_none_of_these_below_a_confidence(model):
     assert (names == "").tolist() == (proba.max(1) < middle).tolist()
     assert 0 < (names == "").sum() < len(names)
     assert (model.predict(DATA.test.images, unknown=0) != "").all()
-    with pytest.raises(OptionError, match="unknown is 3"):
+    with raises(OptionError, "unknown", 3, 0, 1):
         model.predict(DATA.test.images, unknown=3)
 
 
 def test_score_refuses_classes_that_it_does_not_know(model):
-    with pytest.raises(DataError, match="does not know zebra"):
+    with raises(DataError, "zebra"):
         model.score(DATA.test.images[:2], ["class0", "zebra"])
-    with pytest.raises(ModelError, match="knows no class yet"):
+    with raises(ModelError, "learn"):
         tiny().score(DATA)
 
 
@@ -1060,16 +1061,16 @@ def test_heic_in_folders_and_damaged(tmp_path):
     images, names = read_lesson(place, None, 8)
     assert names.count("class0") == 7
     assert (np.abs(images.astype(int) - 90).max((1, 2, 3)) < 12).sum() == 1
-    with pytest.raises(DataError, match="16 x 16 pixels are more than the limit of 100"):
+    with raises(DataError, "16 x 16", 100):
         read_image(data, 8, max_pixels=100)
     (place / "class0" / "telephone.heic").write_bytes(data[: len(data) // 2])
-    with pytest.raises(DataError, match=r"telephone.heic: (damaged|truncated|not an image)"):
+    with raises(DataError, "class0/telephone.heic", "skip_bad=True"):
         read_lesson(place, None, 8)
 
 
 def test_heic_without_its_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "pillow_heif", None)
-    with pytest.raises(DataError, match=r"HEIC pictures need pillow-heif: pip install 'efcil\[heic\]'"):
+    with raises(DataError, "pillow-heif", "pip install 'efcil[heic]'"):
         read_pictures([b"\0\0\0\x18ftypheic" + bytes(20)], 8)
 
 
@@ -1124,7 +1125,7 @@ def test_many_paths_are_decoded_by_several_processes_and_nothing_stays(tmp_path,
     (tmp_path / "temporary").mkdir()
     (root / "class0" / "broken.png").write_bytes(b"no picture")
     told = []
-    with pytest.raises(DataError, match=r"class0/broken.png: not an image"):
+    with raises(DataError, "class0/broken.png", "skip_bad=True"):
         tiny().learn(root)
     together = tiny().learn(root, skip_bad=True, callbacks=[told.append])
     assert bits(together) == bits(alone)
@@ -1140,70 +1141,68 @@ ONE = np.zeros((2, 16, 16, 3), np.uint8)
 
 
 @pytest.mark.parametrize(
-    ("data", "labels", "message"),
+    ("data", "labels", "named"),
     [
-        ([], [], "nothing to learn from"),
-        (np.zeros((0, 16, 16, 3), np.uint8), [], "nothing to learn from"),
-        (ONE, None, "labels are missing"),
-        (ONE, ["a"], "1 labels for 2 images"),
-        (iter(ONE), ["a", "b", "c"], "3 labels for 2 images"),
-        (ONE, "ab", "labels are one text"),
-        (ONE, [1.5, 2.0], "label 1.5 at place 0 is float"),
-        (ONE, [True, False], "label True at place 0 is bool"),
-        (ONE, [None, "a"], "label None at place 0 is NoneType"),
-        (np.full((2, 16, 16, 3), np.nan), ["a", "b"], "NaN or infinite pixels in picture 0, 2 in all"),
-        (ONE.astype(float) + 7, ["a", "b"], "from 7 to 7; wanted 0 to 1"),
-        (ONE.astype(np.int64), ["a", "b"], "are int64; wanted uint8"),
-        (np.zeros((16, 16, 3), np.uint8), ["a"] * 16, "which is one picture"),
-        (np.zeros((2, 16, 16, 7), np.uint8), ["a", "b"], "must be 1, 3 or 4"),
-        (np.zeros((2, 16), np.uint8), ["a", "b"], "wanted (n, h, w)"),
-        (3, ["a"], "images are int"),
-        ([3], ["a"], "no readable picture of class a: image 0: int is no picture"),
-        ([b"hello"], ["a"], "no readable picture of class a: image 0: not an image"),
-        (["/nowhere/x.png"], ["a"], "no readable picture of class a: /nowhere/x.png: no such file"),
-        ("/nowhere/at/all", None, "/nowhere/at/all: no such folder"),
-        (ONE, ["cat", "Cat"], "class names 'cat' and 'Cat' differ only in case"),
-        (ONE, ["caf\u00e9", "cafe\u0301"], "differ only in case or Unicode form"),
-        (ONE, ["a/b", "c"], "contains '/'"),
-        (ONE, ["a\\b", "c"], "contains '\\\\'"),
-        (ONE, ["a\0b", "c"], "cannot be printed"),
-        (ONE, ["", "c"], "a class name is empty"),
-        (ONE, [" a", "c"], "begins or ends with a space"),
-        (ONE, ["..", "c"], "means a folder"),
-        (DATA, ["a"], "data that have their own"),
+        ([], [], ("images",)),
+        (np.zeros((0, 16, 16, 3), np.uint8), [], ("images",)),
+        (ONE, None, ("labels",)),
+        (ONE, ["a"], (1, 2)),
+        (iter(ONE), ["a", "b", "c"], (3, 2)),
+        (ONE, "ab", ("labels", "'ab'")),
+        (ONE, [1.5, 2.0], (1.5, 0, "float")),
+        (ONE, [True, False], (True, 0, "bool")),
+        (ONE, [None, "a"], (None, 0, "NoneType")),
+        (np.full((2, 16, 16, 3), np.nan), ["a", "b"], ("NaN", 0, 2)),
+        (ONE.astype(float) + 7, ["a", "b"], ("float64", 7, 0, 1, "uint8", 255)),
+        (ONE.astype(np.int64), ["a", "b"], ("int64", "uint8")),
+        (np.zeros((16, 16, 3), np.uint8), ["a"] * 16, ((16, 16, 3),)),
+        (np.zeros((2, 16, 16, 7), np.uint8), ["a", "b"], ((2, 16, 16, 7), 1, 3, 4)),
+        (np.zeros((2, 16), np.uint8), ["a", "b"], ((2, 16), "(n, h, w)", "(n, h, w, c)")),
+        (3, ["a"], ("images", "int")),
+        ([3], ["a"], ("class a", "image 0", "int")),
+        ([b"hello"], ["a"], ("class a", "image 0", "JPEG")),
+        (["/nowhere/x.png"], ["a"], ("class a", "/nowhere/x.png")),
+        ("/nowhere/at/all", None, ("/nowhere/at/all",)),
+        (ONE, ["cat", "Cat"], ("'cat'", "'Cat'")),
+        (ONE, ["caf\u00e9", "cafe\u0301"], ("'caf\u00e9'", "'cafe\u0301'")),
+        (ONE, ["a/b", "c"], ("'a/b'", "'/'")),
+        (ONE, ["a\\b", "c"], (repr("a\\b"), repr("\\"))),
+        (ONE, ["a\0b", "c"], (repr("a\0b"), repr("\0"))),
+        (ONE, ["", "c"], ("class name",)),
+        (ONE, [" a", "c"], ("' a'",)),
+        (ONE, ["..", "c"], ("'..'",)),
+        (DATA, ["a"], ("labels",)),
     ],
 )
-def test_bad_input_is_told_in_one_line_and_changes_nothing(data, labels, message):
+def test_bad_input_is_told_in_one_line_and_changes_nothing(data, labels, named):
     model = tiny()
     before = bits(model)
-    with pytest.raises(DataError) as told:
+    with raises(DataError, *named):
         model.learn(data, labels)
-    assert message in str(told.value)
-    assert "\n" not in str(told.value)
     assert bits(model) == before
 
 
 def test_names_clash_with_what_the_model_knows(model):
-    with pytest.raises(DataError, match="'class0' and 'CLASS0' differ only in case"):
+    with raises(DataError, "'class0'", "'CLASS0'"):
         model.learn(ONE, ["CLASS0", "new"])
 
 
 def test_bad_files_in_folders(tmp_path):
     root = folder(tmp_path / "p")
     (root / "class0" / "text.jpg").write_text("this is text")
-    with pytest.raises(DataError, match=r"text.jpg: not an image.*skip_bad=True"):
+    with raises(DataError, "class0/text.jpg", "skip_bad=True"):
         tiny().learn(root)
     assert [r["images"] for r in tiny().learn(root, skip_bad=True).summary()["classes"]] == [6, 6]
     (root / "class2").mkdir()
-    with pytest.raises(DataError, match="no picture of class class2"):
+    with raises(DataError, "class2", root):
         tiny().learn(root, skip_bad=True)
     (root / "class2" / "text.jpg").write_text("this is text")
-    with pytest.raises(DataError, match="no readable picture of class class2"):
+    with raises(DataError, "class2", "class2/text.jpg"):
         tiny().learn(root, skip_bad=True)
     (root / "class2" / "text.jpg").rename(root / "class2" / "notes.txt")
-    with pytest.raises(DataError, match="notes.txt is not an image"):
+    with raises(DataError, "class2/notes.txt", "skip_bad=True"):
         tiny().learn(root)
-    with pytest.raises(DataError, match="is a folder"):
+    with raises(DataError, root):
         taught((0, 1)).predict(root)
 
 
@@ -1274,59 +1273,59 @@ def damaged_json(place, **changes):
 
 
 def test_what_is_no_model_is_refused(two, tmp_path):
-    def refused(message, place=tmp_path / "m"):
-        with pytest.raises(ModelError, match=message) as told:
+    def refused(*named, place=tmp_path / "m"):
+        with raises(ModelError, *named):
             IncrementalClassifier.load(place, device="cpu")
-        assert "\n" not in str(told.value)
 
-    refused("no such directory", tmp_path / "nothing")
+    refused(tmp_path / "nothing", place=tmp_path / "nothing")
     (tmp_path / "folder").mkdir()
-    refused("is no model: it has no model.json", tmp_path / "folder")
+    refused(tmp_path / "folder", "model.json", place=tmp_path / "folder")
 
     def fresh():
         two.save(tmp_path / "m")
 
+    card = tmp_path / "m" / "model.json"
     fresh()
     damaged_json(tmp_path / "m", format=3, efcil="9.9")
-    refused(r"format 3 was written by efcil 9.9.*pip install --upgrade efcil")
+    refused(card, "format 3", "9.9", "pip install --upgrade efcil")
     fresh()
     damaged_json(tmp_path / "m", format=0)
-    refused("format 0 is not one that was ever written")
+    refused(card, "format 0")
     fresh()
     damaged_json(tmp_path / "m", kind="something else")
-    refused("not the card of a model")
+    refused(card)
     fresh()
     damaged_json(tmp_path / "m", temperature=-1)
-    refused("temperature: input should be greater than 0")
+    refused(card, "temperature", 0)
     fresh()
     damaged_json(tmp_path / "m", settings={})
-    refused("model.json")
+    refused(card, "'method'")
     fresh()
-    (tmp_path / "m" / "model.json").write_text("{")
-    refused("not valid JSON")
+    card.write_text("{")
+    refused(card, "JSON")
     for name in ("weights.safetensors", "statistics.safetensors", "previous/weights.safetensors"):
         fresh()
         path = tmp_path / "m" / name
         content = bytearray(path.read_bytes())
         content[-9] ^= 1
         path.write_bytes(content)
-        refused("is damaged: its checksum is not that of model.json")
+        refused(path, "model.json")
         path.unlink()
-        refused("is missing")
+        refused(tmp_path / "m", path.name)
     fresh()
-    card = json.loads((tmp_path / "m" / "model.json").read_text())
-    card["settings"]["training"]["width"] = 4
-    damaged_json(tmp_path / "m", settings=card["settings"])
-    refused("do not fit")
+    settings = json.loads(card.read_text())["settings"]
+    settings["training"]["width"] = 4
+    damaged_json(tmp_path / "m", settings=settings)
+    refused(tmp_path / "m", "model.json", "resnet10")
 
 
 def test_saving_never_takes_the_place_of_something_else(model, tmp_path):
     (tmp_path / "file").write_text("x")
-    with pytest.raises(ModelError, match="is a file"):
+    with raises(ModelError, tmp_path / "file"):
         model.save(tmp_path / "file")
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "diary.txt").write_text("x")
-    with pytest.raises(ModelError, match=r"holds other files \(diary.txt\)"):
+    with raises(ModelError, tmp_path / "folder", "diary.txt"):
         model.save(tmp_path / "folder")
     assert (tmp_path / "folder" / "diary.txt").read_text() == "x"
     (tmp_path / "empty").mkdir()
@@ -1365,7 +1364,7 @@ def test_the_old_model_survives_a_full_disk(model, tmp_path, monkeypatch, what, 
                     full()
 
             patch.setattr(store, "save_file", some)
-        with pytest.raises(ModelError, match=r"cannot be written: No space left on device; what was there before"):
+        with raises(ModelError, tmp_path / "m", "No space left on device"):
             model.save(tmp_path / "m")
     assert files(tmp_path / "m") == before
     assert [p.name for p in tmp_path.iterdir()] == ["m"], "and nothing is left beside it"

@@ -3,11 +3,11 @@
 import pickle
 
 import numpy as np
-import pytest
 from PIL import Image
 
 from efcil.errors import RunError
 from efcil.files import read_json_lines, write_json, write_json_lines
+from messages import raises
 from test_results_tables import summary
 from tools import research as tool
 
@@ -59,7 +59,7 @@ def test_what_was_measured_on_test_images_has_no_place_in_the_log(tmp_path):
     (tmp_path / "run").mkdir()
     more = {"old": [None, 30.0], "new": [50.0, 40.0]}
     write_json(tmp_path / "run" / "summary.json", summary(**more))
-    with pytest.raises(RunError, match="cifar100: measured on test images"):
+    with raises(RunError, "cifar100", "efcil tune"):
         tool.add(tmp_path / "run", "chosen", tmp_path / "research.jsonl")
     assert not (tmp_path / "research.jsonl").exists()
     held_out = summary(**more, dataset="cifar100, 10% of training held out")
@@ -68,7 +68,7 @@ def test_what_was_measured_on_test_images_has_no_place_in_the_log(tmp_path):
     assert [line["name"] for line in read_json_lines(tmp_path / "research.jsonl")] == ["held-out"]
     (tmp_path / "run" / "other").mkdir()
     write_json(tmp_path / "run" / "other" / "summary.json", summary(**more, dataset="folder"))
-    with pytest.raises(RunError, match="half-scale and held-out; wanted finished tasks of one table"):
+    with raises(RunError, tmp_path / "run", "half-scale", "held-out"):
         tool.add(tmp_path / "run", "both", tmp_path / "research.jsonl")
 
 
