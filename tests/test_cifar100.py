@@ -12,7 +12,7 @@ import pytest
 from efcil.data import cifar100
 from efcil.data.dataset import Official
 from efcil.errors import DataError
-from messages import raises
+from messages import assert_names, raises
 
 NAMES = ["apple", "baby", "worm"]
 
@@ -227,7 +227,7 @@ def test_missing_directory(tmp_path, inside):
 def test_empty_directory_and_a_file_in_its_place(tmp_path):
     with pytest.raises(DataError) as caught:
         cifar100.load(tmp_path)
-    assert f"no cifar-100-python or cifar-100-binary in {tmp_path}; {remedy(tmp_path)}" in str(caught.value)
+    assert_names(str(caught.value), "cifar-100-python", "cifar-100-binary", tmp_path, remedy(tmp_path))
     (tmp_path / "file").touch()
     with raises(DataError, tmp_path / "file", remedy(tmp_path / "file")):
         cifar100.load(tmp_path / "file")
@@ -238,7 +238,7 @@ def test_half_downloaded_and_not_unpacked(tmp_path):
     archive.touch()
     with pytest.raises(DataError) as caught:
         cifar100.load(tmp_path)
-    assert f"{archive} is not unpacked; {remedy(tmp_path)}" in str(caught.value)
+    assert_names(str(caught.value), archive, remedy(tmp_path))
     archive.with_name(archive.name + ".part").write_bytes(b"x" * 1234)
     with raises(DataError, "1,234", "169,001,437", remedy(tmp_path)) as caught:
         cifar100.load(tmp_path)

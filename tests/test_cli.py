@@ -22,6 +22,7 @@ from efcil.errors import Interrupted
 from efcil.methods import METHODS, measured
 from efcil.progress import Json, Lines, Plain
 from efcil.runs import stoppable
+from messages import assert_names
 
 QUICK = ["width=2", "first.epochs=2", "later.epochs=1", "first.milestones=[]", "later.milestones=[]"]
 TINY = [part for setting in QUICK for part in ("--set", setting)]
@@ -380,69 +381,66 @@ def test_data_fetch_from_a_server(efcil, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "named"),
     [
-        (["run", "dcpr", "digits", "--tasks", "5"], "unknown method 'dcpr': did you mean 'dpcr'?"),
-        (["run", "dpcr", "digit", "--tasks", "5"], "unknown data set 'digit': did you mean 'digits'?"),
+        (["run", "dcpr", "digits", "--tasks", "5"], ("'dcpr'", "'dpcr'")),
+        (["run", "dpcr", "digit", "--tasks", "5"], ("'digit'", "'digits'")),
         (
             ["run", "dpcr", "digits", "--preset", "quik"],
-            "preset 'quik' does not exist for digits: did you mean 'quick'?",
+            ("'quik'", "digits", "'quick'"),
         ),
-        (["run", "dpcr", "digits", "--set", "rigde=3"], "rigde is not an option here: did you mean 'ridge'?"),
-        (["run", "dpcr", "digits", "--set", "ridge"], "--set ridge: must be key=value"),
-        (["run", "dpcr", "digits", "--set", "ridge=-1"], "ridge=-1: input should be greater than or equal to 0"),
-        (["run", "dpcr", "digits", "--set", "later.lr=fast"], "later.lr='fast': input should be a valid number"),
-        (["run", "dpcr", "digits", "--set", "rank_rule=posotive"], "rank_rule='posotive': input should be 'positive'"),
-        (["run", "dpcr", "digits", "--tasks", "3"], "--tasks 3 does not divide the 10 classes: choose 1, 2, 5"),
-        (["run", "dpcr", "digits", "--order", "nowhere.txt"], "class order 'nowhere.txt' is neither"),
-        (["run", "dpcr", "digits", "--order", "99999999999"], "a seed must be below 4294967296"),
-        (["run", "dpcr", "digits", "--set", "rank_tolerance=0.1"], "rank_rule=positive takes no rank_tolerance"),
-        (["run", "dpcr", "digits", "--increment", "two"], "--increment two: must be a number"),
-        (["run", "dpcr", "digits", "--device", "warp"], "--device warp is not usable here"),
-        (["run", "dpcr", "digits", "--set", "backbone=resnet81"], "resnet81"),
-        (["run", "dpcr", "digits", "--set", "augment=cifr"], "did you mean 'cifar'?"),
+        (["run", "dpcr", "digits", "--set", "rigde=3"], ("rigde", "'ridge'")),
+        (["run", "dpcr", "digits", "--set", "ridge"], ("--set ridge", "key=value")),
+        (["run", "dpcr", "digits", "--set", "ridge=-1"], ("ridge=-1", 0)),
+        (["run", "dpcr", "digits", "--set", "later.lr=fast"], ("later.lr='fast'",)),
+        (["run", "dpcr", "digits", "--set", "rank_rule=posotive"], ("rank_rule='posotive'", "'positive'")),
+        (["run", "dpcr", "digits", "--tasks", "3"], ("--tasks 3", 10, 1, 2, 5)),
+        (["run", "dpcr", "digits", "--order", "nowhere.txt"], ("'nowhere.txt'", "'identity'")),
+        (["run", "dpcr", "digits", "--order", "99999999999"], (99999999999, 4294967296)),
+        (["run", "dpcr", "digits", "--set", "rank_tolerance=0.1"], ("rank_rule=positive", "rank_tolerance")),
+        (["run", "dpcr", "digits", "--increment", "two"], ("--increment two",)),
+        (["run", "dpcr", "digits", "--device", "warp"], ("--device warp", "cpu")),
+        (["run", "dpcr", "digits", "--set", "backbone=resnet81"], ("resnet81",)),
+        (["run", "dpcr", "digits", "--set", "augment=cifr"], ("cifr", "'cifar'")),
         (
             ["run", "acil", "digits", "--set", "shift_ridge=1"],
-            "shift_ridge is not an option of acil, only of dpcr, dpcr-plus, dp-ncm",
+            ("shift_ridge", "acil", "dpcr", "dpcr-plus", "dp-ncm"),
         ),
         (
             ["compare", "dpcr,fecam:rank_rule=none", "digits"],
-            "rank_rule is not an option of fecam, only of dpcr, dpcr-plus, dp-ncm",
+            ("rank_rule", "fecam", "dpcr", "dpcr-plus", "dp-ncm"),
         ),
-        (["run"], "say what to run: efcil run METHOD DATASET"),
-        (["run", "dpcr", "cifar100"], "cifar100 needs --data DIR"),
-        (["run", "dpcr", "cifar100", "--data", "/nonexistent"], "efcil data fetch cifar100"),
-        (["run", "dpcr", "folder", "--data", "/nonexistent"], "/nonexistent"),
-        (["run", "--config", "nowhere.yaml"], "--config nowhere.yaml: No such file"),
-        (["compare", "dpcr,joint", "digits"], "cannot share a trajectory"),
-        (["compare", "dpcr,dpcr", "digits"], "a method is named twice"),
-        (["report", "/nonexistent"], "/nonexistent"),
-        (["data", "fetch", "digits"], "digits is not downloaded"),
+        (["run"], ("efcil run METHOD DATASET",)),
+        (["run", "dpcr", "cifar100"], ("cifar100", "--data DIR")),
+        (["run", "dpcr", "cifar100", "--data", "/nonexistent"], ("/nonexistent", "efcil data fetch cifar100")),
+        (["run", "dpcr", "folder", "--data", "/nonexistent"], ("/nonexistent",)),
+        (["run", "--config", "nowhere.yaml"], ("--config nowhere.yaml", "No such file")),
+        (["compare", "dpcr,joint", "digits"], ("dpcr", "joint")),
+        (["compare", "dpcr,dpcr", "digits"], ("dpcr,dpcr",)),
+        (["report", "/nonexistent"], ("/nonexistent",)),
+        (["data", "fetch", "digits"], ("digits",)),
     ],
 )
-def test_bad_input_gets_one_clear_line(one_line, tmp_path, arguments, words):
+def test_bad_input_gets_one_clear_line(one_line, tmp_path, arguments, named):
     if arguments[0] in ("run", "compare"):
         arguments = [*arguments, "--out", str(tmp_path / "r")]
         if arguments[0] == "run" and not {"--tasks", "--increment", "--config"} & set(arguments):
             arguments += ["--tasks", "5"]
-    assert words in one_line(*arguments)
+    assert_names(one_line(*arguments), *named)
     assert not (tmp_path / "r" / "config.yaml").exists(), "nothing may be claimed by a run that cannot start"
 
 
 def test_every_mistake_is_told_at_once(one_line, tmp_path):
     line = one_line("run", "dpcr", "digits", "--set", "rigde=3", "--set", "epoch=2", "--out", tmp_path)
-    assert "rigde" in line
-    assert "epoch is not an option" in line
+    assert_names(line, "rigde", "epoch")
     line = one_line("run", "dpcr", "digits", "--set", "ridge=-3", "--set", "batch_size=0", "--out", tmp_path)
-    assert "ridge=-3" in line
-    assert "batch_size=0" in line
+    assert_names(line, "ridge=-3", "batch_size=0")
 
 
 def test_half_downloaded_data(one_line, tmp_path):
     (tmp_path / "cifar-100-python.tar.gz.part").write_bytes(b"x" * 1000)
     line = one_line("run", "dpcr", "cifar100", "--data", tmp_path, "--tasks", 10, "--out", tmp_path / "r")
-    assert "1,000 of 169,001,437 bytes" in line
-    assert "efcil data fetch cifar100" in line
+    assert_names(line, "1,000", "169,001,437", f"efcil data fetch cifar100 --data {tmp_path}")
 
 
 def test_empty_class(one_line, tmp_path, monkeypatch):
@@ -473,11 +471,9 @@ def test_directory_that_holds_another_run(one_line, efcil, tmp_path):
     assert efcil(*arguments)[0] == 0
     before = {p: p.read_bytes() for p in out.rglob("*") if p.is_file()}
     line = one_line(*arguments)
-    assert (
-        "already holds a run of lwf on digits (2 of 2 tasks): pass --resume to go on, or choose another --out" in line
-    )
+    assert_names(line, out, "lwf", "digits", "2 of 2 tasks", "--resume", "--out")
     line = one_line("run", "dpcr", "digits", "--tasks", 2, "--out", out, "--resume", *TINY)
-    assert "holds another run (methods.dpcr" in line
+    assert_names(line, out, "methods.dpcr", "--out")
     assert {p: p.read_bytes() for p in out.rglob("*") if p.is_file()} == before, "nothing may be lost"
     assert efcil(*arguments, "--resume")[0] == 0, "a finished run can be taken up and is still finished"
 
@@ -499,7 +495,7 @@ def test_order_file_that_changed_is_another_run(one_line, efcil, tmp_path):
     arguments = ["run", "lwf", "digits", "--tasks", 2, "--order", order, "--out", tmp_path / "r", "--quiet", *TINY]
     assert efcil(*arguments)[0] == 0
     order.write_text("\n".join("9876543210"))
-    assert "holds another run (class_order" in one_line(*arguments, "--resume")
+    assert_names(one_line(*arguments, "--resume"), "class_order", "--out")
 
 
 def test_another_machine_is_told(efcil, tmp_path):
@@ -559,7 +555,7 @@ def test_loss_that_is_not_finite(one_line, efcil, tmp_path, monkeypatch):
         0,
     ]
     line = one_line(*arguments, *TINY, code=3)
-    assert "the loss is nan in task 2, epoch 1" in line
+    assert_names(line, "nan", "task 2", "epoch 1", "later.lr=")
     assert [p.name for p in (out / "checkpoints").iterdir()] == ["task-01.safetensors"], "the last good state is kept"
     assert json.loads((out / "summary.json").read_text())["status"] == "partial"
 
@@ -582,16 +578,14 @@ def test_out_of_memory(tmp_path):
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
     assert done.returncode == 3, done.stderr
-    assert done.stderr.startswith("efcil: out of memory while training task 1")
-    assert "lower --set batch_size" in done.stderr
+    assert_names(done.stderr, "task 1", "--set batch_size=", "--resume")
     assert done.stderr.count("\n") == 1
 
 
 def test_out_that_cannot_be_written(one_line, tmp_path):
     (tmp_path / "file").write_text("")
-    assert "cannot be written" in one_line(
-        "run", "lwf", "digits", "--tasks", 2, "--out", tmp_path / "file" / "r", *TINY
-    )
+    line = one_line("run", "lwf", "digits", "--tasks", 2, "--out", tmp_path / "file" / "r", *TINY)
+    assert_names(line, tmp_path / "file" / "r", "Not a directory")
 
 
 def test_damaged_checkpoint_is_passed_over(efcil, tmp_path):
@@ -605,8 +599,7 @@ def test_damaged_checkpoint_is_passed_over(efcil, tmp_path):
     newest.write_bytes(data)
     code, text, _ = efcil(*arguments, "--resume")
     assert code == 0
-    assert "checksum does not match its contents; the one before it is used" in text
-    assert "going on after task 4" in text
+    assert_names(text, newest.name, "task 4")
     assert json.loads((out / "summary.json").read_text())["matrix"] == want
     newest.write_bytes(newest.read_bytes()[:-100])
     code, text, _ = efcil(*arguments, "--resume")
@@ -640,7 +633,7 @@ def test_other_files_of_a_run_that_are_damaged_or_left(efcil, tmp_path):
     config.write_bytes(config.read_bytes().replace(b"ridge", b"\xff"))
     code, _, err = efcil(*arguments, "--resume")
     assert code == 2
-    assert "delete that file and --resume" in err
+    assert_names(err, config, "--resume")
     config.unlink()
     assert efcil(*arguments, "--resume")[0] == 0
 
@@ -658,7 +651,7 @@ def test_a_checkpoint_of_something_else(efcil, tmp_path):
         save_tensors(path, tensors, other)
         code, _, err = efcil(*arguments, "--resume")
         assert code == 2
-        assert "do not fit this run" in err
+        assert_names(err, path.parent)
         assert err.count("\n") == 1
 
 
@@ -680,10 +673,9 @@ def test_a_signal_lets_the_step_finish_and_the_run_go_on(efcil, tmp_path, monkey
 
     monkeypatch.setattr(loop.Step, "__call__", signalled)
     for _ in range(2):
-        found, out, err = efcil(*arguments, "--out", tmp_path / "r", "--resume")
+        found, _, err = efcil(*arguments, "--out", tmp_path / "r", "--resume")
         assert found == code
-        assert "finishing the step and saving" in out
-        assert f"go on with --resume --out {tmp_path / 'r'}" in err
+        assert_names(err, signal.Signals(number).name, f"--resume --out {tmp_path / 'r'}")
         assert list((tmp_path / "r" / "checkpoints").glob("task-*-epoch-*.safetensors"))
     assert efcil(*arguments, "--out", tmp_path / "r", "--resume")[0] == 0
     assert (tmp_path / "r" / "metrics.jsonl").read_text() == (tmp_path / "whole" / "metrics.jsonl").read_text()
@@ -703,7 +695,7 @@ def test_a_second_signal_ends_at_once(efcil, tmp_path, monkeypatch):
     before = signal.getsignal(signal.SIGINT)
     code, _, err = efcil("run", "lwf", "digits", "--tasks", 2, "--out", tmp_path / "r", *TINY)
     assert code == 130
-    assert "interrupted by SIGINT; go on with --resume" in err
+    assert_names(err, "SIGINT", "--resume")
     assert signal.getsignal(signal.SIGINT) is before
 
 
@@ -720,7 +712,7 @@ def test_what_is_learned_again_is_logged_once(efcil, tmp_path):
 def test_true_in_a_file_is_no_number(one_line, tmp_path):
     (tmp_path / "c.yaml").write_text("method: lwf\ndataset: digits\ntasks: true\n")
     line = one_line("run", "--config", tmp_path / "c.yaml", "--out", tmp_path / "r", *TINY)
-    assert "tasks=True in the file: must be int" in line
+    assert_names(line, "tasks=True", "int")
 
 
 def test_a_signal_in_the_middle_of_a_print_does_no_harm():

@@ -23,6 +23,7 @@ from PIL import Image
 
 from efcil.experiment import commit
 from forked import Forked
+from messages import assert_names
 
 pytestmark = pytest.mark.slow
 KILLS = int(os.environ.get("EFCIL_KILLS", "10"))
@@ -199,7 +200,8 @@ def test_told_to_stop_in_the_middle_of_an_epoch(undisturbed, tmp_path, kind, num
     for event in ("epoch", "solving", "task", "started"):
         found, err = told_to_stop(start(kind, tmp_path / "run", *resume), number, event, rng)
         assert found == code, err
-        assert err.splitlines()[-1].startswith(f"efcil: interrupted by {signal.Signals(number).name}; go on")
+        assert err.splitlines()[-1].startswith("efcil: ")
+        assert_names(err.splitlines()[-1], signal.Signals(number).name, "--resume")
         resume = ["--resume"]
     assert finished(kind, tmp_path / "run", "--resume") == undisturbed(kind)
 
@@ -215,7 +217,7 @@ def test_the_lock_of_a_killed_process_is_gone(undisturbed, tmp_path):
     first.kill(signal.SIGSTOP)
     code, err = start("icarl", out, "--resume").ended()
     assert code == 2
-    assert "is in use by another process; wait for it or choose another --out" in err
+    assert_names(err, out, "--out")
     first.kill()
     first.ended()
     assert finished("icarl", out, "--resume") == undisturbed("icarl")
@@ -224,11 +226,11 @@ def test_the_lock_of_a_killed_process_is_gone(undisturbed, tmp_path):
 # -- disks -------------------------------------------------------------------------------------------------------------
 
 
-def told_in_one_line(code, err):
-    """An error of ours, not a traceback."""
+def told_in_one_line(code, err, place):
+    """An error of ours that names the place, not a traceback."""
     assert code == 2, err
     assert "Traceback" not in err
-    assert "cannot be written" in err.splitlines()[-1]
+    assert_names(err.splitlines()[-1], place)
     return True
 
 
@@ -239,7 +241,7 @@ def test_a_disk_that_fills_up(undisturbed, tmp_path, limit):
     The smallest limit stops the configuration, the next the log, the largest a checkpoint.
     """
     code, err = start("icarl", tmp_path / "run", limit=limit).ended()
-    assert told_in_one_line(code, err)
+    assert told_in_one_line(code, err, tmp_path / "run")
     assert "--resume" in err
     assert finished("icarl", tmp_path / "run", "--resume") == undisturbed("icarl")
 
@@ -258,7 +260,7 @@ def test_a_real_disk_that_fills_up(undisturbed, tmp_path):
     mounted(place, "size=600k")
     try:
         code, err = start("foster", place / "run").ended()
-        assert told_in_one_line(code, err)
+        assert told_in_one_line(code, err, place / "run")
         assert "No space left on device" in err
         subprocess.run(["mount", "-o", "remount,size=100m", place], check=True)
         assert finished("foster", place / "run", "--resume") == undisturbed("foster")
@@ -274,7 +276,7 @@ def test_a_disk_that_became_read_only(undisturbed, tmp_path):
         assert killed("icarl", place / "run", "between tasks", random.Random(0))
         subprocess.run(["mount", "-o", "remount,ro", place], check=True)
         code, err = start("icarl", place / "run", "--resume").ended()
-        assert told_in_one_line(code, err)
+        assert told_in_one_line(code, err, place / "run")
         assert "Read-only file system" in err
         subprocess.run(["mount", "-o", "remount,rw", place], check=True)
         assert finished("icarl", place / "run", "--resume") == undisturbed("icarl")
@@ -363,7 +365,7 @@ def test_other_files_of_a_run_that_are_damaged(undisturbed, complete, name):
             path.write_bytes(whole)
         else:
             assert code == 2
-            assert any(remedy in err for remedy in ("choose another --out or the same options", "delete that file"))
+            assert_names(err, "--out" if "--out" in err else path)
             path.unlink()
             assert finished("icarl", complete, "--resume") == undisturbed("icarl")
 
@@ -420,7 +422,7 @@ def test_a_worker_that_dies_while_decoding(photographs, tmp_path):
         process.send_signal(signal.SIGCONT)
     _, err = process.communicate()
     assert process.returncode == 2, err
-    assert "a decoding process died, perhaps for want of memory; free some and go on with --resume" in err
+    assert_names(err, "--resume")
     for pid in workers:
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)

@@ -14,6 +14,7 @@ import pytest
 from efcil.errors import RunError
 from efcil.experiment import commit
 from efcil.runs import Run
+from messages import assert_names
 
 KILLS = 5
 SETTINGS = {
@@ -116,7 +117,7 @@ def test_second_process_is_refused(tmp_path):
         first.kill()
         first.communicate()
     assert second.returncode == 2
-    assert "is in use by another process" in err
+    assert_names(err, tmp_path / "run", "--out")
 
 
 def test_what_is_taken_up_after_an_epoch_has_its_momenta(efcil, tmp_path, monkeypatch):

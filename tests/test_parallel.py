@@ -23,7 +23,7 @@ from efcil.reproduce import on_ray, parallel, worker
 from efcil.reproduce.cells import Cell
 from efcil.reproduce.job import Job
 from efcil.reproduce.parallel import LOG, Processes, Slot, gpus, run_all, slots
-from messages import raises
+from messages import assert_names, raises
 
 # A process that behaves as the order of its job says, and leaves a line for each attempt.
 STUB = """
@@ -89,10 +89,10 @@ def test_a_killed_run_is_tried_again_and_a_failing_one_blocks_no_other(tmp_path,
     assert {path.stem for path in tmp_path.glob("*.done")} == {"killed", "first", "second"}
     assert [len(attempts(tmp_path, order)) for order in orders] == [3, 2, 1, 1]
     assert failure.value.exit_code == 4
-    assert "1 of 4 runs failed 3 times: tiny-imagenet T=10 order fails pass" in str(failure.value)
+    assert_names(str(failure.value), 1, 4, 3, "tiny-imagenet T=10 order fails pass")
     log = job(tmp_path, "fails").place / LOG
-    assert any("killed pass: was ended by SIGKILL; perhaps memory ran out; attempt 2 of 3" in n for n in voice.notes)
-    assert f"ValueError: never; given up after 3 attempts, see {log}" in voice.notes[-1]
+    assert any("killed pass: " in n and "SIGKILL" in n and "2 of 3" in n for n in voice.notes)
+    assert_names(voice.notes[-1], "ValueError: never", 3, log)
     assert log.read_text().count("--- attempt ") == 3
     assert log.read_text().count("ValueError: never") == 3
 
@@ -160,7 +160,7 @@ def test_a_worker_tells_its_error_and_code(tmp_path, monkeypatch, capsys):
     one = job(tmp_path, "1993").model_copy(update={"settings": ("buffer=16",)})
     monkeypatch.setattr(sys, "stdin", io.StringIO(one.model_dump_json() + "\n"))
     assert worker.main() == 2
-    assert "efcil: buffer is not an option of pass" in capsys.readouterr().err
+    assert_names(capsys.readouterr().err, "efcil: buffer", "pass")
 
 
 # -- signals -----------------------------------------------------------------------------------------------------------
@@ -336,7 +336,7 @@ def test_ray_is_an_extra(tmp_path, efcil, monkeypatch):
     only = ("--only", "pass", "--tasks", "10", "--data", f"tiny-imagenet={tmp_path}", "--out", tmp_path / "out")
     code, _, err = efcil("reproduce", "table1", *only, "--parallel", "ray")
     assert code == 2
-    assert "--parallel ray needs the extra `ray`: pip install 'efcil[ray]'" in err
+    assert_names(err, "--parallel ray", "pip install 'efcil[ray]'")
 
 
 def test_what_a_run_takes_of_a_cluster():
@@ -374,9 +374,9 @@ def test_files_come_back_from_a_machine_that_shares_no_directory(tmp_path, stub)
     assert on_ray.attempt(one.model_dump_json(), 1, 1, ".driver-x", __version__, True) == ("", {})
     failing = job(there, "fails").model_dump_json()
     why, _ = on_ray.attempt(failing, 1, 1, ".driver-x", __version__, True)
-    assert "failed with code 1: ValueError: never (on " in why
+    assert_names(why, "code 1", "ValueError: never")
     why, _ = on_ray.attempt(failing, 1, 1, ".driver-x", "0.0.1", True)
-    assert f"efcil is {__version__} there and 0.0.1 here" in why
+    assert_names(why, __version__, "0.0.1")
 
 
 def test_a_file_outside_of_the_run_is_refused(tmp_path):

@@ -16,7 +16,7 @@ from efcil.experiment import Request, resolve
 from efcil.methods import METHODS
 from efcil.pycil import KEYS, is_pycil, translated
 from efcil.representations import REPRESENTATIONS
-from messages import raises
+from messages import assert_names, raises
 
 FILES = {path.stem: json.loads(path.read_text()) for path in sorted((Path(__file__).parent / "data/pycil").glob("*"))}
 BLANK = {
@@ -183,7 +183,7 @@ def test_memory_is_in_all_or_of_each_class():
     assert fixed["memory_per_class"] == 20
     assert "memory" not in fixed
     without = {key: value for key, value in FILES["foster"].items() if key != "memory_per_class"}
-    assert "fixed_memory=true needs memory_per_class" in refused(without)
+    assert_names(refused(without), "fixed_memory=true", "memory_per_class")
 
 
 def test_the_seed_is_the_class_order():
@@ -212,37 +212,36 @@ def test_step_size_and_schedulers():
 @pytest.mark.parametrize("name", ["der", "wa", "bic", "memo", "rmm-foster", "simplecil"])
 def test_methods_that_are_not_here(name):
     text = refused({**FILES["icarl"], "model_name": name})
-    assert f"model_name={name} is not here" in text
-    assert "acil, ds-al, fecam, finetune, foster, icarl, lwf, pass, podnet" in text
+    assert_names(text, f"model_name={name}", "acil, ds-al, fecam, finetune, foster, icarl, lwf, pass, podnet")
 
 
 @pytest.mark.parametrize(
-    ("name", "change", "message"),
+    ("name", "change", "named"),
     [
-        ("foster", {"lambda_odk": 1}, "lambda_odk is not a key of foster: did you mean 'lambda_okd'?"),
-        ("icarl", {"beta1": 1}, "beta1 is not a key of icarl"),
-        ("foster", {"oofc": "az"}, 'oofc="az": only "ft" is here'),
-        ("fecam", {"full_cov": False}, "full_cov=false: only true is here"),
-        ("icarl", {"convnet_type": "memo_resnet32"}, "convnet_type=memo_resnet32 is not here: there are resnet18"),
-        ("icarl", {"dataset": "cifar10"}, "dataset=cifar10 is not here"),
-        ("icarl", {"seed": "x"}, "seed="),
-        ("icarl", {"device": ["gpu"]}, "must be a list of GPU numbers"),
-        ("pass", {"step_size": 0}, "step_size=0"),
-        ("ds-al", {"configurations": {"cifar100": {"gamma_comp": 3, "gamma": 1}}}, "both streams have one ridge"),
-        ("acil", {"configurations": {"cifar100": {"scheduler": {"type": "Step"}}}}, "scheduler.type=Step"),
-        ("acil", {"configurations": {"cifar100": {"scheduler": "Step"}}}, 'scheduler="Step": must be a mapping'),
-        ("acil", {"configurations": [1]}, "configurations=[1]: must be a mapping"),
-        ("acil", {"dataset": "imagenet100"}, "imagenet100=null: must be a mapping"),
+        ("foster", {"lambda_odk": 1}, ("lambda_odk", "foster", "'lambda_okd'")),
+        ("icarl", {"beta1": 1}, ("beta1", "icarl")),
+        ("foster", {"oofc": "az"}, ('oofc="az"', '"ft"')),
+        ("fecam", {"full_cov": False}, ("full_cov=false", "true")),
+        ("icarl", {"convnet_type": "memo_resnet32"}, ("convnet_type=memo_resnet32", "resnet18")),
+        ("icarl", {"dataset": "cifar10"}, ("dataset=cifar10",)),
+        ("icarl", {"seed": "x"}, ("seed=",)),
+        ("icarl", {"device": ["gpu"]}, ("device=",)),
+        ("pass", {"step_size": 0}, ("step_size=0",)),
+        ("ds-al", {"configurations": {"cifar100": {"gamma_comp": 3, "gamma": 1}}}, ("gamma_comp",)),
+        ("acil", {"configurations": {"cifar100": {"scheduler": {"type": "Step"}}}}, ("scheduler.type=Step",)),
+        ("acil", {"configurations": {"cifar100": {"scheduler": "Step"}}}, ('scheduler="Step"',)),
+        ("acil", {"configurations": [1]}, ("configurations=[1]",)),
+        ("acil", {"dataset": "imagenet100"}, ("imagenet100=null",)),
     ],
 )
-def test_what_cannot_be_taken_over_is_refused(name, change, message):
-    assert message in refused({**FILES[name], **change})
+def test_what_cannot_be_taken_over_is_refused(name, change, named):
+    assert_names(refused({**FILES[name], **change}), *named)
 
 
 def test_all_mistakes_are_told_at_once():
     text = refused({**FILES["foster"], "oofc": "az", "bata1": 1, "dataset": "mnist"})
     assert "oofc" in text
-    assert "did you mean 'beta1'?" in text
+    assert_names(text, "bata1", "'beta1'")
     assert "dataset=mnist" in text
 
 
