@@ -240,9 +240,8 @@ def test_half_downloaded_and_not_unpacked(tmp_path):
         cifar100.load(tmp_path)
     assert_names(str(caught.value), archive, remedy(tmp_path))
     archive.with_name(archive.name + ".part").write_bytes(b"x" * 1234)
-    with raises(DataError, "1,234", "169,001,437", remedy(tmp_path)) as caught:
+    with raises(DataError, "1,234", "169,001,437", remedy(tmp_path)):
         cifar100.load(tmp_path)
-    assert f"{remedy(tmp_path)} to resume it" in str(caught.value)
 
 
 @pytest.mark.parametrize("name", ["train", "test", "meta"])
@@ -250,9 +249,8 @@ def test_a_missing_file_is_named(tmp_path, name):
     folder = write_python2(tmp_path / "cifar-100-python")
     (folder / name).unlink()
     for directory in (tmp_path, folder):
-        with pytest.raises(DataError) as caught:
+        with raises(DataError, folder, name, remedy(tmp_path)):
             cifar100.load(directory)
-        assert f"{folder} lacks {name}; remove {folder} and {remedy(tmp_path)}" in str(caught.value)
 
 
 @pytest.mark.parametrize("name", ["train", "test", "meta"])

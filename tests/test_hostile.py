@@ -318,7 +318,7 @@ def test_squares_that_leave_the_range_are_named(scale):
     x = torch.tensor([[1.0, 2.0], [3.0, 1.0]], dtype=torch.float64) * scale
     labels = torch.tensor([0, 1])
     if scale > 1:
-        with pytest.raises(NotFiniteError, match="not finite|infinite|inf"):
+        with pytest.raises(NotFiniteError, match="4 infinite of 4"):
             ridge_weight(ClassStats.from_features(x, labels), 1.0)
     else:
         assert torch.isfinite(ridge_weight(ClassStats.from_features(x, labels), 1.0)).all()

@@ -29,6 +29,7 @@ import pytest
 import torch
 from fastapi.testclient import TestClient
 from PIL import Image
+from starlette.exceptions import HTTPException
 
 from efcil.data import decode, glyphs
 from efcil.errors import OptionError, RunError
@@ -293,7 +294,7 @@ def test_ten_thousand_files(client):
 
 
 @pytest.mark.parametrize(
-    ("sent", "status", "said"),
+    ("sent", "status", "named"),
     [
         ({"json": {"images": []}}, 422, "images"),
         ({"json": {"images": [1]}}, 422, "images.0"),
@@ -301,15 +302,15 @@ def test_ten_thousand_files(client):
         ({"content": b"{", "headers": {"content-type": "application/json"}}, 422, "JSON"),
         ({"content": b"x", "headers": {"content-type": "text/plain"}}, 415, "multipart"),
         ({"content": b"x", "headers": {"content-type": "multipart/form-data"}}, 400, "boundary"),
-        ({"files": {"image": ("a.jpg", b"x")}}, 422, "unknown field 'image'"),
-        ({"files": [("files", (None, b"x"))]}, 422, "must be sent as files"),
-        ({"content": b"--b--\r\n", "headers": {"content-type": "multipart/form-data; boundary=b"}}, 422, "no picture"),
+        ({"files": {"image": ("a.jpg", b"x")}}, 422, "'image'"),
+        ({"files": [("files", (None, b"x"))]}, 422, "files"),
+        ({"content": b"--b--\r\n", "headers": {"content-type": "multipart/form-data; boundary=b"}}, 422, "files"),
     ],
 )
-def test_bodies_that_are_not_what_is_wanted(reader, sent, status, said):
+def test_bodies_that_are_not_what_is_wanted(reader, sent, status, named):
     answer = reader.post("/predict", **sent)
     assert answer.status_code == status
-    assert said in answer.json()["detail"]
+    assert_names(answer.json()["detail"], named)
 
 
 def test_a_model_of_no_class_says_so(model, drawn):
@@ -578,7 +579,7 @@ def test_a_silent_client_is_let_go(monkeypatch):
         await asyncio.sleep(60)
 
     async def app(scope, receive, send):
-        with pytest.raises(Exception, match="nothing came") as caught:
+        with pytest.raises(HTTPException) as caught:
             await receive()
         assert caught.value.status_code == 408
 
@@ -611,29 +612,29 @@ def lying(data):
 
 
 @pytest.mark.parametrize(
-    ("entries", "said"),
+    ("entries", "named"),
     [
-        ({"../../a/1.png": b"x"}, "not a path inside the archive"),
-        ({"a/../../1.png": b"x"}, "not a path inside the archive"),
-        ({"a\\..\\..\\1.png": b"x"}, "not a path inside the archive"),
-        ({"/etc/1.png": b"x"}, "not a path inside the archive"),
-        ({"C:\\a\\1.png": b"x"}, "not a path inside the archive"),
-        ([link("a/1.png", "/etc/passwd")], "a link or a device"),
-        ({"a/1.png": b"x", "a/more.zip": b"x"}, "archive inside the archive"),
-        ({}, "no picture to learn from"),
-        ({"1.png": b"x"}, "1.png: lies outside a class folder"),
-        ({"a/notes.txt": b"x"}, "a/notes.txt: not an image"),
-        ({"a/1.jpg": CONTENT["wrong.jpg"]}, "no readable picture of a: a/1.jpg: not an image in a format"),
-        ({"a/1.png": b""}, "a/1.png: the file is empty"),
-        ({"a/1.png": gigapixel()}, "a/1.png: Image size (1073741824 pixels) exceeds limit"),
-        ({"a/1.png": gigapixel(7000)}, "a/1.png: 7000 x 7000 pixels are more than the limit of 40000000"),
+        ({"../../a/1.png": b"x"}, ("../../a/1.png",)),
+        ({"a/../../1.png": b"x"}, ("a/../../1.png",)),
+        ({"a\\..\\..\\1.png": b"x"}, ("1.png",)),
+        ({"/etc/1.png": b"x"}, ("/etc/1.png",)),
+        ({"C:\\a\\1.png": b"x"}, ("1.png",)),
+        ([link("a/1.png", "/etc/passwd")], ("a/1.png",)),
+        ({"a/1.png": b"x", "a/more.zip": b"x"}, ("a/more.zip",)),
+        ({}, ()),
+        ({"1.png": b"x"}, ("1.png",)),
+        ({"a/notes.txt": b"x"}, ("a/notes.txt",)),
+        ({"a/1.jpg": CONTENT["wrong.jpg"]}, ("a", "a/1.jpg", "JPEG")),
+        ({"a/1.png": b""}, ("a/1.png",)),
+        ({"a/1.png": gigapixel()}, ("a/1.png", 1073741824)),
+        ({"a/1.png": gigapixel(7000)}, ("a/1.png", "7000 x 7000", 40000000)),
     ],
     ids=lambda value: None if isinstance(value, str) else "zip",
 )
-def test_zips_that_are_refused(reader, entries, said):
+def test_zips_that_are_refused(reader, entries, named):
     answer = teach_zip(reader, zipped(entries))
     assert answer.status_code == 400
-    assert said in answer.json()["detail"]
+    assert_names(answer.json()["detail"], *named)
     assert reader.get("/health").json()["job"] is None
     assert not any(path.is_dir() for path in reader.service.store.work.iterdir())
 
@@ -658,14 +659,14 @@ def test_zips_that_are_too_much(model, drawn):
         assert len(bomb) < 1000
         many = zipped({f"a/{i}.png": b"x" for i in range(11)})
         endless = zipped({f"a/{i}.txt": b"x" for i in range(1000)})
-        for data, said in (
-            (bomb, "unpacks to more than 100,000 bytes"),
-            (many, "11 pictures; at most 10"),
-            (endless, "1,000 entries"),
+        for data, named in (
+            (bomb, ["100,000 bytes"]),
+            (many, [11, 10]),
+            (endless, ["1,000"]),
         ):
             answer = teach_zip(client, data)
             assert answer.status_code == 413
-            assert said in answer.json()["detail"]
+            assert_names(answer.json()["detail"], *named)
 
 
 def test_what_is_unpacked_is_counted_whatever_was_declared(drawn):
@@ -753,28 +754,28 @@ def test_teach_files_of_a_class(client, drawn, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("fields", "files", "status", "said"),
+    ("fields", "files", "status", "named"),
     [
-        ({"label": "9"}, 0, 422, "either one `archive`"),
-        ({}, 1, 422, "either one `archive`"),
-        ({"label": ""}, 1, 400, "name"),
-        ({"label": "a/b"}, 1, 400, "contains '/'"),
-        ({"label": "a\n"}, 1, 400, "class name"),
-        ({"label": "9", "epochs": "0"}, 1, 422, "epochs"),
-        ({"label": "9", "epochs": "1.5"}, 1, 422, "whole"),
-        ({"label": "9", "epochs": "nan"}, 1, 422, "epochs"),
-        ({"label": "9", "budget": "soon"}, 1, 422, "budget"),
-        ({"label": "9", "epochs": "1", "budget": "1"}, 1, 422, "one of them"),
-        ({"label": "9", "speed": "1"}, 1, 422, "unknown field 'speed'"),
-        ({"label": "9", "files": "text"}, 0, 422, "must be sent as files"),
+        ({"label": "9"}, 0, 422, ["archive", "label"]),
+        ({}, 1, 422, ["archive", "label"]),
+        ({"label": ""}, 1, 400, ["class name"]),
+        ({"label": "a/b"}, 1, 400, ["'a/b'", "'/'"]),
+        ({"label": "a\n"}, 1, 400, ["class name"]),
+        ({"label": "9", "epochs": "0"}, 1, 422, ["epochs"]),
+        ({"label": "9", "epochs": "1.5"}, 1, 422, ["epochs"]),
+        ({"label": "9", "epochs": "nan"}, 1, 422, ["epochs"]),
+        ({"label": "9", "budget": "soon"}, 1, 422, ["budget"]),
+        ({"label": "9", "epochs": "1", "budget": "1"}, 1, 422, ["epochs", "budget"]),
+        ({"label": "9", "speed": "1"}, 1, 422, ["'speed'"]),
+        ({"label": "9", "files": "text"}, 0, 422, ["files"]),
     ],
 )
-def test_teachings_that_are_refused(reader, drawn, fields, files, status, said):
+def test_teachings_that_are_refused(reader, drawn, fields, files, status, named):
     # a form of files in any case: without one httpx would send another type
     form = [(key, (None, value)) for key, value in fields.items()] + as_files(drawn["0"][:files])
     answer = reader.post("/teach", files=form, headers=AUTH)
     assert answer.status_code == status
-    assert said in answer.json()["detail"]
+    assert_names(answer.json()["detail"], *named)
     assert reader.get("/jobs").json()["jobs"] == []
 
 
@@ -886,24 +887,24 @@ def worker(monkeypatch, code):
 
 
 @pytest.mark.parametrize(
-    ("code", "said"),
+    ("code", "named"),
     [
-        ("os.kill(os.getpid(), 9)", "ended by SIGKILL; perhaps memory ran out"),
-        ("sys.exit(7)", "failed with code 7: it said nothing"),
-        ("raise RuntimeError('boom')", "failed with code 1: RuntimeError: boom"),
-        ("print(json.dumps({'event': 'failed', 'reason': 'the disk is full'})); sys.exit(2)", "the disk is full"),
-        ("import shutil; shutil.rmtree(order['model'])", ""),
-        ("os.truncate(order['model'] + '/weights.safetensors', 100)", ""),
+        ("os.kill(os.getpid(), 9)", ["SIGKILL"]),
+        ("sys.exit(7)", ["code 7"]),
+        ("raise RuntimeError('boom')", ["code 1", "RuntimeError: boom"]),
+        ("print(json.dumps({'event': 'failed', 'reason': 'the disk is full'})); sys.exit(2)", ["the disk is full"]),
+        ("import shutil; shutil.rmtree(order['model'])", []),
+        ("os.truncate(order['model'] + '/weights.safetensors', 100)", []),
     ],
     ids=["killed", "silent", "raised", "reason", "no-model", "damaged-model"],
 )
-def test_a_job_that_fails_changes_nothing(client, model, drawn, monkeypatch, code, said):
+def test_a_job_that_fails_changes_nothing(client, model, drawn, monkeypatch, code, named):
     worker(monkeypatch, code)
     before = all_files(model)
     job = client.post("/teach", data={"label": "5"}, files=as_files(drawn["5"]), headers=AUTH).json()["job"]
     state = ended(client, job)
     assert state["status"] == "failed"
-    assert said in state["message"]
+    assert_names(state["message"], *named)
     assert state["message"]
     assert str(model.parent) not in state["message"]
     assert all_files(model) == before
@@ -1196,15 +1197,15 @@ def test_certificates_that_cannot_be_used(efcil, model, tmp_path):
     _, other = certificate(tmp_path, name="other")
     encrypted = certificate(tmp_path, "-passout", "pass:secret", name="encrypted")
     (tmp_path / "text.pem").write_text("no certificate")
-    for given, said in (
+    for given, named in (
         ((cert, other), "KEY_VALUES_MISMATCH"),
-        ((tmp_path / "text.pem", key), "both must be PEM files"),
-        ((key, cert), "both must be PEM files"),
-        (encrypted, "the key is encrypted; give one without a password"),
+        ((tmp_path / "text.pem", key), "PEM"),
+        ((key, cert), "PEM"),
+        (encrypted, "password"),
     ):
         code, _, err = efcil("serve", model, "--tls-cert", given[0], "--tls-key", given[1])
         assert (code, err.count("\n")) == (2, 1), err
-        assert said in err
+        assert_names(err, named)
 
 
 def test_commands_that_cannot_serve(efcil, model, tmp_path):

@@ -344,7 +344,7 @@ def test_schedule_along_a_cosine_is_torchs():
         assert ours.rate(epoch) == pytest.approx(theirs.get_last_lr()[0], abs=1e-12)
         optimiser.step()
         theirs.step()
-    with pytest.raises(ValueError, match="milestones .* belong to curve=steps"):
+    with pytest.raises(ValueError, match=r"\[2\].*cosine"):
         Schedule(epochs=7, lr=0.1, curve="cosine", milestones=(2,))
 
 
@@ -485,9 +485,9 @@ def test_other_errors_pass_the_memory_guard():
 
 
 def test_schedule_refuses_nonsense():
-    with pytest.raises(ValueError, match="milestones must rise"):
+    with pytest.raises(ValueError, match=r"\[2, 1\]"):
         Schedule(epochs=3, lr=0.1, milestones=(2, 1))
-    with pytest.raises(ValueError, match="greater than 0"):
+    with pytest.raises(ValueError, match="lr"):
         Schedule(epochs=3, lr=0)
 
 
