@@ -355,7 +355,7 @@ def test_released_statistics_are_gone_and_say_so(pair) -> None:
         assert torch.equal(moved.gram, whole.gram)
         assert torch.equal(first.gram, stats.select([0, 1]).gram), "what others hold stays"
         for use in (lambda s=shared: s.gram, shared.state, shared.gram_sum, lambda s=shared: s.moved(shift)):
-            with raises(OptionError):
+            with pytest.raises(OptionError, match="released"):
                 use()
         assert len(moved.moved(shift, release=True)) == 4
 
