@@ -9,32 +9,42 @@ unexport PYTHONPATH
 
 .PHONY: demo test test-all test-kernels lint bench mutants coverage setup lock audit clean
 
-setup: .venv/.ready
+setup: .venv/.dev-ready
 
+# .run-ready: the package and what it needs itself. .dev-ready: what tests and checks need besides.
 # Every file is checked against a hash, and none is built, which would fetch what no hash is known of. Torch is pinned
 # by its version alone: its builds differ from machine to machine. HASHES=no is for an index whose files are not
 # PyPI's own, or a system for which some must be built.
 HASHES ?= yes
-.venv/.ready: pyproject.toml constraints.txt requirements/dev.txt
+LOCKED = $(PIP) --require-hashes --only-binary :all: -r
+.venv/.run-ready: pyproject.toml constraints.txt requirements/run.txt
 	$(PYTHON) -m venv .venv
 ifeq ($(HASHES),yes)
-	$(PIP) --require-hashes --only-binary :all: -r requirements/dev.txt
+	$(LOCKED) requirements/run.txt
 	$(PIP) -c constraints.txt torch
 	$(PIP) --no-deps --no-build-isolation -e .
 else
 	$(PIP) -c constraints.txt torch
+	$(PIP) -c constraints.txt -e .
+endif
+	touch $@
+
+.venv/.dev-ready: .venv/.run-ready requirements/dev.txt
+ifeq ($(HASHES),yes)
+	$(LOCKED) requirements/dev.txt
+else
 	$(PIP) -c constraints.txt -e '.[dev]'
 endif
-	touch .venv/.ready
+	touch $@
 
-# After a change of the dependencies in pyproject.toml, and now and then for newer versions.
-lock: setup
+# After a change of the dependencies in pyproject.toml. LOCK=--upgrade, now and then, for newer versions.
+lock: .venv/.run-ready
 	$(PIP) uv==0.13.7
-	$(BIN)/python tools/lock.py
+	$(BIN)/python tools/lock.py $(LOCK)
 	$(BIN)/python -m uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate \
 		--custom-compile-command 'make lock' --output-file requirements/triton.txt requirements/triton.in
 
-demo: setup
+demo: .venv/.run-ready
 	OMP_NUM_THREADS=2 $(BIN)/efcil demo
 
 # A file's tests stay in one process: they share what its fixtures learned.

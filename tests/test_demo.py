@@ -56,17 +56,22 @@ def test_glyphs_preset_learns(tmp_path):
     assert final["dpcr"] > final["lwf"]
 
 
+def planned(target, folder):
+    """What make would do for a target in a tree without .venv."""
+    (folder / "Makefile").write_text((ROOT / "Makefile").read_text())
+    (folder / "requirements").mkdir()
+    for name in ("pyproject.toml", "constraints.txt", "requirements/run.txt", "requirements/dev.txt"):
+        (folder / name).write_text((ROOT / name).read_text())
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("MAKE")}  # not a part of the make we are in
+    command = ["make", "-n", target]
+    plan = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True, env=environment).stdout
+    return plan.splitlines()
+
+
 @pytest.mark.parametrize("target", ["demo", "test"])
 def test_make_sets_itself_up(target, tmp_path):
     """In a tree without .venv, make's plan begins with one, and torch is pinned by the constraints file."""
-    (tmp_path / "Makefile").write_text((ROOT / "Makefile").read_text())
-    (tmp_path / "requirements").mkdir()
-    for name in ("pyproject.toml", "constraints.txt", "requirements/dev.txt"):
-        (tmp_path / name).write_text((ROOT / name).read_text())
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("MAKE")}  # not a part of the make we are in
-    command = ["make", "-n", target]
-    plan = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True, env=environment).stdout
-    lines = plan.splitlines()
+    lines = planned(target, tmp_path)
     assert lines[0].endswith("-m venv .venv")
     installs = [line for line in lines if "pip install" in line]
     held = ("-c constraints.txt", "--require-hashes", "--no-deps")  # the last: the package itself
@@ -115,3 +120,10 @@ def test_the_lock_of_the_kernels_is_what_it_is_made_from():
         assert all(word.startswith("--hash=sha256:") for word in hashes)
         pins.remove(pin)
     assert pins == [], "run `make lock`"
+
+
+@pytest.mark.parametrize(("target", "files"), [("demo", ["run.txt"]), ("test", ["run.txt", "dev.txt"])])
+def test_the_demo_installs_nothing_that_only_tests_need(target, files, tmp_path):
+    lines = planned(target, tmp_path)
+    assert [Path(line.split()[-1]).name for line in lines if " -r requirements/" in line] == files
+    assert not any("[dev]" in line for line in lines)

@@ -12,7 +12,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parent.parent
-LOCK = ROOT / "requirements" / "dev.txt"
+RUN, DEV = ROOT / "requirements" / "run.txt", ROOT / "requirements" / "dev.txt"
 
 
 def tool(name):
@@ -73,23 +73,26 @@ def missing(needs, versions):
     return sorted(found)
 
 
-def needs():
+def needs(*extras):
     tree = tomllib.loads((ROOT / "pyproject.toml").read_text())
     project = tree["project"]
-    own = [*project["dependencies"], *project["optional-dependencies"]["dev"], "editables"]
+    further = [text for extra in extras for text in project["optional-dependencies"][extra]]
+    own = [*project["dependencies"], *further, *tree["build-system"]["requires"], "editables"]
     return own + [need for need in metadata.requires("torch") if "platform_" not in need and "extra ==" not in need]
 
 
 def test_the_lock_covers_all_that_the_set_up_installs():
-    versions = locked(LOCK.read_text())
-    assert len(versions) > 100
-    assert missing(needs(), versions) == [], "run `make lock`"
-    assert {"hatchling", "pip-audit", "bandit", "ray"} <= versions.keys()
-    assert "torch" not in versions  # its builds differ from machine to machine
+    run, dev = locked(RUN.read_text()), locked(DEV.read_text())
+    assert len(dev) > 100
+    assert missing(needs(), run) == missing(needs("dev"), dev) == [], "run `make lock`"
+    assert {"hatchling", "pip-audit", "bandit", "ray"} <= dev.keys()
+    assert "torch" not in dev  # its builds differ from machine to machine
+    assert run.items() <= dev.items(), "the second installation changes nothing that the first one installed"
+    assert not {"pytest", "mypy", "ray", "fastapi", "onnx", "tensorboard", "umap-learn"} & run.keys()
 
 
 def test_what_a_lock_lacks_is_seen():
-    versions = locked(LOCK.read_text())
+    versions = locked(DEV.read_text())
     assert missing(["numpy>=999"], versions) == ["numpy>=999"]
     less = {name: own for name, own in versions.items() if name != "starlette"}
     assert any(need.startswith("starlette") for need in missing(["fastapi"], less))  # what a package brings along
@@ -107,18 +110,23 @@ def test_the_lock_is_made_of_every_requirement_but_torch(tmp_path):
         '[project.optional-dependencies]\nserve = ["fastapi"]\ndev = ["pytest>=8"]\n'
     )
     torch_needs = ["sympy>=1.13", 'optree; extra == "optree"', 'nvidia-cudnn; platform_system == "Linux"']
-    found = tool("lock").wanted(tmp_path / "pyproject.toml", torch_needs)
-    assert found == ["numpy>=1", "pytest>=8", "hatchling", "editables", "sympy>=1.13"]
+    wanted = tool("lock").wanted
+    build = ["hatchling", "editables", "sympy>=1.13"]
+    assert wanted(tmp_path / "pyproject.toml", torch_needs) == ["numpy>=1", *build]
+    assert wanted(tmp_path / "pyproject.toml", torch_needs, "dev") == ["numpy>=1", "pytest>=8", *build]
 
 
 def test_the_set_up_checks_hashes():
-    """Of three installations two are not checked, and neither fetches anything but torch."""
-    rule = (ROOT / "Makefile").read_text().split(".venv/.ready:")[1].split("else")[0]
-    installed = [line.strip() for line in rule.splitlines() if "$(PIP)" in line]
+    """Of four installations two are not checked, and neither fetches anything but torch."""
+    makefile = (ROOT / "Makefile").read_text()
+    assert "\nLOCKED = $(PIP) --require-hashes --only-binary :all: -r\n" in makefile
+    rules = [makefile.split(f"\n.venv/.{name}-ready:")[1].split("else")[0] for name in ("run", "dev")]
+    installed = [line.strip() for rule in rules for line in rule.splitlines() if re.search(r"\$\((PIP|LOCKED)\)", line)]
     assert installed == [
-        "$(PIP) --require-hashes --only-binary :all: -r requirements/dev.txt",
+        "$(LOCKED) requirements/run.txt",
         "$(PIP) -c constraints.txt torch",
         "$(PIP) --no-deps --no-build-isolation -e .",
+        "$(LOCKED) requirements/dev.txt",
     ]
     constraints = (ROOT / "constraints.txt").read_text()
     assert re.search(r"^torch==\d+\.\d+\.\d+$", constraints, re.MULTILINE)
