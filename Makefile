@@ -47,12 +47,13 @@ lock: .venv/.run-ready
 demo: .venv/.run-ready
 	OMP_NUM_THREADS=2 $(BIN)/efcil demo
 
-# A file's tests stay in one process: they share what its fixtures learned.
+# A file's tests stay in one process: they share what its fixtures learned. tests/conftest.py orders the files.
+SPREAD = -n 2 --dist loadfile --no-loadscope-reorder
 test: setup
-	$(BIN)/python -m pytest -q -n 2 --dist loadfile
+	$(BIN)/python -m pytest -q $(SPREAD)
 
 test-all: setup
-	$(BIN)/python -m pytest -q -n 2 --dist loadfile -m slow --timeout 1200
+	$(BIN)/python -m pytest -q $(SPREAD) -m slow --timeout 1200
 	$(BIN)/python -m pytest -q -m alone --timeout 1200
 
 # The Triton kernels, in Triton's interpreter on the CPU, where a skipped test is a failure. Triton (760 MB) and its numpy

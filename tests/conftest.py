@@ -16,6 +16,14 @@ from problems import blobs
 
 settings.load_profile("ci")  # the same examples in every run, without a limit of time: no test fails by chance
 
+# The files that take longest, in this order before all others: a long one that comes last keeps one core busy alone.
+LONG = ("test_faults", "test_page", "test_serve", "test_model", "test_distributed", "test_kill", "test_rounds")
+LONG += ("test_parallel", "test_dpcr_plus", "test_teach", "test_benchmarks", "test_replay", "test_cli", "test_stream")
+
+
+def pytest_collection_modifyitems(items):
+    items.sort(key=lambda item: LONG.index(item.path.stem) if item.path.stem in LONG else len(LONG))
+
 
 def pytest_addoption(parser):
     parser.addoption("--fail-on-skip", action="store_true", help="count a skipped test as failed")
