@@ -22,6 +22,7 @@ LONG += ("test_parallel", "test_dpcr_plus", "test_teach", "test_benchmarks", "te
 
 
 def pytest_collection_modifyitems(items):
+    _skip_cuda(items)
     items.sort(key=lambda item: LONG.index(item.path.stem) if item.path.stem in LONG else len(LONG))
 
 
@@ -29,7 +30,7 @@ def pytest_addoption(parser):
     parser.addoption("--fail-on-skip", action="store_true", help="count a skipped test as failed")
 
 
-def pytest_collection_modifyitems(items):
+def _skip_cuda(items):
     if not torch.cuda.is_available():
         for item in items:
             if item.get_closest_marker("cuda"):
@@ -45,8 +46,8 @@ def pytest_runtest_makereport(item):
     return report
 
 
-@pytest.fixture(autouse=True, scope="session")
-def _one_thread():
+def pytest_runtest_setup():
+    """One thread, whatever the test before has set: two beside another busy process can be ten times slower."""
     torch.set_num_threads(1)
 
 

@@ -255,7 +255,7 @@ def test_a_soak_reads_the_memory_and_fails_when_it_grows(tmp_path, monkeypatch, 
     for name, stub in stubs.items():
         monkeypatch.setattr(serve, name, stub)
     out = tmp_path / "soak.json"
-    assert serve.main(["--soak", "0.6", "--clients", "2", "--out", str(out)]) == 1
+    assert serve.main(["--soak", "0.6", "--clients", "2", "--threads", "1", "--out", str(out)]) == 1
     found = json.loads(out.read_text())["raw"]["soak"]
     assert found["growth"] == pytest.approx(7.0)
     assert found["mib"][:5] == [100, 100, 100, 100, 107]
