@@ -98,7 +98,7 @@ mutants: setup
 	$(BIN)/mutmut results
 
 coverage: setup
-	$(BIN)/python -m pytest -q --cov=efcil.linalg --cov=efcil.stats --cov=efcil.metrics --cov=efcil.data --cov=efcil.tasks \
+	$(BIN)/python -m pytest -q --cov=efcil.core.projection --cov=efcil.core.class_stats --cov=efcil.core.metrics --cov=efcil.data --cov=efcil.tasks \
 		--cov-report=term-missing --cov-fail-under=90
 
 clean:

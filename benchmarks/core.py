@@ -42,9 +42,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from efcil.class_memory import Grams
-from efcil.linalg import RankRule, empty_grams, normalise_columns, ridge_weight, task_shift
-from efcil.stats import ClassStats
+from efcil.core.class_stats import ClassStats
+from efcil.core.gram_storage import Grams
+from efcil.core.linear_algebra import empty_grams
+from efcil.core.projection import RankRule, task_shift
+from efcil.core.ridge import normalise_columns, ridge_weight
 
 MIN_SPEEDUP_POSITIVE = 4.0  # (a) no direction cut: times faster than naive
 MIN_SPEEDUP_NUMERICAL = 1.0  # (b) null spaces found: no slower than naive

@@ -29,13 +29,15 @@ from typing import Any
 import numpy as np
 import torch
 
+from efcil.accel.machine import Machine
 from efcil.data.dataset import ImageSet
-from efcil.representations.lwf import LwF, LwFOptions
+from efcil.learners.lwf import LwF, LwFOptions
 from efcil.tasks import Task
 from efcil.training.distributed import ALONE, Group, joined
-from efcil.training.loop import EpochReport, Optimiser, Pixels, train
-from efcil.training.machine import Machine
+from efcil.training.image_batches import Pixels
 from efcil.training.schedule import Schedule
+from efcil.training.step import Optimiser
+from efcil.training.trainer import EpochReport, train
 
 CLASSES, SIDE = 10, 32
 WANTED = 0.75  # of a perfect split: 1.5 times for two processes

@@ -45,15 +45,20 @@ import numpy as np
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from efcil import backbones
 from efcil import data as sources
+from efcil import models
+from efcil.accel.captured_step import CapturedStep
+from efcil.accel.machine import Machine
+from efcil.accel.prefetch import Ahead
+from efcil.accel.streams import own_stream
 from efcil.data.dataset import ImageSet
-from efcil.experiment import commit
-from efcil.representations.lwf import LwF, LwFOptions
+from efcil.experiment.specification import commit
+from efcil.learners.lwf import LwF, LwFOptions
 from efcil.tasks import Task, TaskStream
-from efcil.training.loop import Ahead, CapturedStep, EpochReport, Optimiser, Pixels, Step, train
-from efcil.training.machine import Machine, own_stream
+from efcil.training.image_batches import Pixels
 from efcil.training.schedule import Schedule
+from efcil.training.step import Optimiser, Step
+from efcil.training.trainer import EpochReport, train
 
 ROOT = Path(__file__).resolve().parent.parent
 SECTIONS = ("step", "epoch", "together", "augment", "update", "startup")
@@ -137,7 +142,7 @@ def timed(call: Callable[[], object], count: int, repeats: int, device: torch.de
 
 def flops_per_image(size: Size, stem: str = "cifar") -> dict[str, int]:
     """Counted operations (a multiply-add is two) of the backbone for one image: forward, and forward + backward."""
-    backbone = backbones.build(size.backbone, stem=stem, width=size.width)
+    backbone = models.build(size.backbone, stem=stem, width=size.width)
     images = torch.zeros(2, 3, size.side, size.side)  # two: batch normalisation of 1 x 1 maps needs more than one
     with FlopCounterMode(display=False) as forward, torch.no_grad():
         backbone(images)
@@ -378,7 +383,7 @@ def _child(arguments: list[str], cache: str) -> tuple[float, str]:
 
 def measure_startup(device: str, tiny: bool) -> Result:
     """Seconds to import the package, and to the first step with an empty and then with the filled compile cache."""
-    importing = "import time; a = time.perf_counter(); import efcil.runs; print(time.perf_counter() - a)"
+    importing = "import time; a = time.perf_counter(); import efcil.experiment.run; print(time.perf_counter() - a)"
     command = [str(Path(__file__).resolve()), "--first-step", "--device", device, *(["--tiny"] if tiny else [])]
     with tempfile.TemporaryDirectory() as cache:
         imports = [float(_child(["-c", importing], cache)[1]) for _ in range(1 if tiny else 3)]

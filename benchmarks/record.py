@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from efcil.experiment import commit
+from efcil.experiment.specification import commit
 from efcil.files import write_json
 
 PRIVATE = ("--out", "--machine", "--about")  # options that change nothing in what is measured

@@ -34,10 +34,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # runs as a scr
 
 from benchmarks.core import RIDGE, features
 from benchmarks.record import add_options, write_record
-from efcil.class_memory import Form, Kept, Memory, together
+from efcil.core.class_stats import BLOCK_BYTES, ClassStats
+from efcil.core.gram_storage import Form, Kept, Memory, together
+from efcil.core.projection import task_shift
+from efcil.core.ridge import normalise_columns, ridge_weight
 from efcil.files import atomic_write_bytes
-from efcil.linalg import normalise_columns, ridge_weight, task_shift
-from efcil.stats import BLOCK_BYTES, ClassStats
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -72,7 +72,7 @@ def zipped(files: dict[str, list[bytes]]) -> bytes:
 
 def make_model(place: Path, backbone: str) -> None:
     from efcil.data import glyphs
-    from efcil.model import IncrementalClassifier
+    from efcil.product import IncrementalClassifier
 
     data = glyphs.load(classes=CLASSES, size=SIZE, train_per_class=10, test_per_class=1)
     model = IncrementalClassifier(backbone=backbone, size=SIZE, epochs=1, device="cpu", progress=False)
@@ -85,7 +85,7 @@ def bare(place: Path, files: list[bytes], seconds: float) -> dict[str, float]:
     import torch
 
     from efcil.data.decode import read_image
-    from efcil.model import IncrementalClassifier
+    from efcil.product import IncrementalClassifier
 
     model = IncrementalClassifier.load(place, device="cpu")
     batch = torch.from_numpy(np.stack([read_image(data, SIZE) for data in (files * 32)[:32]]))

@@ -4,7 +4,7 @@
     python benchmarks/steps.py --device cpu --tiny --steps 2      the same code, neither compiled nor captured
 
 - compiled   the network as torch.compile has it
-- in order   as one function of few kernels (efcil.backbones.learning), all on one stream
+- in order   as one function of few kernels (efcil.accel.fused_resnet), all on one stream
 - branches   the same, weights' gradients and shortcuts on branches of the graph
 
 A row has milliseconds a step (median of five blocks), the seconds until the first step, and what the way computes:
@@ -37,11 +37,13 @@ import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
-from efcil.backbones.learning import InTraining
-from efcil.experiment import commit
-from efcil.representations.lwf import LwF
-from efcil.training.loop import CapturedStep, Optimiser, Pixels, Step
-from efcil.training.machine import Machine
+from efcil.accel.captured_step import CapturedStep
+from efcil.accel.fused_resnet import InTraining
+from efcil.accel.machine import Machine
+from efcil.experiment.specification import commit
+from efcil.learners.lwf import LwF
+from efcil.training.image_batches import Pixels
+from efcil.training.step import Optimiser, Step
 
 gpu = importlib.import_module("gpu" if __name__ == "__main__" else "benchmarks.gpu")  # the file beside this one
 

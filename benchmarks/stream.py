@@ -2,7 +2,7 @@
 
     python benchmarks/stream.py DIR [--name cub200] [--images 1500] [--workers N] [--size 256] [--batch 128] [--out F]
 
-Pictures are read whole, in frames (`efcil.data.frame`), or as squares with --squares.
+Pictures are read whole, in frames (`efcil.data.letterbox`), or as squares with --squares.
 
 - alone     the same worker processes decode the same files and keep nothing: what the cores can do
 - streamed  an epoch of random batches through `fetched`, into a tensor on the device, with `resized-crop` where there
@@ -26,9 +26,9 @@ import torch
 
 from efcil import data as sources
 from efcil.data.augment import named
-from efcil.data.stream import JOB, Decoder, Streamed
+from efcil.data.lazy import JOB, Decoder, Streamed
 from efcil.data.workers import cores, pool_of, problem, starting
-from efcil.training.images import OnDemand, fetched
+from efcil.training.image_store import OnDemand, fetched
 
 
 def alone(pool: Any, root: Path, names: list[str], size: int, whole: bool) -> float:

@@ -13,9 +13,9 @@ Then `efcil compare median-ncm,dpcr stripes --tasks 2` knows both.
 import numpy as np
 import torch
 
+from efcil.core.nearest_mean import cosine_scores
 from efcil.data import Source
 from efcil.data.dataset import DataSet, ImageSet
-from efcil.heads.ncm import cosine_scores
 from efcil.methods import Method
 
 

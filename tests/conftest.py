@@ -11,7 +11,7 @@ import torch
 from hypothesis import settings
 
 from efcil import cli
-from efcil.training.machine import Machine
+from efcil.accel.machine import Machine
 from problems import blobs
 
 settings.load_profile("ci")  # the same examples in every run, without a limit of time: no test fails by chance

@@ -16,21 +16,22 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
+from efcil.accel.machine import Machine
 from efcil.config import build
+from efcil.core.metrics import AccuracyMatrix
 from efcil.data import augment
 from efcil.errors import DataError, Elsewhere, OptionError
 from efcil.features import TaskFeatures
+from efcil.learners import REPRESENTATIONS
 from efcil.methods import METHODS
-from efcil.metrics import AccuracyMatrix
-from efcil.protocol import Evaluator, learn_stream
-from efcil.representations import REPRESENTATIONS
 from efcil.tasks import TaskStream
-from efcil.training.checkpoint import save_tensors
+from efcil.tensor_files import save_tensors
 from efcil.training.distributed import joined
 from efcil.training.extraction import extract
-from efcil.training.loop import Pixels, train
-from efcil.training.machine import Machine
+from efcil.training.image_batches import Pixels
 from efcil.training.schedule import Schedule
+from efcil.training.trainer import train
+from efcil.trajectory import Evaluator, learn_stream
 from problems import TINY, blobs, draw
 
 CPU = Machine(torch.device("cpu"))

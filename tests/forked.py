@@ -12,7 +12,15 @@ import tempfile
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 _FORKS = multiprocessing.get_context("forkserver")
 _FORKS.set_forkserver_preload(
-    ["pytest", "sklearn.datasets", "torch._dynamo", "efcil.cli", "efcil.doctor", "efcil.runs", "efcil.data.digits"]
+    [
+        "pytest",
+        "sklearn.datasets",
+        "torch._dynamo",
+        "efcil.cli",
+        "efcil.cli.doctor",
+        "efcil.experiment.run",
+        "efcil.data.digits",
+    ]
 )
 
 

@@ -13,12 +13,17 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from efcil import protocol, runs
-from efcil.backbones import learning
+from efcil import trajectory
+from efcil.accel import fused_resnet
+from efcil.accel.machine import CONVOLVING, Machine, _libraries
+from efcil.accel.streams import Gate, own_stream
 from efcil.errors import Interrupted
-from efcil.training import machine as machines
-from efcil.training.loop import EpochReport, Pixels, Stopped
-from efcil.training.machine import CONVOLVING, Gate, Machine, _libraries, own_stream
+from efcil.accel import machine as execution_module
+from efcil.accel import streams as stream_module
+from efcil.experiment import run
+
+from efcil.training.image_batches import Pixels
+from efcil.training.trainer import EpochReport, Stopped
 
 SOON = 20.0
 
@@ -147,7 +152,7 @@ def test_a_run_begins_when_all_is_read_and_tried_out():
     machine = SimpleNamespace(awake=lambda: said.append("read"), uncaptured=uncaptured)
     representation = SimpleNamespace(machine=machine, transform=lambda size: None)
     evaluator = SimpleNamespace(rehearse=lambda learner: said.append(learner))
-    protocol.learn_stream([], SimpleNamespace(size=8), evaluator, representation, {}, {}, None)
+    trajectory.learn_stream([], SimpleNamespace(size=8), evaluator, representation, {}, {}, None)
     assert said == ["read", "no capture", representation]
 
 
@@ -157,11 +162,11 @@ def test_a_run_begins_when_all_is_read_and_tried_out():
 def test_a_rehearsal_looks_at_one_image_where_cudnn_tries_out(monkeypatch, precision, processes, looks):
     seen, group = [], SimpleNamespace(size=processes)
     machine = Machine(torch.device("cpu"), precision, compile=True, capture=True, group=group)
-    evaluator = object.__new__(protocol.Evaluator)
+    evaluator = object.__new__(trajectory.Evaluator)
     evaluator.machine = machine
     evaluator.pixels = Pixels(torch.zeros(5, 3, 8, 8, dtype=torch.uint8), (0.5,) * 3, (0.5,) * 3, machine)
     learner = SimpleNamespace(backbone="net", reading=lambda net: f"read {net}", options=SimpleNamespace(crop=4))
-    monkeypatch.setattr(protocol, "extract", lambda net, pixels, *rest: seen.append((net, len(pixels.images), *rest)))
+    monkeypatch.setattr(trajectory, "extract", lambda net, pixels, *rest: seen.append((net, len(pixels.images), *rest)))
     evaluator.rehearse(learner)
     assert seen == ([("read net", 1, machine, 4)] if looks else [])
 
@@ -191,9 +196,11 @@ def streams(monkeypatch):
     monkeypatch.setattr(torch.cuda, "Stream", made)
     monkeypatch.setattr(torch.cuda, "stream", switched)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: getattr(now, "stream", None))
-    monkeypatch.setattr(machines, "_streams", threading.local())
+    local = threading.local()
+    monkeypatch.setattr(stream_module, "_streams", local)
+    monkeypatch.setattr(execution_module, "_streams", local)
     with Watched(1, CONVOLVING) as pool:
-        monkeypatch.setattr(machines, "_convolutions", lambda: pool)
+        monkeypatch.setattr(execution_module, "_convolutions", lambda: pool)
         yield
 
 
@@ -203,9 +210,9 @@ def test_what_a_run_waits_for_goes_first(streams):
     assert found["run"].priority < found["capture"].priority < found["branch"].priority < found["ahead"].priority
     assert found["files"].priority == found["ahead"].priority == 0
     assert own_stream(place, "run") is found["run"]
-    learning._branch.cache_clear()
-    assert learning._branch(place, "weights").priority == found["branch"].priority
-    learning._branch.cache_clear()
+    fused_resnet._branch.cache_clear()
+    assert fused_resnet._branch(place, "weights").priority == found["branch"].priority
+    fused_resnet._branch.cache_clear()
 
 
 def test_convolutions_of_runs_at_once_are_tried_out_in_one_thread(streams):
@@ -236,8 +243,10 @@ def test_convolutions_of_runs_at_once_are_tried_out_in_one_thread(streams):
 
 
 def test_there_is_one_thread_of_convolutions():
-    assert machines._convolutions() is machines._convolutions()
-    names = {machines._convolutions().submit(lambda: threading.current_thread().name).result(SOON) for _ in range(5)}
+    assert execution_module._convolutions() is execution_module._convolutions()
+    names = {
+        execution_module._convolutions().submit(lambda: threading.current_thread().name).result(SOON) for _ in range(5)
+    }
     assert len(names) == 1
 
 
@@ -285,14 +294,14 @@ class Fake:
         for epoch in range(20):
             time.sleep(0.005)
             self.said.append((self.number, epoch + 1))
-            runs.Run.after_epoch(self, EpochReport(0, epoch, 20, 0.0, 0.1), None)
+            run.Run.after_epoch(self, EpochReport(0, epoch, 20, 0.0, 0.1), None)
         return [{"run": self.number}]
 
 
 def test_runs_begin_one_after_the_other():
     said = []
     all_of_them = [Fake(said, k) for k in range(3)]
-    found = runs.execute_all(all_of_them, False, at_once=4)
+    found = run.execute_all(all_of_them, False, at_once=4)
     assert [run.concurrent_runs for run in all_of_them] == [3, 3, 3]
     assert found == [[{"run": 0}], [{"run": 1}], [{"run": 2}]]
     for k in (1, 2):  # each when the one before has a tenth of a task behind it, and before that one has ended
@@ -301,14 +310,14 @@ def test_runs_begin_one_after_the_other():
 
 def test_more_runs_than_go_on_at_once_all_get_their_turn():
     said = []
-    assert len(runs.execute_all([Fake(said, k) for k in range(5)], False, at_once=2)) == 5
+    assert len(run.execute_all([Fake(said, k) for k in range(5)], False, at_once=2)) == 5
     assert [number for number, epoch in said if epoch == 0] == [0, 1, 2, 3, 4]
 
 
 def test_one_that_fails_keeps_nobody_waiting():
     said = []
     with pytest.raises(ValueError, match="broken"):
-        runs.execute_all([Fake(said, 0, fails=True), Fake(said, 1)], False, at_once=2)
+        run.execute_all([Fake(said, 0, fails=True), Fake(said, 1)], False, at_once=2)
     assert said[0] == (0, 0)
 
 
@@ -317,7 +326,7 @@ def test_one_that_is_stopped_before_its_turn_does_not_begin():
     all_of_them = [Fake(said, k) for k in range(2)]
     all_of_them[1].stop.set()
     with pytest.raises((Stopped, Interrupted)):
-        runs.execute_all(all_of_them, False, at_once=2)
+        run.execute_all(all_of_them, False, at_once=2)
     assert (1, 0) not in said
 
 
@@ -333,7 +342,7 @@ def test_a_signal_is_heard_whichever_thread_it_comes_to():
 
     said = []
     with pytest.raises(Interrupted):
-        runs.execute_all([Told(said, 0), Fake(said, 1)], False, at_once=2)
+        run.execute_all([Told(said, 0), Fake(said, 1)], False, at_once=2)
     assert said == [True]
 
 
@@ -345,6 +354,6 @@ def test_threads_wait_less_for_each_other_meanwhile():
             seen.append(sys.getswitchinterval())
             return []
 
-    runs.execute_all([Looking([], k) for k in range(2)], False, at_once=2)
+    run.execute_all([Looking([], k) for k in range(2)], False, at_once=2)
     assert seen == [pytest.approx(0.001)] * 2
     assert sys.getswitchinterval() == pytest.approx(usual)

@@ -25,7 +25,7 @@ from efcil.data.augment import (
     resized,
 )
 from efcil.data.autoaugment import AMOUNTS, CIFAR10_POLICY, OPERATIONS, UNSIGNED, AutoAugmentCifar10, amount
-from efcil.data.frame import framed
+from efcil.data.letterbox import framed
 from efcil.errors import OptionError
 from messages import raises
 

@@ -7,10 +7,10 @@ import math
 import pytest
 import torch
 
-from efcil.backbones import NAMES, STEMS, build
-from efcil.backbones.at_rest import AtRest, Layer, comes_out_right, fuses
-from efcil.backbones.resnet import PATCH
+from efcil.accel.folded_resnet import AtRest, Layer, comes_out_right, fuses
 from efcil.errors import OptionError
+from efcil.models import NAMES, STEMS, build
+from efcil.models.resnet import PATCH
 from messages import raises
 
 

@@ -15,8 +15,9 @@ import pytest
 import torch
 
 from benchmarks import augment, core, gpu, record, scale, serve
-from efcil.linalg import normalise_columns, ridge_weight, task_shift
-from efcil.stats import ClassStats
+from efcil.core.class_stats import ClassStats
+from efcil.core.projection import task_shift
+from efcil.core.ridge import normalise_columns, ridge_weight
 
 RESNET18_FORWARD = 2 * (  # multiply-adds at 32 x 32, cifar stem, counted by hand: in * out * kernel * positions
     3 * 64 * 9 * 32**2

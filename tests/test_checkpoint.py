@@ -12,8 +12,11 @@ import torch
 from safetensors.torch import load_file
 
 from efcil.errors import CheckpointError
-from efcil.training import checkpoint
-from efcil.training.checkpoint import CheckpointStore, copied, load_tensors, save_tensors
+from efcil.experiment.checkpoints import CheckpointStore
+from efcil import tensor_files
+from efcil.experiment import checkpoints
+from efcil.tensor_files import copied, load_tensors, save_tensors
+
 from messages import raises
 
 TENSORS = {
@@ -154,8 +157,8 @@ def test_none_sound(tmp_path):
 
 def test_what_changes_after_saving_is_not_saved(tmp_path, monkeypatch):
     """Not even where the writing begins only then."""
-    changed, write = threading.Event(), checkpoint._write
-    monkeypatch.setattr(checkpoint, "_write", lambda *what: changed.wait(10) and write(*what))
+    changed, write = threading.Event(), checkpoints._write
+    monkeypatch.setattr(checkpoints, "_write", lambda *what: changed.wait(10) and write(*what))
     store = CheckpointStore(tmp_path / "checkpoints")
     weights = torch.ones(100_000)
     store.save_task(1, {"w": weights}, {})
@@ -183,10 +186,10 @@ def test_a_gpu_with_room_keeps_the_copy_until_it_is_written(monkeypatch, free, l
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, 10**6))
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(record_event=lambda: event))
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
-    monkeypatch.setattr(checkpoint, "own_stream", lambda device, name: name)
+    monkeypatch.setattr(tensor_files, "own_stream", lambda device, name: name)
     weights = torch.ones(100).as_subclass(OnGPU)
     if not later:
-        monkeypatch.setattr(checkpoint, "on_cpu", lambda tensors: {"w": tensors["w"].clone().cpu()})
+        monkeypatch.setattr(tensor_files, "on_cpu", lambda tensors: {"w": tensors["w"].clone().cpu()})
     brought = copied({"w": weights})
     assert said == ([] if later else ["brought"])
     weights.zero_()

@@ -19,9 +19,9 @@ from PIL import Image
 
 from efcil import cli
 from efcil.errors import Interrupted
+from efcil.experiment.reporters import Json, Lines, Plain
+from efcil.experiment.run import stoppable
 from efcil.methods import METHODS, measured
-from efcil.progress import Json, Lines, Plain
-from efcil.runs import stoppable
 from messages import assert_names
 
 QUICK = ["width=2", "first.epochs=2", "later.epochs=1", "first.milestones=[]", "later.milestones=[]"]
@@ -227,7 +227,7 @@ def test_compare_is_one_trajectory(efcil, tmp_path):
 
 def test_a_label_that_begins_another_resumes_as_itself(efcil, tmp_path):
     """ridge=1 and ridge=1.5: the state of one must not leak into the other when a run goes on."""
-    from efcil.training.checkpoint import load_tensors
+    from efcil.tensor_files import load_tensors
 
     out, labels = tmp_path / "c", ["dpcr:ridge=1", "dpcr:ridge=1.5"]
     arguments = ["compare", ",".join(labels), "digits", "--tasks", 5, "--out", out, "--quiet", *TINY]
@@ -520,10 +520,10 @@ def test_demo_replaces_only_a_demo(efcil, tmp_path, monkeypatch):
 
 def test_loss_that_is_not_finite(one_line, efcil, tmp_path, monkeypatch):
     """On a slow disk: what was being written when the run failed is there before the directory is let go."""
-    from efcil.training import checkpoint
+    from efcil.experiment import checkpoints
 
-    out, store, failed = tmp_path / "r", checkpoint.CheckpointStore, threading.Event()
-    write, save, settle, last = checkpoint._write, store.save_task, store.settle, []
+    out, store, failed = tmp_path / "r", checkpoints.CheckpointStore, threading.Event()
+    write, save, settle, last = checkpoints._write, store.save_task, store.settle, []
 
     def slow(path, *what):
         if path.name == "task-01.safetensors":
@@ -539,7 +539,7 @@ def test_loss_that_is_not_finite(one_line, efcil, tmp_path, monkeypatch):
             failed.set()
         settle(self)
 
-    monkeypatch.setattr(checkpoint, "_write", slow)
+    monkeypatch.setattr(checkpoints, "_write", slow)
     monkeypatch.setattr(store, "save_task", saved)
     monkeypatch.setattr(store, "settle", settled)
     arguments = [
@@ -564,7 +564,7 @@ def test_loss_that_is_not_finite(one_line, efcil, tmp_path, monkeypatch):
 def test_out_of_memory(tmp_path):
     """A real process that may not have the memory it asks for."""
     code = (
-        "import resource, sys, torch, efcil.runs, efcil.report.html, matplotlib.figure\n"
+        "import resource, sys, torch, efcil.experiment.run, efcil.report.html, matplotlib.figure\n"
         "from efcil.cli import main\n"
         "used = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize()\n"
         "resource.setrlimit(resource.RLIMIT_AS, (used + 400 * 2**20,) * 2)\n"
@@ -641,7 +641,7 @@ def test_other_files_of_a_run_that_are_damaged_or_left(efcil, tmp_path):
 
 def test_a_checkpoint_of_something_else(efcil, tmp_path):
     """Sound, but not of this run: one line, whatever is in it."""
-    from efcil.training.checkpoint import load_tensors, save_tensors
+    from efcil.tensor_files import load_tensors, save_tensors
 
     out = tmp_path / "r"
     arguments = ["run", "dpcr", "digits", "--tasks", 2, "--out", out, *TINY]
@@ -659,12 +659,12 @@ def test_a_checkpoint_of_something_else(efcil, tmp_path):
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_lets_the_step_finish_and_the_run_go_on(efcil, tmp_path, monkeypatch, number, code):
     """Told in the middle of an epoch: the step is finished and saved, and the rest is what it would have been."""
-    from efcil.training import loop
+    from efcil.training.step import Step
 
     arguments = ["run", "dpcr", "digits", "--tasks", 2, *TINY]
     assert efcil(*arguments, "--out", tmp_path / "whole", "--quiet")[0] == 0
     steps = []
-    original = loop.Step.__call__
+    original = Step.__call__
 
     def signalled(self, batch, labels):
         original(self, batch, labels)
@@ -672,7 +672,7 @@ def test_a_signal_lets_the_step_finish_and_the_run_go_on(efcil, tmp_path, monkey
         if len(steps) in (3, 20):
             os.kill(os.getpid(), number)
 
-    monkeypatch.setattr(loop.Step, "__call__", signalled)
+    monkeypatch.setattr(Step, "__call__", signalled)
     for _ in range(2):
         found, _, err = efcil(*arguments, "--out", tmp_path / "r", "--resume")
         assert found == code
@@ -685,14 +685,14 @@ def test_a_signal_lets_the_step_finish_and_the_run_go_on(efcil, tmp_path, monkey
 
 
 def test_a_second_signal_ends_at_once(efcil, tmp_path, monkeypatch):
-    from efcil.training import loop
+    from efcil.training.step import Step
 
     def signalled(self, batch, labels):
         os.kill(os.getpid(), signal.SIGINT)
         os.kill(os.getpid(), signal.SIGINT)
         raise AssertionError("the second one must not wait")
 
-    monkeypatch.setattr(loop.Step, "__call__", signalled)
+    monkeypatch.setattr(Step, "__call__", signalled)
     before = signal.getsignal(signal.SIGINT)
     code, _, err = efcil("run", "lwf", "digits", "--tasks", 2, "--out", tmp_path / "r", *TINY)
     assert code == 130

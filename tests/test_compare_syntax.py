@@ -11,7 +11,7 @@ OLD = """
 '''The old words.'''
 import torch
 import triton.language as tl
-from efcil.backbones import updates
+from efcil.models import updates
 from torch import nn
 
 LOT = 3

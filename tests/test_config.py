@@ -4,13 +4,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from efcil import experiment
 from efcil.config import Options, build, flat, keys, nested, parse_settings, preset_names, preset_values, presets
 from efcil.data import SOURCES
 from efcil.errors import OptionError
-from efcil.experiment import Request, commit, resolve
+from efcil.experiment import specification
+from efcil.experiment.specification import Request, commit, resolve
+from efcil.learners import REPRESENTATIONS
 from efcil.methods import METHODS
-from efcil.representations import REPRESENTATIONS
 
 
 class Inner(Options):
@@ -172,15 +172,15 @@ def test_the_commit_is_the_one_of_the_beginning(monkeypatch):
     heads = iter(["first", "second"])
     said = SimpleNamespace(stdout="")
     monkeypatch.setattr(
-        experiment.subprocess,
+        specification.subprocess,
         "run",
         lambda call, **_: SimpleNamespace(stdout=next(heads)) if "rev-parse" in call else said,
     )
-    experiment._checked_out.cache_clear()
+    specification._checked_out.cache_clear()
     try:
         assert [commit(), commit()] == ["first", "first"]
     finally:
-        experiment._checked_out.cache_clear()
+        specification._checked_out.cache_clear()
 
 
 def test_a_data_sets_own_value_wins_over_that_of_any(monkeypatch):

@@ -18,7 +18,7 @@ from efcil.data import cache, cifar100, cub200, imagenet1k, imagenet100, tiny_im
 from efcil.data.dataset import DataSet, Official
 from efcil.data.decode import read_image
 from efcil.errors import DataError, OptionError
-from efcil.experiment import Plan, Request, resolve
+from efcil.experiment.specification import Plan, Request, resolve
 from messages import assert_names, raises
 from standins import BIRDS, WNIDS, Written
 

@@ -25,14 +25,15 @@ from torch.distributed.run import get_args_parser
 
 import distributed_worker as worker
 from benchmarks import distributed as benchmark
+from efcil.accel.machine import Machine
 from efcil.data.workers import cores, own_cores
 from efcil.errors import Interrupted, OptionError
-from efcil.experiment import commit
-from efcil.runs import stoppable
-from efcil.training.checkpoint import load_tensors
+from efcil.experiment.run import stoppable
+from efcil.experiment.specification import commit
+from efcil.randomness import Purpose, generator
+from efcil.tensor_files import load_tensors
 from efcil.training.distributed import ALONE, BUCKET, Group, running_statistics
-from efcil.training.loop import epoch_batches, several_epochs
-from efcil.training.machine import Machine, Purpose, generator
+from efcil.training.loader import epoch_batches, several_epochs
 from messages import assert_names, raises
 from problems import gap
 from test_docs import misspelt

@@ -9,19 +9,16 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy, log_softmax, softmax
 
-from efcil.backbones import build
-from efcil.backbones.reading import Reading
-from efcil.class_memory import Memory
+from efcil.core.class_stats import ClassStats
+from efcil.core.gaussian import gaussian_factors, log_densities, pooled_covariance
+from efcil.core.gram_storage import Memory
+from efcil.core.metrics import AccuracyMatrix
+from efcil.core.projection import cross_validated_ridge, feature_products
 from efcil.errors import OptionError
-from efcil.experiment import Request, resolve
+from efcil.experiment.specification import Request, resolve
 from efcil.features import TaskFeatures
-from efcil.heads.gaussian import gaussian_factors, log_densities, pooled_covariance
-from efcil.linalg import cross_validated_ridge, feature_products
-from efcil.methods import METHODS
-from efcil.metrics import AccuracyMatrix
-from efcil.protocol import Evaluator, learn_stream
-from efcil.representations.lwf import LwF, LwFOptions
-from efcil.representations.pseudo_replay import (
+from efcil.learners.lwf import LwF, LwFOptions
+from efcil.learners.pseudo_replay import (
     RIDGE,
     UNLABELLED,
     PseudoReplay,
@@ -29,13 +26,16 @@ from efcil.representations.pseudo_replay import (
     chosen,
     moved_by,
 )
+from efcil.methods import METHODS
+from efcil.models import build
+from efcil.models.multi_stage import Reading
 from efcil.shift.dual_projection import dual_projection
-from efcil.stats import ClassStats
 from efcil.tasks import TaskStream
-from efcil.training.adversarial import towards
 from efcil.training.extraction import extract
-from efcil.training.images import Mapped, OnDemand
-from efcil.training.loop import Pixels
+from efcil.training.feature_inversion import towards
+from efcil.training.image_batches import Pixels
+from efcil.training.image_store import Mapped, OnDemand
+from efcil.trajectory import Evaluator, learn_stream
 from messages import raises
 from problems import TINY, Watch, blobs, draw, stopped_in_the_second_task
 from test_methods import FakeTask
@@ -157,7 +157,7 @@ def test_images_are_made_in_the_machines_precision(machine, data, second, monkey
         lower.append(torch.is_autocast_enabled("cpu"))
         return towards(*given)
 
-    monkeypatch.setattr("efcil.representations.pseudo_replay.towards", watched)
+    monkeypatch.setattr("efcil.learners.pseudo_replay.towards", watched)
     for precision in ("fp32", "bf16"):
         other = copy.copy(second)
         other.machine = dataclasses.replace(machine, precision=precision)

@@ -10,23 +10,24 @@ import torch
 from torch import nn
 from torch.nn.functional import mse_loss, normalize
 
+from efcil.accel.machine import Machine
 from efcil.config import build
+from efcil.core.metrics import AccuracyMatrix
 from efcil.errors import OptionError
 from efcil.features import TaskFeatures
+from efcil.learners import REPRESENTATIONS
 from efcil.methods.adc import ADC
 from efcil.methods.ldc import LDC
 from efcil.methods.sdc import SDC
-from efcil.metrics import AccuracyMatrix
-from efcil.protocol import Evaluator, learn_stream
-from efcil.representations import REPRESENTATIONS
+from efcil.randomness import Purpose, generator
 from efcil.shift import adc
 from efcil.shift.adc import ADCOptions, adversarial_drift
 from efcil.shift.ldc import LDCOptions, learned_map
 from efcil.shift.sdc import SDCOptions, kernel_drift
 from efcil.tasks import TaskStream
-from efcil.training import adversarial
-from efcil.training.loop import Pixels
-from efcil.training.machine import Machine, Purpose, generator
+from efcil.training import feature_inversion
+from efcil.training.image_batches import Pixels
+from efcil.trajectory import Evaluator, learn_stream
 from messages import raises
 from problems import TINY, blobs
 
@@ -346,7 +347,7 @@ def test_adc_in_small_pieces_is_the_same(machine, monkeypatch):
     seen = []
     task.representation.old_backbone.register_forward_hook(lambda module, given, out: seen.append(len(out)))
     monkeypatch.setattr(adc, "GROUP_NUMBERS", 2 * 10 * 2 * 8 * 8)  # two classes at once
-    monkeypatch.setattr(adversarial, "BATCH_NUMBERS", 7 * 2 * 8 * 8)  # seven images at once
+    monkeypatch.setattr(feature_inversion, "BATCH_NUMBERS", 7 * 2 * 8 * 8)  # seven images at once
     pieces = adversarial_drift(means, task, options)
     torch.testing.assert_close(pieces, whole, rtol=1e-5, atol=1e-6)
     assert max(seen) == 7

@@ -24,14 +24,14 @@ from sklearn.utils.estimator_checks import (
 )
 
 from efcil import NearestMeanClassifier, RidgeReconstructionClassifier
+from efcil.core.class_stats import ClassStats
+from efcil.core.nearest_mean import cosine_scores
+from efcil.core.ridge import normalise_columns, ridge_weight
 from efcil.errors import NotPositiveDefiniteError, OptionError
 from efcil.estimators.base import union
 from efcil.estimators.gcv import AS_GOOD, candidates, gcv_scores
 from efcil.estimators.ridge import onto_simplex
 from efcil.estimators.sums import ROWS_AT_ONCE, FeatureSums
-from efcil.heads.ncm import cosine_scores
-from efcil.linalg import normalise_columns, ridge_weight
-from efcil.stats import ClassStats
 from messages import raises
 
 PAPER = {"ridge": 5.0, "fit_intercept": False, "normalise": True}

@@ -15,18 +15,19 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import reference
-from efcil import stats as stats_module
-from efcil.class_memory import Factors, Grams, Memory, kept, kept_gram
+from efcil.core import class_stats as stats_module
+from efcil.core.class_stats import ClassStats
+from efcil.core.gram_storage import Factors, Grams, Memory, kept, kept_gram
+from efcil.core.metrics import AccuracyMatrix
+from efcil.core.projection import class_shift, factor_space, row_projector, task_shift
+from efcil.core.ridge import normalise_columns, ridge_weight
 from efcil.errors import NotFiniteError, OptionError
-from efcil.linalg import class_shift, factor_space, normalise_columns, ridge_weight, row_projector, task_shift
+from efcil.learners import REPRESENTATIONS
 from efcil.methods import METHODS
 from efcil.methods.dpcr import DPCROptions
-from efcil.metrics import AccuracyMatrix
-from efcil.model import IncrementalClassifier
-from efcil.protocol import Evaluator, learn_stream
-from efcil.representations import REPRESENTATIONS
-from efcil.stats import ClassStats
+from efcil.product import IncrementalClassifier
 from efcil.tasks import TaskStream
+from efcil.trajectory import Evaluator, learn_stream
 from messages import raises
 from problems import TINY, blobs, draw, gap
 from test_methods import Watch

@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from efcil.experiment import commit
+from efcil.experiment.specification import commit
 from forked import Forked
 from messages import assert_names
 

@@ -9,18 +9,18 @@ import pytest
 import torch
 from torch import nn
 
-from efcil.experiment import Request, resolve
+from efcil.accel.machine import Machine
+from efcil.core.metrics import AccuracyMatrix
+from efcil.experiment.specification import Request, resolve
 from efcil.features import TaskFeatures
+from efcil.learners.exemplars import Exemplars
+from efcil.learners.foster import FOSTER, Booster, FOSTEROptions, class_weights
 from efcil.methods import METHODS
-from efcil.metrics import AccuracyMatrix
-from efcil.protocol import Evaluator, learn_stream
-from efcil.representations.foster import FOSTER, Booster, FOSTEROptions, class_weights
 from efcil.tasks import TaskStream
-from efcil.training.exemplars import Exemplars
 from efcil.training.extraction import extract
-from efcil.training.loop import Pixels
-from efcil.training.machine import Machine
+from efcil.training.image_batches import Pixels
 from efcil.training.schedule import Schedule
+from efcil.trajectory import Evaluator, learn_stream
 from problems import TINY, blobs
 
 SIZES = (2, 3, 1)

@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 import standins
-from efcil.data import FolderOptions, cub200, folder, frame, load
+from efcil.data import FolderOptions, cub200, folder, letterbox, load
 from efcil.data.augment import CentreCrop, RandomResizedCrop
 from efcil.data.decode import read_image
 from efcil.errors import OptionError
@@ -44,9 +44,9 @@ FRAMES = torch.from_numpy(np.stack([read_image(p, SIZE, whole=True) for p in PIC
 
 def test_a_frame_keeps_the_whole_picture_its_width_and_how_it_lies():
     assert FRAMES.shape == (len(SHAPES), 3, SIZE, SIZE * 3 // 2 + 1)
-    assert frame.is_framed(FRAMES)
-    assert not frame.is_framed(torch.zeros(1, 3, SIZE, SIZE))
-    widths, turned = frame.labels(FRAMES)
+    assert letterbox.is_framed(FRAMES)
+    assert not letterbox.is_framed(torch.zeros(1, 3, SIZE, SIZE))
+    widths, turned = letterbox.labels(FRAMES)
     assert turned.tolist() == [False, True, False, False, True, False]
     for picture, stored, width, lies in zip(PICTURES, FRAMES, widths.tolist(), turned.tolist(), strict=True):
         wanted = pixels(shrunk(picture))
@@ -60,7 +60,7 @@ def test_longer_than_three_by_two_loses_its_ends():
     picture = Image.new("RGB", (300, 100), (0, 0, 200))
     picture.paste((200, 0, 0), (75, 0, 225, 100))  # the middle, 3:2
     stored = torch.from_numpy(read_image(picture, SIZE, whole=True))[None]
-    assert frame.labels(stored)[0].tolist() == [48]
+    assert letterbox.labels(stored)[0].tolist() == [48]
     assert (stored[0, 0, :, 1:47] == 200).all()
     endless = read_image(Image.new("RGB", (1, 5000), (9, 9, 9)), SIZE, whole=True)
     assert (endless[:, :, :48] == 9).all()
@@ -68,7 +68,7 @@ def test_longer_than_three_by_two_loses_its_ends():
 
 def test_wide_frames_have_two_bytes_of_width():
     stored = torch.from_numpy(read_image(photograph(340, 256), 256, whole=True))[None]
-    assert frame.labels(stored)[0].tolist() == [340]
+    assert letterbox.labels(stored)[0].tolist() == [340]
     assert stored.shape == (1, 3, 256, 385)
 
 
@@ -78,7 +78,7 @@ def test_a_random_crop_of_a_frame_is_that_of_the_upright_picture():
     many = FRAMES.repeat_interleave(40, 0)
     drawn = transform.draw(len(many), torch.Generator().manual_seed(0))
     ours = transform.apply(many, drawn)
-    widths, turned = frame.labels(many)
+    widths, turned = letterbox.labels(many)
     seen = {}
     for i, (result, width, lies) in enumerate(zip(ours, widths.tolist(), turned.tolist(), strict=True)):
         upright = many[i, :, :, :width]
@@ -227,7 +227,7 @@ def test_pictures_stored_larger_are_looked_at_as_resized_ones():
     larger = [photograph(96, 64), photograph(64, 96), photograph(90, 64), photograph(64, 64)]
     frames = torch.from_numpy(np.stack([read_image(p, 48, whole=True) for p in larger]))
     squares = torch.from_numpy(np.stack([read_image(p, 48) for p in larger]))
-    widths, turned = frame.labels(frames)
+    widths, turned = letterbox.labels(frames)
     for stored in (frames, squares):
         found = CentreCrop(24, 32).apply(stored, {})
         assert found.shape == (4, 3, 24, 24)
@@ -272,7 +272,7 @@ def test_centres_are_cut_at_the_size_that_is_seen_wherever_features_are_taken(ru
             seen.append((images.shape[2], self.size, self.short))
             return super().apply(images, parameters)
 
-    monkeypatch.setattr("efcil.training.loop.CentreCrop", Counting)
+    monkeypatch.setattr("efcil.training.image_batches.CentreCrop", Counting)
     code, said, _ = run("adc", "data.stored=30")
     assert code == 0, said
     assert set(seen) == {(30, 16, 24)}

@@ -10,19 +10,19 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from efcil.accel.machine import Machine
+from efcil.core import mahalanobis, recursive_ridge
+from efcil.core.mahalanobis import correlation, correlation_factor, mahalanobis_scores, shrunk
+from efcil.core.metrics import AccuracyMatrix
+from efcil.core.recursive_ridge import RecursiveRidge, expansion_matrix
 from efcil.errors import NotFiniteError, NotPositiveDefiniteError, OptionError, TrainingError
 from efcil.features import TaskFeatures
-from efcil.heads import mahalanobis, recursive_ridge
-from efcil.heads.mahalanobis import correlation, correlation_factor, mahalanobis_scores, shrunk
-from efcil.heads.recursive_ridge import RecursiveRidge, expansion_matrix
+from efcil.learners import REPRESENTATIONS
 from efcil.methods.acil import ACIL, ACILOptions
 from efcil.methods.ds_al import DSAL, DSALOptions
 from efcil.methods.fecam import FeCAM, FeCAMOptions
-from efcil.metrics import AccuracyMatrix
-from efcil.protocol import Evaluator, learn_stream
-from efcil.representations import REPRESENTATIONS
 from efcil.tasks import TaskStream
-from efcil.training.machine import Machine
+from efcil.trajectory import Evaluator, learn_stream
 from messages import raises
 from problems import TINY
 

@@ -19,18 +19,18 @@ from hypothesis import strategies as st
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
+from efcil.cli.config_file import merged
 from efcil.config import load_yaml, nested, parse_settings
-from efcil.configfile import merged
 from efcil.data import cifar100, fetch
 from efcil.errors import CheckpointError, DataError, ModelError, OptionError, RunError
-from efcil.experiment import Request, resolve
-from efcil.model import IncrementalClassifier
+from efcil.experiment.specification import Request, resolve
+from efcil.product import IncrementalClassifier
 from efcil.report import load_summaries
 from efcil.reproduce.snapshots import Snapshot
 from efcil.serve.archive import entries_of, open_archive
 from efcil.serve.limits import Limits
 from efcil.tasks import class_order
-from efcil.training.checkpoint import load_tensors, save_tensors
+from efcil.tensor_files import load_tensors, save_tensors
 from messages import raises
 
 ROOT = Path(__file__).resolve().parent.parent

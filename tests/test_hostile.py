@@ -14,21 +14,13 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from efcil.core.class_stats import ClassStats
+from efcil.core.linear_algebra import EPS, cholesky, congruence, pack_symmetric, unpack_symmetric
+from efcil.core.mahalanobis import correlation_factor, direction, mahalanobis_scores
+from efcil.core.projection import row_projector, task_shift
+from efcil.core.recursive_ridge import RecursiveRidge
+from efcil.core.ridge import normalise_columns, ridge_weight
 from efcil.errors import NotFiniteError, NotPositiveDefiniteError
-from efcil.heads.mahalanobis import correlation_factor, direction, mahalanobis_scores
-from efcil.heads.recursive_ridge import RecursiveRidge
-from efcil.linalg import (
-    EPS,
-    cholesky,
-    congruence,
-    normalise_columns,
-    pack_symmetric,
-    ridge_weight,
-    row_projector,
-    task_shift,
-    unpack_symmetric,
-)
-from efcil.stats import ClassStats
 
 mpmath.mp.dps = 50
 BOUND = 64.0  # how many dim * eps * condition an error may be: rounding of products, factorisation and two solves

@@ -9,21 +9,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from efcil.config import build
+from efcil.core.metrics import AccuracyMatrix
 from efcil.errors import OptionError
-from efcil.experiment import Request, resolve
+from efcil.experiment.reporters import Quiet
+from efcil.experiment.run import Run
+from efcil.experiment.specification import Request, resolve
 from efcil.features import TaskFeatures
-from efcil.heads import restored
-from efcil.heads.linear import LinearHead
+from efcil.learners.exemplars import Exemplars, herd, unit
+from efcil.learners.icarl import ICaRL, ICaRLOptions
 from efcil.methods.icarl import ExemplarMeans, ICaRLReadoutOptions
-from efcil.metrics import AccuracyMatrix
-from efcil.progress import Quiet
-from efcil.protocol import Evaluator, learn_stream
-from efcil.representations.icarl import ICaRL, ICaRLOptions
-from efcil.runs import Run
+from efcil.models.heads import LinearHead, restored
 from efcil.tasks import TaskStream
-from efcil.training.exemplars import Exemplars, herd, unit
 from efcil.training.extraction import extract
-from efcil.training.loop import Pixels
+from efcil.training.image_batches import Pixels
+from efcil.trajectory import Evaluator, learn_stream
 from messages import raises
 from problems import TINY, draw, gap
 

@@ -12,8 +12,8 @@ import time
 import pytest
 
 from efcil.errors import RunError
-from efcil.experiment import commit
-from efcil.runs import Run
+from efcil.experiment.run import Run
+from efcil.experiment.specification import commit
 from messages import assert_names
 
 KILLS = 5

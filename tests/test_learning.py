@@ -17,20 +17,21 @@ import torch
 from torch import nn
 
 from benchmarks import gpu, steps
-from efcil import backbones
-from efcil.backbones import learning
-from efcil.backbones.learning import InTraining
-from efcil.backbones.norms import Norm
+from efcil import models
+from efcil.accel import fused_lwf_loss, fused_resnet
+from efcil.accel.batch_norm import Norm
+from efcil.accel.fused_resnet import InTraining
+from efcil.accel.machine import Machine
+from efcil.accel.optim import SGD
+from efcil.accel.streams import own_stream
 from efcil.data.dataset import ImageSet
 from efcil.errors import TrainingError
-from efcil.protocol import train_task
-from efcil.representations import judging
-from efcil.representations.lwf import LwF
-from efcil.representations.pseudo_replay import PseudoReplay, PseudoReplayOptions
+from efcil.learners.lwf import LwF
+from efcil.learners.pseudo_replay import PseudoReplay, PseudoReplayOptions
 from efcil.tasks import TaskStream
-from efcil.training.loop import Pixels, Stopped
-from efcil.training.machine import Machine, own_stream
-from efcil.training.updates import SGD
+from efcil.training.image_batches import Pixels
+from efcil.training.trainer import Stopped
+from efcil.trajectory import train_task
 from messages import raises
 
 FORMATS = (torch.contiguous_format, torch.channels_last)
@@ -43,7 +44,7 @@ def drawn(*shape, seed=1, dtype=torch.float64):
 
 def network(name="resnet10", dtype=torch.float64, form=torch.contiguous_format, **options):
     """In training, with normalisations that are not as they were born."""
-    net = backbones.build(name, width=8, **options).train().to(dtype=dtype, memory_format=form)
+    net = models.build(name, width=8, **options).train().to(dtype=dtype, memory_format=form)
     for number, module in enumerate(net.modules()):
         if isinstance(module, nn.BatchNorm2d):
             module.weight.data += drawn(module.num_features, seed=number).to(dtype) / 4
@@ -120,14 +121,14 @@ def test_two_batches_may_be_on_their_way_at_once():
 def test_gradients_are_handed_over_not_copied(monkeypatch):
     """Held anywhere else they would be: sixty more kernels a step."""
     net, given = network(), []
-    back = learning.Pass.backward
+    back = fused_resnet.Pass.backward
 
     def seen(self, grad):
         found = back(self, grad)
         given.extend(tensor.data_ptr() for tensor in found)
         return found
 
-    monkeypatch.setattr(learning.Pass, "backward", seen)
+    monkeypatch.setattr(fused_resnet.Pass, "backward", seen)
     InTraining(net, torch.float64)(drawn(4, 3, 16, 16)).sum().backward()
     assert len(given) == len(list(net.parameters()))
     assert {p.grad.data_ptr() for p in net.parameters()} == set(given)
@@ -278,10 +279,15 @@ def test_branches_wait_for_what_they_read_and_are_waited_for(monkeypatch, taken)
     monkeypatch.setattr(InTraining, "capturing", True)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: lines[now[-1]])
     monkeypatch.setattr(torch.cuda, "stream", switched)
-    monkeypatch.setattr(learning, "_branch", lambda device, name: lines[name])
-    for owner, name in ((learning.Layer, "convolved"), (learning.Layer, "gradient"), (Norm, "applied"), (Norm, "back")):
+    monkeypatch.setattr(fused_resnet, "_branch", lambda device, name: lines[name])
+    for owner, name in (
+        (fused_resnet.Layer, "convolved"),
+        (fused_resnet.Layer, "gradient"),
+        (Norm, "applied"),
+        (Norm, "back"),
+    ):
         monkeypatch.setattr(owner, name, told(name, getattr(owner, name)))
-    monkeypatch.setattr(learning.Pass, "widen", told("widen", learning.Pass.widen))
+    monkeypatch.setattr(fused_resnet.Pass, "widen", told("widen", fused_resnet.Pass.widen))
     mine = InTraining(network(), torch.float64)
     if taken:
         sgd = SGD(mine.learned, torch.tensor(0.1, dtype=torch.float64), 0.9, 0.0, fused=False)
@@ -311,7 +317,7 @@ def test_what_a_branch_reads_is_kept_while_it_is_recorded(monkeypatch):
         monkeypatch.setattr(InTraining, "capturing", capturing)
         monkeypatch.setattr(InTraining, "beside", lambda self, name: contextlib.nullcontext())
         monkeypatch.setattr(InTraining, "join", lambda self, name: None)
-        way = learning.Pass(InTraining(network(), torch.float64))
+        way = fused_resnet.Pass(InTraining(network(), torch.float64))
         with torch.no_grad():
             way.backward(torch.ones_like(way.forward(drawn(4, 3, 16, 16))))
         held = [tensor for tensors in way.alive for tensor in tensors if tensor is not None]
@@ -321,10 +327,10 @@ def test_what_a_branch_reads_is_kept_while_it_is_recorded(monkeypatch):
 
 def test_gradients_are_widened_in_lots(monkeypatch):
     counts = []
-    widen = learning.Pass.widen
-    monkeypatch.setattr(learning.Pass, "widen", lambda self: counts.append(len(self.waiting)) or widen(self))
+    widen = fused_resnet.Pass.widen
+    monkeypatch.setattr(fused_resnet.Pass, "widen", lambda self: counts.append(len(self.waiting)) or widen(self))
     net = network()
-    monkeypatch.setattr(learning, "LOT", net.layer4[0].conv2.weight.numel())
+    monkeypatch.setattr(fused_resnet, "LOT", net.layer4[0].conv2.weight.numel())
     learned(InTraining(net, torch.float64), net, drawn(4, 3, 16, 16))
     convolutions = sum(isinstance(module, nn.Conv2d) for module in net.modules())
     assert counts[0] <= 2  # the last stage's shortcut and second convolution, or the latter alone
@@ -349,14 +355,10 @@ def test_a_learner_on_such_a_machine_learns_as_one_function(monkeypatch):
 
 COMPARED = """
 import torch
-from efcil.representations import judging
-from efcil.representations import kernels as of_loss
+from efcil.accel import fused_lwf_loss, loss_kernels, optim, resnet_kernels, training_kernels
 from torch import nn
-from efcil import backbones
-from efcil.backbones import kernels
-from efcil.backbones.norms import Norm
-from efcil.training import kernels as of_update
-from efcil.training import updates
+from efcil import models
+from efcil.accel.batch_norm import Norm
 
 device = "cuda" if torch.cuda.is_available() else "cpu"
 draw = torch.Generator().manual_seed(0)
@@ -377,21 +379,21 @@ for channels, count, side in ((8, 3, 11), (20, 2, 7), (64, 3, 16), (100, 2, 9), 
     own = nn.BatchNorm2d(channels)
     own.load_state_dict(bn.state_dict())
     own = own.to(device)
-    norm, room = Norm(bn), kernels.Room(own)
+    norm, room = Norm(bn), resnet_kernels.Room(own)
     z, o, g, h = (maps(count, channels, side, side) for _ in range(4))
     z = z * 2 + 3
     known = norm.known(z.cpu())
-    near(kernels.moments(own, room, z), known)
+    near(resnet_kernels.moments(own, room, z), known)
     near(own.running_mean, bn.running_mean)
     near(own.running_var, bn.running_var)
     here = known.detach().to(device)
     for relu in (True, False):
         for other, known_other in ((None, None), (o, None), (o, here)):
-            mine, told = kernels.apply(z, here, other, known_other, relu)
+            mine, told = resnet_kernels.apply(z, here, other, known_other, relu)
             assert told is mine
             more = [None if t is None else t.cpu() for t in (other, known_other)]
             near(mine, norm.applied(z.cpu(), known, relu, *more))
-            again, told = kernels.apply(z, here, other, known_other, relu, told=True)
+            again, told = resnet_kernels.apply(z, here, other, known_other, relu, told=True)
             assert torch.equal(again, mine)
             assert (told is again) is (channels % min(64, 2 ** (channels - 1).bit_length()) > 0)
             if told is not again:
@@ -399,31 +401,31 @@ for channels, count, side in ((8, 3, 11), (20, 2, 7), (64, 3, 16), (100, 2, 9), 
                 rows = mine.permute(0, 2, 3, 1).reshape(-1)
                 assert torch.equal(bits.reshape(-1) > 0, rows > 0)
                 for keep in (True, False):
-                    both = [kernels.back_sums(own, room, g, h, out, z, here, relu, keep) for out in (mine, told)]
+                    both = [resnet_kernels.back_sums(own, room, g, h, out, z, here, relu, keep) for out in (mine, told)]
                     assert all(torch.equal(a, b) for a, b in zip(*both))
         for first, second in ((g, None), (g, h), (maps(count, channels), None)):
             for out in (None, o):
                 for keep in (True, False):
-                    mine = kernels.back_sums(own, room, first, second, out, z, here, relu, keep)
+                    mine = resnet_kernels.back_sums(own, room, first, second, out, z, here, relu, keep)
                     given = [None if t is None else t.cpu() for t in (first, second, out)]
                     theirs = norm.back_sums(z.cpu(), known, relu, *given, keep)
                     near(mine[0], theirs[0])
                     near(mine[1], theirs[1])
-        near(kernels.back_apply(g, z, here, mine[0], relu), norm.back(z.cpu(), known, relu, g.cpu(), mine[0].cpu()))
+        near(resnet_kernels.back_apply(g, z, here, mine[0], relu), norm.back(z.cpu(), known, relu, g.cpu(), mine[0].cpu()))
     assert not room.count.any() and not room.sums.any()
 
 for channels, room in ((3, 32), (1, 16)):
     images = maps(2, channels, 5, 7)
-    stem = backbones.build("resnet10", width=8, channels=channels).conv1
+    stem = models.build("resnet10", width=8, channels=channels).conv1
     assert stem.is_small
     for given in (images, images.contiguous()):
-        found = kernels.patches(given, torch.float32, room)
+        found = resnet_kernels.patches(given, torch.float32, room)
         assert found.is_contiguous(memory_format=torch.channels_last)
         near(found[:, : 9 * channels], stem.patches(images.cpu(), torch.float32)[:, : 9 * channels])
         assert not found[:, 9 * channels :].any()
     pixels = torch.randint(0, 256, (3, channels, 5, 7), generator=draw).to(torch.uint8)
     scale, offset = (torch.randn(1, channels, 1, 1, generator=draw) for _ in range(2))
-    found = of_update.normalised(pixels.to(device), scale.to(device), offset.to(device))
+    found = training_kernels.normalised(pixels.to(device), scale.to(device), offset.to(device))
     assert found.is_contiguous(memory_format=torch.channels_last)
     near(found, pixels.float() * scale - offset)
 
@@ -431,12 +433,12 @@ for gradient in (torch.float32, torch.bfloat16):
     weights, given = (torch.randn(3, 40, 5, 7, generator=draw) for _ in range(2))
     here, there = weights.clone(), maps(3, 40, 5, 7).copy_(weights)
     rates = [torch.tensor(0.1, device=where) for where in ("cpu", device)]
-    mine, theirs = updates.SGD([here], rates[0], 0.9, 0.01, fused=False), torch.zeros_like(there)
+    mine, theirs = optim.SGD([here], rates[0], 0.9, 0.01, fused=False), torch.zeros_like(there)
     followed = mine.followed(here, torch.bfloat16)
     for copied in (None, torch.empty_like(there, dtype=torch.bfloat16), torch.empty_like(there, dtype=torch.float32)):
         mine.take(here, given.to(gradient))
         low = torch.empty_like(there, dtype=gradient).copy_(given)
-        of_update.sgd(there, low, theirs, copied, rates[1], 0.9, 0.01)
+        training_kernels.sgd(there, low, theirs, copied, rates[1], 0.9, 0.01)
         if copied is not None:  # the interpreter may round another way
             within = 2**-7 if copied.dtype == torch.bfloat16 else 0
             assert bool(((copied.float() - there).abs() <= within * there.abs()).all())
@@ -450,15 +452,15 @@ for count, dim, classes, old in ((5, 33, 7, 0), (5, 33, 7, 1), (9, 64, 150, 130)
     labels, scale = torch.randint(old, classes, (count,), generator=draw), torch.tensor(7.0)
     given = [x, g, cosines, target, labels, scale]
     x_, g_, cosines_, target_, labels_, scale_ = (tensor.to(device) for tensor in given)
-    unit, stretch = judging.unit_rows(x, torch.float32)
-    for mine, theirs in zip(of_loss.unit_rows(x_, torch.float32, judging.SHORTEST), (unit, stretch)):
+    unit, stretch = fused_lwf_loss.unit_rows(x, torch.float32)
+    for mine, theirs in zip(loss_kernels.unit_rows(x_, torch.float32, fused_lwf_loss.SHORTEST), (unit, stretch)):
         near(mine, theirs)
-    back = of_loss.unit_rows_back(g_, x_, stretch.to(device), judging.SHORTEST)
-    near(back[:1], judging.unit_rows_back(g, x, stretch)[:1])
-    near(back[1:], judging.unit_rows_back(g, x, stretch)[1:])
+    back = loss_kernels.unit_rows_back(g_, x_, stretch.to(device), fused_lwf_loss.SHORTEST)
+    near(back[:1], fused_lwf_loss.unit_rows_back(g, x, stretch)[:1])
+    near(back[1:], fused_lwf_loss.unit_rows_back(g, x, stretch)[1:])
     teacher, teacher_ = ((target, scale / 2), (target_, scale_ / 2)) if old else ((None, None), (None, None))
-    theirs = judging.judge(cosines, scale, labels, *teacher, 10.0, 2.0)
-    for mine, wanted in zip(of_loss.judge(cosines_, scale_, labels_, *teacher_, 10.0, 2.0), theirs):
+    theirs = fused_lwf_loss.judge(cosines, scale, labels, *teacher, 10.0, 2.0)
+    for mine, wanted in zip(loss_kernels.judge(cosines_, scale_, labels_, *teacher_, 10.0, 2.0), theirs):
         near(mine, wanted)
 """
 
@@ -513,11 +515,11 @@ def test_the_loss_from_few_kernels_is_the_loss(known, held, precision):
 def test_the_gradients_of_the_loss_are_its_derivatives(old):
     features, weight, scale = drawn(6, 9), drawn(7, 9, seed=2), torch.tensor(3.0, dtype=torch.float64)
     labels = torch.tensor([3, 4, 5, 6, 3, 4])
-    target = judging.cosines(drawn(6, 9, seed=3), drawn(old, 9, seed=4), torch.float64)
+    target = fused_lwf_loss.cosines(drawn(6, 9, seed=3), drawn(old, 9, seed=4), torch.float64)
     teacher = (target, torch.tensor(2.0, dtype=torch.float64)) if old else (None, None)
 
     def loss(*learned):
-        return judging.judged(learned[0], labels, learned[1:], *teacher, 10.0, 2.0, torch.float64)
+        return fused_lwf_loss.judged(learned[0], labels, learned[1:], *teacher, 10.0, 2.0, torch.float64)
 
     learned = [tensor.requires_grad_() for tensor in (features, weight, scale)]
     assert torch.autograd.gradcheck(loss, learned)
@@ -527,16 +529,16 @@ def test_the_gradients_of_the_loss_are_its_derivatives(old):
 def test_rows_without_a_length_are_as_torch_has_them():
     x = torch.tensor([[0.0, 0.0], [3.0, 4.0], [1e-13, 0.0]], dtype=torch.float64, requires_grad=True)
     grad = drawn(3, 2)
-    unit, stretch = judging.unit_rows(x.detach(), torch.float64)
+    unit, stretch = fused_lwf_loss.unit_rows(x.detach(), torch.float64)
     usual = torch.nn.functional.normalize(x, dim=1)
     assert torch.allclose(unit, usual)
     (wanted,) = torch.autograd.grad(usual, x, grad)
-    assert torch.allclose(judging.unit_rows_back(grad, x.detach(), stretch), wanted)
+    assert torch.allclose(fused_lwf_loss.unit_rows_back(grad, x.detach(), stretch), wanted)
 
 
 @pytest.mark.parametrize("spoil", [None, "wrong", "nan", "refused"])
 def test_the_loss_from_few_kernels_is_tried_before_it_is_used(monkeypatch, spoil):
-    judge, calls = judging.judge, []
+    judge, calls = fused_lwf_loss.judge, []
 
     def spoilt(*given):
         calls.append(1)
@@ -547,16 +549,16 @@ def test_the_loss_from_few_kernels_is_tried_before_it_is_used(monkeypatch, spoil
             raise RuntimeError("no such kernel")
         return loss, grad * (torch.nan if spoil == "nan" else 1.5), of_scale
 
-    monkeypatch.setattr(judging, "judge", spoilt)
+    monkeypatch.setattr(fused_lwf_loss, "judge", spoilt)
     for dtype in (torch.float32, torch.bfloat16):
         calls.clear()
-        assert judging.comes_out_right(torch.device("cpu"), dtype) is (spoil is None)
-    assert not judging.works(torch.device("cpu"), torch.float32)
+        assert fused_lwf_loss.comes_out_right(torch.device("cpu"), dtype) is (spoil is None)
+    assert not fused_lwf_loss.works(torch.device("cpu"), torch.float32)
 
 
 @pytest.mark.parametrize(("compiled", "captured"), list(product((True, False), repeat=2)))
 def test_few_kernels_are_for_captured_steps_that_may_be_compiled(monkeypatch, compiled, captured):
-    monkeypatch.setattr("efcil.representations.lwf.works", lambda device, dtype: True)
+    monkeypatch.setattr("efcil.learners.lwf.works", lambda device, dtype: True)
     machine = Machine(torch.device("cpu"), compile=compiled, capture=captured)
     assert LwF(gpu.options_of(gpu.TINY), 3, machine, 0).at_once is (compiled and captured)
 

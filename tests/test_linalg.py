@@ -12,28 +12,29 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import reference
-from efcil import linalg
-from efcil.errors import NotFiniteError, NotPositiveDefiniteError, OptionError
-from efcil.heads.gaussian import gaussian_factors
-from efcil.linalg import (
+from efcil.core import linear_algebra, projection
+from efcil.core.class_stats import ClassStats
+from efcil.core.gaussian import gaussian_factors
+from efcil.core.linear_algebra import (
     cholesky,
-    class_shift,
     congruence,
     covariance_root,
-    cross_validated_ridge,
-    feature_products,
-    normalise_columns,
     pack_symmetric,
     relative_ridge,
-    ridge_weight,
+    unpack_symmetric,
+)
+from efcil.core.projection import (
+    class_shift,
+    cross_validated_ridge,
+    feature_products,
     row_projector,
     row_rank,
     row_space,
     task_shift,
     task_shift_from_gram,
-    unpack_symmetric,
 )
-from efcil.stats import ClassStats
+from efcil.core.ridge import normalise_columns, ridge_weight
+from efcil.errors import NotFiniteError, NotPositiveDefiniteError, OptionError
 from messages import raises
 from problems import draw, gap
 
@@ -152,7 +153,7 @@ def test_products_of_batches_add_to_the_whole(monkeypatch: pytest.MonkeyPatch) -
     assert gap(sum((part[0] for part in parts[1:]), parts[0][0]), gram) < 1e-14
     assert gap(sum((part[1] for part in parts[1:]), parts[0][1]), cross) < 1e-14
     assert torch.equal(task_shift(old, new), task_shift_from_gram(gram, cross))
-    monkeypatch.setattr(linalg, "ROWS_AT_ONCE", 8)
+    monkeypatch.setattr(linear_algebra, "ROWS_AT_ONCE", 8)
     assert gap(feature_products(old, new)[0], gram) < 1e-14
 
 
@@ -282,24 +283,24 @@ def test_thin_null_spaces_equal_the_eigendecomposition(gaps: float, monkeypatch:
     basis = torch.linalg.qr(draw(2, 40, 40))[0]
     values = torch.logspace(0, float(np.log10(gaps)), 40, dtype=torch.float64).repeat(2, 1)
     values[0, 37:], values[1, 38:] = 0.0, 0.0
-    gram = linalg.symmetrised(basis * values[:, None, :] @ basis.mT)
+    gram = linear_algebra.symmetrised(basis * values[:, None, :] @ basis.mT)
     fast = row_projector(gram)
-    monkeypatch.setattr(linalg, "_thin_null_space", lambda g, _: (g.new_zeros(0, 40, 0), torch.zeros(2) > 0))
+    monkeypatch.setattr(projection, "_thin_null_space", lambda g, _: (g.new_zeros(0, 40, 0), torch.zeros(2) > 0))
     slow = row_projector(gram)
     assert row_rank(gram).tolist() == [37, 38]
-    assert (fast - slow).abs().max() < 100 * linalg.EPS / gaps
+    assert (fast - slow).abs().max() < 100 * linear_algebra.EPS / gaps
     exact = basis[0, :, :37] @ basis[0, :, :37].T
-    assert (fast[0] - exact).abs().max() < 100 * linalg.EPS / gaps
+    assert (fast[0] - exact).abs().max() < 100 * linear_algebra.EPS / gaps
 
 
 def test_thin_null_spaces_need_no_eigendecomposition() -> None:
     features = draw(3, 60, 64)
     gram = features.mT @ features
-    basis, found = linalg._thin_null_space(gram, 64 * linalg.EPS)
+    basis, found = projection._thin_null_space(gram, 64 * linear_algebra.EPS)
     assert found.tolist() == [True] * 3
     assert basis.shape == (3, 64, 4)
     wide = draw(1, 30, 64)
-    assert linalg._thin_null_space(wide.mT @ wide, 64 * linalg.EPS)[1].tolist() == [False]
+    assert projection._thin_null_space(wide.mT @ wide, 64 * linear_algebra.EPS)[1].tolist() == [False]
 
 
 def test_thin_null_spaces_do_not_depend_on_the_global_generator() -> None:
@@ -307,10 +308,10 @@ def test_thin_null_spaces_do_not_depend_on_the_global_generator() -> None:
     gram = features.mT @ features
     torch.manual_seed(1)
     before = torch.get_rng_state()
-    basis = linalg._thin_null_space(gram, 64 * linalg.EPS)[0]
+    basis = projection._thin_null_space(gram, 64 * linear_algebra.EPS)[0]
     assert torch.equal(torch.get_rng_state(), before)
     torch.manual_seed(2)
-    assert torch.equal(linalg._thin_null_space(gram, 64 * linalg.EPS)[0], basis)
+    assert torch.equal(projection._thin_null_space(gram, 64 * linear_algebra.EPS)[0], basis)
 
 
 def test_mixed_batch_of_full_thin_wide_and_empty_classes() -> None:
@@ -450,7 +451,7 @@ def test_cholesky_tells_not_finite_from_not_positive_definite() -> None:
 def test_a_matrix_whose_eigenvalues_are_known_is_factored_once(monkeypatch: pytest.MonkeyPatch) -> None:
     features, labels = draw(60, 8), torch.arange(60) % 3
     stats = ClassStats.from_features(features, labels)
-    monkeypatch.setattr(linalg, "_clears", lambda *_: pytest.fail("factored twice"))
+    monkeypatch.setattr(linear_algebra, "_clears", lambda *_: pytest.fail("factored twice"))
     gram = features.T @ features
     ridged = torch.stack([gram + 0.5 * torch.eye(8).double(), 4.0 * gram + torch.eye(8).double()])
     assert gap(cholesky(ridged, floor=0.5), torch.from_numpy(np.linalg.cholesky(ridged.numpy()))) < 1e-14
@@ -466,7 +467,7 @@ def test_a_matrix_whose_eigenvalues_are_known_is_factored_once(monkeypatch: pyte
 def test_a_known_eigenvalue_is_believed_only_beyond_rounding_and_where_the_factorisation_goes_through() -> None:
     row = torch.arange(1.0, 7).double()[None]
     singular = row.T @ row  # 6 x 6, the largest diagonal 36
-    bound = linalg.CERTAINTY * 36 * linalg.EPS * 36
+    bound = linear_algebra.CERTAINTY * 36 * linear_algebra.EPS * 36
     nearly = singular + 1e-14 * torch.eye(6).double()
     assert int(torch.linalg.cholesky_ex(nearly)[1]) == 0, "it goes through, and means nothing"
     for floor in (0.0, 1e-14, 0.9 * bound):
@@ -552,7 +553,7 @@ def test_normalise_columns() -> None:
 @given(st.integers(0, 3), st.integers(1, 9))
 @settings(deadline=None, max_examples=15)
 def test_packing_is_exact(classes: int, dim: int) -> None:
-    gram = linalg.symmetrised(draw(classes, dim, dim))
+    gram = linear_algebra.symmetrised(draw(classes, dim, dim))
     packed = pack_symmetric(gram)
     assert packed.shape == (classes, dim * (dim + 1) // 2)
     assert torch.equal(unpack_symmetric(packed), gram)

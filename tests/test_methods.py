@@ -7,21 +7,21 @@ import pytest
 import torch
 
 import reference
+from efcil.accel.machine import Machine
 from efcil.config import build, keys
+from efcil.core.class_stats import ClassStats
+from efcil.core.metrics import AccuracyMatrix
 from efcil.data.dataset import ImageSet
 from efcil.errors import DataError, OptionError
-from efcil.experiment import Request, resolve
+from efcil.experiment.specification import Request, resolve
 from efcil.features import TaskFeatures
+from efcil.learners import REPRESENTATIONS
 from efcil.methods import METHODS, find
-from efcil.metrics import AccuracyMatrix
-from efcil.protocol import Evaluator, learn_stream
-from efcil.representations import REPRESENTATIONS
-from efcil.stats import ClassStats
 from efcil.tasks import Task, TaskStream
 from efcil.training.extraction import extract
-from efcil.training.loop import Pixels
-from efcil.training.machine import Machine
+from efcil.training.image_batches import Pixels
 from efcil.training.schedule import Schedule
+from efcil.trajectory import Evaluator, learn_stream
 from messages import raises
 from problems import TINY, blobs
 

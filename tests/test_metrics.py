@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
+from efcil.core.metrics import AccuracyMatrix, count_correct
 from efcil.errors import DataError, RunError
-from efcil.metrics import AccuracyMatrix, count_correct
 from messages import raises
 
 

@@ -20,25 +20,26 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 import efcil.data.cache as cache
+from efcil.core.class_stats import ClassStats
+from efcil.core.metrics import AccuracyMatrix
+from efcil.core.projection import task_shift
+from efcil.core.ridge import normalise_columns, ridge_weight
 from efcil.data import digits, glyphs
 from efcil.data.cache import MEAN, STD
 from efcil.data.dataset import DataSet, ImageSet
 from efcil.data.decode import read_image
 from efcil.errors import DataError, ModelError, NumericalError, OptionError, TrainingError
-from efcil.linalg import normalise_columns, ridge_weight, task_shift
+from efcil.learners import REPRESENTATIONS
+from efcil.learners.base import new_class_loss, present_class_loss
 from efcil.methods import METHODS
-from efcil.metrics import AccuracyMatrix
-from efcil.model import IncrementalClassifier, Progress, calibration, classifier, store, teaching
-from efcil.model.inputs import read_lesson, read_pictures
-from efcil.protocol import Evaluator, learn_stream, train_task
-from efcil.representations import REPRESENTATIONS
-from efcil.representations.base import new_class_loss, present_class_loss
+from efcil.product import IncrementalClassifier, Progress, calibration, classifier, model_directory, teaching
+from efcil.product.inputs import read_lesson, read_pictures
 from efcil.shift.dual_projection import DualProjectionOptions, dual_projection
-from efcil.stats import ClassStats
 from efcil.tasks import Task, TaskStream
 from efcil.training.extraction import extract
-from efcil.training.loop import Pixels
+from efcil.training.image_batches import Pixels
 from efcil.training.schedule import Schedule
+from efcil.trajectory import Evaluator, learn_stream, train_task
 from messages import raises
 from problems import blobs, draw
 from test_methods import FakeTask
@@ -79,7 +80,7 @@ def taught(*rounds, method="dpcr", **given):
 def bits(model):
     """All that a model keeps, as bytes."""
     state = model._now.state
-    tensors = {**state.weights, **store.flattened(state.statistics)}
+    tensors = {**state.weights, **model_directory.flattened(state.statistics)}
     kept = {name: tensor.numpy().tobytes() for name, tensor in tensors.items()}
     return kept, state.classes, state.temperature, state.teachings, state.trainings, state.frozen
 
@@ -826,7 +827,7 @@ def test_what_is_loaded_lies_as_what_was_learned(tmp_path, method):
     model = taught((0, 1), (2, 3), method=method)
     model.save(tmp_path / "m")
     loaded = IncrementalClassifier.load(tmp_path / "m", device="cpu", progress=False)
-    mine, theirs = (store.flattened(one._now.state.statistics) for one in (model, loaded))
+    mine, theirs = (model_directory.flattened(one._now.state.statistics) for one in (model, loaded))
     assert len(mine) >= 3
     for name, own in mine.items():
         assert own.stride() == theirs[name].stride(), name
@@ -1255,7 +1256,7 @@ def test_no_picture_and_no_file_name_is_in_it(tmp_path):
                 assert np.ascontiguousarray(rows[0], dtype=kind).tobytes()[:32] not in stored
                 assert np.ascontiguousarray(rows[0] / 255, dtype=kind).tobytes()[:32] not in stored
     kept = model._now.state
-    numbers = sum(t.numel() for t in store.flattened(kept.statistics).values())
+    numbers = sum(t.numel() for t in model_directory.flattened(kept.statistics).values())
     assert numbers == 5 * (16 * 17 // 2 + 16 + 2 + 16), "per class a Gram, a mean, count, number and a column"
 
 
@@ -1339,7 +1340,7 @@ def test_saving_never_takes_the_place_of_something_else(model, tmp_path):
 @pytest.mark.parametrize("exchange", [True, False])
 def test_the_old_model_survives_a_full_disk(model, tmp_path, monkeypatch, what, exchange):
     if not exchange:
-        monkeypatch.setattr(store, "_exchanged", lambda one, other: False)
+        monkeypatch.setattr(model_directory, "_exchanged", lambda one, other: False)
     model.save(tmp_path / "m")
     before = files(tmp_path / "m")
     model.learn(*lesson(0))
@@ -1349,13 +1350,13 @@ def test_the_old_model_survives_a_full_disk(model, tmp_path, monkeypatch, what, 
 
     with monkeypatch.context() as patch:
         if what == "model.json":
-            patch.setattr(store, "write_json", full)
+            patch.setattr(model_directory, "write_json", full)
         elif what == "swap":
-            patch.setattr(store, "_exchanged", lambda one, other: False)
+            patch.setattr(model_directory, "_exchanged", lambda one, other: False)
             original = os.rename
             patch.setattr(os, "rename", lambda a, b: full() if str(a).endswith(".new") else original(a, b))
         else:
-            original = store.save_file
+            original = model_directory.save_file
 
             def some(tensors, path):
                 original(tensors, path)
@@ -1363,7 +1364,7 @@ def test_the_old_model_survives_a_full_disk(model, tmp_path, monkeypatch, what, 
                     path.write_bytes(path.read_bytes()[:100])
                     full()
 
-            patch.setattr(store, "save_file", some)
+            patch.setattr(model_directory, "save_file", some)
         with raises(ModelError, tmp_path / "m", "No space left on device"):
             model.save(tmp_path / "m")
     assert files(tmp_path / "m") == before
@@ -1385,7 +1386,7 @@ def test_the_swap_is_one_step_here(tmp_path):
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
         (tmp_path / name / name).write_text(name)
-    if not store._exchanged(tmp_path / "a", tmp_path / "b"):
+    if not model_directory._exchanged(tmp_path / "a", tmp_path / "b"):
         pytest.skip("this file system cannot exchange two names")
     assert (tmp_path / "a" / "b").read_text() == "b"
     assert (tmp_path / "b" / "a").read_text() == "a"

@@ -17,8 +17,8 @@ import torch
 
 import standins
 from efcil.errors import Interrupted, OptionError, RunsFailed
-from efcil.experiment import commit
-from efcil.progress import Quiet
+from efcil.experiment.reporters import Quiet
+from efcil.experiment.specification import commit
 from efcil.reproduce import on_ray, parallel, worker
 from efcil.reproduce.cells import Cell
 from efcil.reproduce.job import Job

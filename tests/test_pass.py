@@ -6,17 +6,17 @@ import numpy as np
 import pytest
 import torch
 
+from efcil.accel.machine import Machine
+from efcil.core.metrics import AccuracyMatrix
 from efcil.data.dataset import DataSet, ImageSet
 from efcil.errors import DataError
-from efcil.experiment import Request, resolve
+from efcil.experiment.specification import Request, resolve
+from efcil.learners.pass_ import PASS, PASSOptions, class_spread, rotated
 from efcil.methods import METHODS
-from efcil.metrics import AccuracyMatrix
-from efcil.protocol import Evaluator, learn_stream
-from efcil.representations.pass_ import PASS, PASSOptions, class_spread, rotated
 from efcil.tasks import TaskStream
-from efcil.training.loop import Pixels
-from efcil.training.machine import Machine
+from efcil.training.image_batches import Pixels
 from efcil.training.schedule import Schedule
+from efcil.trajectory import Evaluator, learn_stream
 from messages import raises
 from problems import TINY, Watch, blobs, stopped_in_the_second_task
 

@@ -8,20 +8,19 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from efcil.backbones import build
-from efcil.experiment import Request, resolve
-from efcil.heads import restored
-from efcil.heads.proxies import ProxyHead
+from efcil.accel.machine import Machine
+from efcil.core.metrics import AccuracyMatrix
+from efcil.experiment.specification import Request, resolve
+from efcil.learners.podnet import PODNet, PODNetOptions, nca, observed, pod_flat, pod_spatial, pooled
 from efcil.methods import METHODS
 from efcil.methods.own_head import OwnHead
-from efcil.metrics import AccuracyMatrix
-from efcil.protocol import Evaluator, learn_stream
-from efcil.representations.podnet import PODNet, PODNetOptions, nca, observed, pod_flat, pod_spatial, pooled
+from efcil.models import build
+from efcil.models.heads import ProxyHead, restored
 from efcil.tasks import TaskStream
 from efcil.training.extraction import extract
-from efcil.training.loop import Pixels
-from efcil.training.machine import Machine
+from efcil.training.image_batches import Pixels
 from efcil.training.schedule import Schedule
+from efcil.trajectory import Evaluator, learn_stream
 from problems import TINY, blobs, draw, gap
 
 SIZES = (2, 3, 1)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from efcil.stats import ClassStats
+from efcil.core.class_stats import ClassStats
 from problems import draw
 
 TEXT = (Path(__file__).resolve().parent.parent / "docs" / "privacy.md").read_text(encoding="utf-8")

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from efcil.cli import _increment
+from efcil.cli.config_file import merged
+from efcil.cli.pycil import KEYS, is_pycil, translated
 from efcil.config import flat, keys
-from efcil.configfile import merged
 from efcil.errors import OptionError
-from efcil.experiment import Request, resolve
+from efcil.experiment.specification import Request, resolve
+from efcil.learners import REPRESENTATIONS
 from efcil.methods import METHODS
-from efcil.pycil import KEYS, is_pycil, translated
-from efcil.representations import REPRESENTATIONS
 from messages import assert_names, raises
 
 FILES = {path.stem: json.loads(path.read_text()) for path in sorted((Path(__file__).parent / "data/pycil").glob("*"))}

@@ -10,14 +10,14 @@ import torch
 from typer.testing import CliRunner
 
 from efcil import data as sources
+from efcil.accel.machine import Machine
 from efcil.cli import app
-from efcil.replay import config_of, plan_of
+from efcil.experiment.reevaluate import config_of, plan_of
+from efcil.learners import REPRESENTATIONS
 from efcil.report.load import asked_precision, load_summaries
-from efcil.representations import REPRESENTATIONS
-from efcil.training.checkpoint import load_tensors
+from efcil.tensor_files import load_tensors
 from efcil.training.extraction import extract
-from efcil.training.loop import Pixels
-from efcil.training.machine import Machine
+from efcil.training.image_batches import Pixels
 from messages import assert_names
 
 SMALL = [

@@ -19,8 +19,8 @@ from xml.etree import ElementTree
 
 import pytest
 
+from efcil.core.metrics import AccuracyMatrix
 from efcil.errors import RunError
-from efcil.metrics import AccuracyMatrix
 from efcil.report import (
     csv_table,
     curve_figure,

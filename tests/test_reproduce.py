@@ -12,6 +12,7 @@ import torch
 from matplotlib.collections import LineCollection
 
 import standins
+from efcil.core.class_stats import ClassStats
 from efcil.errors import OptionError
 from efcil.files import write_json_lines
 from efcil.methods import METHODS
@@ -22,7 +23,6 @@ from efcil.reproduce.complexity import formula, measure
 from efcil.reproduce.figures import balance_figure, embed, regions
 from efcil.reproduce.snapshots import Snapshot, gamma_grid
 from efcil.reproduce.tables import Block, Table
-from efcil.stats import ClassStats
 from messages import assert_names, raises
 from problems import draw
 from reference import ridge_joint

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from efcil.experiment import Request, resolve
+from efcil.experiment.specification import Request, resolve
 from efcil.files import write_json, write_json_lines
 from tools import results_tables as tool
 

@@ -33,7 +33,7 @@ from starlette.exceptions import HTTPException
 
 from efcil.data import decode, glyphs
 from efcil.errors import OptionError, RunError
-from efcil.model import IncrementalClassifier
+from efcil.product import IncrementalClassifier
 from efcil.serve import jobs as jobs_module
 from efcil.serve import store as store_module
 from efcil.serve.app import PAGE, create_app

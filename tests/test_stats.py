@@ -14,10 +14,11 @@ from sklearn.linear_model import Ridge
 from torch import Tensor
 
 import reference
-from efcil import stats as stats_module
+from efcil.core import class_stats as stats_module
+from efcil.core.class_stats import ClassStats
+from efcil.core.projection import class_shift, task_shift
+from efcil.core.ridge import normalise_columns, ridge_weight
 from efcil.errors import NotFiniteError, OptionError
-from efcil.linalg import class_shift, normalise_columns, ridge_weight, task_shift
-from efcil.stats import ClassStats
 from messages import raises
 from problems import draw, gap
 

@@ -13,21 +13,22 @@ import torch
 from PIL import Image
 
 from efcil.config import build
+from efcil.core.metrics import AccuracyMatrix
 from efcil.data.augment import named
 from efcil.data.dataset import DataSet, ImageSet
 from efcil.data.decode import read_image
-from efcil.data.stream import JOB, Decoder, Streamed
+from efcil.data.lazy import JOB, Decoder, Streamed
 from efcil.data.workers import starting
 from efcil.errors import DataError
+from efcil.learners import REPRESENTATIONS
 from efcil.methods import METHODS
-from efcil.metrics import AccuracyMatrix
-from efcil.protocol import Evaluator, learn_stream
-from efcil.representations import REPRESENTATIONS
 from efcil.tasks import TaskStream
-from efcil.training import images as stores
+from efcil.training import image_store as stores
 from efcil.training.extraction import extract
-from efcil.training.images import Mapped, OnDemand, fetched, first, followed_by, stored
-from efcil.training.loop import Pixels, epoch_batches
+from efcil.training.image_batches import Pixels
+from efcil.training.image_store import Mapped, OnDemand, fetched, first, followed_by, stored
+from efcil.training.loader import epoch_batches
+from efcil.trajectory import Evaluator, learn_stream
 from messages import raises
 from problems import TINY, blobs
 

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from efcil import IncrementalClassifier
 from efcil.cli import app
 from efcil.data import digits
-from efcil.model.commands import change_lock
+from efcil.product.commands import change_lock
 from messages import assert_names
 
 pytestmark = pytest.mark.timeout(900)  # the first test waits for a process that loads torch

@@ -7,12 +7,12 @@ from types import SimpleNamespace
 
 import pytest
 
+from efcil.accel.machine import Machine
 from efcil.errors import OptionError
-from efcil.experiment import Request, resolve
-from efcil.progress import Quiet
-from efcil.runs import Log, Run
-from efcil.tracking import TensorBoard, Tracker, trackers
-from efcil.training.machine import Machine
+from efcil.experiment.reporters import Quiet
+from efcil.experiment.run import Log, Run
+from efcil.experiment.specification import Request, resolve
+from efcil.experiment.tracking import TensorBoard, Tracker, trackers
 from messages import assert_names, raises
 
 EPOCH = {"loss": 0.5, "lr": 0.1}
@@ -246,6 +246,6 @@ def test_compare_logs_every_method(efcil, tmp_path, wandb):
 
 def test_nothing_of_it_is_imported_before_it_is_asked_for():
     optional = ("tensorboard", "wandb", "torch")
-    code = f"import sys, efcil.tracking; print([m for m in {optional} if m in sys.modules])"
+    code = f"import sys, efcil.experiment.tracking; print([m for m in {optional} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

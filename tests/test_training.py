@@ -10,21 +10,26 @@ import pytest
 import torch
 from torch.nn import functional
 
-from efcil import backbones
-from efcil.backbones import at_rest
+from efcil import models
+from efcil.accel import captured_step, folded_resnet, prefetch
+from efcil.accel.machine import Machine
 from efcil.data import augment
 from efcil.errors import OptionError, TrainingError
 from efcil.features import TaskFeatures
-from efcil.heads.cosine import CosineHead
-from efcil.protocol import train_task
-from efcil.representations import REPRESENTATIONS
-from efcil.representations.lwf import distillation
-from efcil.representations.rehearsal import Rehearsal
+from efcil.learners import REPRESENTATIONS
+from efcil.learners.lwf import distillation
+from efcil.learners.rehearsal import Rehearsal
+from efcil.models.heads import CosineHead
+from efcil.randomness import Purpose, generator
 from efcil.tasks import TaskStream
-from efcil.training import extraction, loop
-from efcil.training.loop import Optimiser, Pixels, Step, batches, epoch_batches, several_epochs, shuffled, train
-from efcil.training.machine import Machine, Purpose, generator, memory_guard
+from efcil.training import extraction, loader, trainer
+from efcil.training.image_batches import Pixels
+from efcil.training.loader import batches, epoch_batches, several_epochs, shuffled
+from efcil.training.memory import memory_guard
 from efcil.training.schedule import Schedule
+from efcil.training.step import Optimiser, Step
+from efcil.training.trainer import train
+from efcil.trajectory import train_task
 from messages import raises
 from problems import TINY, blobs
 
@@ -89,7 +94,7 @@ def test_chunks_do_not_change_an_epoch(monkeypatch, data):
     transform = augment.named("cifar-autoaugment", 8)
 
     def epoch(chunk):
-        monkeypatch.setattr(loop, "CHUNK_BYTES", {"cpu": chunk})
+        monkeypatch.setattr(loader, "CHUNK_BYTES", {"cpu": chunk})
         parts = list(epoch_batches(images, labels, transform, 8, "wrap", torch.Generator().manual_seed(3)))
         return torch.cat([p for p, _ in parts]), torch.cat([t for _, t in parts])
 
@@ -526,16 +531,16 @@ def foreseen(monkeypatch, epochs, room, start=0):
         wait_stream=lambda other: said.append("images"), record_event=lambda: f"event {next(events)}"
     )
     steps = SimpleNamespace(wait_event=lambda event: said.append(f"waits for {event}"))
-    monkeypatch.setattr(loop, "own_stream", lambda device, purpose: ahead)
+    monkeypatch.setattr(prefetch, "own_stream", lambda device, purpose: ahead)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: steps)
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext(said.append("beside")))
-    monkeypatch.setitem(loop.CHUNK_BYTES, "cuda", room * 12)
+    monkeypatch.setitem(prefetch.CHUNK_BYTES, "cuda", room * 12)
 
     def several(block):
         said.append(f"{block.start} to {block.stop}")
         return [[(epoch,)] for epoch in block]
 
-    found = loop.Ahead(lambda epoch: [], several, torch.zeros(12), epochs, SimpleNamespace(device=place))
+    found = prefetch.Ahead(lambda epoch: [], several, torch.zeros(12), epochs, SimpleNamespace(device=place))
     for epoch in range(start, epochs):
         assert found.take(epoch) == [(epoch,)]
         said.append(f"epoch {epoch}")
@@ -558,17 +563,17 @@ def test_epochs_are_prepared_long_before_they_are_needed(monkeypatch):
     assert foreseen(monkeypatch, 7, 100, start=5)[0] == "5 to 7", "taken up again"
 
 
-class Foresighted(loop.Ahead):
+class Foresighted(prefetch.Ahead):
     """Prepares every epoch ahead, as on a GPU, without a stream."""
 
     def take(self, epoch):
         return self.several(range(epoch, epoch + 1))[0]
 
 
-@pytest.mark.parametrize("at_rest", [1, 7 * 192, 10**6])
-def test_what_is_seen_at_rest_belongs_to_its_images(data, machine, monkeypatch, at_rest):
+@pytest.mark.parametrize("numel", [1, 7 * 192, 10**6])
+def test_what_is_seen_at_rest_belongs_to_its_images(data, machine, monkeypatch, numel):
     """However many images are looked at at once, also where the last ones do not fill a batch."""
-    monkeypatch.setattr(loop, "AT_REST", at_rest)
+    monkeypatch.setattr(prefetch, "AT_REST", numel)
     images, labels = torch.from_numpy(data.train.images[:23]), torch.arange(23)
     pixels = Pixels(images, data.mean, data.std, machine)
     sources = [torch.Generator().manual_seed(seed) for seed in range(2)]
@@ -580,8 +585,8 @@ def test_what_is_seen_at_rest_belongs_to_its_images(data, machine, monkeypatch, 
         sizes.add(len(seen))
         return seen.flatten(1).sum(1, keepdim=True)
 
-    found = loop.seen_at_rest(epochs, resting, pixels, machine)
-    assert sizes == {max(5, at_rest // 192)}
+    found = prefetch.seen_at_rest(epochs, resting, pixels, machine)
+    assert sizes == {max(5, numel // 192)}
     assert [len(epoch) for epoch in found] == [5, 5]
     for before, after in zip(epochs, found, strict=True):
         for (x, y), (x2, y2, seen) in zip(before, after, strict=True):
@@ -595,7 +600,7 @@ def test_training_does_not_depend_on_who_looks_at_the_images(data, machine, monk
     """The teacher's features computed ahead, or by the loss: the same weights after the first and a later task."""
 
     def learned(ahead):
-        monkeypatch.setattr(loop, "Ahead", ahead)
+        monkeypatch.setattr(trainer, "Ahead", ahead)
         own = {"memory": 8} if issubclass(REPRESENTATIONS[name], Rehearsal) else {}
         own |= {"compression": Schedule(epochs=1, lr=0.05)} if name == "foster" else {}
         representation = learner(name, **own)
@@ -609,7 +614,7 @@ def test_training_does_not_depend_on_who_looks_at_the_images(data, machine, monk
             representation.finish(TaskFeatures(task.index, representation, pixels, labels, None))
         return representation.student.state_dict(), set(asked)
 
-    usual = loop.Ahead
+    usual = prefetch.Ahead
     (ahead, both), (plain, none) = learned(Foresighted), learned(usual)
     assert both == {0, 1}
     assert none == {0}
@@ -624,7 +629,7 @@ def test_a_loss_of_two_arguments_asks_its_teacher_itself(data, machine, monkeypa
         def loss(self, images, labels):
             return super().loss(images, labels)
 
-    monkeypatch.setattr(loop, "Ahead", Foresighted)
+    monkeypatch.setattr(trainer, "Ahead", Foresighted)
     first = learner("lwf")
     representation = Own(first.options, first.channels, machine, 0)
     for task in list(stream(data))[:2]:
@@ -638,7 +643,7 @@ def test_features_are_those_of_the_network_at_rest_where_that_is_fast(monkeypatc
     """Normalisation folded, in batches as the teacher sees them; elsewhere the network's own."""
     asked, sizes = [], []
     plain, fast = Machine(torch.device("cpu"), "bf16"), Machine(torch.device("cpu"), "bf16", compile=True, capture=True)
-    backbone = backbones.build(name, stem="cifar", width=4, channels=3, seed=0)
+    backbone = models.build(name, stem="cifar", width=4, channels=3, seed=0)
     draw = torch.Generator().manual_seed(0)
     for module in backbone.modules():
         if isinstance(module, torch.nn.BatchNorm2d):  # as after training
@@ -647,7 +652,7 @@ def test_features_are_those_of_the_network_at_rest_where_that_is_fast(monkeypatc
     images = torch.randint(0, 256, (70, 3, 8, 8), generator=draw, dtype=torch.uint8)
     found = {}
     for kind, machine, there in (("own", plain, True), ("not there", fast, False), ("at rest", fast, True)):
-        monkeypatch.setattr(at_rest, "fuses", lambda device, dtype, there=there: asked.append(dtype) or there)
+        monkeypatch.setattr(folded_resnet, "fuses", lambda device, dtype, there=there: asked.append(dtype) or there)
         monkeypatch.setattr(extraction, "AT_REST", 32 * 3 * 8 * 8)
         pixels = Pixels(images, (0.5,) * 3, (0.25,) * 3, machine)
         monkeypatch.setattr(pixels, "normalise", lambda batch, n=pixels.normalise: sizes.append(len(batch)) or n(batch))
@@ -670,14 +675,14 @@ class Recorded:
     def __init__(self, monkeypatch, free=10, reserved=5):
         self.said, self.now = [], ["main"]
         self.lines = {}
-        monkeypatch.setattr(loop, "own_stream", lambda device, name: self.line(name))
+        monkeypatch.setattr(captured_step, "own_stream", lambda device, name: self.line(name))
         monkeypatch.setattr(torch.cuda, "current_stream", lambda: self.line(self.now[-1]))
         monkeypatch.setattr(torch.cuda, "stream", self.switched)
         monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: self)
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (free, 20))
         monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: reserved)
         monkeypatch.setattr(torch.cuda, "empty_cache", lambda: self.said.append("memory is given back"))
-        monkeypatch.setattr(loop.CapturedStep, "known", threading.local())
+        monkeypatch.setattr(captured_step.CapturedStep, "known", threading.local())
 
     def line(self, name):
         waits = lambda other: self.said.append(f"{name} waits for {other.name}")  # noqa: E731
@@ -719,7 +724,7 @@ def test_a_step_is_recorded_after_a_warm_up_that_leaves_no_trace(monkeypatch):
     recorded, module = Recorded(monkeypatch), torch.nn.Linear(2, 1)
     weight, batch = module.weight.detach(), torch.ones(3, 2)
     before = weight.clone()
-    captured = loop.CapturedStep(counted(recorded, weight), module, batch)
+    captured = captured_step.CapturedStep(counted(recorded, weight), module, batch)
     begun, ended = ["warm-up waits for main"], ["main waits for warm-up", "gradients go"]
     capture = ["begins on capture, thread_local", "step on capture", "ends", "copies follow"]
     assert recorded.said == [*begun, *["step on warm-up"] * 3, *ended, *capture]
@@ -731,7 +736,7 @@ def test_a_step_is_recorded_after_a_warm_up_that_leaves_no_trace(monkeypatch):
     captured(batch[:2])  # of another size
     assert recorded.said == ["replayed", "step on main"]
     recorded.said.clear()
-    loop.CapturedStep(counted(recorded, weight), module, batch)
+    captured_step.CapturedStep(counted(recorded, weight), module, batch)
     assert recorded.said == [*begun, "step on warm-up", *ended, *capture], "a thread that knows the way"
 
 
@@ -750,7 +755,7 @@ def test_a_step_is_recorded_alone_and_in_the_thread_of_convolutions(monkeypatch)
         return work()
 
     step.machine = SimpleNamespace(capturing=capturing, convolving=convolving)
-    loop.CapturedStep(step, module, torch.ones(3, 2))
+    captured_step.CapturedStep(step, module, torch.ones(3, 2))
     assert recorded.said[:3] == ["alone", "in the thread of convolutions", "warm-up waits for main"]
     assert recorded.said[-3:] == ["ends", "others go on", "copies follow"], "who records waits for nobody inside"
 
@@ -760,12 +765,12 @@ def test_whoever_looks_at_images_does_so_in_the_thread_of_convolutions(monkeypat
     monkeypatch.setattr(Machine, "convolving", lambda self, work: asked.append(work()) or asked[-1])
     machine = Machine(torch.device("cpu"))
     pixels = Pixels(torch.zeros(4, 3, 8, 8, dtype=torch.uint8), (0.5,) * 3, (0.5,) * 3, machine)
-    backbone = backbones.build("resnet10", stem="cifar", width=4, channels=3, seed=0)
+    backbone = models.build("resnet10", stem="cifar", width=4, channels=3, seed=0)
     found = extraction.extract(backbone, pixels, machine)
     assert [part.shape for part in asked] == [(4, 32)]
     assert torch.equal(found, asked[0])
     epochs = [[(pixels.images, torch.zeros(4))]]
-    (((_, _, seen),),) = loop.seen_at_rest(epochs, lambda images: images.mean((2, 3)), pixels, machine)
+    (((_, _, seen),),) = prefetch.seen_at_rest(epochs, lambda images: images.mean((2, 3)), pixels, machine)
     assert [part.shape for part in asked] == [(4, 32), (4, 3)]
     assert torch.equal(seen, asked[1])
 
@@ -773,12 +778,12 @@ def test_whoever_looks_at_images_does_so_in_the_thread_of_convolutions(monkeypat
 @pytest.mark.parametrize(("free", "given_back"), [(4, True), (5, False), (6, False)])
 def test_memory_is_given_back_before_a_capture_only_where_it_is_short(monkeypatch, free, given_back):
     recorded, module = Recorded(monkeypatch, free=free, reserved=5), torch.nn.Linear(2, 1)
-    loop.CapturedStep(counted(recorded, module.weight.detach()), module, torch.ones(3, 2))
+    captured_step.CapturedStep(counted(recorded, module.weight.detach()), module, torch.ones(3, 2))
     assert ("memory is given back" in recorded.said) is given_back
 
 
 def test_a_capture_that_fails_is_ended(monkeypatch):
     recorded, module = Recorded(monkeypatch), torch.nn.Linear(2, 1)
     with pytest.raises(torch.OutOfMemoryError, match="no room"):
-        loop.CapturedStep(counted(recorded, module.weight.detach(), fails=True), module, torch.ones(3, 2))
+        captured_step.CapturedStep(counted(recorded, module.weight.detach(), fails=True), module, torch.ones(3, 2))
     assert recorded.said[-1] == "ends"

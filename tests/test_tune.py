@@ -11,8 +11,8 @@ from efcil import data as sources
 from efcil.cli import app
 from efcil.data.dataset import DataSet, ImageSet
 from efcil.errors import DataError, OptionError
+from efcil.experiment.tuning import MOST, parse, trials
 from efcil.reproduce.cells import Cell, Measured
-from efcil.tune import MOST, parse, trials
 from messages import assert_names, raises
 
 SMALL = [
@@ -105,7 +105,7 @@ def tuned(tmp_path_factory):
         return DataSet(data.name, data.class_names, data.train, ImageSet(blank, data.test.labels), data.mean, data.std)
 
     patch = pytest.MonkeyPatch()
-    patch.setattr("efcil.runs.sources.load", load)
+    patch.setattr("efcil.experiment.run.sources.load", load)
     try:
         command = ["dpcr", "digits", "--try", "ridge=0.2,2e9", "--try", "batch_size=64,128", "--orders", "identity,7"]
         result = tune(*command, "--out", str(out))

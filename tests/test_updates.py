@@ -6,7 +6,7 @@ import sys
 import pytest
 import torch
 
-from efcil.training.updates import SGD
+from efcil.accel.optim import SGD
 
 
 def drawn(*shape, seed):
@@ -87,10 +87,10 @@ def test_training_on_a_cpu_loads_no_compiler():
 import sys, numpy as np, torch
 from efcil.tasks import TaskStream
 from efcil.data.dataset import ImageSet
-from efcil.protocol import train_task
-from efcil.representations.lwf import LwF, LwFOptions
-from efcil.training.loop import Pixels
-from efcil.training.machine import Machine
+from efcil.trajectory import train_task
+from efcil.learners.lwf import LwF, LwFOptions
+from efcil.training.trainer import Pixels
+from efcil.accel.machine import Machine
 from efcil.training.schedule import Schedule
 images, labels = np.zeros((8, 1, 8, 8), np.uint8), np.arange(8) % 2
 task = TaskStream(ImageSet(images, labels), np.arange(2), (2,))[0]

@@ -8,7 +8,7 @@ found by its name. NEW_PATH may be REV:PATH too. names.yaml:
 
     names: {Seen: ImageView, dim: [dim, num_features]}    # a list: each of these may stand where the old name stood
     pairs:
-      - {old: "af2d951:src/efcil/backbones/kernels.py", new: src/efcil/accel/norm_kernels.py, names: {Room: Workspace}}
+      - {old: "af2d951:src/efcil/backbones/kernels.py", new: src/efcil/accel/resnet_kernels.py, names: {Room: Work}}
 
 Not compared are docstrings, comments, imports, `__all__` and annotations (but Triton's `constexpr`). Everything else
 must be equal, where an identifier may be renamed:

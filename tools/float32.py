@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from efcil.experiment import commit
-from efcil.training.checkpoint import load_tensors
+from efcil.experiment.specification import commit
+from efcil.tensor_files import load_tensors
 
 
 def projector(gram: Tensor) -> tuple[Tensor, int]:

@@ -178,9 +178,9 @@ def _shared_options() -> dict[str, Any]:
 
 
 def _options_from(path: Path) -> None:
-    from efcil.configfile import merged
+    from efcil.cli.config_file import merged
     from efcil.data.digits import load
-    from efcil.experiment import Request, resolve
+    from efcil.experiment.specification import Request, resolve
     from efcil.tasks import class_order
 
     found = merged(path, _shared_options(), set())
@@ -202,7 +202,7 @@ def _options_from(path: Path) -> None:
 
 
 def _make_config(folder: Path) -> None:
-    from efcil.experiment import Request, resolve
+    from efcil.experiment.specification import Request, resolve
 
     values = "method: dpcr\ndataset: digits\ntasks: 5\norder: order.txt\nseed: 3\n"
     values += "set:\n  ridge: 200\n  later.milestones: [4, 9]\n"
@@ -237,7 +237,7 @@ def _make_settings(folder: Path) -> None:
 @target("settings", "set.txt", make=_make_settings)
 def read_settings(folder: Path) -> None:
     """What is typed behind --set, and labels of variants."""
-    from efcil.experiment import Request, resolve
+    from efcil.experiment.specification import Request, resolve
 
     given = (folder / "set.txt").read_bytes().decode("utf-8", "surrogateescape").split("\n")
     resolve(Request(("dpcr",), "digits", settings=tuple(text for text in given if text)))
@@ -258,10 +258,10 @@ def read_pycil(folder: Path) -> None:
 
 
 def _run(folder: Path) -> Any:
-    from efcil.experiment import Request, resolve
-    from efcil.progress import Silent
-    from efcil.runs import Run
-    from efcil.training.machine import Machine
+    from efcil.accel.machine import Machine
+    from efcil.experiment.reporters import Silent
+    from efcil.experiment.run import Run
+    from efcil.experiment.specification import Request, resolve
 
     small = (
         "width=2",
@@ -276,7 +276,7 @@ def _run(folder: Path) -> Any:
 
 
 def _make_run(folder: Path) -> None:
-    from efcil.training.loop import Stopped
+    from efcil.training.trainer import Stopped
 
     run = _run(folder)
     run.execute(False)
@@ -289,7 +289,7 @@ def _make_run(folder: Path) -> None:
 
 
 def _resume(folder: Path) -> None:
-    from efcil.training.loop import Stopped
+    from efcil.training.trainer import Stopped
 
     run = _run(folder)
     run.stop.set()  # after the first step: all that is read has been read then
@@ -302,7 +302,7 @@ def _seal_checkpoint(folder: Path, name: str) -> None:
     from safetensors import safe_open
     from safetensors.torch import save_file
 
-    from efcil.training.checkpoint import digest
+    from efcil.tensor_files import digest
 
     with contextlib.suppress(Exception):
         with safe_open(folder / name, framework="pt") as file:
@@ -339,7 +339,7 @@ def read_run(folder: Path) -> None:
 def _make_model(folder: Path) -> None:
     import numpy as np
 
-    from efcil.model import IncrementalClassifier
+    from efcil.product import IncrementalClassifier
 
     rng = np.random.default_rng(0)
     model = IncrementalClassifier(width=2, size=8, epochs=1, progress=False, device="cpu", held_out=0)
@@ -350,7 +350,7 @@ def _make_model(folder: Path) -> None:
 
 
 def _seal_model(folder: Path, name: str) -> None:
-    from efcil.model.store import _sha256
+    from efcil.product.model_directory import _sha256
 
     path = folder / name
     card = path.parent / "model.json"
@@ -365,7 +365,7 @@ def read_model(folder: Path) -> None:
     """A model directory: loaded, asked, summed up, gone back."""
     import numpy as np
 
-    from efcil.model import IncrementalClassifier
+    from efcil.product import IncrementalClassifier
 
     model = IncrementalClassifier.load(folder / "model", progress=False, device="cpu")
     model.predict_proba(np.zeros((1, 8, 8, 3), np.uint8))
@@ -381,7 +381,7 @@ def _make_weights(folder: Path) -> None:
 @target("weights", "weights.safetensors", make=_make_weights)
 def read_weights(folder: Path) -> None:
     """A file with a backbone's weights."""
-    from efcil.model import IncrementalClassifier
+    from efcil.product import IncrementalClassifier
 
     IncrementalClassifier(width=2, size=8, weights=folder / "weights.safetensors", progress=False, device="cpu")
 
@@ -514,7 +514,7 @@ TARGETS["cache"] = Target("cache", _make_cache, _read_cache, ("cache/*/*",))
 
 
 def _make_report(folder: Path) -> None:
-    from efcil.experiment import Request, resolve
+    from efcil.experiment.specification import Request, resolve
 
     _make_run(folder)
     plan = resolve(Request(("dpcr",), "digits", tasks=2))
@@ -542,8 +542,8 @@ def read_report(folder: Path) -> None:
 def _make_snapshot(folder: Path) -> None:
     import torch
 
-    from efcil.stats import ClassStats
-    from efcil.training.checkpoint import save_tensors
+    from efcil.core.class_stats import ClassStats
+    from efcil.tensor_files import save_tensors
 
     x, labels = torch.randn(12, 4, generator=torch.Generator().manual_seed(0)), torch.arange(12) % 3
     stats = {f"stats/dpcr/{k}": v for k, v in ClassStats.from_features(x, labels).state().items()}
@@ -746,7 +746,7 @@ def main() -> None:
 def _add(path: Path, name: str, outcome: Mapping[str, Any]) -> None:
     import fcntl
 
-    from efcil.experiment import commit
+    from efcil.experiment.specification import commit
     from efcil.files import write_json
 
     with open(path.with_suffix(".lock"), "w") as lock:

@@ -16,16 +16,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from efcil.accel.machine import Machine
+from efcil.core.class_stats import ClassStats
 from efcil.data import glyphs
 from efcil.data.dataset import ImageSet
 from efcil.errors import ModelError
-from efcil.experiment import Request, resolve
-from efcil.model import IncrementalClassifier
-from efcil.progress import Quiet
-from efcil.runs import Run
-from efcil.stats import ClassStats
+from efcil.experiment.reporters import Quiet
+from efcil.experiment.run import Run
+from efcil.experiment.specification import Request, resolve
+from efcil.product import IncrementalClassifier
 from efcil.training.extraction import extract
-from efcil.training.machine import Machine
 
 BATCH = 16  # test images whose logits are compared
 KNOWN_AS = {"means": "mean"}  # what a method calls a value -> what it means

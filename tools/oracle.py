@@ -17,18 +17,18 @@ from typing import Any
 import torch
 
 from efcil import data as sources
+from efcil.accel.machine import Machine
+from efcil.core.metrics import count_correct
 from efcil.errors import EfcilError, RunError
-from efcil.experiment import commit
-from efcil.metrics import count_correct
-from efcil.protocol import Evaluator
-from efcil.replay import SavedTask, config_of, plan_of
-from efcil.representations import REPRESENTATIONS
+from efcil.experiment.reevaluate import SavedTask, config_of, plan_of
+from efcil.experiment.specification import commit
+from efcil.learners import REPRESENTATIONS
 from efcil.tasks import TaskStream, class_order
-from efcil.training.checkpoint import load_tensors
+from efcil.tensor_files import load_tensors
 from efcil.training.extraction import extract
-from efcil.training.images import stored
-from efcil.training.loop import Pixels
-from efcil.training.machine import Machine
+from efcil.training.image_batches import Pixels
+from efcil.training.image_store import stored
+from efcil.trajectory import Evaluator
 
 
 def measured(run: Path, names: list[str], directory: Path | None, machine: Machine) -> dict[str, dict[str, float]]:

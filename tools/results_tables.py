@@ -30,7 +30,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from efcil.errors import EfcilError, RunError
-from efcil.experiment import Request, resolve
+from efcil.experiment.specification import Request, resolve
 from efcil.files import atomic_write_text, write_json_lines
 from efcil.methods import METHODS, Method
 from efcil.report import load_summaries

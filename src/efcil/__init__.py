@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from efcil.estimators import NearestMeanClassifier, RidgeReconstructionClassifier
-    from efcil.model import IncrementalClassifier
+    from efcil.product import IncrementalClassifier
 
 __version__ = "0.1.0"
 __all__ = ["IncrementalClassifier", "NearestMeanClassifier", "RidgeReconstructionClassifier", "__version__"]
@@ -15,7 +15,7 @@ __all__ = ["IncrementalClassifier", "NearestMeanClassifier", "RidgeReconstructio
 def __getattr__(name: str) -> Any:
     """Import what is heavy when it is asked for: `import efcil` stays instant."""
     if name == "IncrementalClassifier":
-        from efcil.model import IncrementalClassifier
+        from efcil.product import IncrementalClassifier
 
         return IncrementalClassifier
     if name in ("NearestMeanClassifier", "RidgeReconstructionClassifier"):

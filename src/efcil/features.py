@@ -9,15 +9,15 @@ from typing import Any, Literal, TypeVar
 import torch
 from torch import Tensor
 
-from efcil.class_memory import GRAMS, Memory
+from efcil.core.class_stats import ClassStats
+from efcil.core.gram_storage import GRAMS, Memory
 from efcil.data.augment import Transform
-from efcil.representations import Representation
-from efcil.representations.base import Seen
-from efcil.stats import ClassStats
+from efcil.learners import Representation
+from efcil.learners.base import Seen
+from efcil.randomness import Purpose, generator
 from efcil.training.extraction import extract
-from efcil.training.images import part
-from efcil.training.loop import Pixels
-from efcil.training.machine import Purpose, generator
+from efcil.training.image_batches import Pixels
+from efcil.training.image_store import part
 
 R = TypeVar("R")
 View = Literal["clean", "augmented"]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from browser.driving import Page, picture
-from efcil.model import IncrementalClassifier
+from efcil.product import IncrementalClassifier
 from test_serve import TOKEN, Served
 
 pytestmark = pytest.mark.slow

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from efcil.data import frame
+from efcil.data import letterbox
 from efcil.data.autoaugment import AutoAugmentCifar10, brightness, windows
 from efcil.errors import OptionError, nearest
 
@@ -185,9 +185,9 @@ class RandomResizedCrop:
     def apply(self, images: Tensor, parameters: Parameters) -> Tensor:
         """Crop and resize images (n, channels, height, width) to (n, channels, size, size)."""
         height, across = images.shape[2:]
-        if not frame.is_framed(images):
+        if not letterbox.is_framed(images):
             return resized(images, *self.boxes(parameters, height, across), self.size)
-        width, turned = frame.labels(images)
+        width, turned = letterbox.labels(images)
         ratio = parameters["ratio"]
         lying = {**parameters, "ratio": torch.where(turned[:, None], 1 / ratio, ratio)}
         return _upright(resized(images[..., :-1], *self.boxes(lying, height, width), self.size), turned)
@@ -268,9 +268,9 @@ class CentreCrop:
         short = self.short or min(height, across)
         if short < self.size:
             raise OptionError(f"a centre crop of {self.size} needs images at least that large, got {height} x {across}")
-        framed = frame.is_framed(images)
+        framed = letterbox.is_framed(images)
         if framed:
-            widths, turned = frame.labels(images)
+            widths, turned = letterbox.labels(images)
             images = images[..., :-1]
         elif short == min(height, across):
             top, left = round((height - self.size) / 2), round((across - self.size) / 2)

@@ -31,7 +31,7 @@ import numpy.typing as npt
 
 from efcil.data.dataset import DataSet, ImageSet, Official, listed
 from efcil.data.decode import read_image
-from efcil.data.frame import stored_shape
+from efcil.data.letterbox import stored_shape
 from efcil.data.workers import CHANNELS, cores, decode_chunk, pool_of, problem, starting
 from efcil.errors import DataError, OptionError
 from efcil.files import StrPath, read_json, replaced, write_json
@@ -135,7 +135,7 @@ def decoded(
 ) -> DataSet:
     """Return the images of a tree as squares of `size` pixels, decoded once and mapped from the cache ever after.
 
-    With `whole` nothing is cut off: they come in frames (`efcil.data.frame`), for crops that are drawn anew each time.
+    With `whole` nothing is cut off: they come in frames (`efcil.data.letterbox`), for random crops.
     With `stream`, or without it where the array would take more than half of the free disk, nothing is decoded now:
     the images are read as they are needed, each time again, by worker processes.
     Files that are no images, or damaged, raise one DataError that names them, or are skipped and noted (`skip_bad`).
@@ -202,7 +202,7 @@ def _data_set(
 
 
 def _streamed(tree: Tree, name: str, store: _Store, workers: int | None) -> DataSet:
-    from efcil.data.stream import Decoder, Streamed
+    from efcil.data.lazy import Decoder, Streamed
 
     rows, train = store.rows(tree, tree.files)
     with _written_to(store.folder):

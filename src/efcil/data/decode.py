@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, UnidentifiedImageError
 
-from efcil.data.frame import framed, longest
+from efcil.data.letterbox import framed, longest
 from efcil.errors import DataError, OptionError
 
 # What may be opened. Not everything that Pillow knows: an EPS upload, for one, would start Ghostscript.
@@ -72,7 +72,7 @@ def read_image(
 ) -> npt.NDArray[np.uint8]:
     """Decode an image into uint8 (channels, size, size): short side to `size`, centre crop, alpha over white.
 
-    With `whole` nothing but ends beyond 3:2 is cut off, and the picture comes in a frame (`efcil.data.frame`).
+    With `whole` nothing but ends beyond 3:2 is cut off, and the picture comes in a frame (`efcil.data.letterbox`).
 
     `source` is a file, its bytes or a Pillow image (which is left as it is); of an animation the first frame counts.
     A file that is missing, truncated, damaged, not an image or larger than `max_pixels` raises DataError with `name`.

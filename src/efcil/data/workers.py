@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from efcil.data.decode import read_image
-from efcil.data.frame import stored_shape
+from efcil.data.letterbox import stored_shape
 from efcil.errors import DataError
 
 CHANNELS = 3

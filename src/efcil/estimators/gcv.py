@@ -21,8 +21,8 @@ import math
 import torch
 from torch import Tensor
 
+from efcil.core.linear_algebra import DTYPE, EPS, relative_ridge
 from efcil.estimators.sums import FeatureSums
-from efcil.linalg import DTYPE, EPS, relative_ridge
 
 LOWEST, HIGHEST = 1e-6, 1e3
 """Ridges tried, in units of the mean eigenvalue of X'X."""

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from efcil.core.nearest_mean import cosine_scores
 from efcil.estimators.base import IncrementalEstimator
 from efcil.estimators.sums import FeatureSums
-from efcil.heads.ncm import cosine_scores
 
 
 class NearestMeanClassifier(IncrementalEstimator):

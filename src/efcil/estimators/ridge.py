@@ -13,10 +13,10 @@ from numpy.typing import ArrayLike, NDArray
 from sklearn.utils.metaestimators import available_if
 from sklearn.utils.validation import check_is_fitted
 
+from efcil.core.ridge import normalise_columns, ridge_weight
 from efcil.estimators.base import IncrementalEstimator, ParameterError
 from efcil.estimators.gcv import best_ridge
 from efcil.estimators.sums import FeatureSums
-from efcil.linalg import normalise_columns, ridge_weight
 
 
 def _estimates_probabilities(estimator: Any) -> bool:

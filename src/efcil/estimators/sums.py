@@ -1,7 +1,8 @@
 """What an estimator keeps of its rows: weight and mean of each class, and the scatter of all rows. They add.
 
-`efcil.stats.ClassStats` keeps a Gram for each class, because the classes of a moving backbone move apart. Plain
-features do not move, so one matrix for all classes is enough: 2 MB at 512 dimensions however many classes there are.
+`efcil.core.class_stats.ClassStats` keeps a Gram for each class, because a backbone that learns moves each class
+differently. Plain features do not move, so one matrix for all classes is enough: 2 MB at 512 dimensions, however many
+classes there are.
 It is kept about the mean of all rows, not about zero: the Gram about zero follows from it without cancellation, and
 an intercept from features that lie far from zero loses no digits. Weights are real numbers; a row of weight two
 counts as two rows.
@@ -16,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from efcil.linalg import DTYPE, symmetrised
+from efcil.core.linear_algebra import DTYPE, symmetrised
 
 ROWS_AT_ONCE = 1 << 13
 """Rows turned into float64 at a time: 32 MB of 512 dimensions."""
@@ -24,7 +25,7 @@ ROWS_AT_ONCE = 1 << 13
 
 @dataclass(frozen=True, eq=False)
 class FeatureSums:
-    """Sums over weighted rows x of k classes; `efcil.linalg.ridge_weight` takes it for the statistics it is.
+    """Sums over weighted rows x of k classes; `efcil.core.ridge.ridge_weight` takes it for the statistics it is.
 
     >>> x, label = np.array([[1.0], [3.0], [8.0]]), np.array([0, 0, 1])
     >>> sums = FeatureSums.from_rows(x, label, np.ones(3), classes=2)

@@ -5,7 +5,7 @@ NeurIPS 2022.
 
 Idea: the backbone rests after the first task. Its features are widened by a fixed random matrix and a ReLU, and a ridge
 regression onto one-hot labels is solved again after each task from sums over all images so far: nothing is forgotten,
-the classifier equals the one that sees all tasks at once (Eq. 9 and 10 there, as sums: heads/recursive_ridge.py).
+the classifier equals the one that sees all tasks at once (Eq. 9 and 10 there, as sums: core/recursive_ridge.py).
 
 What survives a task: the Gram of the expanded features, buffer (buffer + 1) / 2 numbers (400 MB on disk, 800 MB in
 memory at 10,000), and per class `buffer` numbers of X'Y and as many of the classifier. The random matrix is a function
@@ -25,10 +25,11 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from efcil.config import Options
+from efcil.core.linear_algebra import DTYPE
+from efcil.core.recursive_ridge import ExpandedRidge, expansion_matrix
 from efcil.features import TaskFeatures
-from efcil.heads.recursive_ridge import ExpandedRidge, expansion_matrix
-from efcil.linalg import DTYPE
-from efcil.training.machine import Purpose, generator, memory_guard
+from efcil.randomness import Purpose, generator
+from efcil.training.memory import memory_guard
 
 
 class ACILOptions(Options):

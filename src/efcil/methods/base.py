@@ -9,8 +9,8 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from efcil.config import Options, Values
+from efcil.core.class_stats import ClassStats
 from efcil.features import TaskFeatures
-from efcil.stats import ClassStats
 
 State = Mapping[str, Tensor | ClassStats]
 

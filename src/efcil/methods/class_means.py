@@ -17,13 +17,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from efcil.class_memory import Factors
 from efcil.config import Options
+from efcil.core.class_stats import ClassStats
+from efcil.core.gram_storage import Factors
+from efcil.core.nearest_mean import cosine_scores
 from efcil.features import TaskFeatures
-from efcil.heads.ncm import cosine_scores
 from efcil.methods.base import State
 from efcil.shift.dual_projection import DualProjectionOptions, dual_projection
-from efcil.stats import ClassStats
 
 
 class LwFNCM:

@@ -21,11 +21,11 @@ from typing import Any
 from pydantic import Field
 from torch import Tensor
 
+from efcil.core.class_stats import ClassStats
+from efcil.core.ridge import normalise_columns, ridge_weight
 from efcil.features import TaskFeatures, View
-from efcil.linalg import normalise_columns, ridge_weight
 from efcil.methods.base import State
 from efcil.shift.dual_projection import DualProjectionOptions, dual_projection
-from efcil.stats import ClassStats
 
 
 class DPCROptions(DualProjectionOptions):

@@ -24,15 +24,15 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from efcil.backbones.reading import features_of, width
+from efcil.core.class_stats import ClassStats
+from efcil.core.gaussian import gaussian_factors, log_densities, standardised
 from efcil.errors import OptionError
 from efcil.features import TaskFeatures
-from efcil.heads.gaussian import gaussian_factors, log_densities, standardised
+from efcil.learners.base import Seen
 from efcil.methods.base import State
 from efcil.methods.dpcr import DPCR, DPCROptions
-from efcil.representations.base import Seen
+from efcil.models.multi_stage import features_of, width
 from efcil.shift.dual_projection import Share
-from efcil.stats import ClassStats
 
 
 class DPCRPlusOptions(DPCROptions):

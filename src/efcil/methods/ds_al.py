@@ -24,10 +24,10 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from efcil.core.recursive_ridge import ExpandedRidge
 from efcil.features import TaskFeatures
-from efcil.heads.recursive_ridge import ExpandedRidge
 from efcil.methods.acil import ACILOptions, expansion_place, one_hot_labels, random_expansion
-from efcil.training.machine import memory_guard
+from efcil.training.memory import memory_guard
 
 
 class DSALOptions(ACILOptions):

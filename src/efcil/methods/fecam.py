@@ -12,7 +12,7 @@ What survives a task: per class its centre, dim numbers, and the factor of its c
 Differences from the authors' code, which the DPCR paper ran: there the first task alone is answered by the cosine to
 the rows of the trained head, without Tukey; here every task by the Mahalanobis distance, as in the paper's text. It
 takes a pseudo-inverse of whatever the shrinkage leaves; here a class whose matrix is not positive definite is shrunk
-less off the diagonal (heads/mahalanobis.py). Taken over from it: covariances of the powers of features that were not
+less off the diagonal (core/mahalanobis.py). Taken over from it: covariances of the powers of features that were not
 normalised (their scale cancels in the correlation); means before the power; the shrinkage applied twice.
 
 Measured on CIFAR-100, A_f / A_avg, in brackets the paper's: `fecam` T = 10 27.04 ± 2.31 / 42.86 ± 1.93 (34.82 / 49.14),
@@ -28,10 +28,10 @@ from pydantic import Field
 from torch import Tensor
 
 from efcil.config import Options
+from efcil.core.class_stats import ClassStats
+from efcil.core.linear_algebra import pack_symmetric, unpack_symmetric
+from efcil.core.mahalanobis import correlation_factor, direction, mahalanobis_scores, tukey
 from efcil.features import TaskFeatures
-from efcil.heads.mahalanobis import correlation_factor, direction, mahalanobis_scores, tukey
-from efcil.linalg import pack_symmetric, unpack_symmetric
-from efcil.stats import ClassStats
 
 
 class FeCAMOptions(Options):

@@ -4,7 +4,7 @@ Wang et al., "FOSTER: Feature Boosting and Compression for Class-Incremental Lea
 
 Idea: as gradient boosting adds a learner for what the ones before it miss, a new backbone is trained beside the frozen
 old one, on new images and exemplars. Both are then distilled into a single backbone, so that the model does not grow
-from task to task (representations/foster.py).
+from task to task (learners/foster.py).
 
 Two classifiers are measured. `compressed`: the single backbone, which survives the task; the paper's FOSTER. `boosted`:
 the two backbones before compression; the paper's FOSTER B4. PyCIL logs the second as "CNN top1", so that is the one in
@@ -34,8 +34,8 @@ from torch import Tensor
 
 from efcil.config import Options
 from efcil.features import TaskFeatures
+from efcil.learners.foster import FOSTER
 from efcil.methods.own_head import OwnHead
-from efcil.representations.foster import FOSTER
 
 
 class FOSTERReadoutOptions(Options):

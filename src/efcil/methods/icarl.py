@@ -4,7 +4,7 @@ Rebuffi et al., "iCaRL: Incremental Classifier and Representation Learning", CVP
 
 Idea: a few images of each old class are kept, chosen so that their mean feature stays near the class's (herding). The
 backbone learns from them and the new images together, with distillation of the old classes
-(representations/icarl.py). An image goes to the class whose exemplars' mean feature is nearest (`nme`); the trained
+(learners/icarl.py). An image goes to the class whose exemplars' mean feature is nearest (`nme`); the trained
 linear head is measured beside it (`cnn`).
 
 What survives a task: `memory` images in all; the head, dim + 1 numbers per class. The means are made anew each time.
@@ -25,10 +25,10 @@ import torch
 from torch import Tensor
 
 from efcil.config import Options
+from efcil.core.nearest_mean import cosine_scores
 from efcil.features import TaskFeatures
-from efcil.heads.ncm import cosine_scores
-from efcil.representations.rehearsal import Rehearsal
-from efcil.training.exemplars import unit
+from efcil.learners.exemplars import unit
+from efcil.learners.rehearsal import Rehearsal
 from efcil.training.extraction import extract
 
 

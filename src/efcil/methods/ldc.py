@@ -15,8 +15,8 @@ from __future__ import annotations
 
 from efcil.features import TaskFeatures
 from efcil.methods.class_means import LwFNCM
+from efcil.randomness import Purpose, generator
 from efcil.shift.ldc import LDCOptions, learned_map
-from efcil.training.machine import Purpose, generator
 
 
 class LDC(LwFNCM):

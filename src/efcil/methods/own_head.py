@@ -19,8 +19,7 @@ from torch import Tensor
 
 from efcil.config import Options
 from efcil.features import TaskFeatures
-from efcil.heads import CosineHead, restored
-from efcil.heads.growing import GrowingHead
+from efcil.models.heads import CosineHead, GrowingHead, restored
 
 
 class OwnHead:

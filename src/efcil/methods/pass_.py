@@ -4,7 +4,7 @@ Zhu et al., "Prototype Augmentation and Self-Supervision for Incremental Learnin
 
 Idea: each image is learned in four rotations, each a class of its own, so that features are richer than one task asks
 for. Features must stay near the teacher's, and the head must still know the old classes' prototypes when noise of the
-classes' usual spread is added to them (representations/pass_.py). Scores are those of images that are not rotated.
+classes' usual spread is added to them (learners/pass_.py). Scores are those of images that are not rotated.
 
 What survives a task: a prototype per class, dim numbers, and its four rows of the head, 4 (dim + 1); one radius.
 
@@ -30,8 +30,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from efcil.learners.pass_ import TURNS
 from efcil.methods.own_head import OwnHead
-from efcil.representations.pass_ import TURNS
 
 
 class UnrotatedHead(OwnHead):

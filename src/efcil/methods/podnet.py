@@ -4,7 +4,7 @@ Douillard et al., "PODNet: Pooled Outputs Distillation for Small-Tasks Increment
 
 Idea: what every stage of the old backbone sees is kept, but only up to sums over its rows and columns, so that the new
 one has room to learn. A class is several proxies, compared by cosine. A second stage on as many images of new classes
-as of old ones takes out the bias (representations/podnet.py, heads/proxies.py). The trained head answers (`cnn`); the
+as of old ones takes out the bias (learners/podnet.py, models/heads.py). The trained head answers (`cnn`); the
 nearest mean of exemplars, which the paper also reports, is measured beside it (`nme`).
 
 What survives a task: `memory` images in all; ten proxies of dim numbers per class, and a scale.

@@ -16,10 +16,10 @@ from __future__ import annotations
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from efcil.core.class_stats import ClassStats
 from efcil.features import TaskFeatures
 from efcil.methods.class_means import LwFNCM
 from efcil.shift.sdc import SDCOptions, kernel_drift
-from efcil.stats import ClassStats
 
 
 class SDC(LwFNCM):

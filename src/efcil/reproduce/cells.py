@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from efcil.config import flat
 from efcil.errors import RunError
-from efcil.experiment import Plan, Request, resolve
+from efcil.experiment.specification import Plan, Request, resolve
 from efcil.files import read_json, read_json_lines
 from efcil.report.load import TIMING, Run, Summary, asked_precision, each_head
 

@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from efcil import data as sources
+from efcil.accel.machine import Machine
 from efcil.errors import OptionError, RunsFailed
-from efcil.progress import Lines, Quiet, reporter
+from efcil.experiment.reporters import Lines, Quiet, reporter
+from efcil.experiment.run import execute_all
 from efcil.reproduce import NAMES, Cell, Measured, Wanted, find
 from efcil.reproduce.cells import GROUPS
 from efcil.reproduce.job import Job
 from efcil.reproduce.on_ray import RayTasks
 from efcil.reproduce.parallel import Executor, Processes, gpus, run_all, slots
-from efcil.runs import execute_all
-from efcil.training.machine import Machine
 
 
 def listing() -> str:

@@ -12,8 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from efcil.linalg import normalise_columns, ridge_weight, task_shift
-from efcil.stats import ClassStats
+from efcil.core.class_stats import ClassStats
+from efcil.core.projection import task_shift
+from efcil.core.ridge import normalise_columns, ridge_weight
 
 AXES: Mapping[str, Sequence[tuple[int, int, int]]] = {  # (samples of the new task, dimensions, classes seen)
     "samples N": [(n, 256, 20) for n in (1000, 2000, 4000, 8000, 16000)],

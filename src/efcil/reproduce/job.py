@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from efcil.accel.machine import Machine
 from efcil.config import Options
-from efcil.progress import Quiet
+from efcil.experiment.reporters import Quiet
+from efcil.experiment.run import Run
 from efcil.reproduce.cells import Cell
-from efcil.runs import Run
-from efcil.training.machine import Machine
 
 
 class Job(Options):

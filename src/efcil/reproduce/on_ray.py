@@ -20,11 +20,11 @@ from typing import Any
 import torch
 
 from efcil import __version__
+from efcil.accel.machine import Machine
 from efcil.errors import OptionError
 from efcil.files import atomic_write_bytes
 from efcil.reproduce.job import Job
 from efcil.reproduce.parallel import POLL, Process
-from efcil.training.machine import Machine
 
 STAY = ("checkpoints", ".lock")  # what is not sent back: large, or of no use elsewhere
 

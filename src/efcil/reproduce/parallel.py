@@ -20,12 +20,12 @@ from typing import IO, Protocol
 
 import torch
 
+from efcil.accel.machine import Machine
 from efcil.data.workers import cores
 from efcil.errors import OptionError, RunsFailed, ended
-from efcil.progress import Quiet
+from efcil.experiment.reporters import Quiet
+from efcil.experiment.run import stoppable
 from efcil.reproduce.job import Job
-from efcil.runs import stoppable
-from efcil.training.machine import Machine
 
 WORKER = (sys.executable, "-m", "efcil.reproduce.worker")
 LOG = "process.log"  # in the run's directory: all that its processes said

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from efcil.core.class_stats import ClassStats
+from efcil.core.ridge import normalise_columns, ridge_weight
 from efcil.errors import CheckpointError, OptionError
-from efcil.linalg import normalise_columns, ridge_weight
-from efcil.stats import ClassStats
-from efcil.training.checkpoint import load_tensors
+from efcil.tensor_files import load_tensors
 
 
 @dataclass(frozen=True)

@@ -11,12 +11,12 @@ import signal
 import sys
 import threading
 
+from efcil.accel.machine import Machine
 from efcil.errors import EfcilError
+from efcil.experiment.reporters import Lines
+from efcil.experiment.run import Run, execute_all
 from efcil.files import wait_for_end_of_input
-from efcil.progress import Lines
 from efcil.reproduce.job import Job
-from efcil.runs import Run, execute_all
-from efcil.training.machine import Machine
 
 
 def main() -> int:

@@ -11,7 +11,7 @@ import numpy as np
 
 from efcil.data.dataset import listed
 from efcil.errors import DataError
-from efcil.model.names import check_names
+from efcil.product.names import check_names
 from efcil.serve.archive import Picture, TooMuch, open_archive, pictures
 from efcil.serve.limits import Limits
 from efcil.serve.pictures import Pixels, pixels_of, shown

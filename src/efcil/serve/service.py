@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from efcil.errors import DataError, ModelError, OptionError, nearest
-from efcil.model import IncrementalClassifier
+from efcil.product import IncrementalClassifier
 from efcil.serve.batching import Batcher, Busy, Scored, Scorer
 from efcil.serve.jobs import Job, Jobs
 from efcil.serve.lesson import Lesson

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from efcil.errors import RunError
-from efcil.model import IncrementalClassifier
-from efcil.model.store import fingerprint, save_lock
-from efcil.runs import run_lock
+from efcil.experiment.run import run_lock
+from efcil.product import IncrementalClassifier
+from efcil.product.model_directory import fingerprint, save_lock
 
 
 class Conflict(RunError):

@@ -44,7 +44,7 @@ def _teach(order: dict[str, Any], said: IO[str]) -> None:
     import numpy as np
     import torch
 
-    from efcil.model import IncrementalClassifier, Progress
+    from efcil.product import IncrementalClassifier, Progress
 
     torch.set_num_threads(order["threads"])
     model = IncrementalClassifier.load(order["model"], device=order["device"])

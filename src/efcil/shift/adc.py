@@ -22,11 +22,12 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from efcil.accel.machine import Machine
 from efcil.config import Options
+from efcil.core.linear_algebra import DTYPE
 from efcil.features import TaskFeatures, View
-from efcil.linalg import DTYPE
-from efcil.training.adversarial import in_parts, towards
-from efcil.training.machine import Machine, memory_guard
+from efcil.training.feature_inversion import in_parts, towards
+from efcil.training.memory import memory_guard
 
 GROUP_NUMBERS = 2**25  # pixels or features of the classes treated at once: 109 classes of 100 CIFAR images
 BATCH_IMAGES = 1024  # looked at at once for their extremes

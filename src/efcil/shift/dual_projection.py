@@ -9,20 +9,13 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field, model_validator
 from torch import Tensor
 
-from efcil.class_memory import Form, Memory
 from efcil.config import Options
+from efcil.core.class_stats import ClassStats
+from efcil.core.gram_storage import Form, Memory
+from efcil.core.linear_algebra import ROWS_AT_ONCE, relative_ridge
+from efcil.core.projection import RankRule, cross_validated_ridge, feature_products, task_shift, task_shift_from_gram
 from efcil.errors import OptionError
 from efcil.features import TaskFeatures, View
-from efcil.linalg import (
-    ROWS_AT_ONCE,
-    RankRule,
-    cross_validated_ridge,
-    feature_products,
-    relative_ridge,
-    task_shift,
-    task_shift_from_gram,
-)
-from efcil.stats import ClassStats
 
 
 def _share(value: object) -> object:

@@ -10,8 +10,8 @@ from pydantic import Field
 from torch import Tensor
 
 from efcil.config import Options
+from efcil.core.linear_algebra import DTYPE
 from efcil.features import View
-from efcil.linalg import DTYPE
 
 
 class SDCOptions(Options):

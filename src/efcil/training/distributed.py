@@ -24,9 +24,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from efcil.core.class_stats import ClassStats
+from efcil.core.linear_algebra import pack_symmetric, unpack_symmetric
 from efcil.errors import EfcilError, Elsewhere, Interrupted, OptionError, TrainingError
-from efcil.linalg import pack_symmetric, unpack_symmetric
-from efcil.stats import ClassStats
 
 PATIENCE = timedelta(hours=1)  # how long a process waits for the others: longer than any of them is busy alone
 BUCKET = 2**23  # numbers sent at a time: bounds the copy of the gradients

@@ -7,9 +7,11 @@ import math
 import torch
 from torch import Tensor, nn
 
-from efcil.backbones.at_rest import rested
-from efcil.training.loop import AT_REST, Pixels
-from efcil.training.machine import Machine, memory_guard
+from efcil.accel.folded_resnet import rested
+from efcil.accel.machine import Machine
+from efcil.accel.prefetch import AT_REST
+from efcil.training.image_batches import Pixels
+from efcil.training.memory import memory_guard
 
 BATCH_PIXELS = 2**24  # per forward pass: 1,024 images of 32 x 32 x 3 would be 2**21.6, one hundred of 224 x 224 x 3
 

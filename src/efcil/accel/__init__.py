@@ -1,0 +1,1 @@
+"""The door to the GPU: streams, graphs, kernels, prefetch, fused and folded networks."""

@@ -1,0 +1,253 @@
+"""Say what the machine offers, and which of it a run uses: device, precision, compilation, captured steps."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import platform
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from efcil.accel.streams import Gate, _own_streams, _streams, own_stream
+from efcil.errors import OptionError
+from efcil.training.distributed import ALONE, Group
+
+M = TypeVar("M", bound=nn.Module)
+R = TypeVar("R")
+CONVOLVING = "convolutions"  # name of the thread that tries them out
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Where and how a run computes. The loop is the same on all of them."""
+
+    device: torch.device
+    precision: str = "fp32"  # fp32 | bf16 (parameters and statistics stay fp32 and fp64)
+    compile: bool = False
+    capture: bool = False  # the whole training step as one CUDA graph
+    group: Group = ALONE  # the processes that share the run
+    sync_bn: bool = False  # batch normalisation over the whole batch, not over each process's share of it
+
+    @classmethod
+    def choose(
+        cls,
+        device: str = "auto",
+        precision: str = "auto",
+        compile: bool | None = None,
+        capture: bool | None = None,
+        group: Group = ALONE,
+        sync_bn: bool = False,
+    ) -> Machine:
+        """Take the fastest that works here, except where the user said otherwise; of several processes each one GPU."""
+        # Read when CUDA starts. Streams share a GPU's queues, eight by default, and in a queue one waits for the other:
+        # three runs have twenty streams.
+        os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
+        if device == "auto":
+            device = "cuda" if torch.cuda.is_available() else "cpu"
+        if group.size > 1 and device.startswith("cuda"):
+            device = _own_gpu(device, group)
+        try:
+            place = torch.device(device)
+            torch.empty(1, device=place)
+        except (RuntimeError, AssertionError, NotImplementedError):
+            have = ["cpu"] + [f"cuda:{i}" for i in range(torch.cuda.device_count())]
+            raise OptionError(f"--device {device} is not usable here; there is {', '.join(have)}") from None
+        on_gpu = place.type == "cuda"
+        if on_gpu:
+            torch.backends.cudnn.benchmark = True  # shapes are few and fixed: the fastest convolution is worth a try
+        if precision == "auto":
+            precision = "bf16" if on_gpu and torch.cuda.is_bf16_supported() else "fp32"
+        if precision not in ("fp32", "bf16"):
+            raise OptionError(f"--precision {precision}: must be fp32 or bf16")
+        if capture and not on_gpu:
+            raise OptionError(f"--capture needs a CUDA device, not {place}")
+        if sync_bn and not on_gpu:
+            raise OptionError(
+                f"--sync-bn needs CUDA devices, not {place}: leave it out, and each process normalises its own share"
+            )
+        compile, capture = on_gpu if compile is None else compile, on_gpu if capture is None else capture
+        return cls(place, precision, compile, capture, group, sync_bn)
+
+    @property
+    def description(self) -> dict[str, Any]:
+        """The fields of a summary that say what a run was computed on."""
+        on_gpu = self.device.type == "cuda"
+        return {
+            "device": torch.cuda.get_device_name(self.device) if on_gpu else f"{platform.machine()} CPU",
+            "precision": self.precision,
+            "threads": None if on_gpu else torch.get_num_threads(),
+            "world_size": self.group.size,
+        }
+
+    @property
+    def name(self) -> str:
+        """The same in words."""
+        device, precision, threads, processes = self.description.values()
+        words = device if threads is None else f"{device}, {threads} thread{'s' * (threads > 1)}"
+        return f"{words}, {precision}" + (f", {processes} processes" if processes > 1 else "")
+
+    @property
+    def runs_at_once(self) -> int:
+        """How many runs share the device: small steps do not fill a large GPU; a CPU has nothing to spare."""
+        return 3 if self.capture and self.group.size == 1 else 1
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of forward passes."""
+        return torch.bfloat16 if self.precision == "bf16" else torch.float32
+
+    def autocast(self) -> torch.autocast:
+        """Arithmetic of forward passes. The cache of cast weights is off, since a captured step must not keep one."""
+        return torch.autocast(
+            self.device.type, torch.bfloat16, enabled=self.precision == "bf16", cache_enabled=not self.capture
+        )
+
+    def place(self, module: M) -> M:
+        """Move a module to the device, in the memory format that is fast there."""
+        if self.sync_bn and self.group.size > 1:
+            module = nn.SyncBatchNorm.convert_sync_batchnorm(module)
+        if self.device.type == "cuda":
+            return module.to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+        return module.to(self.device)
+
+    @property
+    def branches(self) -> bool:
+        """Whether a ResNet learns as one function with branches beside it (`efcil.accel.fused_resnet`)."""
+        whole = self.group.size == 1 or not self.sync_bn  # its normalisation is of one process
+        return self.compile and self.capture and self.precision == "bf16" and whole
+
+    def wake(self) -> None:
+        """Begin what a process reads once, beside what comes before it."""
+        if self.capture:
+            with _one_by_one:
+                _libraries(self.device, self.branches)
+
+    def awake(self) -> None:
+        """Wait until it is read."""
+        if self.capture:
+            with _one_by_one:
+                reading = _libraries(self.device, self.branches)
+            reading.join()
+
+    def compiled(self, call: Callable[..., R]) -> Callable[..., R]:
+        """Return a fast way to call a module, which itself stays as it is, or a function."""
+        if not self.compile:
+            return call
+        function = call.forward if isinstance(call, nn.Module) else call
+
+        @functools.cache
+        def made() -> Callable[..., R]:  # when it is first called: to load the compiler alone takes seconds
+            # Several runs in one process compile the same code for several modules; past the limit it runs eagerly.
+            torch._dynamo.config.cache_size_limit = max(64, torch._dynamo.config.cache_size_limit)
+            # Many small kernels (casts of weights, running statistics) become a few: 4 % of a step on an H200.
+            return torch.compile(function, dynamic=False, options={"combo_kernels": self.device.type == "cuda"})
+
+        return lambda *given, **named: made()(*given, **named)
+
+    @contextlib.contextmanager
+    def beside(self) -> Iterator[None]:
+        """While a step is captured: record what follows as a branch that may run beside the main one, until `join`."""
+        if not (self.capture and torch.cuda.is_current_stream_capturing()):
+            yield
+            return
+        main, branch = torch.cuda.current_stream(), own_stream(self.device, "branch")
+        branch.wait_stream(main)
+        with torch.cuda.stream(branch):
+            yield
+
+    def join(self) -> None:
+        """Let the main branch of a captured step wait for what was recorded beside it."""
+        if self.capture and torch.cuda.is_current_stream_capturing():
+            torch.cuda.current_stream().wait_stream(own_stream(self.device, "branch"))
+
+    def capturing(self) -> contextlib.AbstractContextManager[None]:
+        """Capture alone: whatever a capture forbids waits in other threads, and so do other captures."""
+        return _gate.alone() if self.capture else contextlib.nullcontext()
+
+    def uncaptured(self) -> contextlib.AbstractContextManager[None]:
+        """Keep other threads from capturing while something happens that a capture forbids (cuDNN's trials)."""
+        return _gate.together() if self.capture else contextlib.nullcontext()
+
+    def convolving(self, work: Callable[[], R]) -> R:
+        """Do what tries out convolutions, of several runs at once in one thread for all of them.
+
+        cuDNN's trials are remembered for each thread. So they are made once, by the run that begins, and not by the
+        others beside its steps, which disturb the clock. Whoever asks from another run waits meanwhile. The streams
+        are those of who asks: what one thread records for several runs on shared streams spoils their weights. The
+        likely reason: cuBLAS has a workspace for each pair of thread and stream.
+
+        Work asks for neither `capturing` nor `uncaptured`: who asks for it holds what it needs.
+        """
+        here = threading.current_thread()
+        if not self.capture or here is threading.main_thread() or here.name.startswith(CONVOLVING):
+            return work()
+        stream, learning, streams = torch.cuda.current_stream(self.device), torch.is_grad_enabled(), _own_streams()
+
+        def there() -> R:
+            _streams.known = streams
+            with torch.cuda.stream(stream), torch.set_grad_enabled(learning):
+                return work()
+
+        return _convolutions().submit(there).result()
+
+    def tensor(self, array: npt.NDArray[Any]) -> Tensor:
+        """Copy an array (memory-mapped or not) to the device."""
+        return torch.from_numpy(np.array(array)).to(self.device)
+
+    def synchronise(self) -> None:
+        """Wait until the device is done."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+
+@functools.cache
+def _convolutions() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(1, CONVOLVING)
+
+
+@functools.cache
+def _libraries(device: torch.device, kernels: bool) -> threading.Thread:
+    """Let torch read its linear algebra and Triton find out who it is, once, in a thread of its own.
+
+    Torch reads its linear algebra when it is first asked for, and fails where two threads ask at the same time. Triton
+    reads all of itself.
+    """
+
+    def ask() -> None:
+        with contextlib.suppress(Exception), _gate.together():  # whoever needs it will hear of it
+            torch.linalg.cholesky_ex(torch.eye(2, dtype=torch.float64, device=device))
+        if kernels:
+            with contextlib.suppress(Exception):
+                from triton.runtime.cache import triton_key
+
+                triton_key()
+
+    thread = threading.Thread(target=ask)  # waited for at the end: nothing may be cut off inside a library
+    thread.start()
+    return thread
+
+
+def _own_gpu(device: str, group: Group) -> str:
+    """Return this process's GPU: each of a machine takes the one of its number."""
+    if device != "cuda":
+        raise OptionError(f"--device {device} is one GPU for {group.size} processes: pass --device cuda, one for each")
+    if group.local_rank >= torch.cuda.device_count():
+        raise OptionError(
+            f"process {group.local_rank + 1} of this machine finds {torch.cuda.device_count()} GPUs: start as many "
+            "processes as there are GPUs (--nproc-per-node), or pass --device cpu"
+        )
+    torch.cuda.set_device(group.local_rank)
+    return f"cuda:{group.local_rank}"
+
+
+_gate = Gate()
+_one_by_one = threading.Lock()

@@ -1,0 +1,486 @@
+"""What a learner keeps of a class: count, mean and uncentred Gram. They add, they move, they can be dropped.
+
+`ClassStats` is a value: every method gives a new one. The images are not in it and cannot be had back from it.
+A Gram is stored as its upper triangle or as a factor (`efcil.core.gram_storage`); `gram` returns it whole.
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from efcil.core.gram_storage import GRAMS, Factors, Grams, Kept, Memory, kept, kept_sum, together
+from efcil.core.linear_algebra import (
+    DTYPE,
+    check_finite,
+    pack_symmetric,
+    packed_dim,
+    stacked,
+    symmetrised,
+    unpack_symmetric,
+)
+from efcil.core.projection import RankRule
+from efcil.errors import OptionError
+
+BLOCK_BYTES = {"cpu": 1 << 24, "cuda": 1 << 28}
+"""Default size of a block of Grams, as whole matrices, while statistics move: what a cache likes, what keeps a GPU
+busy. At 512 dimensions 8 classes on the CPU and 128 on a GPU."""
+
+
+class ClassStats:
+    """Statistics of k classes, in ascending order of class; float64 and immutable.
+
+    ========  ==============  ======================================================
+    classes   (k,) int64      sorted, each once
+    count     (k,) int64      N_c
+    mean      (k, dim)        mu_c of Eq. (15)
+    gram      (k, dim, dim)   Phi_c = X_c' X_c of Eq. (15), uncentred, symmetric
+    ========  ==============  ======================================================
+
+    Kept are k dim (dim + 1) / 2 numbers of the Grams, or fewer where they are factors; `gram` is made when asked for.
+
+    >>> stats = ClassStats.from_features(torch.tensor([[1.0, 0.0], [3.0, 0.0], [0.0, 2.0]]), torch.tensor([7, 7, 4]))
+    >>> stats
+    ClassStats(2 classes, dim 2, 3 images)
+    >>> stats.classes.tolist(), stats.count.tolist(), stats.mean.tolist()
+    ([4, 7], [1, 2], [[0.0, 2.0], [2.0, 0.0]])
+    >>> stats.gram.tolist()
+    [[[0.0, 0.0], [0.0, 4.0]], [[10.0, 0.0], [0.0, 0.0]]]
+    """
+
+    __slots__ = ("_parts", "classes", "count", "mean")
+
+    classes: Tensor
+    count: Tensor
+    mean: Tensor
+    _parts: tuple[Kept, ...] | None  # in the order of classes; None once they were released
+
+    def __init__(
+        self, classes: Tensor, count: Tensor, mean: Tensor, gram: Tensor | Kept | Sequence[Tensor | Kept]
+    ) -> None:
+        """Take `gram` as one tensor (k, dim, dim) or as several in the order of classes: so joining copies nothing.
+
+        Parts may also be `Grams` and `Factors`, which are kept as they are.
+        """
+        given = (gram,) if isinstance(gram, Tensor | Grams | Factors) else tuple(gram)
+        k, dim = len(classes), mean.shape[-1]
+        shapes = [tuple(g.shape) if isinstance(g, Tensor) else (len(g), g.dim, g.dim) for g in given]
+        inner = next((shape[1:] for shape in shapes if shape[1:] != (dim, dim)), (dim, dim))
+        gram_shape = (sum(shape[0] for shape in shapes), *inner)
+        checks = [("count", count.shape, (k,)), ("mean", mean.shape, (k, dim)), ("gram", gram_shape, (k, dim, dim))]
+        for name, got, wanted in checks:
+            if tuple(got) != wanted:
+                raise OptionError(f"ClassStats: {name} has shape {tuple(got)}; wanted {wanted}")
+        if bool((classes.diff() <= 0).any()):
+            raise OptionError("ClassStats: classes are not ascending; wanted each class once, in ascending order")
+        parts = (Grams(pack_symmetric(g.detach().to(DTYPE))) if isinstance(g, Tensor) else g for g in given)
+        object.__setattr__(self, "classes", classes.detach().to(torch.int64))
+        object.__setattr__(self, "count", count.detach().to(torch.int64))
+        object.__setattr__(self, "mean", mean.detach().to(DTYPE))
+        object.__setattr__(self, "_parts", tuple(part for part in parts if len(part)))
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"ClassStats is immutable: {name} cannot be set; make a new one")
+
+    @property
+    def parts(self) -> tuple[Kept, ...]:
+        """The Grams as they are kept, in the order of classes."""
+        if self._parts is None:
+            raise OptionError("these statistics were released when they moved; use those that they became")
+        return self._parts
+
+    @property
+    def gram(self) -> Tensor:
+        """Phi_c = X_c' X_c of every class, (k, dim, dim), made anew each time."""
+        whole = self.mean.new_empty(len(self), self.dim, self.dim)
+        for block, part in self._blocks(None):
+            whole[block] = part.dense()
+        return whole
+
+    @property
+    def numbers(self) -> int:
+        """How many numbers are kept of all classes: Grams or factors, and means."""
+        return sum(part.numbers for part in self.parts) + self.mean.numel()
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return ClassStats, (self.classes, self.count, self.mean, self.parts)
+
+    def __len__(self) -> int:
+        return len(self.classes)
+
+    def __repr__(self) -> str:
+        return f"ClassStats({len(self)} classes, dim {self.dim}, {int(self.count.sum())} images)"
+
+    # --- making ---------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def empty(cls, dim: int, device: torch.device | str = "cpu") -> ClassStats:
+        """Statistics of no class: joining it changes nothing.
+
+        >>> ClassStats.empty(512)
+        ClassStats(0 classes, dim 512, 0 images)
+        """
+        none = torch.zeros(0, dtype=torch.int64, device=device)
+        floats = torch.zeros(0, dtype=DTYPE, device=device)
+        return cls(none, none, floats.view(0, dim), ())
+
+    @classmethod
+    def from_features(cls, features: Tensor, labels: Tensor, memory: Memory = GRAMS) -> ClassStats:
+        """Count, mean and Gram of each class, Eq. (15), from features (n, dim) and integer labels (n,).
+
+        N_c = rows of class c, mu_c = 1/N_c sum x, Phi_c = X_c' X_c. Sorted by class, then one product a class in
+        float64: deterministic on CUDA too, which `index_add` is not. No row (0, dim) gives `empty(dim)`. In which form
+        the Grams are kept is `memory`.
+
+        >>> ClassStats.from_features(torch.ones(3, 2), torch.tensor([0, 0, 5])).gram[0].tolist()
+        [[2.0, 2.0], [2.0, 2.0]]
+        """
+        if features.ndim != 2 or labels.shape != features.shape[:1]:
+            raise OptionError(
+                f"features and labels have shapes {tuple(features.shape)} and {tuple(labels.shape)}; "
+                f"wanted (n, dim) and (n,)"
+            )
+        if labels.is_floating_point() or labels.is_complex():
+            raise OptionError(f"labels are {labels.dtype}; wanted integers")
+        check_finite(features, "features")
+        dim, device = features.shape[1], features.device
+        ordered, order = torch.sort(labels.to(device, torch.int64), stable=True)
+        classes, count = torch.unique_consecutive(ordered, return_counts=True)
+        mean = torch.empty(len(classes), dim, dtype=DTYPE, device=device)
+        parts: list[Kept] = []
+        stops = count.cumsum(0).tolist()
+        for index, (start, stop) in enumerate(zip([0, *stops], stops, strict=False)):
+            x = features[order[start:stop]].detach().to(DTYPE)
+            mean[index] = x.mean(0)
+            parts.append(kept(x, memory))
+        return cls(classes, count, mean, parts)
+
+    # --- reading --------------------------------------------------------------------------------------------------
+
+    @property
+    def dim(self) -> int:
+        """Dimension of the features."""
+        return self.mean.shape[-1]
+
+    @property
+    def cross(self) -> Tensor:
+        """H = [N_c mu_c'], (dim, k): X'Y of one-hot labels, Eq. (14) and (18).
+
+        >>> ClassStats.from_features(torch.tensor([[1.0], [3.0]]), torch.tensor([0, 0])).cross.tolist()
+        [[4.0]]
+        """
+        return self.mean.T * self.count
+
+    def gram_sum(self) -> Tensor:
+        """sum_c Phi_c, (dim, dim): X'X of all images, Eq. (20) and (21).
+
+        >>> ClassStats.from_features(torch.tensor([[1.0], [3.0]]), torch.tensor([0, 1])).gram_sum().tolist()
+        [[10.0]]
+        """
+        total = self.mean.new_zeros(self.dim, self.dim)
+        triangle = self.mean.new_zeros(self.dim * (self.dim + 1) // 2)
+        for part in self.parts:
+            part.add_to(total, triangle)
+        return symmetrised(total) + unpack_symmetric(triangle)
+
+    def covariance(self, unbiased: bool = False) -> Tensor:
+        """Centred covariance of each class, (k, dim, dim): Phi_c / N_c - mu_c' mu_c, or N_c / (N_c - 1) times it.
+
+        A class of one image has covariance zero, unbiased or not.
+
+        >>> stats = ClassStats.from_features(torch.tensor([[1.0], [3.0]]), torch.tensor([0, 0]))
+        >>> stats.covariance().tolist(), stats.covariance(unbiased=True).tolist()
+        ([[[1.0]]], [[[2.0]]])
+        """
+        count = self.count.to(DTYPE)[:, None, None]
+        centred = self.gram - count * (self.mean[:, :, None] * self.mean[:, None, :])
+        return centred / (count - 1 if unbiased else count).clamp_min(1.0)
+
+    # --- combining ------------------------------------------------------------------------------------------------
+
+    def joined(self, other: ClassStats, memory: Memory | None = None) -> ClassStats:
+        """Union of the classes; of a class in both, counts and Grams add and means are weighted by count.
+
+        A class of one side is kept as it is. One in both is kept as `memory` says: by default exactly, as factor where
+        both are factors and their rows together are fewer numbers than a Gram. Where `memory` cuts, it cuts the sum:
+        errors of one class add up over the times it is joined.
+
+        >>> one = ClassStats.from_features(torch.tensor([[1.0]]), torch.tensor([0]))
+        >>> two = ClassStats.from_features(torch.tensor([[4.0], [4.0], [9.0]]), torch.tensor([0, 0, 3]))
+        >>> both = one.joined(two)
+        >>> both.classes.tolist(), both.count.tolist(), both.mean.tolist(), both.gram.flatten().tolist()
+        ([0, 3], [3, 1], [[3.0], [9.0]], [33.0, 81.0])
+        """
+        if self.dim != other.dim:
+            raise OptionError(
+                f"cannot join statistics of {self.dim} and {other.dim} dimensions; both must come from one backbone"
+            )
+        if len(self) == 0 or len(other) == 0:
+            return other if len(self) == 0 else self
+        other = other.to(self.mean.device)
+        if bool(self.classes[-1] < other.classes[0]):  # new classes after old ones: nothing to sort or add
+            return ClassStats(
+                torch.cat([self.classes, other.classes]),
+                torch.cat([self.count, other.count]),
+                torch.cat([self.mean, other.mean]),
+                (*self.parts, *other.parts),
+            )
+        classes = torch.unique(torch.cat([self.classes, other.classes]))
+        count = self.count.new_zeros(len(classes))
+        total = self.mean.new_zeros(len(classes), self.dim)
+        alone = torch.zeros_like(total)
+        places = []  # of each class of the union in either side, -1 where it is not
+        for part in (self, other):
+            at = torch.searchsorted(classes, part.classes)
+            count[at] += part.count
+            total[at] += part.mean * part.count[:, None]
+            alone[at] = part.mean
+            place = torch.full_like(classes, -1)
+            place[at] = torch.arange(len(part), device=place.device)
+            places.append(place)
+        shared = (places[0] >= 0) & (places[1] >= 0)
+        # A class of one side keeps its mean to the bit; a class without images keeps it too.
+        mean = torch.where((shared & (count > 0))[:, None], total / count.clamp_min(1)[:, None], alone)
+        gram: list[Kept] = []
+        sources = zip(*(place.tolist() for place in places), strict=True)
+        for (mine, theirs), run in itertools.groupby(sources, key=lambda pair: (pair[0] >= 0, pair[1] >= 0)):
+            ours, others = zip(*run, strict=True)
+            if mine and theirs:
+                sides = ((self, list(ours)), (other, list(others)))
+                counts = torch.stack([side.count[at] for side, at in sides], 1)
+                centres = counts.to(DTYPE).sqrt()[..., None] * torch.stack([side.mean[at] for side, at in sides], 1)
+                gram += _sums(self._taken(ours), other._taken(others), centres, counts, memory)
+            else:
+                gram += self._taken(ours) if mine else other._taken(others)
+        return ClassStats(classes, count, mean, gram)
+
+    def select(self, classes: Iterable[int] | Tensor) -> ClassStats:
+        """Only these classes.
+
+        >>> stats = ClassStats.from_features(torch.eye(3), torch.arange(3))
+        >>> stats.select([2, 0]).classes.tolist()
+        [0, 2]
+        """
+        return self._where(torch.isin(self.classes, self._known(classes)))
+
+    def without(self, classes: Iterable[int] | Tensor) -> ClassStats:
+        """All but these classes: forgetting them for good.
+
+        >>> stats = ClassStats.from_features(torch.eye(3), torch.arange(3))
+        >>> stats.without([1]).classes.tolist()
+        [0, 2]
+        """
+        return self._where(~torch.isin(self.classes, self._known(classes)))
+
+    def renumbered(self, classes: Iterable[int] | Tensor) -> ClassStats:
+        """The same statistics under other numbers, one for each class in order; no number twice.
+
+        >>> ClassStats.from_features(torch.eye(2), torch.arange(2)).renumbered([5, 3]).mean.tolist()
+        [[0.0, 1.0], [1.0, 0.0]]
+        """
+        numbers = classes if isinstance(classes, Tensor) else torch.tensor(list(classes), dtype=torch.int64)
+        if numbers.shape != self.classes.shape:
+            raise OptionError(f"renumbered got {len(numbers)} numbers for {len(self)} classes")
+        ordered, order = torch.sort(numbers.to(self.classes))
+        return ClassStats(ordered, self.count[order], self.mean[order], self._taken(order.tolist()))
+
+    def _known(self, classes: Iterable[int] | Tensor) -> Tensor:
+        wanted = classes if isinstance(classes, Tensor) else torch.tensor(list(classes), dtype=torch.int64)
+        wanted = wanted.reshape(-1).to(self.classes)
+        unknown = wanted[~torch.isin(wanted, self.classes)].tolist()
+        if unknown:
+            raise OptionError(f"no statistics of class {unknown[0]}; known: {self.classes.tolist()}")
+        return wanted
+
+    def _where(self, mask: Tensor) -> ClassStats:
+        places = mask.nonzero()[:, 0].tolist()
+        return ClassStats(self.classes[mask], self.count[mask], self.mean[mask], self._taken(places))
+
+    def _taken(self, places: Iterable[int]) -> list[Kept]:
+        """The Grams at these places, in this order: copies, so that the others can go."""
+        ends = list(itertools.accumulate(len(part) for part in self.parts))
+        found: list[Kept] = []
+        for index, run in itertools.groupby(places, key=lambda place: bisect.bisect_right(ends, place)):
+            part = self.parts[index]
+            first = ends[index] - len(part)
+            found.append(part.take(torch.tensor([place - first for place in run], device=self.mean.device)))
+        return found
+
+    # --- moving ---------------------------------------------------------------------------------------------------
+
+    def moved(self, shift: Tensor, class_block: int | None = None, release: bool = False) -> ClassStats:
+        """Follow the backbone: Phi_c -> P_c' Phi_c P_c and mu_c -> mu_c P_c, Eq. (16) and (17).
+
+        `shift` is one P (dim, dim_new) for all classes or one each, (k, dim, dim_new). Classes go through in blocks
+        of `class_block` (default: `BLOCK_BYTES` of Grams), which bounds the memory beyond old and new statistics. With
+        `release` each old block goes as soon as its new one is there: old and new together are then never more than
+        one of them and a block, and these statistics cannot be used again.
+
+        >>> x, shift = torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([[0.0, 1.0], [2.0, 0.0]])
+        >>> stats = ClassStats.from_features(x, torch.tensor([0, 0]))
+        >>> torch.equal(stats.moved(shift).gram, ClassStats.from_features(x @ shift, torch.tensor([0, 0])).gram)
+        True
+        """
+        shapes = ((self.dim,), (len(self), self.dim))
+        if shift.shape[:-1] not in shapes:
+            raise OptionError(
+                f"shift has shape {tuple(shift.shape)}; "
+                f"wanted ({self.dim}, dim_new) or ({len(self)}, {self.dim}, dim_new)"
+            )
+        shift = check_finite(shift.detach().to(self.mean.device, DTYPE), "shift")
+        mean = self.mean @ shift if shift.ndim == 2 else (self.mean[:, None, :] @ shift)[:, 0]
+        gram = [
+            old.moved(shift if shift.ndim == 2 else shift[block]) for block, old in self._blocks(class_block, release)
+        ]
+        return ClassStats(self.classes, self.count, mean, gram)
+
+    def projected(
+        self,
+        task_shift: Tensor,
+        rule: RankRule = "numerical",
+        tolerance: float | None = None,
+        class_block: int | None = None,
+        release: bool = False,
+    ) -> ClassStats:
+        """Dual projection: `moved(class_shift(task_shift, gram, rule, tolerance))`, without holding P_c of all classes.
+
+        With P_c = P U_r U_r' (Eq. 7, 9), Phi_c -> U_r U_r' (P' Phi_c P) U_r U_r' (Eq. 16) and mu_c -> mu_c P U_r U_r'
+        (Eq. 17): the product with the shared P is common, and the projector costs only the directions it cuts. A factor
+        F_c becomes F_c P U_r U_r'. `class_block` and `release` are those of `moved`.
+
+        >>> stats = ClassStats.from_features(torch.tensor([[1.0, 0.0]]), torch.tensor([0]))
+        >>> stats.projected(torch.tensor([[2.0, 5.0], [0.0, 1.0]])).mean.tolist()
+        [[2.0, 0.0]]
+        """
+        if task_shift.shape != (self.dim, self.dim):
+            raise OptionError(f"task_shift has shape {tuple(task_shift.shape)}; wanted ({self.dim}, {self.dim})")
+        task_shift = check_finite(task_shift.detach().to(self.mean.device, DTYPE), "task_shift")
+        gram: list[Kept] = []
+        mean = self.mean @ task_shift
+        for block, old in self._blocks(class_block, release):
+            moved, mean[block] = old.projected(mean[block], task_shift, rule, tolerance)
+            gram.append(moved)
+        return ClassStats(self.classes, self.count, mean, gram)
+
+    def _blocks(self, class_block: int | None, release: bool = False) -> Iterator[tuple[slice, Kept]]:
+        """Classes in blocks of one form, small parts put together; with `release` none is held once it was given."""
+        if class_block is not None and class_block < 1:
+            raise OptionError(f"class_block is {class_block}; wanted one class or more")
+        waiting = deque(self.parts)
+        if release:
+            object.__setattr__(self, "_parts", None)
+        budget = BLOCK_BYTES.get(self.mean.device.type, BLOCK_BYTES["cpu"]) // self.mean.element_size()
+        first = 0
+        while waiting:
+            group = [waiting.popleft()]
+            size = class_block or max(1, budget // max(1, group[0].work))
+            room = size - len(group[0])
+            while waiting and type(waiting[0]) is type(group[0]) and len(waiting[0]) <= room:
+                room -= len(waiting[0])
+                group.append(waiting.popleft())
+            (part,) = together(group)
+            group.clear()
+            for start in range(0, len(part), size):
+                block = part.take(slice(start, start + size))
+                yield slice(first + start, first + start + len(block)), block
+            first += len(part)
+
+    # --- keeping --------------------------------------------------------------------------------------------------
+
+    def to(self, device: torch.device | str) -> ClassStats:
+        """The same statistics on another device.
+
+        >>> ClassStats.empty(2).to("cpu").dim
+        2
+        """
+        parts = [part.to(device) for part in self.parts]
+        return ClassStats(self.classes.to(device), self.count.to(device), self.mean.to(device), parts)
+
+    def state(self) -> dict[str, Tensor]:
+        """Tensors to write to a file; of each Gram the upper triangle, dim (dim + 1) / 2 numbers.
+
+        Where classes are kept as factors, `factor_rank` is the rank of each class, -1 for a Gram, `factor_rows` holds
+        the rows of all factors, and `gram_packed` the Grams that are left.
+
+        >>> {name: tuple(value.shape) for name, value in ClassStats.empty(3).state().items()}
+        {'classes': (0,), 'count': (0,), 'mean': (0, 3), 'gram_packed': (0, 6)}
+        """
+        grams = [part.packed for part in self.parts if isinstance(part, Grams)]
+        state = {
+            "classes": self.classes,
+            "count": self.count,
+            "mean": self.mean.contiguous(),
+            "gram_packed": torch.cat(grams) if grams else self.mean.new_zeros(0, self.dim * (self.dim + 1) // 2),
+        }
+        factors = [part for part in self.parts if isinstance(part, Factors)]
+        if factors:
+            ranks = [part.ranks if isinstance(part, Factors) else (-1,) * len(part) for part in self.parts]
+            state["factor_rank"] = torch.tensor([rank for own in ranks for rank in own], device=self.classes.device)
+            state["factor_rows"] = torch.cat([part.rows for part in factors])
+        return state
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Tensor]) -> ClassStats:
+        """Read what `state` wrote, bit for bit.
+
+        >>> stats = ClassStats.from_features(torch.rand(4, 3), torch.tensor([0, 1, 0, 1]))
+        >>> torch.equal(ClassStats.from_state(stats.state()).gram, stats.gram)
+        True
+        """
+        wanted = {"classes", "count", "mean", "gram_packed"}
+        if "factor_rank" in state or "factor_rows" in state:
+            wanted |= {"factor_rank", "factor_rows"}
+        missing = wanted - set(state)
+        if missing:
+            raise OptionError(f"state of ClassStats lacks {', '.join(sorted(missing))}")
+        classes, packed = state["classes"], state["gram_packed"]
+        ranks = state["factor_rank"] if "factor_rank" in state else torch.full_like(classes, -1)
+        rows = state["factor_rows"] if "factor_rows" in state else packed[:0]
+        grams = int((ranks < 0).sum())
+        if packed.ndim != 2 or rows.ndim != 2 or len(packed) != grams or int(ranks.clamp_min(0).sum()) != len(rows):
+            raise OptionError(
+                f"state of ClassStats: gram_packed has shape {tuple(packed.shape)} and factor_rows {tuple(rows.shape)} "
+                f"beside factor_rank; wanted {grams} Grams and {int(ranks.clamp_min(0).sum())} rows"
+            )
+        # In blocks of their own, so that each can go when it was moved.
+        size = max(1, BLOCK_BYTES["cpu"] // (8 * max(1, packed_dim(packed)) ** 2))
+        parts: list[Kept] = []
+        first_gram = first_row = 0
+        for factor, run in itertools.groupby(ranks.tolist(), key=lambda rank: rank >= 0):
+            alike = list(run)
+            for own in (alike[start : start + size] for start in range(0, len(alike), size)):
+                if factor:
+                    parts.append(Factors(stacked([rows[first_row : first_row + sum(own)]]), own))
+                    first_row += sum(own)
+                else:
+                    parts.append(Grams(stacked([packed[first_gram : first_gram + len(own)]])))
+                    first_gram += len(own)
+        return cls(classes, state["count"], state["mean"], parts)
+
+
+def _sums(mine: list[Kept], theirs: list[Kept], centres: Tensor, counts: Tensor, memory: Memory | None) -> list[Kept]:
+    """Add the Grams of the same classes from two sides; factors add as rows below each other.
+
+    `centres` (classes, 2, dim) are sqrt(count) * mean of either side: a cut leaves the mean of both whole.
+    """
+    found: list[Kept] = []
+    for one, other, centre, count in zip(_single(mine), _single(theirs), centres, counts, strict=True):
+        if memory is not None and memory.cuts:
+            found.append(kept_sum(one, other, centre, count, memory))
+        elif isinstance(one, Factors) and isinstance(other, Factors):
+            found.append(kept(torch.cat([one.rows, other.rows]), memory or Memory("factors")))
+        else:
+            packed = [side.packed if isinstance(side, Grams) else pack_symmetric(side.dense()) for side in (one, other)]
+            found.append(Grams(packed[0] + packed[1]))
+    return found
+
+
+def _single(parts: list[Kept]) -> Iterator[Kept]:
+    for part in parts:
+        for index in range(len(part)):
+            yield part.take(slice(index, index + 1))

@@ -1,0 +1,388 @@
+"""How the Grams of classes are kept between tasks: upper triangles, or factors F with F'F = Gram.
+
+===========  ====================  ==========================  ==========================================
+form         numbers a class       a move, operations          exact
+===========  ====================  ==========================  ==========================================
+`Grams`      dim (dim + 1) / 2     3.25 dim^3                  always
+`Factors`    rank * dim            2 rank * dim^2              rank up to the count; bounded where cut
+===========  ====================  ==========================  ==========================================
+
+The rows of a factor are sqrt(value) * vector of the Gram's eigenvalues from the largest down: a function of the Gram,
+so that it tells no more of the images than the Gram does. A factor is kept only where it takes fewer numbers.
+
+One that is cut begins with sqrt(count) * mean, whole, and goes on with the largest eigenvalues of what is left, the
+class's scatter about its mean. So Gram and mean still belong together, and the covariance is positive, after moves too.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from efcil.core.linear_algebra import (
+    DTYPE,
+    EPS,
+    check_finite,
+    empty_rows,
+    pack_symmetric,
+    packed_congruence,
+    packed_diagonal,
+    packed_dim,
+    stacked,
+    symmetrised,
+    unpack_symmetric,
+)
+from efcil.core.projection import RankRule, factor_space, positive_space, row_space
+from efcil.errors import OptionError
+
+Form = Literal["gram", "factors"]
+
+
+@dataclass(frozen=True)
+class Memory:
+    """In which form classes are kept. `factors` alone is exact; `rank` or `error` cut the factors.
+
+    `rank` rows at most, or the fewest rows that leave out at most the share `error` of the trace: of the scatter's
+    eigenvalues, those left out sum to at most error * trace(G), which bounds |G - F'F| in the nuclear norm and all
+    that are smaller. The mean is one of the rows and never left out.
+
+    >>> Memory("gram", rank=3)
+    Traceback (most recent call last):
+    efcil.errors.OptionError: memory of form 'gram' takes no rank and no error; use form 'factors'
+    """
+
+    form: Form = "gram"
+    rank: int | None = None
+    error: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.form == "gram" and not self.rank is self.error is None:
+            raise OptionError("memory of form 'gram' takes no rank and no error; use form 'factors'")
+        if self.rank is not None and self.error is not None:
+            raise OptionError(f"memory got rank={self.rank} and error={self.error}; give one of them")
+        if self.rank is not None and self.rank < 1:
+            raise OptionError(f"memory rank is {self.rank}; wanted one or more")
+        if self.error is not None and not 0 < self.error < 1:
+            raise OptionError(f"memory error is {self.error}; wanted a share of the trace between 0 and 1")
+
+    @property
+    def cuts(self) -> bool:
+        """Whether something may be lost."""
+        return self.rank is not None or self.error is not None
+
+
+GRAMS = Memory()
+
+
+class Grams:
+    """Grams of k classes as upper triangles, (k, dim (dim + 1) / 2).
+
+    >>> Grams(torch.tensor([[1.0, 2.0, 3.0]])).dense().tolist()
+    [[[1.0, 2.0], [2.0, 3.0]]]
+    """
+
+    __slots__ = ("packed",)
+
+    def __init__(self, packed: Tensor) -> None:
+        self.packed = packed.detach().to(DTYPE)
+
+    def __len__(self) -> int:
+        return len(self.packed)
+
+    @property
+    def dim(self) -> int:
+        """Dimension of the features."""
+        return packed_dim(self.packed)
+
+    @property
+    def numbers(self) -> int:
+        """Numbers kept."""
+        return self.packed.numel()
+
+    @property
+    def work(self) -> int:
+        """Numbers of the largest matrix that a class becomes while it moves."""
+        return self.dim * self.dim
+
+    def dense(self) -> Tensor:
+        """The Grams themselves, (k, dim, dim)."""
+        return unpack_symmetric(self.packed)
+
+    def add_to(self, total: Tensor, triangle: Tensor) -> None:
+        """Add all Grams to `triangle`, an upper triangle; on the CPU one by one, so that blocks do not change a bit."""
+        for packed in self.packed.sum(0, keepdim=True) if triangle.is_cuda else self.packed:
+            triangle += packed
+
+    def take(self, which: slice | Tensor) -> Grams:
+        """Some classes: a slice is a view, places (m,) are a copy."""
+        return Grams(self.packed[which])
+
+    def moved(self, shift: Tensor) -> Grams:
+        """P' G P, with one P (dim, dim_new) or one a class, Eq. (16)."""
+        return Grams(packed_congruence(self.packed, shift))
+
+    def projected(self, mean: Tensor, shift: Tensor, rule: RankRule, tolerance: float | None) -> tuple[Grams, Tensor]:
+        """U_r U_r' P' G P U_r U_r' and mean U_r U_r', Eq. (7), (16) and (17), of means (k, dim) that P has moved."""
+        if rule == "positive" and tolerance is None:
+            space = positive_space(packed_diagonal(self.packed))
+        else:
+            space = row_space(self.dense(), rule, tolerance)
+        moved = packed_congruence(self.packed, shift)
+        if space is not None:
+            moved = pack_symmetric(space.around(unpack_symmetric(moved)))
+            mean = space.after(mean[:, None, :])[:, 0]
+        return Grams(moved), mean
+
+    def to(self, device: torch.device | str) -> Grams:
+        """The same on another device."""
+        return Grams(self.packed.to(device))
+
+
+class Factors:
+    """Grams of k classes as factors: class i has `ranks[i]` of the `rows` (rows, dim), and its Gram is F'F.
+
+    >>> Factors(torch.tensor([[1.0, 2.0], [0.0, 1.0]]), [1, 1]).dense().tolist()
+    [[[1.0, 2.0], [2.0, 4.0]], [[0.0, 0.0], [0.0, 1.0]]]
+    """
+
+    __slots__ = ("ends", "ranks", "rows")
+
+    def __init__(self, rows: Tensor, ranks: Iterable[int]) -> None:
+        self.rows, self.ranks = rows.detach().to(DTYPE), tuple(ranks)
+        self.ends = tuple(itertools.accumulate(self.ranks))
+        if rows.ndim != 2 or sum(self.ranks) != len(rows) or min(self.ranks, default=0) < 0:
+            raise OptionError(
+                f"factors have rows of shape {tuple(rows.shape)} and ranks that sum to {sum(self.ranks)}; "
+                f"wanted (sum of ranks, dim), no rank below zero"
+            )
+
+    @classmethod
+    def zero(cls, classes: int, means: Tensor) -> Factors:
+        """Grams of nothing but zeros, beside means (..., dim): they take no room.
+
+        >>> Factors.zero(3, torch.ones(3, 2)).dense().abs().sum().item()
+        0.0
+        """
+        return cls(means.new_zeros(0, means.shape[-1]), [0] * classes)
+
+    def __len__(self) -> int:
+        return len(self.ranks)
+
+    @property
+    def dim(self) -> int:
+        """Dimension of the features."""
+        return self.rows.shape[1]
+
+    @property
+    def numbers(self) -> int:
+        """Numbers kept."""
+        return self.rows.numel()
+
+    @property
+    def work(self) -> int:
+        """Numbers of the largest factor."""
+        return max(self.ranks, default=0) * self.dim
+
+    def padded(self) -> Tensor:
+        """All factors in one tensor (k, largest rank, dim), with rows of zeros below."""
+        most = max(self.ranks, default=0)
+        if min(self.ranks, default=0) == most:
+            return self.rows.view(len(self), most, self.dim)
+        room = self.rows.new_zeros(len(self), most, self.dim)
+        room[self._filled(most)] = self.rows
+        return room
+
+    def _filled(self, most: int) -> Tensor:
+        """Which rows (k, most) of `padded` are rows of a factor."""
+        ranks = torch.tensor(self.ranks, device=self.rows.device)
+        return torch.arange(most, device=self.rows.device) < ranks[:, None]
+
+    def _unpadded(self, padded: Tensor) -> Tensor:
+        """Undo `padded`: the rows of the factors again."""
+        return padded[self._filled(padded.shape[1])]
+
+    def dense(self) -> Tensor:
+        """The Grams themselves, (k, dim, dim)."""
+        padded = self.padded()
+        return symmetrised(padded.mT @ padded)
+
+    def add_to(self, total: Tensor, triangle: Tensor) -> None:
+        """Add all Grams to `total` (dim, dim); on the CPU one by one, so that blocks do not change a bit."""
+        for _, piece in self._pieces():
+            total.addmm_(piece.rows.T, piece.rows)
+
+    def _rows_of(self, classes: slice) -> slice:
+        """Where the rows of neighbouring classes stand."""
+        chosen = range(len(self))[classes]
+        return slice(self.ends[chosen[0]] - self.ranks[chosen[0]], self.ends[chosen[-1]]) if chosen else slice(0)
+
+    def take(self, which: slice | Tensor) -> Factors:
+        """Some classes: a slice is a view, places (m,) are a copy."""
+        if isinstance(which, slice):
+            return Factors(self.rows[self._rows_of(which)], self.ranks[which])
+        places = which.tolist()
+        rows = [torch.arange(self.ends[place] - self.ranks[place], self.ends[place]) for place in places]
+        index = torch.cat(rows) if rows else torch.zeros(0, dtype=torch.int64)
+        return Factors(self.rows[index.to(self.rows.device)], [self.ranks[place] for place in places])
+
+    def _pieces(self) -> Iterator[tuple[slice, Factors]]:
+        """What is computed at once: on a GPU everything, on the CPU a class, so that blocks do not change a bit."""
+        step = max(1, len(self)) if self.rows.is_cuda else 1
+        for start in range(0, len(self), step):
+            yield slice(start, start + step), self.take(slice(start, start + step))
+
+    def moved(self, shift: Tensor) -> Factors:
+        """F P, with one P (dim, dim_new) or one a class: its Gram is P' G P, Eq. (16)."""
+        rows = empty_rows(self.rows, len(self.rows), shift.shape[-1])
+        for block, piece in self._pieces():
+            each = shift if shift.ndim == 2 else shift[block]
+            own = piece.rows @ each if shift.ndim == 2 else piece._unpadded(piece.padded() @ each)
+            rows[self._rows_of(block)] = own
+        return Factors(rows, self.ranks)
+
+    def projected(self, mean: Tensor, shift: Tensor, rule: RankRule, tolerance: float | None) -> tuple[Factors, Tensor]:
+        """F P U_r U_r' and mean U_r U_r', Eq. (7), (16) and (17), of means (k, dim) that P has moved."""
+        rows, mean = empty_rows(self.rows, *self.rows.shape), mean.clone()
+        for block, piece in self._pieces():
+            moved, centre = piece.moved(shift), mean[block]
+            space = factor_space(piece.padded(), rule, tolerance)
+            if space is not None:
+                moved = Factors(moved._unpadded(space.after(moved.padded())), moved.ranks)
+                centre = space.after(centre[:, None, :])[:, 0]
+            rows[self._rows_of(block)], mean[block] = moved.rows, centre
+        return Factors(rows, self.ranks), mean
+
+    def to(self, device: torch.device | str) -> Factors:
+        """The same on another device."""
+        return Factors(self.rows.to(device), self.ranks)
+
+
+Kept = Grams | Factors
+
+
+def together(parts: Sequence[Kept]) -> list[Kept]:
+    """Put neighbours of one form into one part each; a part alone is not copied.
+
+    >>> [len(part) for part in together([Grams(torch.ones(1, 3)), Grams(torch.ones(2, 3))])]
+    [3]
+    """
+    found: list[Kept] = []
+    runs: list[list[Kept]] = []
+    for part in parts:
+        if runs and type(runs[-1][0]) is type(part):
+            runs[-1].append(part)
+        else:
+            runs.append([part])
+    for run in runs:
+        grams = [part.packed for part in run if isinstance(part, Grams)]
+        factors = [part for part in run if isinstance(part, Factors)]
+        if len(run) == 1:
+            found.append(run[0])
+        elif grams:
+            found.append(Grams(stacked(grams)))
+        else:
+            found.append(Factors(stacked([p.rows for p in factors]), [r for p in factors for r in p.ranks]))
+    return found
+
+
+# --- from features and Grams ------------------------------------------------------------------------------------------
+
+
+def kept(features: Tensor, memory: Memory = GRAMS) -> Kept:
+    """Keep one class of features (n, dim) in float64: as Gram, or as factor where smaller.
+
+    Rows of factors will do as well, as long as nothing is cut: their mean is not the class's.
+
+    >>> type(kept(torch.ones(2, 4).double(), Memory("factors"))).__name__
+    'Factors'
+    >>> type(kept(torch.eye(4).double(), Memory("factors"))).__name__
+    'Grams'
+    """
+    count, dim = features.shape
+    certain = memory.form == "gram" or (2 * min(count, dim) > dim and not memory.cuts)
+    if certain:
+        return kept_gram(symmetrised(features.T @ features))
+    if not memory.cuts:
+        return _factored(features, memory)
+    mean = features.mean(0)
+    return _factored(features - mean, memory, count**0.5 * mean)
+
+
+def kept_sum(one: Kept, other: Kept, centres: Tensor, counts: Tensor, memory: Memory) -> Kept:
+    """Keep the sum of two Grams of one class, cut. `centres` (2, dim) are sqrt(count) * mean of either side.
+
+    Of two factors that were cut, the first rows are turned into sqrt(count) * mean of both together and what separates
+    the two means; so no Gram has to be made.
+
+    >>> one, other = (Factors(torch.tensor([[x, 0.0, 0.0, 0.0], [0.0, 1.0, 0.0, 0.0]]), [2]) for x in (1.0, 3.0))
+    >>> centres, counts = torch.stack([one.rows[0], other.rows[0]]), torch.tensor([1, 1])
+    >>> kept_sum(one, other, centres, counts, Memory("factors", rank=1)).dense()[0, 0, 0]
+    tensor(8.0000, dtype=torch.float64)
+    """
+    share = (counts.to(DTYPE) / counts.sum().clamp_min(1)).sqrt()
+    centre = share @ centres
+    spread = [
+        part.rows[1:]
+        for part, own in zip((one, other), centres, strict=True)
+        if isinstance(part, Factors) and len(part.rows) and torch.allclose(part.rows[0], own, rtol=1e-9, atol=0.0)
+    ]
+    if len(spread) == 2:
+        apart = share[1] * centres[0] - share[0] * centres[1]
+        return _factored(torch.cat([apart[None], *spread]), memory, centre)
+    return kept_gram(one.dense()[0] + other.dense()[0], memory, centre)
+
+
+def _factored(spread: Tensor, memory: Memory, centre: Tensor | None = None) -> Kept:
+    """Keep the Gram of rows (n, dim), and of `centre`, as a factor where that is smaller."""
+    count, dim = spread.shape
+    if count <= dim:
+        values, vectors = torch.linalg.eigh(symmetrised(spread @ spread.T))
+        rows = _cut(vectors.T @ spread, values, memory, centre)
+        if 2 * len(rows) <= dim:
+            return Factors(rows, [len(rows)])
+    gram = symmetrised(spread.T @ spread)
+    if centre is not None:
+        gram = gram + centre[:, None] * centre
+    return kept_gram(gram, GRAMS if count <= dim else memory, centre)
+
+
+def kept_gram(gram: Tensor, memory: Memory = GRAMS, centre: Tensor | None = None) -> Kept:
+    """Keep one Gram (dim, dim): as it is, or as factor where that is smaller; a cut leaves sqrt(count) * mean whole.
+
+    >>> gram, centre = torch.diag(torch.tensor([4.0, 9.0, 1.0, 0.0])), torch.tensor([0.0, 0.0, 1.0, 0.0])
+    >>> kept_gram(gram, Memory("factors", rank=2), centre).dense()[0].diag()
+    tensor([0., 9., 1., 0.], dtype=torch.float64)
+    """
+    gram = gram.to(DTYPE)
+    if memory.form == "factors":
+        spread = gram if centre is None else gram - centre[:, None] * centre
+        values, vectors = torch.linalg.eigh(check_finite(spread, "gram"))
+        rows = _cut(vectors.T * values.clamp_min(0.0).sqrt()[:, None], values, memory, centre)
+        if 2 * len(rows) <= len(gram):
+            return Factors(rows, [len(rows)])
+    return Grams(pack_symmetric(gram)[None])
+
+
+def _cut(rows: Tensor, values: Tensor, memory: Memory, centre: Tensor | None) -> Tensor:
+    """Rows of a factor from the largest down, as many as the memory allows, of rows for ascending eigenvalues (n,).
+
+    Eigenvalues of rounding only (up to dim * eps of the largest) are no rows. Signs are free: the largest entry of a
+    row is positive, so that the factor is a function of the Gram.
+    """
+    rows, values = rows.flip(0), values.flip(0).clamp_min(0.0)
+    first = rows.new_zeros(0, rows.shape[1]) if centre is None else centre.to(rows)[None]
+    moment = first.square().sum()  # its part of the trace
+    rank = int((values > rows.shape[1] * EPS * torch.maximum(values[:1], moment)).sum())
+    if memory.rank is not None:
+        rank = min(rank, memory.rank - len(first))
+    if memory.error is not None:
+        left_out = values.flip(0).cumsum(0).flip(0)  # when the rows from here on are
+        rank = min(rank, int((left_out > memory.error * (values.sum() + moment)).sum()))
+    rows = rows[:rank]
+    largest = rows.gather(1, rows.abs().argmax(1, keepdim=True))
+    return torch.cat([first, rows * torch.where(largest < 0, -1.0, 1.0)])

@@ -1,0 +1,278 @@
+"""Share what the closed forms need of linear algebra: checks, Cholesky with typed errors, packed symmetric matrices."""
+
+from __future__ import annotations
+
+import functools
+import math
+import mmap
+import sys
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from efcil.errors import NotFiniteError, NotPositiveDefiniteError, OptionError
+
+DTYPE = torch.float64
+EPS = torch.finfo(DTYPE).eps
+CERTAINTY = 4.0
+"""How many times the wanted floor a Cholesky test must clear before eigenvalues need not be computed. The factorisation
+itself errs by less than one dim * eps * max, so a matrix that clears four of them clears one."""
+NOISE_RIDGE = 1e-8
+"""Share of trace / dim added to a covariance to draw from: a ten-thousandth of the typical standard deviation, and up
+to 6,700 dimensions more than dim * eps of the trace, which is all that rounding takes from an eigenvalue."""
+ROWS_AT_ONCE = 1 << 14
+"""Rows of features turned into float64 at a time: 67 MB of 512 dimensions."""
+OWN_PAGES_FROM = 1 << 22
+"""Bytes from which room for class memory has pages of its own, which go back when it goes: blocks that come and go
+would leave gaps in the allocator's memory, half as large again as all of them."""
+HUGE_FROM = 1 << 26
+"""Bytes from which these pages are huge ones: 64 classes of 512 dimensions."""
+SYMMETRIC_STRIPS = 4
+"""Strips in which only the upper part of a symmetric product is computed: s strips cost (s + 1) / 2s of the product."""
+
+
+def check_finite(matrix: Tensor, name: str) -> Tensor:
+    """Give `matrix` back, or say that it holds NaN or infinity.
+
+    >>> check_finite(torch.tensor([1.0, float("nan")]), "features")
+    Traceback (most recent call last):
+    efcil.errors.NotFiniteError: features holds 1 NaN and 0 infinite of 2 values; ...
+    """
+    if not bool(torch.isfinite(matrix).all()):
+        nan, infinite = int(torch.isnan(matrix).sum()), int(torch.isinf(matrix).sum())
+        raise NotFiniteError(
+            f"{name} holds {nan} NaN and {infinite} infinite of {matrix.numel()} values; the backbone diverged or an "
+            f"input was not finite: lower the learning rate, use bf16 or float32 rather than fp16, check the images"
+        )
+    return matrix
+
+
+def _check_square(matrix: Tensor, name: str) -> None:
+    if matrix.ndim < 2 or matrix.shape[-1] != matrix.shape[-2]:
+        raise OptionError(f"{name} has shape {tuple(matrix.shape)}; wanted (..., dim, dim)")
+
+
+def _check_ridge(ridge: float) -> None:
+    if not (math.isfinite(ridge) and ridge >= 0):
+        raise OptionError(f"ridge is {ridge}; wanted a finite number, zero or more")
+
+
+def cholesky(matrix: Tensor, name: str = "the matrix", remedy: str = "add a ridge", floor: float = 0.0) -> Tensor:
+    """Factor A = L L' into lower triangular L, (..., dim, dim) -> (..., dim, dim), in float64.
+
+    NaN and infinity raise `NotFiniteError`. An eigenvalue that is rounding only (up to CERTAINTY * dim * eps of the
+    norm, after scaling the diagonal to one, so that units of channels do not matter) raises `NotPositiveDefiniteError`
+    with the `remedy`: the factorisation of such a matrix may go through and mean nothing. To see that, it is factored
+    twice; once will do where `floor`, what every eigenvalue is known to reach (a ridge on a covariance), is beyond it:
+    scaled, no eigenvalue is below floor / max A_ii, and no norm above dim.
+
+    >>> cholesky(torch.tensor([[4.0, 2.0], [2.0, 2.0]]))
+    tensor([[2., 0.],
+            [1., 1.]], dtype=torch.float64)
+    >>> cholesky(torch.ones(2, 2), "the sum of Grams", "use ridge > 0")
+    Traceback (most recent call last):
+    efcil.errors.NotPositiveDefiniteError: the sum of Grams (2 x 2) is not positive definite: ...; use ridge > 0
+    """
+    _check_square(matrix, name)
+    matrix = check_finite(matrix.to(DTYPE), name)
+    factor: Tensor
+    factor, info = torch.linalg.cholesky_ex(matrix)
+    bad, dim = info != 0, matrix.shape[-1]
+    diagonal = matrix.diagonal(dim1=-2, dim2=-1).abs()
+    if not (floor > 0 and floor > CERTAINTY * dim**2 * EPS * float(diagonal.max())):
+        scale = diagonal.clamp_min(torch.finfo(DTYPE).tiny).rsqrt()
+        scaled = matrix * scale[..., :, None] * scale[..., None, :]
+        bad = (info != 0) | ~_clears(scaled, dim * EPS * torch.linalg.matrix_norm(scaled))
+    if bool(bad.any()):
+        where = "" if matrix.ndim == 2 else f" number {int(bad.reshape(-1).nonzero()[0, 0])}"
+        raise NotPositiveDefiniteError(
+            f"{name}{where} ({dim} x {dim}) is not positive definite: "
+            f"its smallest eigenvalue is negative, zero or lost in rounding; {remedy}"
+        )
+    return factor
+
+
+def _clears(gram: Tensor, floor: Tensor) -> Tensor:
+    """Whether every eigenvalue of a Gram surely exceeds `floor` (...,): Cholesky of G - CERTAINTY floor I exists.
+
+    One third of dim^3 operations, against about ten dim^3 for eigenvalues with vectors.
+    """
+    shifted = gram.clone()
+    shifted.diagonal(dim1=-2, dim2=-1).sub_(CERTAINTY * floor[..., None])
+    info: Tensor = torch.linalg.cholesky_ex(shifted)[1]
+    return (info == 0) & (floor > 0)
+
+
+def covariance_root(covariance: Tensor) -> Tensor:
+    """Lower triangular L (dim, dim) to draw with: of standard normal rows E the rows of E L' have this covariance S.
+
+    L L' = S + NOISE_RIDGE tr(S) / dim I, so that S may be singular (dead channels, fewer images than dimensions) or
+    zero. A third of dim^3 operations, against about ten dim^3 for eigenvectors, and L has no free signs.
+
+    >>> covariance_root(torch.tensor([[4.0, 2.0], [2.0, 1.0]])).round(decimals=3)  # of rank one
+    tensor([[2., 0.],
+            [1., 0.]], dtype=torch.float64)
+    """
+    _check_square(covariance, "covariance")
+    ridged = check_finite(covariance, "the covariance to draw from").to(DTYPE, copy=True)
+    ridged.diagonal().add_(max(relative_ridge(ridged, NOISE_RIDGE), torch.finfo(DTYPE).tiny))
+    factor: Tensor
+    factor, info = torch.linalg.cholesky_ex(ridged)
+    if int(info):
+        raise NotPositiveDefiniteError(
+            f"the covariance to draw from ({len(ridged)} x {len(ridged)}) has a negative eigenvalue beyond rounding; "
+            "give that of features"
+        )
+    return factor
+
+
+def relative_ridge(gram: Tensor, factor: float) -> float:
+    """Turn a share into a ridge: factor * trace(X'X) / dim, so that it follows the scale and number of features.
+
+    >>> relative_ridge(torch.diag(torch.tensor([1.0, 3.0])), 0.1)
+    0.2
+    """
+    _check_square(gram, "gram")
+    return factor * float(gram.diagonal().sum(dtype=DTYPE)) / gram.shape[-1]
+
+
+def symmetrised(matrix: Tensor) -> Tensor:
+    """(A + A') / 2, (..., dim, dim): removes what rounding did to a symmetric product.
+
+    >>> symmetrised(torch.tensor([[1.0, 2.0], [4.0, 1.0]])).tolist()
+    [[1.0, 3.0], [3.0, 1.0]]
+    """
+    return (matrix + matrix.mT).mul_(0.5)
+
+
+def empty_rows(like: Tensor, rows: int, numbers: int) -> Tensor:
+    """Room for class memory, (rows, numbers); on the CPU in pages of its own where it is large, on Linux in huge ones.
+
+    >>> empty_rows(torch.zeros(1), 2, 3).shape
+    torch.Size([2, 3])
+    """
+    size = rows * numbers * like.element_size()
+    if like.device.type != "cpu" or size < OWN_PAGES_FROM:
+        return like.new_empty(rows, numbers)
+    pages = mmap.mmap(-1, size)
+    if size >= HUGE_FROM and sys.platform == "linux":
+        pages.madvise(mmap.MADV_HUGEPAGE)  # only advice
+    return torch.frombuffer(pages, dtype=like.dtype).view(rows, numbers)
+
+
+def stacked(parts: Sequence[Tensor]) -> Tensor:
+    """Copies of (rows, numbers) below each other, in room of their own (`empty_rows`).
+
+    >>> stacked([torch.ones(1, 2), torch.zeros(1, 2)]).tolist()
+    [[1.0, 1.0], [0.0, 0.0]]
+    """
+    return torch.cat(list(parts), out=empty_rows(parts[0], sum(map(len, parts)), parts[0].shape[1]))
+
+
+def empty_grams(like: Tensor, classes: int, dim: int) -> Tensor:
+    """Room for the upper triangles of Grams, (classes, dim (dim + 1) / 2).
+
+    >>> empty_grams(torch.zeros(1), 2, 3).shape
+    torch.Size([2, 6])
+    """
+    return empty_rows(like, classes, dim * (dim + 1) // 2)
+
+
+def congruence(gram: Tensor, shift: Tensor) -> Tensor:
+    """P' G P of Eq. (16), exactly symmetric: `gram` (k, dim, dim), `shift` (dim, dim_new) or (k, dim, dim_new).
+
+    On a GPU as two batched products, on the CPU by `packed_congruence`.
+
+    >>> congruence(torch.eye(2)[None].double(), torch.tensor([[1.0, 1.0], [0.0, 1.0]]).double()).tolist()
+    [[[1.0, 1.0], [1.0, 2.0]]]
+    """
+    if not gram.is_cuda:
+        return unpack_symmetric(packed_congruence(pack_symmetric(gram), shift))
+    dim, width = gram.shape[-1], shift.shape[-1]
+    half = (gram.reshape(-1, dim) @ shift).view(-1, dim, width) if shift.ndim == 2 else gram @ shift
+    return symmetrised(shift.mT @ half)
+
+
+def packed_congruence(packed: Tensor, shift: Tensor) -> Tensor:
+    """P' G P of Eq. (16) from and to upper triangles: (k, dim (dim + 1) / 2) -> (k, dim_new (dim_new + 1) / 2).
+
+    On the CPU class after class, so that the four matrices at work stay in the cache, and only the upper part of the
+    second product, in strips: 3.25 dim^3 operations a class rather than 4.
+
+    >>> packed_congruence(torch.tensor([[1.0, 0.0, 1.0]]), torch.tensor([[1.0, 1.0], [0.0, 1.0]])).tolist()
+    [[1.0, 1.0, 2.0]]
+    """
+    if packed.is_cuda:
+        return pack_symmetric(congruence(unpack_symmetric(packed), shift))
+    dim, width = shift.shape[-2:]
+    out = empty_grams(packed, len(packed), width)
+    gram, half, product = (packed.new_empty(*shape) for shape in ((dim, dim), (dim, width), (width, width)))
+    step = max(1, -(-width // SYMMETRIC_STRIPS))
+    for index in range(len(packed)):
+        right = shift if shift.ndim == 2 else shift[index]
+        torch.index_select(packed[index], 0, _spread(dim, packed.device), out=gram.view(-1))
+        torch.mm(gram, right, out=half)
+        for start in range(0, width, step):
+            torch.mm(right[:, start : start + step].T, half[:, start:], out=product[start : start + step, start:])
+        torch.index_select(product.view(-1), 0, _upper(width, packed.device), out=out[index])
+    return out
+
+
+@functools.lru_cache(maxsize=4)
+def _upper(dim: int, device: torch.device) -> Tensor:
+    """Where the upper triangle stands in a flat matrix (dim * dim), row by row."""
+    row, column = torch.triu_indices(dim, dim, device=device)
+    return row * dim + column
+
+
+@functools.lru_cache(maxsize=4)
+def _spread(dim: int, device: torch.device) -> Tensor:
+    """Where each entry of a flat symmetric matrix stands in its upper triangle."""
+    place = torch.empty(dim, dim, dtype=torch.int64, device=device)
+    row, column = torch.triu_indices(dim, dim, device=device)
+    place[row, column] = place[column, row] = torch.arange(len(row), device=device)
+    return place.view(-1)
+
+
+def packed_diagonal(packed: Tensor) -> Tensor:
+    """Diagonals of matrices of which the upper triangle is kept: (..., dim (dim + 1) / 2) -> (..., dim).
+
+    >>> packed_diagonal(torch.tensor([1.0, 2.0, 3.0])).tolist()
+    [1.0, 3.0]
+    """
+    dim = packed_dim(packed)
+    row = torch.arange(dim, device=packed.device)
+    return packed[..., row * dim - row * (row - 1) // 2]
+
+
+def packed_dim(packed: Tensor) -> int:
+    """dim of (..., dim (dim + 1) / 2).
+
+    >>> packed_dim(torch.zeros(5, 6))
+    3
+    """
+    dim = (math.isqrt(8 * packed.shape[-1] + 1) - 1) // 2
+    if dim * (dim + 1) // 2 != packed.shape[-1]:
+        raise OptionError(f"packed has {packed.shape[-1]} numbers per matrix; wanted dim (dim + 1) / 2 of them")
+    return dim
+
+
+def pack_symmetric(matrix: Tensor) -> Tensor:
+    """Keep the upper triangle of symmetric matrices, row by row: (..., dim, dim) -> (..., dim (dim + 1) / 2).
+
+    >>> pack_symmetric(torch.tensor([[1.0, 2.0], [2.0, 3.0]])).tolist()
+    [1.0, 2.0, 3.0]
+    """
+    _check_square(matrix, "matrix")
+    return matrix.flatten(-2).index_select(-1, _upper(matrix.shape[-1], matrix.device))
+
+
+def unpack_symmetric(packed: Tensor) -> Tensor:
+    """Undo `pack_symmetric`, bit for bit: (..., dim (dim + 1) / 2) -> (..., dim, dim).
+
+    >>> unpack_symmetric(torch.tensor([1.0, 2.0, 3.0])).tolist()
+    [[1.0, 2.0], [2.0, 3.0]]
+    """
+    dim = packed_dim(packed)
+    return packed.index_select(-1, _spread(dim, packed.device)).unflatten(-1, (dim, dim))

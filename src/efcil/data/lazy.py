@@ -1,0 +1,159 @@
+"""Images that are read as they are needed: for sets too large to be decoded beforehand.
+
+Worker processes decode files into slots, files in shared memory that the parent maps; several requests are under way at
+once, so that the workers are never idle while the device computes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+import weakref
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from efcil.data.letterbox import stored_shape
+from efcil.data.workers import CHANNELS, decode_chunk, own_cores, pool_of, starting
+from efcil.errors import DataError
+
+Images = npt.NDArray[np.uint8]
+JOB = 16  # images that a worker decodes at a time
+
+
+class Decoder:
+    """Decodes the files of a list as squares of `size` pixels, or whole in frames, in worker processes.
+
+    They start when first needed.
+    """
+
+    def __init__(self, root: Path, names: Sequence[str], size: int, workers: int | None = None, whole: bool = False):
+        self.root, self.names, self.size, self.whole = os.fspath(root), list(names), size, whole
+        self.shape = stored_shape(CHANNELS, size, whole)
+        self.workers = workers or own_cores()
+        self._pool: ProcessPoolExecutor | None = None
+        self._home: tempfile.TemporaryDirectory[str] | None = None
+        self._free: list[tuple[int, Path]] = []  # slots: images that fit, file
+        self._slots = 0
+
+    def _started(self) -> ProcessPoolExecutor:
+        if self._pool is None:
+            memory = "/dev/shm"  # nosec B108 # inside it a directory of a random name that only its owner can enter
+            shared = memory if os.access(memory, os.W_OK) else None
+            self._home = tempfile.TemporaryDirectory(prefix="efcil-", dir=shared)
+            self._pool = pool_of(self.workers)
+            weakref.finalize(self, _end, self._pool, self._home)
+        return self._pool
+
+    def begin(self, rows: Sequence[int]) -> Request:
+        """Start to decode rows of the list; the result is waited for with `Request.ready`."""
+        pool = self._started()
+        assert self._home is not None
+        slot = next((s for s in self._free if s[0] >= len(rows)), None)
+        row = int(np.prod(self.shape))
+        if slot is None:
+            self._slots += 1
+            slot = (len(rows), Path(self._home.name) / f"slot-{self._slots}")
+            try:
+                with open(slot[1], "wb") as file:
+                    os.posix_fallocate(file.fileno(), 0, max(1, len(rows) * row))
+            except OSError as error:
+                raise DataError(
+                    f"{self._home.name}: no room for a batch of {len(rows) * row / 1e6:.0f} MB ({error.strerror}); "
+                    "enlarge /dev/shm or lower batch_size"
+                ) from error
+        else:
+            self._free.remove(slot)
+        with starting(), _told_of_death():
+            jobs = [
+                pool.submit(
+                    decode_chunk,
+                    self.root,
+                    [self.names[r] for r in rows[i : i + JOB]],
+                    os.fspath(slot[1]),
+                    i * row,
+                    self.size,
+                    self.whole,
+                )
+                for i in range(0, len(rows), JOB)
+            ]
+        return Request(self, slot, jobs, (len(rows), *self.shape))
+
+    def give_back(self, slot: tuple[int, Path]) -> None:
+        """Let a slot be used again."""
+        self._free.append(slot)
+
+
+class Request:
+    """Rows that are being decoded."""
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        slot: tuple[int, Path],
+        jobs: list[Future[tuple[int, dict[str, str]]]],
+        shape: tuple[int, ...],
+    ):
+        self.decoder, self.slot, self.jobs, self.shape = decoder, slot, jobs, shape
+
+    @contextlib.contextmanager
+    def ready(self) -> Iterator[Images]:
+        """Wait, and lend the images; they are gone when the block ends. A file that is no image is a DataError."""
+        with _told_of_death():
+            bad = [problem for job in self.jobs for problem in job.result()[1].values()]
+        if bad:
+            raise DataError(f"{bad[0]}; `efcil data verify` finds all such files")
+        yield np.memmap(self.slot[1], np.uint8, "r+", shape=self.shape)
+        self.decoder.give_back(self.slot)
+
+
+@contextlib.contextmanager
+def _told_of_death() -> Iterator[None]:
+    """Say in one line that a worker has died; the pool tells it of every job after that, new ones too."""
+    try:
+        yield
+    except BrokenProcessPool as error:
+        raise DataError(
+            "a decoding process died, perhaps for want of memory; free some and go on with --resume"
+        ) from error
+
+
+def _end(pool: ProcessPoolExecutor, home: tempfile.TemporaryDirectory[str]) -> None:
+    home.cleanup()  # tells the workers to stop at the next image
+    pool.shutdown(wait=True, cancel_futures=True)
+
+
+class Streamed:
+    """Rows of a `Decoder` that look like an array (n, channels, size, size) of uint8; read when they are used."""
+
+    ndim = 4
+    dtype = np.dtype(np.uint8)
+
+    def __init__(self, decoder: Decoder, rows: npt.NDArray[np.int64]):
+        self.decoder, self.rows = decoder, rows
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """As of an array."""
+        return (len(self.rows), *self.decoder.shape)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, key: Any) -> Streamed:
+        return Streamed(self.decoder, np.atleast_1d(self.rows[key]))
+
+    def begin(self, rows: npt.NDArray[np.int64]) -> Request:
+        """Start to decode some of the rows."""
+        return self.decoder.begin(self.rows[rows].tolist())
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[Any]:
+        """Decode all rows now."""
+        with self.begin(np.arange(len(self))).ready() as images:
+            return np.array(images, dtype=dtype)

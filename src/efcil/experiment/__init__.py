@@ -1,0 +1,1 @@
+"""Experiments: what is run, its directory, checkpoints, reports as it goes."""

@@ -1,0 +1,169 @@
+"""Read methods from a run whose backbones and images are gone: the features of every task were kept.
+
+`efcil compare dpcr cifar100 ... --keep-features` keeps them; `efcil replay RUN dpcr:ridge=2000,ldc` reads other methods
+from the same trajectory, with the numbers they would have had in its company. What needs images (ADC's adversarial
+ones, augmented views) cannot be read from features, and is refused.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn, cast
+
+import torch
+import yaml
+from torch import Tensor
+
+from efcil.accel.machine import Machine
+from efcil.core.metrics import AccuracyMatrix, count_correct
+from efcil.errors import OptionError, RunError
+from efcil.experiment.run import FEATURES, KEPT, heading
+from efcil.experiment.specification import Plan, Request, commit, resolve
+from efcil.features import TaskFeatures
+from efcil.files import atomic_write_text, write_json
+from efcil.learners import Representation
+from efcil.learners.base import Seen
+from efcil.methods import find
+from efcil.report import html_page, markdown_table
+from efcil.tensor_files import load_tensors
+from efcil.training.image_batches import Pixels
+
+
+@dataclass(frozen=True)
+class _Gone:
+    """A representation of which only what readouts may ask beside features is left."""
+
+    machine: Machine
+    seed: int
+    options: Any
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise OptionError(f"the {name.replace('_', ' ')} is gone: what needs it cannot be replayed; run it")
+
+
+class SavedTask(TaskFeatures):
+    """A task as methods saw it, from the file that was kept."""
+
+    def __init__(self, index: int, tensors: Mapping[str, Tensor], rest: _Gone | Representation):
+        super().__init__(index, cast(Representation, rest), cast(Pixels, None), tensors["labels"], None)
+        for name, (when, view) in KEPT.items():
+            if name in tensors:
+                self._found[when, view] = tensors[name]
+
+    @property
+    def has_pseudo(self) -> bool:
+        """Whether the run kept features of images made in the place of old ones."""
+        return ("old", "pseudo") in self._found
+
+    def at_first(self) -> TaskFeatures:
+        """Return the task under the first backbone."""
+        other = super().at_first()
+        assert isinstance(other, SavedTask)
+        if ("first", "clean") not in self._found:
+            raise OptionError("the run kept no features of its first backbone: compare it with acil, ds-al or fecam")
+        other._found = {("first", "clean"): self._found["first", "clean"]}
+        return other
+
+    def _features(self, when: str, view: Seen) -> Tensor:
+        if (when, view) not in self._found:
+            raise OptionError(f"the run kept no {view} features of its {when} backbone: run it")
+        found: Tensor = self._found[when, view]
+        return found
+
+    def pixels(self, view: Seen = "clean") -> NoReturn:
+        """There are no images."""
+        raise OptionError("the images are gone: what needs them cannot be replayed; run it")
+
+
+def config_of(home: Path) -> dict[str, Any]:
+    """Return what a run's config.yaml says: what is run, and the command that began it."""
+    config = home / "config.yaml"
+    try:
+        found = yaml.safe_load(config.read_text(encoding="utf-8"))
+        return {"run": found["run"], "command": found.get("command", "")}
+    except (OSError, yaml.YAMLError, KeyError, TypeError, AttributeError):
+        raise RunError(f"{config} cannot be read: give the directory of a run or comparison") from None
+
+
+def plan_of(run: Mapping[str, Any], methods: Sequence[str], settings: Sequence[str]) -> Plan:
+    """Resolve other methods as if they had been asked for with the run."""
+    for name in methods:
+        way = find(name.split(":")[0]).representation
+        if way not in (run["representation"], "frozen"):
+            raise OptionError(f"{name} trains its own way ({way}), the run is {run['representation']}: run it apart")
+    given = {**run["training"], **{f"data.{key}": value for key, value in run["data"].items()}}
+    request = Request(
+        tuple(methods),
+        run["dataset"],
+        order=run["order"],
+        seed=run["seed"],
+        preset=run["preset"],
+        settings=(*(f"{key}={json.dumps(value)}" for key, value in given.items()), *settings),
+        held_out=run.get("held_out", 0.0),
+        **run["split"],
+    )
+    return resolve(request)
+
+
+def replay(home: Path, plan: Plan, machine: Machine, command: str) -> list[dict[str, Any]]:
+    """Read the plan's methods from the features in `home`; return their summaries."""
+    began = time.perf_counter()
+    files = sorted((home / FEATURES).glob("task-*.safetensors"))
+    if not files:
+        raise RunError(f"{home / FEATURES} holds no features: run it again with --keep-features")
+    readouts = {
+        f"{label}/{head}" if head else label: readout(options)
+        for label, (method, options) in plan.methods.items()
+        for head, readout in method.classifiers.items()
+    }
+    frozen = {label for label, (method, _) in plan.methods.items() if method.frozen}
+    rest = _Gone(machine, plan.seed, plan.training)
+    matrices: dict[str, AccuracyMatrix] = {}
+    sizes: list[int] = []
+    for index, file in enumerate(files):
+        tensors, meta = load_tensors(file)
+        if meta["task"] != index + 1:
+            raise RunError(f"{home / FEATURES}: task {index + 1} is missing")
+        if not matrices:
+            sizes = meta["sizes"]
+            matrices = {label: AccuracyMatrix(meta["totals"]) for label in readouts}
+            of_class = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes)).numpy()
+        tensors = {name: tensor.to(machine.device) for name, tensor in tensors.items()}
+        task = SavedTask(index, tensors, rest)
+        at_first = task.at_first() if frozen else task
+        for label, readout in readouts.items():
+            first = label in frozen
+            try:
+                readout.learn(at_first if first else task)
+            except OptionError as error:
+                raise OptionError(f"{label}: {error}") from None
+            scores = readout.scores(tensors["test_first" if first else "test"])
+            correct, correct5, _ = count_correct(scores, tensors["test_labels"], of_class)
+            matrices[label].record(index, correct[: index + 1].tolist(), correct5[: index + 1].tolist())
+    about = (sizes, time.perf_counter() - began, machine, command, commit())
+    return [heading(plan, label, *about) | matrices[label].summary() for label in plan.methods]
+
+
+def execute(
+    source: Path, methods: str, settings: Sequence[str], out: Path | None, device: str, quiet: bool, command: str
+) -> list[dict[str, Any]]:
+    """Replay a run, write summaries and a page, and print the table."""
+    names = [name.strip() for name in methods.split(",") if name.strip()]
+    home = source / "trajectory" if (source / "trajectory" / "config.yaml").exists() else source
+    config = config_of(home)
+    found = replay(home, plan_of(config["run"], names, settings), Machine.choose(device), command)
+    summaries = [summary | {"replayed": config["command"]} for summary in found]
+    out = source / "replay" if out is None else out
+    for summary in summaries:
+        place = out / summary["method"].replace("/", "_")
+        place.mkdir(parents=True, exist_ok=True)
+        write_json(place / "summary.json", summary)
+    atomic_write_text(out / "report.html", html_page(summaries))
+    if not quiet:
+        print(markdown_table(summaries))
+        print(f"written to {out}")
+    return summaries

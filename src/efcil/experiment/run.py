@@ -1,0 +1,702 @@
+"""Runs: a directory that holds everything, survives a kill at any moment, and can be taken up again.
+
+`run` has one method in one directory. `compare` trains in OUT/trajectory and writes OUT/<method>/summary.json.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+import yaml
+from torch import Tensor
+
+from efcil import data as sources
+from efcil.accel.machine import Machine
+from efcil.accel.streams import own_stream
+from efcil.config import Options, load_yaml
+from efcil.core.class_stats import ClassStats
+from efcil.core.metrics import AccuracyMatrix
+from efcil.data.dataset import DataSet
+from efcil.errors import CheckpointError, EfcilError, Interrupted, OptionError, RunError
+from efcil.experiment.checkpoints import Checkpoint, CheckpointStore
+from efcil.experiment.reporters import Quiet
+from efcil.experiment.specification import Plan, commit, versions
+from efcil.experiment.tracking import Tracker
+from efcil.features import TaskFeatures
+from efcil.files import atomic_write_text, clear_unfinished, exclusive_lock, read_json, write_json
+from efcil.learners import REPRESENTATIONS
+from efcil.learners.base import Seen
+from efcil.methods.base import Readout
+from efcil.report import html_page
+from efcil.report.load import TIMING
+from efcil.tasks import TaskStream, class_order
+from efcil.tensor_files import save_tensors
+from efcil.training.extraction import extract
+from efcil.training.step import Optimiser
+from efcil.training.trainer import EpochReport, Middle, Stopped
+from efcil.trajectory import Evaluator, learn_stream
+
+Summary = dict[str, Any]
+APART = 10  # of several runs at once each begins when the one before has this part of a task behind it
+HEARD = 0.5  # seconds until a signal is heard at the latest
+FEATURES = "features"  # directory of kept features, beside config.yaml
+KEPT: dict[str, tuple[str, Seen]] = {  # its tensors: features of a task's images, which backbone saw them and how
+    "new": ("new", "clean"),
+    "old": ("old", "clean"),
+    "first": ("first", "clean"),
+    "new_pseudo": ("new", "pseudo"),
+    "old_pseudo": ("old", "pseudo"),
+}
+
+
+@contextmanager
+def run_lock(directory: Path) -> Iterator[None]:
+    """Hold the run directory; refuse a second process."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        lock = exclusive_lock(directory / ".lock")
+    except BlockingIOError:
+        raise RunError(f"{directory} is in use by another process; wait for it or choose another --out") from None
+    except OSError as error:
+        raise RunError(f"--out {directory} cannot be written: {error.strerror}") from None
+    with lock:
+        yield
+
+
+@contextmanager
+def _fitting(checkpoints: Path) -> Iterator[None]:
+    """Tell in one line that sound checkpoints are of something else than this run."""
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except (KeyError, TypeError, ValueError, AttributeError, RuntimeError, EfcilError) as error:
+        why = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        raise CheckpointError(f"{checkpoints} do not fit this run ({why}): start again in another --out") from error
+
+
+@contextmanager
+def _written_to(directory: Path) -> Iterator[None]:
+    """Tell what the disk did in one line."""
+    try:
+        yield
+    except OSError as error:
+        what = f"{error.filename or directory} cannot be written: {error.strerror or error}"
+        raise RunError(f"{what}; make room or make it writable, then --resume") from error
+
+
+class Log:
+    """metrics.jsonl: a line an epoch and a line a task; after a kill cut back to where the run goes on.
+
+    Trackers are told every line.
+    """
+
+    def __init__(self, path: Path, trackers: Sequence[Tracker] = ()):
+        self.path, self.trackers = path, trackers
+
+    def cut(self, task: int, epoch: int) -> None:
+        """Keep `task` whole tasks and `epoch` epochs of the next."""
+        kept = []
+        there = self.path.exists()
+        lines = self.path.read_text(encoding="ascii", errors="replace").split("\n") if there else []
+        for line in lines:
+            try:
+                event = json.loads(line.encode("ascii"))
+                where = (int(event["task"]), int(event.get("epoch", 0)))
+            except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
+                continue  # damaged, or being written when the process died
+            if where[0] <= task or (where[0] == task + 1 and 0 < where[1] <= epoch):
+                kept.append(line + "\n")
+        atomic_write_text(self.path, "".join(kept))
+        for tracker in self.trackers:
+            tracker.begin(map(json.loads, kept))
+
+    def add(self, **event: Any) -> None:
+        """Append an event."""
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(event) + "\n")
+        for tracker in self.trackers:
+            tracker.add(event)
+
+    def close(self) -> None:
+        """Let the trackers finish."""
+        for tracker in self.trackers:
+            tracker.close()
+
+
+class Run:
+    """One trajectory and the methods read from it."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        directory: Path | None,
+        out: Path,
+        machine: Machine,
+        reporter: Quiet,
+        *,
+        command: str,
+        checkpoint_seconds: float = 60.0,
+        compare: bool = False,
+        snapshots: Collection[str] = (),
+        keep_features: bool = False,
+        trackers: Sequence[Tracker] = (),
+        concurrent_runs: int = 1,
+    ):
+        """`snapshots` names methods whose statistics figures need, after the second task and the last one; with
+        `keep_features` other methods can be evaluated later on the saved features (`efcil.experiment.reevaluate`).
+        """
+        self.plan, self.data_directory, self.out, self.machine, self.reporter = plan, directory, out, machine, reporter
+        self.group = machine.group  # of several processes the first one reads and writes the directory
+        self.command, self.checkpoint_seconds, self.compare = command, checkpoint_seconds, compare
+        self.snapshots, self.keep_features = snapshots, keep_features
+        self.concurrent_runs = concurrent_runs  # on the same device, itself included: its seconds depend on it
+        self.home = out / "trajectory" if compare else out
+        self.store = CheckpointStore(self.home / "checkpoints", reporter.note)
+        self.log = Log(self.home / "metrics.jsonl", trackers)
+        self.matrices: dict[str, AccuracyMatrix] = {}
+        self.seconds = 0.0
+        self.training = False  # from here on a signal waits for the end of a step
+        self.stop = threading.Event()  # set from outside: the run ends after this step, and saves it
+        self.underway = threading.Event()  # of several at once: the next may begin
+
+    # -- what others see ---------------------------------------------------------------------------------------------
+
+    def execute(self, resume: bool) -> list[Summary]:
+        """Run to the end, from the start or from where it stood; return the summaries."""
+        config = self.home / "config.yaml"
+        self.machine.wake()
+        with ExitStack() as held:
+            with self.group.agreeing():
+                if self.group.is_first:
+                    self._check_free(config, resume)
+                    held.enter_context(run_lock(self.out))
+                    held.callback(self.store.settle)  # the directory is let go when nothing is written there any more
+                    clear_unfinished(self.out)
+            with self.group.agreeing():
+                with self.group.first_of_node():  # it fills the cache that the others read
+                    data = self._load()
+                self._prepare(data)
+            if self.group.size > 1:
+                self.group.same("the data set's fingerprint", data.fingerprint())
+            with self.group.agreeing(), _written_to(self.out):
+                if self.group.is_first:
+                    self._claim(config, data)
+            with _written_to(self.out), closing(self.log):
+                return self._learn(data)
+
+    def _check_free(self, config: Path, resume: bool) -> None:
+        if config.exists() and not resume:
+            raise RunError(
+                f"{self.out} already holds {self._what_is_there()}: pass --resume to go on, or choose another --out"
+            )
+
+    def _load(self) -> DataSet:
+        data = sources.load(
+            self.plan.dataset,
+            self.data_directory,
+            _with_whole(self.plan),
+            lambda done, total: self.reporter.counting("decoding images", done, total),
+        )
+        for text in data.notes:
+            self.reporter.note(text)
+        return data.held_out(self.plan.held_out, self.plan.seed) if self.plan.held_out else data
+
+    def _what_is_there(self) -> str:
+        found = sorted(self.out.glob("summary.json")) or sorted(self.out.glob("*/summary.json"))
+        try:
+            names = [json.loads(path.read_text(encoding="utf-8")) for path in found]
+            parts = [f"{s['method']} on {s['dataset']} ({s['tasks_done']} of {s['tasks']} tasks)" for s in names]
+            return "a run of " + ", ".join(parts) if parts else "a run"
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            return "a run"
+
+    def _claim(self, config: Path, data: DataSet) -> None:
+        """Write config.yaml, or check that the one that is there describes the same run."""
+        order = hashlib.sha256(self.stream.order.tobytes()).hexdigest()[:16]  # a file's name is not its contents
+        here = {**self.plan.identity(), "class_order": order, "fingerprint": data.fingerprint()}
+        identity = json.loads(json.dumps(here))
+        if config.exists():
+            try:
+                tree = load_yaml(config.read_text(encoding="utf-8"))
+                there, began_on = tree["run"], tree["machine"]
+            except (OSError, yaml.YAMLError, ValueError, KeyError, TypeError, RecursionError):
+                raise RunError(
+                    f"{config} cannot be read; choose another --out, or, if the run was begun with these very options, "
+                    "delete that file and --resume"
+                ) from None
+            differing = _differences(there, identity)
+            if differing:
+                words = "; ".join(differing[:4])
+                raise RunError(f"{self.out} holds another run ({words}): choose another --out or the same options")
+            if began_on != self._machine():
+                words = "; ".join(_differences(began_on, self._machine()))
+                self.reporter.note(f"the run began on another machine ({words}): its last digits may differ")
+            return
+        self.home.mkdir(parents=True, exist_ok=True)
+        text = yaml.safe_dump(
+            {
+                "run": identity,
+                "machine": self._machine(),
+                "versions": versions(),
+                "commit": commit(),
+                "command": self.command,
+            },
+            sort_keys=False,
+            allow_unicode=True,
+        )
+        atomic_write_text(config, text)
+
+    def _machine(self) -> dict[str, Any]:
+        m = self.machine
+        return {**m.description, "threads": torch.get_num_threads(), "compile": m.compile, "capture": m.capture}
+
+    # -- the run itself ----------------------------------------------------------------------------------------------
+
+    def _prepare(self, data: DataSet) -> None:
+        """Build everything that can still be refused, before the directory is claimed."""
+        self._began = time.perf_counter()
+        plan, machine = self.plan, self.machine
+        order = class_order(plan.order, data.class_names)
+        self.class_names = [data.class_names[label] for label in order]
+        self.stream = TaskStream(data.train, order, plan.sizes(len(data.class_names)))
+        self.representation = REPRESENTATIONS[plan.representation](plan.training, data.channels, machine, plan.seed)
+        self.representation.transform(data.size)
+        self.representation.check(len(data.class_names))
+        # A method with several classifiers is measured with each of them.
+        self.readouts: dict[str, Readout] = {
+            f"{label}/{head}" if head else label: readout(options)
+            for label, (method, options) in plan.methods.items()
+            for head, readout in method.classifiers.items()
+        }
+
+    def _learn(self, data: DataSet) -> list[Summary]:
+        machine, stream, representation, readouts = self.machine, self.stream, self.representation, self.readouts
+        self.evaluator = evaluator = Evaluator(data, stream, machine)
+        self.matrices = {label: AccuracyMatrix(evaluator.totals()) for label in readouts}
+        point = self._newest()
+        finished = None
+        with self.group.agreeing():
+            if self.group.is_first and point is not None and point.task == len(stream):
+                finished = self._finished(point.meta)
+        finished = self.group.from_first(finished)
+        if finished is not None:  # nothing to do, and nothing to claim anew
+            self.reporter.note("this run is finished")
+            self.reporter.finished(finished, str(self.out))
+            return finished
+        task, epoch, momenta, middle, earlier = 0, 0, None, None, 0.0
+        if point is not None:
+            with _fitting(self.store.directory):
+                task, epoch, earlier = point.task, point.epoch or 0, float(point.meta["seconds"])
+                self._restore(point.tensors, point.meta)
+                if point.epoch is not None:
+                    representation.load_state(_on(machine, point.partial))
+                    momenta = _below(point.partial, "optimiser.")
+                    if steps := int(point.meta.get("steps", 0)):
+                        loop = _below(point.partial, "loop.")
+                        middle = Middle(epoch, steps, loop["total"], loop.get("noise"))
+        if self.group.is_first:
+            self.log.cut(task, epoch)
+        self._clock = lambda: earlier + time.perf_counter() - self._began
+        self._saved = time.monotonic()
+        epochs = [sum(stage.epochs for stage in representation.stages(t)) for t in range(len(stream))]
+        self._usual = epochs[-1]  # of a task
+        problem = f"{data.name}: {len(data.class_names)} classes in {len(stream)} tasks"
+        title = f"{', '.join(self.plan.methods)} on {problem}, {machine.name}"
+        if point is not None:
+            where = f", epoch {epoch} of task {task + 1}" if epoch else f", in task {task + 1}" if middle else ""
+            self.reporter.note(f"going on after task {task}{where}")
+            point = None  # what it held is the readouts' now, and goes when they move it
+        self.reporter.started(title, epochs, sum(epochs[:task]) + epoch)
+        self.training = True
+        learn_stream(
+            stream,
+            data,
+            evaluator,
+            representation,
+            readouts,
+            self.matrices,
+            self,
+            frozen=[label for label, (method, _) in self.plan.methods.items() if method.frozen and not method.heads],
+            first_task=task,
+            first_epoch=epoch,
+            momenta=momenta,
+            middle=middle,
+            stop=self.stop.is_set,
+            on_stop=self.on_stop,
+            learned=self._keep_features if self.keep_features else lambda task: None,
+        )
+        if not self.group.is_first:
+            return []
+        self.store.wait()
+        self.seconds = self._clock()
+        summaries = self._write_summaries()
+        atomic_write_text(self.out / "report.html", html_page(summaries))
+        self.reporter.finished(summaries, str(self.out))
+        self.training = False
+        return summaries
+
+    def _newest(self) -> Checkpoint | None:
+        """Return where the run stands: the first process reads it and gives it to the others."""
+        group = self.group
+        with group.agreeing():
+            point = self.store.newest() if group.is_first else None
+        if group.size == 1:
+            return point
+        head = group.from_first(None if point is None else {"at": [point.task, point.epoch], "meta": point.meta})
+        if head is None:
+            return None
+        tensors, partial = (group.tensors_from_first(getattr(point, name, {})) for name in ("tensors", "partial"))
+        task, epoch = head["at"]
+        return Checkpoint(task, epoch, tensors, head["meta"], partial)
+
+    def _finished(self, meta: Mapping[str, Any]) -> list[Summary] | None:
+        """Return the summaries of a finished run, if all are there and say what the last checkpoint says."""
+        with _fitting(self.store.directory):
+            self.matrices = {label: AccuracyMatrix.from_json(meta["matrices"][label]) for label in self.readouts}
+        found = []
+        for label in self.plan.methods:
+            try:
+                summary = read_json(self._summary_file(label))
+            except EfcilError:
+                return None
+            known = json.loads(json.dumps(self._summary(label)))
+            aside = dict.fromkeys((*TIMING, "commit", "command"))  # of when it was run
+            if not isinstance(summary, dict) or {**summary, **aside} != {**known, **aside}:
+                return None
+            found.append(summary)
+        return found
+
+    def _restore(self, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
+        if not tensors:
+            return
+        self.representation.load_state(_on(self.machine, _below(tensors, "representation.")))
+        shared = {
+            name: ClassStats.from_state(_on(self.machine, _below(tensors, f"{name}.")))
+            for name in sorted({name for own in meta["stats"].values() for name in own.values()})
+        }
+        for label, readout in self.readouts.items():
+            stats = {key: shared[name] for key, name in meta["stats"][label].items()}
+            readout.load_state({**_on(self.machine, _below(tensors, f"readout/{label}/")), **stats})
+            self.matrices[label] = AccuracyMatrix.from_json(meta["matrices"][label])
+
+    def after_epoch(self, report: EpochReport, optimiser: Optimiser) -> None:
+        """Log the epoch; keep it when the last checkpoint is old enough."""
+        if not self.group.is_first:
+            return
+        if report.task or (report.epoch + 1) * APART >= self._usual:
+            self.underway.set()
+        self.log.add(task=report.task + 1, epoch=report.epoch + 1, loss=report.loss, lr=report.lr)
+        self.reporter.epoch(report)
+        now = time.monotonic()
+        if now - self._saved >= self.checkpoint_seconds and report.epoch + 1 < report.epochs:
+            tensors, meta = self._in_task(optimiser), {"seconds": self._clock()}
+            self.store.save_epoch(report.task + 1, report.epoch + 1, tensors, meta)
+            self._saved = time.monotonic()
+
+    def _in_task(self, optimiser: Optimiser) -> dict[str, Tensor]:
+        momenta = {f"optimiser.{name}": value for name, value in optimiser.momenta().items()}
+        return self.representation.state(teacher=True) | momenta
+
+    def on_stop(self, task: int, middle: Middle, optimiser: Optimiser) -> None:
+        """Keep the middle of an epoch, and wait until it is on disk."""
+        if not self.group.is_first:
+            return
+        tensors = self._in_task(optimiser) | {"loop.total": middle.total}
+        if middle.noise is not None:
+            tensors["loop.noise"] = middle.noise
+        self.store.save_epoch(task + 1, middle.epoch, tensors, {"seconds": self._clock(), "steps": middle.steps})
+        self.store.wait()
+
+    def before_readouts(self, task: int) -> None:
+        """Tell that training is over."""
+        self.reporter.solving(task)
+
+    def after_task(self, task: int) -> None:
+        """Log and keep everything; end here where a signal says so, in whichever process it was."""
+        if self.snapshots and task in (1, len(self.stream) - 1):
+            self._write_snapshot(task)
+        if self.group.is_first:
+            self._keep(task)
+        if self.group.any(self.stop.is_set()) and task + 1 < len(self.stream):
+            self.store.wait()
+            self.group.barrier()
+            raise Stopped
+
+    def _keep(self, task: int) -> None:
+        accuracies = {label: matrix.A_t[-1] for label, matrix in self.matrices.items()}
+        self.log.add(task=task + 1, A_t=accuracies)
+        tensors = {f"representation.{k}": v for k, v in self.representation.state(teacher=False).items()}
+        names: dict[int, str] = {}  # statistics that several methods share are written once
+        stats: dict[str, dict[str, str]] = {label: {} for label in self.readouts}
+        for label, readout in self.readouts.items():
+            for key, value in readout.state().items():
+                if isinstance(value, Tensor):
+                    tensors[f"readout/{label}/{key}"] = value
+                    continue
+                if id(value) not in names:
+                    names[id(value)] = f"stats{len(names)}"
+                    tensors |= {f"{names[id(value)]}.{k}": v for k, v in value.state().items()}
+                stats[label][key] = names[id(value)]
+        matrices = {label: matrix.to_json() for label, matrix in self.matrices.items()}
+        self.seconds = self._clock()
+        self.store.save_task(task + 1, tensors, {"seconds": self.seconds, "matrices": matrices, "stats": stats})
+        self._saved = time.monotonic()
+        self._write_summaries()
+        self.reporter.task(task, len(self.stream), accuracies)
+
+    def _keep_features(self, task: TaskFeatures) -> None:
+        """Write a task's features and those of the test images seen so far, as methods see them."""
+        seen, labels = self.evaluator.seen(task.index)
+        r = self.representation
+        kept = {"labels": task.labels, "test_labels": labels, "new": task.new()}
+        kept["test"] = extract(r.reading(r.backbone), seen, self.machine, r.options.crop)
+        if not task.first:
+            kept["old"] = task.old()
+            if r.pseudo() is not None:
+                kept |= {"old_pseudo": task.old("pseudo"), "new_pseudo": task.new("pseudo")}
+        if r.anchor is not None:
+            kept["first"] = task.at_first().new()
+            kept["test_first"] = extract(r.reading(r.first_backbone), seen, self.machine, r.options.crop)
+        if not self.group.is_first:
+            return
+        path = self.home / FEATURES / f"task-{task.index + 1:02d}.safetensors"
+        path.parent.mkdir(exist_ok=True)
+        meta = {"task": task.index + 1, "sizes": list(self.stream.sizes), "totals": self.evaluator.totals()}
+        save_tensors(path, kept, meta)
+
+    def _write_snapshot(self, task: int) -> None:
+        """Write test features under both backbones and statistics: before the checkpoint, so that none is missing."""
+        seen, labels = self.evaluator.seen(task)
+        r, kept = self.representation, {}
+        with self.machine.uncaptured():
+            for name, backbone in (("before", r.old_backbone), ("after", r.backbone)):
+                kept[name] = extract(r.reading(backbone), seen, self.machine, r.options.crop)
+        if not self.group.is_first:
+            return
+        for label in self.snapshots:
+            for value in self.readouts[label].state().values():
+                if isinstance(value, ClassStats):
+                    kept |= {f"stats/{label}/{key}": tensor for key, tensor in value.state().items()}
+        path = self.out / "snapshots" / f"task-{task + 1:02d}.safetensors"
+        path.parent.mkdir(exist_ok=True)
+        save_tensors(path, {**kept, "labels": labels}, {"task": task + 1, "class_names": self.class_names})
+
+    def _summary_file(self, label: str) -> Path:
+        return (self.out / label.replace("/", "_") if self.compare else self.out) / "summary.json"
+
+    def _summary(self, label: str, commit: str = "") -> Summary:
+        """Return what is known of a method; with several classifiers of each, the main one's numbers in front."""
+        method, options = self.plan.methods[label]
+        about = (self.stream.sizes, self.seconds, self.machine, self.command, commit, self.concurrent_runs)
+        own = heading(self.plan, label, *about)
+        heads = {head: self.matrices[f"{label}/{head}"].summary() for head in method.heads}
+        if not heads:
+            return own | self.matrices[label].summary()
+        return own | heads[method.main(options)] | {"head": method.main(options), "heads": heads}
+
+    def _write_summaries(self) -> list[Summary]:
+        summaries, of = [], commit()
+        for label in self.plan.methods:
+            summaries.append(summary := self._summary(label, of))
+            self._summary_file(label).parent.mkdir(exist_ok=True)
+            write_json(self._summary_file(label), summary)
+        return summaries
+
+
+def heading(
+    plan: Plan,
+    label: str,
+    sizes: Sequence[int],
+    seconds: float,
+    machine: Machine,
+    command: str,
+    commit: str,
+    concurrent_runs: int = 1,
+) -> Summary:
+    """Return what a summary says of a method beside its accuracies."""
+    method, options = plan.methods[label]
+    return {
+        "method": label,
+        "title": method.title,
+        "preset": plan.preset,
+        "dataset": plan.measured_on,
+        "tasks": len(sizes),
+        "task_sizes": list(sizes),
+        "order": plan.order,
+        "seed": plan.seed,
+        "seconds": round(seconds, 3),
+        **machine.description,
+        "concurrent_runs": concurrent_runs,
+        "commit": commit,
+        "command": command,
+        "options": options.model_dump(mode="json"),
+        "training": plan.training.model_dump(mode="json"),
+        "data": plan.data.model_dump(mode="json"),
+    }
+
+
+class Stoppable(Protocol):
+    """Something that a signal stops: a run here, or a grid of runs in other processes."""
+
+    @property
+    def stop(self) -> threading.Event:
+        """Set: end after this step, and save it."""
+
+    @property
+    def training(self) -> bool:
+        """Whether there is a step to finish."""
+
+    @property
+    def reporter(self) -> Quiet:
+        """Who tells the user."""
+
+
+@contextmanager
+def stoppable(runs: Sequence[Stoppable], remedy: str, insisting: bool = True) -> Iterator[None]:
+    """While runs go on, the first Ctrl-C or SIGTERM lets them finish their step and save; the second ends them at once.
+
+    Either ends as `Interrupted`, with the remedy. Inside it is a KeyboardInterrupt, which nothing on its way swallows.
+    Under torchrun a signal may come twice, from the cluster and from torchrun itself: without `insisting` a second one
+    says nothing new.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only the main thread may have handlers
+        return
+    told: list[int] = []
+
+    def tell(number: int, frame: Any) -> None:
+        told.append(number)
+        if len(told) == 1:  # a signal that comes inside `set` would wait there for the lock that is held
+            for run in runs:
+                run.stop.set()
+        if (len(told) > 1 and insisting) or not any(run.training for run in runs):
+            raise KeyboardInterrupt
+        if len(told) == 1:
+            more = "; once more to stop at once" if insisting else ""
+            busy = next(run for run in runs if run.training)
+            with suppress(RuntimeError):  # a print that the signal interrupted cannot be begun again inside itself
+                busy.reporter.note(f"finishing the step and saving{more}")
+
+    before = {number: signal.signal(number, tell) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    except KeyboardInterrupt:
+        unknown = signal.SIGINT if insisting else signal.SIGTERM  # it was another process that was told
+        raise Interrupted(told[0] if told else unknown, remedy) from None
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def execute_all(
+    runs: Sequence[Run], resume: bool, at_once: int, remedy: str = "go on with the same command and --resume"
+) -> list[list[Summary]]:
+    """Execute runs, several at once in one process where a GPU is not filled by one: a thread and a stream each."""
+
+    def one(run: Run) -> list[Summary]:
+        device = run.machine.device
+        stream = torch.cuda.stream(own_stream(device, "run")) if device.type == "cuda" else nullcontext()
+        with stream:
+            return run.execute(resume)
+
+    for run in runs:
+        run.concurrent_runs = max(run.concurrent_runs, min(at_once, len(runs)))
+    with stoppable(runs, remedy, insisting=all(run.group.size == 1 for run in runs)):
+        if at_once <= 1:
+            return [run.execute(resume) for run in runs]
+        return _together(one, runs, at_once)
+
+
+def _together(one: Callable[[Run], list[Summary]], runs: Sequence[Run], at_once: int) -> list[list[Summary]]:
+    """Let each begin when the one before has a part of a task behind it, so that not all come to a task's end at once.
+
+    There the GPU has little to do. And whoever has something for it gets the interpreter soon.
+    """
+
+    def in_turn(run: Run, before: Run | None) -> list[Summary]:
+        if before is not None:
+            before.underway.wait()
+        try:
+            if run.stop.is_set():
+                raise Stopped
+            return one(run)
+        finally:
+            run.underway.set()
+
+    with ThreadPoolExecutor(at_once) as pool, _switching(0.001):
+        futures = [pool.submit(in_turn, *pair) for pair in zip(runs, [None, *runs], strict=False)]
+        try:
+            going: Collection[Future[list[Summary]]] = futures
+            while going:  # a signal that came to another thread is heard when this one wakes
+                ended, going = wait(going, HEARD, FIRST_COMPLETED)
+                for future in ended:
+                    future.result()  # raises what it raised
+            return [future.result() for future in futures]
+        except BaseException:
+            for run, future in zip(runs, futures, strict=True):
+                run.stop.set()
+                future.cancel()
+            raise
+
+
+@contextmanager
+def _switching(seconds: float) -> Iterator[None]:
+    """Meanwhile a thread that wants to go on waits for another no longer than this."""
+    usual = sys.getswitchinterval()
+    sys.setswitchinterval(seconds)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(usual)
+
+
+def _with_whole(plan: Plan) -> Options:
+    """Return the options of the data: whole pictures where every way into a network begins with a crop of them."""
+    data, training = plan.data, plan.training
+    if not isinstance(data, sources.FilesOptions):
+        return data
+    if data.stored is not None and (training.augment != "resized-crop" or training.crop is None):
+        raise OptionError("data.stored is for training with random crops: set augment=resized-crop and a crop")
+    if data.whole is False:
+        return data
+    wrong = [
+        text
+        for text, holds in (
+            (f"augment={training.augment} (resized-crop draws a box)", training.augment != "resized-crop"),
+            ("no crop (the side of the network's input)", training.crop is None),
+            ("pseudo images, which are made of squares (pseudo=0 makes none)", getattr(training, "pseudo", 0) > 0),
+        )
+        if holds
+    ]
+    if wrong and data.whole:
+        raise OptionError(f"data.whole=true does not go with {' and '.join(wrong)}; leave it out to have squares")
+    return data.model_copy(update={"whole": not wrong})
+
+
+def _below(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
+
+
+def _on(machine: Machine, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.to(machine.device) for name, tensor in tensors.items()}
+
+
+def _differences(there: Any, here: Any, prefix: str = "") -> list[str]:
+    if isinstance(there, dict) and isinstance(here, dict):
+        found: list[str] = []
+        for key in sorted({*there, *here}):
+            found += _differences(there.get(key, "nothing"), here.get(key, "nothing"), f"{prefix}{key}.")
+        return found
+    return [] if there == here else [f"{prefix.rstrip('.')} is {there} there and {here} here"]

@@ -1,0 +1,229 @@
+"""From what the user typed to what is run: every choice resolved and checked before anything is computed."""
+
+from __future__ import annotations
+
+import functools
+import os
+import platform
+import subprocess
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from efcil import __version__
+from efcil import data as sources
+from efcil.config import Options, Values, build, flat, keys, parse_settings, preset_names, preset_values
+from efcil.errors import OptionError, nearest
+from efcil.learners import REPRESENTATIONS
+from efcil.methods import Method, find, registered
+from efcil.tasks import task_sizes
+
+NO_PRESET = "none"  # the options' own defaults, for data sets that no preset speaks of
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the user asked for, unresolved."""
+
+    methods: tuple[str, ...]
+    dataset: str
+    tasks: int | None = None
+    init_cls: int | None = None
+    increment: int | list[int] | None = None
+    allow_uneven: bool = False
+    order: str = "identity"
+    seed: int = 0
+    preset: str | None = None
+    settings: tuple[str, ...] = ()
+    held_out: float = 0.0
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A request with every option resolved. Equal plans on equal data give equal metrics."""
+
+    methods: dict[str, tuple[Method, Options]]  # label -> method and its options
+    dataset: str
+    data: Options
+    preset: str
+    tasks: dict[str, Any]  # how the classes are split
+    order: str
+    seed: int
+    representation: str
+    training: Any
+    held_out: float = 0.0  # share of the training images that is measured on instead of the test images
+
+    @property
+    def measured_on(self) -> str:
+        """The data set, for summaries: one that was measured on held-out training images must never pass for it."""
+        return f"{self.dataset}, {self.held_out:.0%} of training held out" if self.held_out else self.dataset
+
+    def identity(self) -> dict[str, Any]:
+        """Return all that determines the metrics, as plain values."""
+        return {
+            "methods": {label: {"method": m.name, **flat(options)} for label, (m, options) in self.methods.items()},
+            "dataset": self.dataset,
+            "data": flat(self.data),
+            "preset": self.preset,
+            "split": self.tasks,
+            "order": self.order,
+            "seed": self.seed,
+            "representation": self.representation,
+            "training": flat(self.training),
+            **({"held_out": self.held_out} if self.held_out else {}),
+        }
+
+    def sizes(self, classes: int) -> tuple[int, ...]:
+        """Return the classes in each task."""
+        return task_sizes(classes, **self.tasks)
+
+
+def _parse_label(label: str) -> tuple[Method, Values]:
+    """Read `dpcr`, `dpcr:rank_rule=numerical:ridge=100`, `icarl:memory=500`: a method with settings of its own."""
+    name, *settings = label.split(":")
+    return find(name), parse_settings(settings)
+
+
+def _unknown(key: str, methods: str, known: Collection[str]) -> str:
+    """Say that methods have no such option: who has it, or which known one is nearest."""
+    others = [
+        m.name
+        for m in registered().values()
+        if key in (*keys(m.options), *keys(REPRESENTATIONS[m.representation].options_type)) and key not in m.fixed
+    ]
+    if others:
+        return f"{key} is not an option of {methods}, only of {', '.join(others)}"
+    return f"{key} is not an option here: {nearest(key, known)}"
+
+
+def resolve(request: Request) -> Plan:
+    """Resolve and check a request; every mistake in its settings is told at once."""
+    if len(set(request.methods)) != len(request.methods):
+        raise OptionError(f"a method is named twice in {','.join(request.methods)}")
+    source = sources.find(request.dataset)
+    parsed = {label: _parse_label(label) for label in request.methods}
+    kinds = {method.representation for method, _ in parsed.values()}
+    if kinds == {"lwf", "frozen"}:  # a frozen backbone is the first one of an LwF trajectory
+        kinds = {"lwf"}
+    if len(kinds) > 1:
+        groups = "; ".join(
+            f"{k}: {', '.join(n for n, (m, _) in parsed.items() if m.representation == k)}" for k in kinds
+        )
+        raise OptionError(f"methods on different backbones cannot share a trajectory ({groups}): compare them apart")
+    (representation,) = kinds
+    known_presets = preset_names(request.dataset)
+    meant = {method.preset for method, _ in parsed.values()}
+    usual = next((name for name in known_presets if meant == {name}), known_presets[0] if known_presets else NO_PRESET)
+    preset = request.preset or usual
+    if preset not in (*known_presets, NO_PRESET):
+        raise OptionError(f"preset '{preset}' does not exist for {request.dataset}: {nearest(preset, known_presets)}")
+    if preset != NO_PRESET and not preset_values(preset, request.dataset, "training"):
+        silent = [m.name for m, _ in parsed.values() if not preset_values(preset, request.dataset, m.section)]
+        if silent:
+            raise OptionError(f"preset '{preset}' says nothing of {', '.join(silent)}: pass another --preset")
+
+    settings = parse_settings(request.settings)
+    training_type = REPRESENTATIONS[representation].options_type
+    training_keys, data_keys = set(keys(training_type)), {f"data.{k}" for k in keys(source.options)}
+    method_keys = {label: set(keys(method.options)) for label, (method, _) in parsed.items()}
+    known = training_keys | data_keys | set().union(*method_keys.values())
+    problems = []
+    for key in settings:
+        if key not in known:
+            named = ", ".join(dict.fromkeys(method.name for method, _ in parsed.values()))
+            problems.append(_unknown(key, named, known))
+    of_training: Values = {}  # settings of training that a label gives: for the whole trajectory
+    for label, (method, own) in parsed.items():
+        for key in {**own, **{k: v for k, v in settings.items() if k in method_keys[label]}}:
+            if key in method.fixed:
+                problems.append(f"{method.name} fixes {key}={method.fixed[key]}: take dpcr to choose it")
+            elif key in method_keys[label]:
+                continue
+            elif key not in training_keys:
+                problems.append(_unknown(key, method.name, method_keys[label]))
+            elif len(parsed) > 1 and any(own.get(key) != other.get(key) for _, other in parsed.values()):
+                problems.append(f"{label}: {key} is set for the whole trajectory; run it apart, or --set {key}=...")
+            elif key in settings:
+                problems.append(f"{label}: {key} is also given by --set; give it once")
+            else:
+                of_training[key] = own[key]
+    if problems:
+        raise OptionError("; ".join(dict.fromkeys(problems)))
+
+    def chosen(allowed: set[str], prefix: str = "") -> Values:
+        return {k.removeprefix(prefix): v for k, v in settings.items() if k in allowed}
+
+    errors: list[str] = []
+
+    def made(model: type[Options], values: Mapping[str, Any], what: str) -> Any:
+        try:
+            return build(model, values, what)
+        except OptionError as error:
+            errors.append(str(error))
+            return None
+
+    def given(section: str) -> Values:
+        return {} if preset == NO_PRESET else preset_values(preset, request.dataset, section)
+
+    preset_training = given("training") | given(representation)  # a method that trains its own way has a section
+    training = made(
+        training_type,
+        {k: v for k, v in preset_training.items() if k in training_keys} | chosen(training_keys) | of_training,
+        representation,
+    )
+    data = made(
+        source.options,
+        given("data") | chosen(data_keys, "data."),
+        request.dataset,
+    )
+    methods = {}
+    for label, (method, own) in parsed.items():
+        values = {k: v for k, v in given(method.section).items() if k in method_keys[label]}
+        values |= chosen(method_keys[label]) | method.fixed
+        values |= {k: v for k, v in own.items() if k in method_keys[label]}
+        methods[label] = (method, made(method.options, values, label))
+        if None not in (methods[label][1], training):
+            try:
+                methods[label][1].check_training(training)
+            except OptionError as error:
+                errors.append(f"{label}: {error}")
+    if errors:
+        raise OptionError("; ".join(errors))
+    split = {"tasks": request.tasks, "init_cls": request.init_cls, "increment": request.increment}
+    split = {k: v for k, v in split.items() if v is not None} or {"tasks": 5}
+    if request.allow_uneven:
+        split["allow_uneven"] = True
+    order, seed, held_out = str(request.order), request.seed, request.held_out
+    return Plan(methods, request.dataset, data, preset, split, order, seed, representation, training, held_out)
+
+
+def commit() -> str:
+    """Return the commit of the code: EFCIL_COMMIT, else git's, else the package's version."""
+    return os.environ.get("EFCIL_COMMIT") or _checked_out()
+
+
+@functools.cache
+def _checked_out() -> str:
+    """Say it once: what runs was loaded at the beginning, whatever is committed or changed beside it since."""
+    here = Path(__file__).resolve().parent
+    try:
+        git = ["git", "-C", str(here)]  # which must be this package's repository, not one it is installed into
+        subprocess.run(  # nosec B603 # here and below: constant arguments and the package's own path, no shell
+            [*git, "ls-files", "--error-unmatch", "experiment.py"], capture_output=True, check=True, timeout=10
+        )
+        how: Any = {"capture_output": True, "text": True, "check": True, "timeout": 10}
+        head = subprocess.run([*git, "rev-parse", "HEAD"], **how)  # nosec B603
+        dirty = subprocess.run([*git, "status", "--porcelain"], **how)  # nosec B603
+    except (OSError, subprocess.SubprocessError):
+        return f"v{__version__}"
+    return head.stdout.strip()[:12] + ("+changes" if dirty.stdout.strip() else "")
+
+
+def versions(packages: Sequence[str] = ("numpy", "pillow", "safetensors")) -> dict[str, str]:
+    """Return the versions a result depends on."""
+    found = {"efcil": __version__, "python": platform.python_version(), "torch": str(torch.__version__)}
+    return found | {name: metadata.version(name) for name in packages}

@@ -1,0 +1,26 @@
+"""How a backbone learns a task: one short file each."""
+
+from __future__ import annotations
+
+from efcil.learners.base import Representation
+from efcil.learners.finetune import Finetune
+from efcil.learners.first_task import Frozen
+from efcil.learners.foster import FOSTER
+from efcil.learners.icarl import ICaRL
+from efcil.learners.joint import Joint
+from efcil.learners.lwf import LwF
+from efcil.learners.pass_ import PASS
+from efcil.learners.podnet import PODNet
+from efcil.learners.pseudo_replay import PseudoReplay
+
+REPRESENTATIONS: dict[str, type[Representation]] = {
+    "finetune": Finetune,
+    "lwf": LwF,
+    "frozen": Frozen,
+    "joint": Joint,
+    "icarl": ICaRL,
+    "foster": FOSTER,
+    "podnet": PODNet,
+    "pass": PASS,
+    "dpcr-plus": PseudoReplay,
+}

@@ -1,0 +1,243 @@
+"""What all representations share: a classifier that learns tasks, its frozen predecessor, and their options."""
+
+from __future__ import annotations
+
+import copy
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, Protocol
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from efcil import models
+from efcil.accel.folded_resnet import rested
+from efcil.accel.fused_resnet import InTraining, Updates
+from efcil.accel.machine import Machine
+from efcil.accel.prefetch import Resting
+from efcil.config import Options
+from efcil.data import augment
+from efcil.errors import OptionError
+from efcil.models.heads import CosineHead, GrowingHead
+from efcil.randomness import Purpose, generator
+from efcil.tasks import Task
+from efcil.training.image_batches import Pixels
+from efcil.training.loader import LastBatch
+from efcil.training.schedule import Schedule
+from efcil.training.step import Rule
+
+Seen = Literal["clean", "augmented", "pseudo"]
+"""How a task's images are looked at: as they are, as in training, or with those made in the place of old ones."""
+
+
+class TrainingOptions(Options):
+    """How a backbone learns a task; the same for every representation."""
+
+    backbone: str = "resnet18"
+    stem: str = "cifar"
+    width: int | None = Field(default=None, ge=1)  # channels of the first stage; None: the backbone's own
+    augment: str = "none"
+    crop: int | None = Field(default=None, ge=1)  # side of the network's input; None: the stored size
+    batch_size: int = Field(default=128, ge=2)
+    optimiser: Rule = "sgd"
+    momentum: float = Field(default=0.9, ge=0, lt=1)  # of sgd
+    last_batch: LastBatch = "wrap"  # a batch that is not full: filled from the epoch's head, kept, or dropped
+    first: Schedule = Schedule(epochs=200, lr=0.1, milestones=(60, 120, 160), weight_decay=5e-4)
+    later: Schedule = Schedule(epochs=100, lr=0.05, milestones=(45, 90), weight_decay=2e-4)
+
+
+class Classifier(nn.Module):
+    """A backbone and its auxiliary head."""
+
+    def __init__(self, backbone: nn.Module, head: GrowingHead):
+        super().__init__()
+        self.backbone, self.head = backbone, head
+
+
+class Learned(Protocol):
+    """A task that has just been learned, as `finish` sees it."""
+
+    labels: Tensor
+
+    def new(self) -> Tensor:
+        """Features (n, dim) of the task's images."""
+
+    def pairs(self, view: Seen) -> tuple[Tensor, Tensor]:
+        """Features of the same images under the backbone before the task and after it; with what `pseudo` returns."""
+
+    def pixels(self) -> Pixels:
+        """The images."""
+
+
+class Representation(nn.Module, ABC):
+    """A student that learns task after task, and a teacher: the student as it was when the task began.
+
+    A task goes: `begin`; for each of its `stages` `prepare`, `enter` and training on what is `studied`; `finish`. A run
+    that is taken up in the middle of a stage goes on with `enter`: what the steps before it made is in `state`.
+    """
+
+    options_type: type[TrainingOptions] = TrainingOptions
+    all_data = False  # trains on the data of all tasks so far: only the joint upper bound
+    last_relu = True  # whether the backbone ends in a ReLU
+    hands_over = True  # no part of the loss knows a weight of the student's backbone but through its features
+
+    def __init__(self, options: Any, channels: int, machine: Machine, seed: int):
+        super().__init__()
+        self.options, self.channels, self.machine, self.seed = options, channels, machine, seed
+        self.student = self._new_classifier(seed)
+        self.teacher = copy.deepcopy(self.student)
+        self.teacher.requires_grad_(False)
+        self.old = 0  # classes learned before this task
+        self.present: Tensor | None = None  # positions of the classes in this task, where old ones are among them
+        self.anchor: nn.Module | None = None  # the backbone as it was after the first task, where a method asks for it
+        self.noise = torch.Generator(machine.device)  # what the loss may draw from; seeded anew for each epoch
+        # Compiled once for all tasks: weights are copied into the same modules, the growing head stays outside.
+        self.student_features = self.in_training(self.student.backbone)
+        self.teacher_features = machine.compiled(self.teacher.backbone)
+
+    def _new_classifier(self, seed: int) -> Classifier:
+        o = self.options
+        backbone = models.build(
+            o.backbone, stem=o.stem, width=o.width, channels=self.channels, seed=seed, last_relu=self.last_relu
+        )
+        return self.machine.place(Classifier(backbone, self.new_head(backbone.dim)))
+
+    def new_head(self, dim: int) -> GrowingHead:
+        """Make the auxiliary head, without classes yet."""
+        return CosineHead(dim)
+
+    @property
+    def backbone(self) -> nn.Module:
+        """The backbone as it is now."""
+        return self.student.backbone
+
+    @property
+    def old_backbone(self) -> nn.Module:
+        """The backbone as it was before this task."""
+        return self.teacher.backbone
+
+    def reading(self, backbone: nn.Module) -> nn.Module:
+        """Return what classifiers and shifts read of a backbone: its features come first."""
+        return backbone
+
+    @property
+    def head(self) -> GrowingHead:
+        """The auxiliary head."""
+        return self.student.head
+
+    @property
+    def first_backbone(self) -> nn.Module:
+        """The backbone as it was after the first task."""
+        if self.anchor is None:
+            raise OptionError("the first backbone was not kept: name a method with a frozen backbone before training")
+        return self.anchor
+
+    def keep_first(self) -> None:
+        """Keep a copy of the backbone: called after the first task when a method reads a frozen backbone."""
+        self.anchor = copy.deepcopy(self.student.backbone).requires_grad_(False).eval()
+
+    def check(self, classes: int) -> None:
+        """Refuse what cannot work with so many classes, before anything is computed."""
+
+    def stages(self, task: int) -> tuple[Schedule, ...]:
+        """Epochs and rates of the stages in which a task (0 is the first) is learned; none if the backbone rests."""
+        return (self.options.later if task else self.options.first,)
+
+    def transform(self, stored: int) -> augment.Transform | None:
+        """Augmentation while training, for images stored at a size."""
+        return augment.named(self.options.augment, self.options.crop or stored)
+
+    def begin(self, task: Task) -> None:
+        """Freeze a copy of the student as teacher, and give the head a row for each new class."""
+        self.old = task.first_class
+        self._copy_to_teacher()
+        self.head.grow(len(task.classes), generator("cpu", Purpose.WEIGHTS, self.seed, task.index))
+
+    def _copy_to_teacher(self) -> None:
+        self.teacher.head.make_room(self.head.state_dict())
+        self.teacher.requires_grad_(False)
+        self.teacher.load_state_dict(self.student.state_dict())
+
+    def prepare(self, stage: int, pixels: Pixels, labels: Tensor) -> None:
+        """Make what a stage needs, from the task's images and labels; kept in `state`."""
+
+    def enter(self, stage: int) -> None:
+        """Switch to a stage: which loss, which parameters learn."""
+
+    def resting(self) -> Resting | None:
+        """Return what the stage's loss asks networks that do not learn in it, None if nothing can be asked ahead."""
+        return None
+
+    def hand_over(self, updates: Updates | None) -> None:
+        """Let the student's weights be updated while other gradients are still computed, where that is done."""
+        if isinstance(self.student_features, InTraining):
+            self.student_features.hand_over(updates if self.hands_over else None)
+
+    def in_training(self, backbone: nn.Module) -> Callable[[Tensor], Tensor]:
+        """Return a fast way to the features of a backbone that learns."""
+        if self.machine.branches and isinstance(backbone, models.ResNet):
+            return InTraining(backbone, self.machine.dtype, self.machine.compiled(backbone))
+        return self.machine.compiled(backbone)
+
+    def at_rest(self, backbone: nn.Module, features: Resting) -> Resting:
+        """Return a fast way to many images' features under a backbone that does not learn now; `features` is slower."""
+        return rested(backbone, self.machine.device, self.machine.dtype) or features
+
+    def studied(self, stage: int, pixels: Pixels, labels: Tensor) -> tuple[Pixels, Tensor]:
+        """Return the images and labels a stage trains on."""
+        return pixels, labels
+
+    def pseudo(self) -> Tensor | None:
+        """Return images (m, c, h, w) that were made for this task in the place of old ones, where that is done."""
+        return None
+
+    def finish(self, task: Learned) -> None:
+        """Keep what later tasks need of this one."""
+
+    @abstractmethod
+    def loss(self, images: Tensor, labels: Tensor) -> Tensor:
+        """Return the loss of a batch: normalised images (n, c, h, w), positions in the class order (n,)."""
+
+    def train(self, mode: bool = True) -> Representation:
+        """Switch the student; the teacher always rests."""
+        self.student.train(mode)
+        self.teacher.eval()
+        return self
+
+    def state(self, teacher: bool) -> dict[str, Tensor]:
+        """Return the student's tensors, and in the middle of a task the teacher's as well."""
+        kept = {f"student.{k}": v for k, v in self.student.state_dict().items()}
+        if self.anchor is not None:
+            kept |= {f"anchor.{k}": v for k, v in self.anchor.state_dict().items()}
+        return kept | ({f"teacher.{k}": v for k, v in self.teacher.state_dict().items()} if teacher else {})
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """Take up what `state` returned."""
+        for name, classifier in (("student.", self.student), ("teacher.", self.teacher)):
+            own = {k.removeprefix(name): v for k, v in state.items() if k.startswith(name)}
+            if own:
+                classifier.head.make_room({k.removeprefix("head."): v for k, v in own.items()})
+                classifier.load_state_dict(own)
+        self.teacher.requires_grad_(False)
+        first = {k.removeprefix("anchor."): v for k, v in state.items() if k.startswith("anchor.")}
+        if first:
+            self.keep_first()
+            self.first_backbone.load_state_dict(first)
+
+
+def new_class_loss(logits: Tensor, labels: Tensor, old: int) -> Tensor:
+    """Cross-entropy over the logits of the task's new classes only (first term of Eq. 1)."""
+    return torch.nn.functional.cross_entropy(logits[:, old:].float(), labels - old)
+
+
+def present_class_loss(logits: Tensor, labels: Tensor, present: Tensor) -> Tensor:
+    """Cross-entropy over the logits of the classes in the task, `present` (ascending), old and new.
+
+    It is the first term of Eq. 1 for a task in which old classes come again; classes that are absent have no part.
+
+    >>> logits = torch.tensor([[1.0, 2.0, 4.0]])
+    >>> float(present_class_loss(logits, torch.tensor([2]), torch.tensor([1, 2])))  # log(1 + exp(2 - 4))
+    0.126928...
+    """
+    return torch.nn.functional.cross_entropy(logits[:, present].float(), torch.searchsorted(present, labels))

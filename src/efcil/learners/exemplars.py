@@ -1,0 +1,81 @@
+"""Exemplars: the images that rehearsal methods keep, chosen by herding.
+
+Rebuffi et al., "iCaRL: Incremental Classifier and Representation Learning", CVPR 2017, Algorithms 4 and 5.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from efcil.training.image_batches import Pixels
+
+
+def herd(features: Tensor, count: int) -> Tensor:
+    """Return the rows (count,) whose mean follows the mean of all features (n, dim), most important first.
+
+    The k-th brings the mean of the first k nearest to the mean of all (Algorithm 4). |mu - (s + x) / k|^2 is smallest
+    where |x|^2 - 2 x (k mu - s) is: one product with the features instead of a distance to each. In float64.
+
+    >>> herd(torch.tensor([[0.0], [1.0], [5.0], [3.0]]), 3).tolist()
+    [3, 1, 2]
+    """
+    x = features.double()
+    mean, sum_, square = x.mean(0), x.new_zeros(x.shape[1]), (x * x).sum(1)
+    free = torch.zeros_like(square)  # infinite where a row is taken
+    chosen = []
+    for k in range(1, min(count, len(x)) + 1):
+        row = (square - 2 * (x @ (k * mean - sum_)) + free).argmin()
+        chosen.append(row)
+        sum_ = sum_ + x[row]
+        free = free.index_fill(0, row, torch.inf)
+    return torch.stack(chosen) if chosen else torch.zeros(0, dtype=torch.long, device=features.device)
+
+
+def unit(features: Tensor) -> Tensor:
+    """Features of length one, as herding and the nearest mean of exemplars compare them."""
+    return normalize(features.double(), dim=1)
+
+
+@dataclass(frozen=True)
+class Exemplars:
+    """Images of old classes, in each class the most important first."""
+
+    images: Tensor  # (n, channels, height, width) uint8
+    labels: Tensor  # (n,) positions in the class order, ascending
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @classmethod
+    def chosen(cls, features: Tensor, pixels: Pixels, labels: Tensor, per_class: int) -> Exemplars:
+        """Herd `per_class` images of each class by their features (n, dim)."""
+        rows = []
+        for label in labels.unique().tolist():
+            own = (labels == label).nonzero()[:, 0]
+            rows.append(own[herd(unit(features[own]), per_class)])
+        every = torch.cat(rows)
+        return cls(pixels.images[every], labels[every])
+
+    def reduced(self, per_class: int) -> Exemplars:
+        """Keep the most important of each class (Algorithm 5)."""
+        start = torch.searchsorted(self.labels, self.labels)  # where each row's class begins
+        kept = torch.arange(len(self), device=self.labels.device) - start < per_class
+        return Exemplars(self.images[kept], self.labels[kept])
+
+    def joined(self, other: Exemplars) -> Exemplars:
+        """Add the exemplars of later classes."""
+        return Exemplars(torch.cat([self.images, other.images]), torch.cat([self.labels, other.labels]))
+
+    def state(self) -> dict[str, Tensor]:
+        """Return what must survive."""
+        return {"images": self.images, "labels": self.labels}
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Tensor]) -> Exemplars:
+        """Take up what `state` returned."""
+        return cls(state["images"], state["labels"])

@@ -1,0 +1,239 @@
+"""FOSTER's training: a second backbone boosts the old one, then both are compressed into one.
+
+Wang et al., "FOSTER: Feature Boosting and Compression for Class-Incremental Learning", ECCV 2022, with the settings of
+PyCIL, which the DPCR paper ran. The first task is plain cross-entropy. A later task has two stages. Boosting: the old
+network rests, a new backbone learns beside it what the old one misses. Compression: the student, still the old
+network, learns from the two together, and goes on alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from efcil.accel.machine import Machine
+from efcil.accel.prefetch import Resting
+from efcil.learners.base import Classifier, Learned, Seen, new_class_loss
+from efcil.learners.lwf import distillation
+from efcil.learners.rehearsal import Rehearsal, RehearsalOptions
+from efcil.models.heads import GrowingHead, LinearHead
+from efcil.randomness import Purpose, generator
+from efcil.tasks import Task
+from efcil.training.image_batches import Pixels
+from efcil.training.schedule import Schedule
+
+
+class FOSTEROptions(RehearsalOptions):
+    """Training options, memory, and those of the two stages; `later` is the boosting's schedule."""
+
+    first: Schedule = Schedule(epochs=200, lr=0.1, curve="cosine", weight_decay=5e-4)
+    later: Schedule = Schedule(epochs=170, lr=0.1, curve="cosine", weight_decay=5e-4)
+    compression: Schedule = Schedule(epochs=130, lr=0.1, curve="cosine")
+    boosting_beta: float = Field(default=0.96, ge=0, lt=1)  # of the class weights; 0: all are one
+    compression_beta: float = Field(default=0.97, ge=0, lt=1)
+    okd_weight: float = Field(default=1.0, ge=0)  # of the old logits' distillation while boosting
+    temperature: float = Field(default=2.0, gt=0)
+
+
+def class_weights(counts: Tensor, beta: float) -> Tensor:
+    """Weights (classes,) of mean one, inverse to the effective number of images, (1 - beta^n) / (1 - beta).
+
+    >>> [round(w, 6) for w in class_weights(torch.tensor([1, 2]), 0.5).tolist()]
+    [1.2, 0.8]
+    """
+    inverse = 1 / (1 - beta ** counts.double())
+    return (inverse / inverse.mean()).float()
+
+
+class SideBySide(nn.Module):
+    """Features of several backbones, one after the other."""
+
+    def __init__(self, dim: int, *parts: nn.Module):
+        super().__init__()
+        self.parts, self.dim = nn.ModuleList(parts), dim * len(parts)  # dim: of each
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Images (n, c, h, w) -> features (n, parts dim)."""
+        return torch.cat([part(images) for part in self.parts], 1)
+
+
+class Booster(nn.Module):
+    """A new backbone, the head on the old and the new features, and one on the new features alone."""
+
+    def __init__(self, backbone: nn.Module, dim: int):
+        super().__init__()
+        self.backbone = backbone
+        self.head, self.auxiliary = LinearHead(2 * dim), LinearHead(dim)
+
+    def begin(self, old: Classifier, classes: int, source: torch.Generator) -> None:
+        """Start from the old network: its backbone, its head on its features; the rest is drawn from `source`."""
+        self.backbone.load_state_dict(old.backbone.state_dict())
+        for head in (self.head, self.auxiliary):
+            head.make_room({"weight": head.weight[:0], "bias": head.bias[:0]})
+            head.grow(classes, source)
+        kept = old.head.state_dict()
+        known, dim = kept["weight"].shape
+        with torch.no_grad():
+            self.head.weight[:known, :dim] = kept["weight"]
+            self.head.bias[:known] = kept["bias"]
+
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        """Take up a state with any number of classes."""
+        for name, head in (("head.", self.head), ("auxiliary.", self.auxiliary)):
+            head.make_room({k.removeprefix(name): v for k, v in state.items() if k.startswith(name)})
+        self.load_state_dict(dict(state))
+
+
+class OnlyBoosted:
+    """A learned task in the features of the boosted model: what stands before the student's."""
+
+    def __init__(self, task: Learned, dim: int):
+        self.task, self.dim, self.labels = task, dim, task.labels
+
+    def new(self) -> Tensor:
+        """Features (n, 2 dim), of the first task (n, dim)."""
+        return self.task.new()[:, : self.dim]
+
+    def pairs(self, view: Seen) -> tuple[Tensor, Tensor]:
+        """Old and new features of the same images."""
+        old, new = self.task.pairs(view)
+        return old[:, : self.dim], new[:, : self.dim]
+
+    def pixels(self) -> Pixels:
+        """The images."""
+        return self.task.pixels()
+
+
+class FOSTER(Rehearsal):
+    """The student is the single network that survives a task; the booster lives for the task and its measurement."""
+
+    options_type = FOSTEROptions
+
+    def __init__(self, options: Any, channels: int, machine: Machine, seed: int):
+        super().__init__(options, channels, machine, seed)
+        self.dim = self.student.head.state_dict()["weight"].shape[1]  # of one backbone's features
+        self.booster = machine.place(Booster(self._new_classifier(seed).backbone, self.dim))
+        self.booster.requires_grad_(False)
+        self.booster_features = machine.compiled(self.booster.backbone)
+        self.boosting = False  # else the student learns: in the first task, and in the second stage of the others
+        self.counts: Tensor | None = None  # (classes,) training images of each class in this task
+        self.weights: Tensor | None = None  # (classes,) of the stage
+
+    def new_head(self, dim: int) -> GrowingHead:
+        """Make a linear head."""
+        return LinearHead(dim)
+
+    @property
+    def boosted(self) -> bool:
+        """Whether there is a boosted model: from the second task on."""
+        return len(self.booster.head.bias) > 0
+
+    @property
+    def boosted_head(self) -> GrowingHead:
+        """The head on the first features of `backbone`: the boosted model's, in the first task the only one."""
+        return self.booster.head if self.boosted else self.head
+
+    @property
+    def backbone(self) -> nn.Module:
+        """Old, new and compressed features, (n, 3 dim); in the first task the only backbone, (n, dim)."""
+        if not self.boosted:
+            return self.student.backbone
+        return SideBySide(self.dim, self.teacher.backbone, self.booster.backbone, self.student.backbone)
+
+    def stages(self, task: int) -> tuple[Schedule, ...]:
+        """Boosting and compression, after a first task of one stage."""
+        o = self.options
+        return (o.later, o.compression) if task else (o.first,)
+
+    def begin(self, task: Task) -> None:
+        """Let the new backbone start from the old network, as the student does."""
+        super().begin(task)
+        if task.index:
+            source = generator("cpu", Purpose.WEIGHTS, self.seed, task.index, 1)
+            self.booster.begin(self.teacher, task.seen, source)
+
+    def prepare(self, stage: int, pixels: Pixels, labels: Tensor) -> None:
+        """Count the images of each class: the new ones and the exemplars."""
+        kept = self.exemplars
+        self.counts = torch.bincount(labels if kept is None else torch.cat([labels, kept.labels]))
+
+    def enter(self, stage: int) -> None:
+        """Let the booster learn, or the student, with the stage's class weights."""
+        self.boosting = bool(self.old) and stage == 0
+        self.booster.requires_grad_(self.boosting)
+        self.student.requires_grad_(not self.boosting)
+        assert self.counts is not None
+        beta = self.options.boosting_beta if self.boosting else self.options.compression_beta
+        self.weights = class_weights(self.counts, beta)
+
+    def train(self, mode: bool = True) -> FOSTER:
+        """Switch the network that learns in this stage; the others rest."""
+        super().train(mode and not self.boosting)
+        self.booster.train(mode and self.boosting)
+        return self
+
+    def resting(self) -> Resting | None:
+        """Return the old backbone's features; for the compression those of the boosted model."""
+        if not self.old:
+            return None
+        known = self.at_rest(self.teacher.backbone, self.teacher_features)
+        if self.boosting:
+            return known
+        added = self.at_rest(self.booster.backbone, self.booster_features)
+        return lambda images: torch.cat([known(images), added(images)], 1)
+
+    def loss(self, images: Tensor, labels: Tensor, seen: Tensor | None = None) -> Tensor:
+        """Return the loss of the stage."""
+        if not self.old:
+            return new_class_loss(self.head(self.student_features(images)), labels, 0)
+        return self._boosting(images, labels, seen) if self.boosting else self._compression(images, seen)
+
+    def _boosting(self, images: Tensor, labels: Tensor, known: Tensor | None) -> Tensor:
+        """Cross-entropy of aligned logits and of the new features alone; distillation of the old logits."""
+        assert self.weights is not None
+        with torch.no_grad(), self.machine.beside():
+            known = self.teacher_features(images) if known is None else known
+            target = self.teacher.head(known)
+        added = self.booster_features(images)
+        alone = self.booster.auxiliary(added)
+        self.machine.join()
+        logits = self.booster.head(torch.cat([known, added], 1)).float()
+        aligned = logits / self.weights  # classes with few images must reach larger logits
+        kept = distillation(logits[:, : self.old], target, self.options.temperature)
+        return new_class_loss(aligned, labels, 0) + new_class_loss(alone, labels, 0) + self.options.okd_weight * kept
+
+    def _compression(self, images: Tensor, both: Tensor | None) -> Tensor:
+        """Distillation of the boosted model, whose predictions are weighted by class and add to one again."""
+        assert self.weights is not None
+        temperature = self.options.temperature
+        with torch.no_grad(), self.machine.beside():
+            if both is None:
+                both = torch.cat([self.teacher_features(images), self.booster_features(images)], 1)
+            # weight softmax(z / T), normalised, is softmax((z + T log weight) / T)
+            target = self.booster.head(both).float() + temperature * self.weights.log()
+        logits = self.head(self.student_features(images))
+        self.machine.join()
+        return distillation(logits, target, temperature)
+
+    def finish(self, task: Learned) -> None:
+        """Herd with the features of the boosted model, as PyCIL does."""
+        super().finish(OnlyBoosted(task, 2 * self.dim))
+
+    def state(self, teacher: bool) -> dict[str, Tensor]:
+        """Return the student and the exemplars; of a later task the boosted model as well, which is still measured."""
+        kept = super().state(teacher or self.boosted)
+        if self.boosted:
+            kept |= {f"booster.{k}": v for k, v in self.booster.state_dict().items()}
+        return kept | ({"counts": self.counts} if teacher and self.counts is not None else {})
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """Take up what `state` returned."""
+        super().load_state(state)
+        own = {k.removeprefix("booster."): v for k, v in state.items() if k.startswith("booster.")}
+        if own:
+            self.booster.load(own)
+        self.counts = state.get("counts")

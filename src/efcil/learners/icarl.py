@@ -1,0 +1,52 @@
+"""iCaRL's training: cross-entropy over all classes on new images and exemplars, and distillation of the old ones.
+
+Rebuffi et al., "iCaRL: Incremental Classifier and Representation Learning", CVPR 2017, Algorithm 3. The paper writes
+both terms with sigmoids; PyCIL, which the DPCR paper ran, with softmaxes and a temperature, and so do we.
+"""
+
+from __future__ import annotations
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from efcil.accel.prefetch import Resting
+from efcil.learners.base import new_class_loss
+from efcil.learners.lwf import distillation
+from efcil.learners.rehearsal import Rehearsal, RehearsalOptions
+from efcil.models.heads import GrowingHead, LinearHead
+from efcil.training.schedule import Schedule
+
+
+class ICaRLOptions(RehearsalOptions):
+    """Training options, memory, and the distillation's."""
+
+    temperature: float = Field(default=2.0, gt=0)
+    first: Schedule = Schedule(epochs=200, lr=0.1, milestones=(60, 120, 170), weight_decay=5e-4)
+    later: Schedule = Schedule(epochs=170, lr=0.1, milestones=(80, 120), weight_decay=2e-4)
+
+
+class ICaRL(Rehearsal):
+    """A linear head over all classes; the teacher's logits of the old ones are distilled."""
+
+    options_type = ICaRLOptions
+
+    def new_head(self, dim: int) -> GrowingHead:
+        """Make a linear head."""
+        return LinearHead(dim)
+
+    def resting(self) -> Resting | None:
+        """Return the teacher's features."""
+        return self.at_rest(self.teacher.backbone, self.teacher_features) if self.old else None
+
+    def loss(self, images: Tensor, labels: Tensor, before: Tensor | None = None) -> Tensor:
+        """Return classification over all classes plus distillation over the old ones."""
+        if self.old:
+            with torch.no_grad(), self.machine.beside():
+                target = self.teacher.head(self.teacher_features(images) if before is None else before)
+        logits = self.head(self.student_features(images))
+        loss = new_class_loss(logits, labels, 0)
+        if self.old:
+            self.machine.join()
+            loss = loss + distillation(logits[:, : self.old], target, self.options.temperature)
+        return loss

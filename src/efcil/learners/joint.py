@@ -1,0 +1,33 @@
+"""Joint training: after each task a new backbone is trained on all data so far. The upper bound."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from efcil.learners.base import Representation, new_class_loss
+from efcil.randomness import Purpose, generator
+from efcil.tasks import Task
+from efcil.training.schedule import Schedule
+
+
+class Joint(Representation):
+    """From scratch on everything, with the first task's schedule, cross-entropy over all classes."""
+
+    all_data = True
+
+    def begin(self, task: Task) -> None:
+        """Start from new weights; the old backbone stays as the teacher."""
+        self.old = task.first_class
+        self._copy_to_teacher()
+        fresh = self._new_classifier(self.seed)
+        self.head.make_room(fresh.head.state_dict())
+        self.student.load_state_dict(fresh.state_dict())
+        self.head.grow(task.seen, generator("cpu", Purpose.WEIGHTS, self.seed, task.index))
+
+    def stages(self, task: int) -> tuple[Schedule, ...]:
+        """Every task is a first one."""
+        return super().stages(0)
+
+    def loss(self, images: Tensor, labels: Tensor) -> Tensor:
+        """Return the cross-entropy over all classes."""
+        return new_class_loss(self.head(self.student_features(images)), labels, 0)

@@ -1,0 +1,141 @@
+"""PASS's training: four rotations as classes of their own, a feature distance, and old prototypes with noise.
+
+Zhu et al., "Prototype Augmentation and Self-Supervision for Incremental Learning", CVPR 2021. The method as a whole,
+and where it differs from the published code, is in methods/pass_.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from efcil.accel.machine import Machine
+from efcil.errors import DataError
+from efcil.learners.base import Learned, Representation, TrainingOptions
+from efcil.models.heads import GrowingHead, LinearHead
+from efcil.training.schedule import Schedule
+from efcil.training.step import Rule
+
+TURNS = 4  # rotations by 0, 90, 180 and 270 degrees: rows of the head per class
+
+
+class PASSOptions(TrainingOptions):
+    """Training options, and the weights of PASS's terms."""
+
+    batch_size: int = Field(default=64, ge=2)  # images before they are rotated
+    optimiser: Rule = "adam"
+    first: Schedule = Schedule(epochs=101, lr=1e-3, milestones=(45, 90), weight_decay=2e-4)
+    later: Schedule = Schedule(epochs=101, lr=1e-3, milestones=(45, 90), weight_decay=2e-4)
+    softmax_temperature: float = Field(default=0.1, gt=0)  # logits are divided by it
+    fkd_weight: float = Field(default=10.0, ge=0)  # of the distance to the teacher's features
+    proto_weight: float = Field(default=10.0, ge=0)  # of the old prototypes' classification
+    proto_draws: Literal["batch", "balanced"] = "batch"  # a step: batch_size, or that times old // new classes
+    radius_classes: Literal["first", "all"] = "first"  # whose spread sets the noise: the first task's, or all so far
+
+
+def rotated(images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Return images (n, c, s, s) at each of the four rotations, (4 n, c, s, s), and the labels 4 class + rotation.
+
+    >>> rotated(torch.zeros(2, 1, 3, 3), torch.tensor([0, 5]))[1].tolist()
+    [0, 20, 1, 21, 2, 22, 3, 23]
+    """
+    height, width = images.shape[2:]
+    if height != width:
+        raise DataError(
+            f"pass turns images by 90 degrees, so they must be square, got {height} x {width}: "
+            "make them square, or let an augmentation with crop=... cut them"
+        )
+    layout = torch.contiguous_format if images.is_contiguous() else torch.channels_last
+    turned = torch.cat([torch.rot90(images, turn, (2, 3)) for turn in range(TURNS)])
+    return turned.contiguous(memory_format=layout), torch.cat([TURNS * labels + turn for turn in range(TURNS)])
+
+
+def class_spread(features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the mean (classes, dim) and tr(covariance) / dim (classes,) of each class, ascending, in float64.
+
+    The covariance divides by n - 1; of a single image it is zero.
+
+    >>> means, spread = class_spread(torch.tensor([[1.0, 0.0], [3.0, 2.0], [5.0, 5.0]]), torch.tensor([4, 4, 7]))
+    >>> means.tolist(), spread.tolist()
+    ([[2.0, 1.0], [5.0, 5.0]], [2.0, 0.0])
+    """
+    means, spreads = [], []
+    for label in labels.unique().tolist():
+        own = features[labels == label].double()
+        means.append(own.mean(0))
+        spreads.append((own - means[-1]).square().sum() / (max(len(own) - 1, 1) * own.shape[1]))
+    return torch.stack(means), torch.stack(spreads)
+
+
+class PASS(Representation):
+    """A linear head with four rows per class; of old classes prototypes are left, and one radius."""
+
+    options_type = PASSOptions
+
+    def __init__(self, options: Any, channels: int, machine: Machine, seed: int):
+        super().__init__(options, channels, machine, seed)
+        self.prototypes = self.head.weight.new_zeros(0, self.head.weight.shape[1])  # (old classes, dim)
+        self.radius = self.prototypes.new_zeros((), dtype=torch.float64)
+
+    def new_head(self, dim: int) -> GrowingHead:
+        """Make a linear head with a row for each rotation of a class."""
+        return LinearHead(dim, TURNS)
+
+    @property
+    def head(self) -> LinearHead:
+        """The head, four rows per class."""
+        assert isinstance(self.student.head, LinearHead)
+        return self.student.head
+
+    def loss(self, images: Tensor, labels: Tensor) -> Tensor:
+        """Return classification of all rotations; later also the features' distance and the old prototypes' loss."""
+        turned, targets = rotated(images, labels)
+        if self.old:
+            with torch.no_grad(), self.machine.beside():
+                before = self.teacher_features(turned)
+        features = self.student_features(turned)
+        loss = self.classification(features, targets)
+        if self.old:
+            self.machine.join()
+            # The norm of the whole batch's difference, as published: neither squared nor a mean.
+            loss = loss + self.options.fkd_weight * self.machine.group.norm(features.float() - before.float())
+            loss = loss + self.options.proto_weight * self.classification(*self.augmented())
+        return loss
+
+    def classification(self, features: Tensor, targets: Tensor) -> Tensor:
+        """Cross-entropy over the rows of all classes seen. In float32: the temperature multiplies rounding by ten."""
+        with torch.autocast(self.machine.device.type, enabled=False):
+            return cross_entropy(self.head(features.float()) / self.options.softmax_temperature, targets)
+
+    def augmented(self) -> tuple[Tensor, Tensor]:
+        """Draw old prototypes with noise, prototype_c + radius N(0, I), and their labels: class c, not rotated."""
+        count: int = self.options.batch_size
+        if self.options.proto_draws == "balanced":
+            new = len(self.head.bias) // TURNS - self.old
+            count *= max(1, self.old // new)
+        device, dim = self.prototypes.device, self.prototypes.shape[1]
+        drawn = torch.randint(self.old, (count,), generator=self.noise, device=device)
+        noise = torch.randn(count, dim, generator=self.noise, device=device)
+        return self.prototypes[drawn] + self.radius.float() * noise, TURNS * drawn
+
+    def finish(self, task: Learned) -> None:
+        """Keep a prototype of each new class, and the radius: root of the mean spread of the classes it is of."""
+        known = len(self.prototypes)
+        means, spread = class_spread(task.new(), task.labels)
+        self.prototypes = torch.cat([self.prototypes, means.float()])
+        if known == 0 or self.options.radius_classes == "all":
+            self.radius = ((self.radius.square() * known + spread.sum()) / len(self.prototypes)).sqrt()
+
+    def state(self, teacher: bool) -> dict[str, Tensor]:
+        """Return the tensors of the networks, the prototypes and the radius."""
+        return super().state(teacher) | {"prototypes": self.prototypes, "radius": self.radius}
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """Take up what `state` returned."""
+        super().load_state(state)
+        self.prototypes, self.radius = state["prototypes"], state["radius"]

@@ -1,0 +1,145 @@
+"""PODNet's training: proxies, pooled outputs distillation, and a second stage on as many images of every class.
+
+Douillard et al., "PODNet: Pooled Outputs Distillation for Small-Tasks Incremental Learning", ECCV 2020, as PyCIL has
+it; methods/podnet.py says where the two differ.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from pydantic import Field
+from torch import Tensor
+from torch.nn.functional import cosine_similarity, normalize
+
+from efcil.accel.machine import Machine
+from efcil.learners.base import Learned
+from efcil.learners.exemplars import Exemplars
+from efcil.learners.rehearsal import Rehearsal, RehearsalOptions
+from efcil.models import ResNet
+from efcil.models.heads import GrowingHead, ProxyHead
+from efcil.training.extraction import extract
+from efcil.training.image_batches import Pixels
+from efcil.training.schedule import Schedule
+
+
+class PODNetOptions(RehearsalOptions):
+    """Training options, memory, the classifier's, the distillation's, and the second stage of each later task."""
+
+    proxies: int = Field(default=10, ge=1)  # of each class
+    spatial_weight: float = Field(default=5.0, ge=0)
+    flat_weight: float = Field(default=1.0, ge=0)
+    first: Schedule = Schedule(epochs=160, lr=0.1, curve="cosine", weight_decay=5e-4)
+    later: Schedule = Schedule(epochs=160, lr=0.1, curve="cosine", weight_decay=5e-4)
+    balance: Schedule = Schedule(epochs=20, lr=0.005, curve="cosine", weight_decay=5e-4)
+
+
+def nca(similarities: Tensor, labels: Tensor) -> Tensor:
+    """Return max(s) - s_y + log(1 + sum_{i != y} exp(s_i - max(s))), mean over the batch of similarities (n, classes).
+
+    The paper: [log(sum_{i != y} exp(eta s_i)) - eta (s_y - margin)]_+. The published code takes the margin from every
+    similarity, where it cancels, leaves out the hinge, and counts the true class with exp(0), after the largest
+    similarity has been subtracted. So this is the cross-entropy where the true class is the most similar one, and
+    elsewhere at most log 2 more. The scale eta is the head's.
+    """
+    own = labels[:, None]
+    s = similarities.float()
+    s = s - s.max(1, keepdim=True).values
+    return (s.scatter(1, own, 0.0).logsumexp(1) - s.gather(1, own)[:, 0]).mean()
+
+
+def pooled(maps: Tensor) -> Tensor:
+    """Squared maps (n, c, h, w), summed over the width and over the height, at length one: (n, c (h + w))."""
+    square = maps.float().square()
+    return normalize(torch.cat([square.sum(3).flatten(1), square.sum(2).flatten(1)], 1), dim=1)
+
+
+def pod_spatial(student: Sequence[Tensor], teacher: Sequence[Tensor]) -> Tensor:
+    """Euclidean distance between pooled maps (n, .), mean over the batch and the stages.
+
+    The norm's gradient at zero is zero: a student that equals its teacher feels no pull.
+    """
+    distances = [torch.linalg.vector_norm(a - b, dim=1).mean() for a, b in zip(student, teacher, strict=True)]
+    return torch.stack(distances).mean()
+
+
+def pod_flat(student: Tensor, teacher: Tensor) -> Tensor:
+    """1 - cosine between features (n, dim), mean over the batch."""
+    return 1 - cosine_similarity(student.float(), teacher.float(), dim=1).mean()
+
+
+def observed(backbone: ResNet, images: Tensor) -> tuple[Tensor, list[Tensor]]:
+    """Return the features (n, dim) and the pooled maps of each stage."""
+    maps = backbone.stages(images)
+    return maps[-1].mean((2, 3)), [pooled(stage) for stage in maps]
+
+
+class PODNet(Rehearsal):
+    """The teacher's maps and features are distilled; the backbone and the new proxies learn in both stages."""
+
+    options_type = PODNetOptions
+    last_relu = False
+
+    def __init__(self, options: Any, channels: int, machine: Machine, seed: int):
+        super().__init__(options, channels, machine, seed)
+        student, teacher = self.student.backbone, self.teacher.backbone
+        assert isinstance(student, ResNet)
+        assert isinstance(teacher, ResNet)
+        self.student_sees = machine.compiled(lambda images: observed(student, images))
+        self.teacher_sees = machine.compiled(lambda images: observed(teacher, images))
+        self.herded: Exemplars | None = None  # new images of the second stage
+
+    def new_head(self, dim: int) -> GrowingHead:
+        """Make a head of proxies."""
+        return ProxyHead(dim, self.options.proxies)
+
+    def stages(self, task: int) -> tuple[Schedule, ...]:
+        """After the first task there is a second, balanced stage."""
+        return (*super().stages(task), *([self.options.balance] if task else []))
+
+    def prepare(self, stage: int, pixels: Pixels, labels: Tensor) -> None:
+        """Herd as many images of each new class as there are exemplars of an old one."""
+        if stage:
+            features = extract(self.backbone, pixels, self.machine, self.options.crop)
+            self.herded = Exemplars.chosen(features, pixels, labels, self.quota(self.old))
+
+    def studied(self, stage: int, pixels: Pixels, labels: Tensor) -> tuple[Pixels, Tensor]:
+        """Return the new images, all or the herded ones, and the exemplars."""
+        if stage:
+            assert self.herded is not None
+            pixels, labels = pixels.showing(self.herded.images), self.herded.labels
+        return super().studied(stage, pixels, labels)
+
+    def loss(self, images: Tensor, labels: Tensor) -> Tensor:
+        """Return classification over all classes plus, from the second task on, both distillations."""
+        if self.old:
+            with torch.no_grad(), self.machine.beside():
+                target, target_maps = self.teacher_sees(images)
+        features, maps = self.student_sees(images)
+        logits = self.head(features)
+        loss = nca(logits, labels)
+        if self.old:
+            self.machine.join()
+            o, seen = self.options, logits.shape[1]
+            distilled = o.spatial_weight * pod_spatial(maps, target_maps) + o.flat_weight * pod_flat(features, target)
+            loss = loss + math.sqrt(seen / (seen - self.old)) * distilled
+        return loss
+
+    def finish(self, task: Learned) -> None:
+        """Herd the exemplars anew, with the final features."""
+        super().finish(task)
+        self.herded = None
+
+    def state(self, teacher: bool) -> dict[str, Tensor]:
+        """Return the networks' tensors, the exemplars, and in the middle of a second stage its new images."""
+        kept = self.herded.state() if teacher and self.herded is not None else {}
+        return super().state(teacher) | {f"herded.{k}": v for k, v in kept.items()}
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """Take up what `state` returned."""
+        super().load_state(state)
+        kept = {k.removeprefix("herded."): v for k, v in state.items() if k.startswith("herded.")}
+        self.herded = Exemplars.from_state(kept) if kept else None

@@ -1,0 +1,72 @@
+"""What the methods with exemplars share: a memory of old images, trained on beside the new ones."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from efcil.accel.machine import Machine
+from efcil.errors import OptionError
+from efcil.learners.base import Learned, Representation, TrainingOptions
+from efcil.learners.exemplars import Exemplars
+from efcil.training.image_batches import Pixels
+from efcil.training.image_store import followed_by
+
+
+class RehearsalOptions(TrainingOptions):
+    """Training options and the size of the memory."""
+
+    memory: int = Field(default=2000, ge=1)  # exemplars in all, shared equally by the classes seen
+    memory_per_class: int | None = Field(default=None, ge=1)  # instead: so many of each class, however many classes
+
+
+class Rehearsal(Representation):
+    """Trains on the new images and the exemplars; herds new exemplars after each task."""
+
+    options_type: type[RehearsalOptions] = RehearsalOptions
+
+    def __init__(self, options: Any, channels: int, machine: Machine, seed: int):
+        super().__init__(options, channels, machine, seed)
+        self.exemplars: Exemplars | None = None
+
+    def quota(self, seen: int) -> int:
+        """Return the exemplars of each class when so many classes are seen."""
+        of_each: int | None = self.options.memory_per_class
+        return int(self.options.memory) // seen if of_each is None else of_each
+
+    def check(self, classes: int) -> None:
+        """Refuse a memory without room for one exemplar of each class."""
+        if not self.quota(classes):
+            raise OptionError(
+                f"memory={self.options.memory} leaves no exemplar for each of {classes} classes: raise it, "
+                "set memory_per_class, or take an exemplar-free method (dpcr)"
+            )
+
+    def studied(self, stage: int, pixels: Pixels, labels: Tensor) -> tuple[Pixels, Tensor]:
+        """Return the new images and the exemplars."""
+        kept = self.exemplars
+        if kept is None:
+            return pixels, labels
+        return pixels.showing(followed_by(pixels.images, kept.images)), torch.cat([labels, kept.labels])
+
+    def finish(self, task: Learned) -> None:
+        """Keep fewer exemplars of each old class, herd those of the new ones."""
+        seen = int(task.labels.max()) + 1
+        new = Exemplars.chosen(task.new(), task.pixels(), task.labels, self.quota(seen))
+        self.exemplars = new if self.exemplars is None else self.exemplars.reduced(self.quota(seen)).joined(new)
+
+    def state(self, teacher: bool) -> dict[str, Tensor]:
+        """Return the tensors of the networks, and the exemplars."""
+        kept = self.exemplars.state() if self.exemplars is not None else {}
+        return super().state(teacher) | {f"exemplars.{k}": v for k, v in kept.items()}
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """Take up what `state` returned."""
+        super().load_state(state)
+        kept = {k.removeprefix("exemplars."): v for k, v in state.items() if k.startswith("exemplars.")}
+        if kept:
+            self.exemplars = Exemplars.from_state(kept)

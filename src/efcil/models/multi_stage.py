@@ -1,0 +1,56 @@
+"""What classifiers may read of a ResNet beside its features: the maps before its last ones, and mirror images.
+
+Maps before the last ones are less bound to the classes of one task, the more so the earlier they are. Their mean over
+each quarter of the image (2 x 2) keeps where things are, which the features, means over the whole image, do not.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import adaptive_avg_pool2d
+
+from efcil.models.resnet import ResNet
+
+
+def width(dim: int, quarters: int) -> int:
+    """Return how many numbers are read of a backbone of `dim` features, with the quarters of so many stages.
+
+    >>> [width(512, quarters) for quarters in range(4)]
+    [512, 1536, 2048, 2304]
+    """
+    return dim + 4 * sum(dim >> back for back in range(1, quarters + 1))  # a stage has half of the next one's planes
+
+
+def features_of(read: int, quarters: int) -> int:
+    """Return the features of a backbone of which `read` numbers are read: the inverse of `width`.
+
+    >>> [features_of(width(512, quarters), quarters) for quarters in range(4)]
+    [512, 512, 512, 512]
+    """
+    return (read << quarters) // (5 * (1 << quarters) - 4)
+
+
+class Reading(nn.Module):
+    """The backbone's features, and behind them what else is read; the backbone stays what it is.
+
+    >>> from efcil.models import build
+    >>> reading = Reading(build("resnet10", width=4), quarters=2, mirrored=True)
+    >>> reading(torch.zeros(2, 3, 8, 8)).shape, reading.dim  # 32 features, four times 16 planes, four times 8
+    (torch.Size([2, 128]), 128)
+    """
+
+    def __init__(self, backbone: ResNet, quarters: int, mirrored: bool) -> None:
+        super().__init__()
+        self.backbone, self.quarters, self.mirrored = backbone, quarters, mirrored  # quarters: of so many stages
+        self.dim = width(backbone.dim, quarters)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """(n, dim): the features, then the quarters of the stages before the last, the latest first."""
+        found = self._read(images)
+        return (found + self._read(images.flip(3))) / 2 if self.mirrored else found
+
+    def _read(self, images: Tensor) -> Tensor:
+        last, *before = reversed(self.backbone.stages(images))
+        quarters = [adaptive_avg_pool2d(maps, 2).flatten(1) for maps in before[: self.quarters]]
+        return torch.cat([last.mean((2, 3)), *quarters], 1)

@@ -1,0 +1,200 @@
+"""What the command line does with a model: teach, predict, evaluate, forget, undo, rename, merge, summary, export."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import io
+import json
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from efcil.data.cache import SUFFIXES
+from efcil.data.folder import hidden
+from efcil.errors import DataError, ModelError, OptionError
+from efcil.files import exclusive_lock
+from efcil.product.classifier import NONE_OF_THESE, IncrementalClassifier
+from efcil.product.inputs import read_lesson
+from efcil.product.model_directory import CARD, fingerprint, save_lock
+from efcil.product.progress import Progress
+
+
+@contextlib.contextmanager
+def change_lock(directory: Path) -> Iterator[Callable[[IncrementalClassifier], None]]:
+    """Hold a model while it is changed; refuse a second process.
+
+    Yield the function that saves it. It refuses when a process without this lock (a service that serves the same
+    directory) has changed the model meanwhile.
+    """
+    path = directory.absolute().parent / f".{directory.name}.lock"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = exclusive_lock(path)
+    except BlockingIOError:
+        raise ModelError(f"{directory} is being changed by another process; wait for it") from None
+    except OSError as error:
+        raise ModelError(f"{directory} cannot be written: {error.strerror}") from None
+    with lock:
+        before = fingerprint(directory)
+
+        def save(model: IncrementalClassifier) -> None:
+            with save_lock(directory):
+                if fingerprint(directory) != before:
+                    what = "was changed by another process meanwhile; nothing was saved, try again"
+                    raise ModelError(f"{directory} {what}")
+                model.save(directory)
+
+        yield save
+
+
+def loaded(directory: Path, device: str, *, progress: bool = False) -> IncrementalClassifier:
+    """Read a model, or say that there is none."""
+    if not (directory / CARD).exists():
+        raise ModelError(f"{directory}: no model; make one with `efcil teach {directory} FOLDER`")
+    return IncrementalClassifier.load(directory, device=device, progress=progress)
+
+
+def teach(
+    directory: Path,
+    folder: Path,
+    made_with: Mapping[str, Any],
+    *,
+    epochs: int | None,
+    budget: float | None,
+    device: str,
+    skip_bad: bool,
+    quiet: bool,
+) -> str:
+    """Teach a model the classes of a folder; make it, with the options of `made_with`, where there is none yet."""
+    began = time.monotonic()
+    with change_lock(directory) as save:
+        if (directory / CARD).exists():
+            if made_with:
+                names = ", ".join(f"--{name.replace('_', '-')}" for name in made_with)
+                raise OptionError(f"{directory} exists, and {names} can only be chosen for a new model; leave it out")
+            model = loaded(directory, device, progress=not quiet)
+        else:
+            model = IncrementalClassifier(**made_with, device=device, progress=not quiet)
+        told: list[Progress] = []
+        model.learn(folder, epochs=epochs, budget=budget, skip_bad=skip_bad, callbacks=[told.append])
+        save(model)
+    count = len(model.classes_)
+    return (
+        f"{told[-1].message} in {time.monotonic() - began:.0f} s; "
+        f"{directory} knows {count} class{'es' * (count != 1)} now"
+    )
+
+
+def pictures(paths: Sequence[Path]) -> list[Path]:
+    """Return the files, those in folders included."""
+    found: list[Path] = []
+    for path in paths:
+        if path.is_dir():
+            inside = sorted(_below(path))
+            if not inside:
+                raise DataError(f"{path}: no pictures in it; give pictures or folders of them")
+            found += inside
+        elif path.exists():
+            found.append(path)
+        else:
+            raise DataError(f"{path}: no such file; give pictures or folders of them")
+    return found
+
+
+def _below(folder: Path) -> Iterator[Path]:
+    """Pictures in a folder and the folders in it, through links as when teaching, but none that is hidden."""
+    seen: set[str] = set()
+    for place, folders, files in os.walk(folder, followlinks=True):
+        real = os.path.realpath(place)
+        if real in seen:  # a link to a folder that holds it would go on for ever
+            folders.clear()
+            continue
+        seen.add(real)
+        folders[:] = [name for name in folders if not hidden(name)]
+        for name in files:
+            path = Path(place, name)
+            if path.suffix.lower() in SUFFIXES and not hidden(name) and path.is_file():
+                yield path
+
+
+def predict(
+    directory: Path, paths: Sequence[Path], *, top: int, unknown: float | None, device: str
+) -> list[dict[str, Any]]:
+    """Name the class of each picture: its file, the answer (null: none of these), its confidence and the best `top`."""
+    if unknown is not None and not 0 <= unknown <= 1:
+        raise OptionError(f"--unknown {unknown}: wanted a confidence from 0 to 1")
+    model = loaded(directory, device)
+    files = pictures(paths)
+    names = model.classes_
+    answers = []
+    for begin in range(0, len(files), 1024):  # so that a million pictures do not have to fit into memory
+        part = files[begin : begin + 1024]
+        for file, row in zip(part, model.predict_proba(part), strict=True):
+            order = np.argsort(-row, kind="stable")[:top]
+            confidence = round(float(row[order[0]]), 6)
+            best = [{"label": str(names[i]), "confidence": round(float(row[i]), 6)} for i in order]
+            label = best[0]["label"] if unknown is None or confidence >= unknown else None
+            answers.append({"file": str(file), "label": label, "confidence": confidence, "top": best})
+    return answers
+
+
+def as_csv(answers: Sequence[Mapping[str, Any]]) -> str:
+    """Answers as CSV: file, label, confidence."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["file", "label", "confidence"])
+    writer.writerows([a["file"], a["label"] or NONE_OF_THESE, a["confidence"]] for a in answers)
+    return text.getvalue()
+
+
+def evaluate(directory: Path, folder: Path, *, device: str, skip_bad: bool) -> dict[str, Any]:
+    """Return accuracy over the pictures of a folder, and of each class its share found again, in percent."""
+    model = loaded(directory, device)
+    images, names = read_lesson(folder, None, model.size, "test", skip_bad=skip_bad)
+    known = set(model.classes_.tolist())
+    strange = sorted(set(names) - known)
+    if strange:
+        listed = ", ".join(strange[:5]) + (f" and {len(strange) - 5} more" if len(strange) > 5 else "")
+        raise DataError(f"the model does not know {listed}; teach it, or leave these pictures out")
+    truth = np.array(names)
+    right = model.predict(images) == truth
+    each = {str(name): round(100 * float(right[truth == name].mean()), 2) for name in sorted(set(names))}
+    return {"pictures": len(names), "accuracy": round(100 * float(right.mean()), 2), "recall": each}
+
+
+def change(directory: Path, device: str, action: str, *arguments: Any) -> IncrementalClassifier:
+    """Load, change by `forget`, `undo`, `rename` or `merge`, save."""
+    with change_lock(directory) as save:
+        model = loaded(directory, device)
+        getattr(model, action)(*arguments)
+        save(model)
+    return model
+
+
+def summary_text(found: Mapping[str, Any]) -> str:
+    """A summary for people."""
+    frozen = " (frozen)" if found["frozen"] else ""
+    lines = [
+        f"{found['method']}, {found['backbone']}{frozen}, pictures of {found['size']} pixels, {found['dim']} features, "
+        f"{found['teachings']} teachings, {found['bytes'] / 1e6:.1f} MB"
+    ]
+    width = max([5, *(len(c["name"]) for c in found["classes"])])
+    if found["classes"]:
+        lines.append(f"{'class':{width}}  pictures  learned     found again")
+    for c in found["classes"]:
+        recall = "-" if c["recall"] is None else f"{c['recall']:.0f} %"
+        lines.append(f"{c['name']:{width}}  {c['images']:>8}  {c['learned']}  {recall:>11}")
+    if found["similar"]:
+        pairs = ", ".join(f"{a} and {b} ({cosine:.2f})" for a, b, cosine in found["similar"][:3])
+        lines.append(f"closest to each other: {pairs}")
+    return "\n".join(lines)
+
+
+def dumped(value: Any) -> str:
+    """JSON for other programs."""
+    return json.dumps(value, ensure_ascii=False, indent=1)

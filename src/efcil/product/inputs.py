@@ -1,0 +1,197 @@
+"""Pictures of any kind as uint8 squares: folders, paths, bytes, Pillow images, arrays, tensors, data sets."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image
+from torch import Tensor
+
+from efcil.data.cache import decoded_here
+from efcil.data.dataset import DataSet, ImageSet, listed
+from efcil.data.decode import read_image
+from efcil.data.folder import scan
+from efcil.errors import DataError
+from efcil.product.names import as_names
+
+Images = npt.NDArray[np.uint8]
+Part = Literal["train", "test"]
+Told = Callable[[int, int], None]
+CHANNELS = 3
+
+
+def read_pictures(images: Any, size: int) -> Images:
+    """Return pictures without labels as (n, 3, size, size)."""
+    if isinstance(images, str | os.PathLike):
+        if os.path.isdir(images):
+            raise DataError(f"{os.fspath(images)}: is a folder; give the paths of the pictures in it")
+        images = [images]
+    elif isinstance(images, Image.Image | bytes):
+        images = [images]
+    elif isinstance(images, ImageSet):
+        images = images.images
+    return _collected(images, size)[0]
+
+
+def read_lesson(
+    data: Any,
+    labels: Any,
+    size: int,
+    part: Part = "train",
+    *,
+    skip_bad: bool = False,
+    told: Told = lambda done, total: None,
+) -> tuple[Images, list[str]]:
+    """Return pictures (n, 3, size, size) and the class name of each.
+
+    Of a data set, or of a folder with train/ and test/ in it, `part` is taken. What cannot be read is an error that
+    names it, or left out with `skip_bad`; a class of which nothing is left is an error in any case.
+    """
+    bad: dict[int, str] = {}
+    if isinstance(data, DataSet | ImageSet) or (isinstance(data, str | os.PathLike) and os.path.isdir(data)):
+        if labels is not None:
+            raise DataError("labels were given beside data that have their own; give one of them only")
+        if isinstance(data, DataSet | ImageSet):
+            images, names = _of_set(data, size, part)
+        else:
+            images, names, bad = _of_folder(data, size, part, skip_bad, told)
+    else:
+        if isinstance(data, str | os.PathLike | bytes | Image.Image):
+            if isinstance(data, str | os.PathLike) and not os.path.exists(data):
+                raise DataError(f"{os.fspath(data)}: no such folder; give a folder that holds one folder per class")
+            data, labels = [data], [labels] if isinstance(labels, str | int) else labels
+        if labels is None:
+            raise DataError("labels are missing: give one for each image, or a folder of class folders")
+        names = as_names(labels)
+        count = len(data) if hasattr(data, "__len__") else None
+        if count is not None and count != len(names):
+            raise DataError(f"{len(names)} labels for {count} images; give one label for each image")
+        images, bad = _collected(data, size, told, keep_bad=True)
+        if len(images) != len(names):
+            raise DataError(f"{len(names)} labels for {len(images)} images; give one label for each image")
+    return _readable(images, names, bad, skip_bad)
+
+
+def _readable(images: Images, names: list[str], bad: dict[int, str], skip_bad: bool) -> tuple[Images, list[str]]:
+    """Leave out what could not be read, or refuse."""
+    if not names:
+        raise DataError("there is nothing to learn from: no images were given")
+    if not bad:
+        return images, names
+    good = [row for row in range(len(names)) if row not in bad]
+    lost = [name for name in dict.fromkeys(names) if name not in {names[row] for row in good}]
+    reasons = list(bad.values())
+    if lost:
+        raise DataError(f"no readable picture of class {listed(lost)}: {listed(reasons)}; add pictures, or remove it")
+    if not skip_bad:
+        raise DataError(f"{listed(reasons)}; remove what cannot be read or pass skip_bad=True (--skip-bad)")
+    return images[good], [names[row] for row in good]
+
+
+def _of_set(data: DataSet | ImageSet, size: int, part: Part) -> tuple[Images, list[str]]:
+    if isinstance(data, DataSet):
+        chosen = data.train if part == "train" else data.test
+        names = [data.class_names[label] for label in chosen.labels]
+    else:
+        chosen, names = data, as_names(data.labels)
+    return _of_array(np.asarray(chosen.images), size, channels_first=True), names
+
+
+def _of_folder(
+    folder: str | os.PathLike[str], size: int, part: Part, skip_bad: bool, told: Told
+) -> tuple[Images, list[str], dict[int, str]]:
+    tree = scan(folder)
+    if tree.strays and not skip_bad:
+        raise DataError(f"{listed(tree.strays)}; remove what is no picture or pass skip_bad=True (--skip-bad)")
+    files = [file for file in tree.files if file.side in (None, part)]
+    found = {file.label for file in files}
+    empty = [name for label, name in enumerate(tree.class_names) if label not in found]
+    if empty:
+        raise DataError(f"{tree.root}: no picture of class {listed(empty)}; add pictures, or remove the folder")
+    images, bad = decoded_here(tree.root, [file.name for file in files], size=size, progress=told)
+    return images, [tree.class_names[file.label] for file in files], bad
+
+
+def _collected(
+    images: Any, size: int, told: Told = lambda done, total: None, keep_bad: bool = False
+) -> tuple[Images, dict[int, str]]:
+    """Return pictures given as one array or one by one, and what is wrong with which (`keep_bad`; else an error)."""
+    if isinstance(images, Tensor):
+        return _of_array(images.detach().cpu().numpy(), size, channels_first=True), {}
+    if isinstance(images, np.ndarray) and images.dtype != object and images.dtype.kind not in "US":
+        return _of_array(images, size), {}
+    if not isinstance(images, Iterable):
+        raise DataError(f"images are {type(images).__name__}; wanted a list of paths or images, an array or a tensor")
+    given: Sequence[Any] = list(images)
+    rows = np.zeros((len(given), CHANNELS, size, size), dtype=np.uint8)
+    bad: dict[int, str] = {}
+    paths = [row for row, one in enumerate(given) if isinstance(one, str | os.PathLike)]
+    if paths:
+        names = [os.fspath(given[row]) for row in paths]
+        rows[paths], wrong = decoded_here(Path(), names, size=size, progress=told)
+        bad |= {paths[place]: reason for place, reason in wrong.items()}
+    for row in sorted(set(range(len(given))) - set(paths)):
+        try:
+            rows[row] = _one(given[row], size, f"image {row}")
+        except DataError as error:
+            bad[row] = str(error)
+    if bad and not keep_bad:
+        raise DataError(listed(list(bad.values())))
+    return rows, bad
+
+
+def _one(image: Any, size: int, name: str) -> Images:
+    if isinstance(image, bytes | Image.Image):
+        return read_image(image, size, CHANNELS, name=name)
+    if isinstance(image, Tensor | np.ndarray):
+        first = isinstance(image, Tensor)
+        array = image.detach().cpu().numpy() if isinstance(image, Tensor) else image
+        if array.ndim not in (2, 3):
+            raise DataError(f"{name}: has shape {array.shape}; wanted (height, width) or with channels")
+        return _of_array(array[None], size, channels_first=first, name=name)[0]
+    raise DataError(f"{name}: {type(image).__name__} is no picture; give a path, bytes, Pillow image, array or tensor")
+
+
+def _of_array(array: npt.NDArray[Any], size: int, channels_first: bool = False, name: str = "images") -> Images:
+    """Turn (n, h, w), (n, h, w, c) or (n, c, h, w) into (n, 3, size, size); c is 1, 3, or 4 with alpha."""
+    if array.ndim == 3 and array.shape[2] in (1, 3, 4):
+        raise DataError(f"{name} have shape {array.shape}, which is one picture; give a batch, (1, {array.shape})")
+    if array.ndim not in (3, 4) or 0 in array.shape[1:]:
+        raise DataError(f"{name} have shape {array.shape}; wanted (n, h, w), (n, h, w, c) or (n, c, h, w)")
+    values = _bytes(array, name)
+    if values.ndim == 3:
+        values = values[..., None]
+    else:
+        last, first = values.shape[3] in (1, 3, 4), values.shape[1] in (1, 3, 4)
+        if not (last or first):
+            raise DataError(f"{name} have shape {array.shape}; the channels, first or last, must be 1, 3 or 4")
+        if first and (channels_first or not last):
+            values = values.transpose(0, 2, 3, 1)
+    height, width, channels = values.shape[1:]
+    if (height, width) == (size, size) and channels != 4:
+        squares = np.broadcast_to(values, (*values.shape[:3], CHANNELS))
+        return np.ascontiguousarray(squares.transpose(0, 3, 1, 2))
+    rows = np.zeros((len(values), CHANNELS, size, size), dtype=np.uint8)
+    for row, one in zip(rows, values, strict=True):
+        picture = Image.fromarray(np.ascontiguousarray(one[..., 0] if channels == 1 else one))
+        row[:] = read_image(picture, size, CHANNELS)
+    return rows
+
+
+def _bytes(array: npt.NDArray[Any], name: str) -> Images:
+    if array.dtype == np.uint8:
+        return array
+    if not np.issubdtype(array.dtype, np.floating):
+        raise DataError(f"{name} are {array.dtype}; wanted uint8, or floating point from 0 to 1")
+    if not np.isfinite(array).all():
+        which = np.flatnonzero(~np.isfinite(array.reshape(len(array), -1)).all(1))
+        raise DataError(f"{name}: NaN or infinite pixels in picture {which[0]}, {len(which)} in all; repair them")
+    low, high = (float(array.min()), float(array.max())) if array.size else (0.0, 0.0)
+    if low < 0 or high > 1:
+        raise DataError(f"{name} are {array.dtype} from {low:g} to {high:g}; wanted 0 to 1, or uint8 from 0 to 255")
+    return np.rint(array * 255).astype(np.uint8)

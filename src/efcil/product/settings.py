@@ -1,0 +1,119 @@
+"""What a model is made of and never changes: method, backbone, size, options."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from efcil import methods, models
+from efcil.config import Options, Values, build, flat, keys, preset_values
+from efcil.errors import OptionError, nearest
+from efcil.learners.lwf import LwFOptions
+from efcil.methods import Method
+from efcil.training.schedule import Schedule
+
+KINDS = ("lwf", "frozen")  # the trajectory family: readouts of one backbone that no old image is needed for
+DEFAULT_BACKBONE = "resnet10"
+SMALL_PICTURES = 40  # pixels up to which the first layer keeps the size
+
+
+@dataclass(frozen=True)
+class Settings:
+    """All choices, resolved and checked."""
+
+    method: Method
+    training: LwFOptions
+    options: Options
+    size: int
+    seed: int
+    held_out: float  # share of a new class's pictures
+
+    def document(self) -> dict[str, Any]:
+        """As plain values; `restored` undoes it."""
+        return {
+            "method": self.method.name,
+            "training": flat(self.training),
+            "options": flat(self.options),
+            "size": self.size,
+            "seed": self.seed,
+            "held_out": self.held_out,
+        }
+
+    @classmethod
+    def restored(cls, document: Mapping[str, Any]) -> Settings:
+        """Read what `document` wrote."""
+        method = _family(document["method"])
+        training = build(LwFOptions, document["training"], "training")
+        options = build(method.options, document["options"], method.name)
+        size, seed, held_out = int(document["size"]), int(document["seed"]), float(document["held_out"])
+        return cls(method, training, options, size, seed, held_out)
+
+
+def resolve(
+    method: str,
+    backbone: str,
+    width: int | None,
+    size: int,
+    seed: int,
+    held_out: float,
+    options: Mapping[str, Any] | None,
+) -> Settings:
+    """Put preset, arguments and `options` (dotted keys of training and method, as `--set` takes them) together."""
+    found = _family(method)
+    given: Values = dict(options or {})
+    ours, theirs = set(keys(LwFOptions)), set(keys(found.options))
+    for key in given:
+        if key in found.fixed:
+            raise OptionError(f"{found.name} fixes {key}={found.fixed[key]}: take dpcr to choose it")
+        if key not in ours | theirs:
+            raise OptionError(f"{key} is not an option of {found.name}: {nearest(key, ours | theirs)}")
+    if size < 8:
+        raise OptionError(f"size is {size}; wanted 8 pixels or more")
+    if seed < 0:
+        raise OptionError(f"seed is {seed}; wanted zero or more")
+    if not 0 <= held_out <= 0.5:
+        raise OptionError(f"held_out is {held_out}; wanted a share from 0 (measure no recall) to 0.5")
+    preset = preset_values("model", "any", "training")
+    name = given.get("backbone", backbone)
+    if name != DEFAULT_BACKBONE or width is not None:
+        preset["width"] = width
+    stem = "cifar" if size <= SMALL_PICTURES else "imagenet"
+    values = {**preset, "backbone": name, "stem": stem} | {k: v for k, v in given.items() if k in ours}
+    training = build(LwFOptions, values, "options")
+    if not models.is_timm(name) and name not in models.NAMES:
+        raise OptionError(f"backbone: unknown name '{name}'; {nearest(name, models.NAMES)}, or timm/NAME")
+    own = {k: v for k, v in preset_values("model", "any", found.section).items() if k in theirs}
+    own |= found.fixed | {k: v for k, v in given.items() if k in theirs}
+    return Settings(found, training, build(found.options, own, "options"), size, seed, held_out)
+
+
+def _family(name: str) -> Method:
+    method = methods.find(name)
+    if method.representation not in KINDS or method.heads or method.exemplars:
+        able = [m.name for m in methods.registered().values() if m.representation in KINDS and not m.heads]
+        raise OptionError(
+            f"method {name} cannot be taught picture by picture: it needs old images or a backbone of its own; "
+            f"take one of {', '.join(able)}"
+        )
+    return method
+
+
+def planned(schedule: Schedule, epochs: int) -> Schedule:
+    """The same schedule over another number of epochs: rates and milestones follow.
+
+    >>> planned(Schedule(epochs=100, lr=0.1, milestones=(45, 90)), 10).milestones
+    (4, 9)
+    """
+    steps = (max(1, round(m * epochs / schedule.epochs)) for m in schedule.milestones)
+    milestones = tuple(sorted({m for m in steps if m < epochs}))
+    return schedule.model_copy(update={"epochs": epochs, "milestones": milestones})
+
+
+def with_epochs(training: LwFOptions, epochs: int | None) -> LwFOptions:
+    """The same options with another number of epochs a teaching."""
+    if epochs is None:
+        return training
+    return training.model_copy(
+        update={"first": planned(training.first, epochs), "later": planned(training.later, epochs)}
+    )

@@ -1,0 +1,219 @@
+"""One teaching: the backbone learns the call's classes, old statistics follow it, the readout is solved again."""
+
+from __future__ import annotations
+
+import copy
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from efcil.accel.machine import Machine
+from efcil.core.class_stats import ClassStats
+from efcil.data.cache import MEAN, STD
+from efcil.data.dataset import ImageSet
+from efcil.features import TaskFeatures
+from efcil.learners import Representation
+from efcil.methods.base import Readout
+from efcil.models.heads import CosineHead
+from efcil.product.calibration import Optimism, drawn_features, fitted_temperature
+from efcil.product.inputs import Images
+from efcil.product.settings import planned, with_epochs
+from efcil.randomness import Purpose, generator
+from efcil.tasks import Task
+from efcil.tensor_files import on_cpu
+from efcil.training.image_batches import Pixels
+from efcil.training.image_store import part, stored
+from efcil.training.schedule import Schedule
+from efcil.training.step import Optimiser
+from efcil.training.trainer import EpochReport
+from efcil.trajectory import train_task
+
+HELD_OUT_FROM = 5  # pictures of a new class from which on some are not trained on, so that recall can be measured; ...
+HELD_OUT_MOST = 20  # ... more of them would cost training more than the measure gains
+MOST_EPOCHS = 200  # that a time budget is turned into: the paper's longest schedule
+PROBE_STEPS = 4  # of training that are timed before epochs are planned
+
+Told = Callable[[EpochReport], None]
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """What a call brings: pictures, their classes as positions, and which of those the model knew before."""
+
+    images: Images  # (n, 3, size, size)
+    labels: Tensor  # (n,) positions, on the CPU
+    old: int  # classes known before
+    new: int  # classes that are new; their positions follow
+    teaching: int  # how many there were before
+    training: int  # how often the backbone has learned before
+    share: float  # of a new class's pictures that is held out
+
+    @property
+    def present(self) -> Tensor:
+        """Positions of the classes in the call, ascending."""
+        return torch.unique(self.labels)
+
+    def held_out(self, seed: int) -> Tensor:
+        """Which pictures (n,) are not trained on: a share of each new class that has enough of them."""
+        source = generator("cpu", Purpose.HELD_OUT, seed, self.teaching)
+        chosen = torch.zeros(len(self.labels), dtype=torch.bool)
+        for label in range(self.old, self.old + self.new):
+            rows = (self.labels == label).nonzero()[:, 0]
+            order = torch.randperm(len(rows), generator=source)
+            if self.share and len(rows) >= HELD_OUT_FROM:
+                chosen[rows[order[: min(HELD_OUT_MOST, max(1, round(self.share * len(rows))))]]] = True
+        return chosen
+
+
+@dataclass(frozen=True)
+class Learned:
+    """What came of it: representation and readout have changed; these are told beside."""
+
+    recall: dict[int, float]  # percent, by position
+    temperature: float
+    optimism: Optimism
+
+
+def pixels_of(images: Images, machine: Machine) -> Pixels:
+    """Put pictures on the device."""
+    return Pixels(stored(images, machine.device), MEAN, STD, machine)
+
+
+def teach(
+    lesson: Lesson,
+    representation: Representation,
+    readout: Readout,
+    *,
+    rests: bool,
+    imprints: bool,
+    frozen: bool,
+    optimism: Optimism,
+    epochs: int | None,
+    deadline: float | None,
+    after_epoch: Told,
+    solving: Callable[[], None],
+) -> Learned:
+    """Teach `representation` (unless it `rests`) and `readout`, both in place.
+
+    With `imprints` the auxiliary head gets its new rows without training, for a backbone that rests only this time.
+    `deadline` (of `time.monotonic`) is when the teaching should be over: epochs are planned for it after the first
+    steps were timed. Held-out pictures are kept from training; recall is measured on them with a readout that has not
+    seen them; then the readout learns from all, so that none is wasted.
+    """
+    machine, seed = representation.machine, representation.seed
+    labels, held = lesson.labels.to(machine.device), lesson.held_out(seed)
+    everything = pixels_of(lesson.images, machine)
+    transform = representation.transform(lesson.images.shape[-1])
+    if rests:
+        representation.old = lesson.old
+    else:
+        rows = (~held).numpy()
+        studied = ImageSet(lesson.images[rows], lesson.labels.numpy()[rows])
+        task = Task(lesson.training, lesson.old, lesson.new, studied)
+        kept = pixels_of(studied.images, machine)
+        present = lesson.present
+        representation.present = present.to(machine.device) if int(present[0]) < lesson.old else None
+        own = labels[(~held).to(machine.device)]
+        options = with_epochs(representation.options, epochs)
+        if deadline is not None:
+            options = with_epochs(options, _affordable(representation, task, kept, own, deadline))
+        representation.options = options
+
+        def tell(report: EpochReport, optimiser: Optimiser) -> None:
+            after_epoch(report)
+
+        train_task(representation, task, kept, own, transform, after_epoch=tell)
+    solving()
+    learned = TaskFeatures(lesson.teaching, representation, everything, labels, transform)
+    learned.rests = rests
+    with machine.uncaptured():
+        learned.new()
+        if imprints:
+            _imprint(representation, learned, lesson)
+        elif lesson.old and not rests:
+            learned.old()
+        found = Learned({}, 0.0, optimism)
+        if bool(held.any()):
+            found = _measured(readout, learned, held.to(machine.device), optimism, seed)
+            if frozen:  # the statistics alone decide, so that merged models equal one taught on both
+                found = replace(found, optimism=optimism)
+        readout.learn(learned)
+        temperature = calibrated(readout, found.optimism, seed)
+        if temperature is None:  # no Grams: from the held-out pictures, or from all where none are
+            temperature = found.temperature or fitted_temperature(readout.scores(learned.new()), learned.labels)
+    return Learned(found.recall, temperature, found.optimism)
+
+
+def _imprint(representation: Representation, learned: TaskFeatures, lesson: Lesson) -> None:
+    """Give the auxiliary head a row for each new class without training: the direction of its mean feature."""
+    head = representation.head
+    if lesson.new and isinstance(head, CosineHead):
+        means = learned.stats().select(range(lesson.old, lesson.old + lesson.new)).mean
+        head.extend(normalize(means, dim=1))
+
+
+def _measured(readout: Readout, learned: TaskFeatures, held: Tensor, optimism: Optimism, seed: int) -> Learned:
+    """Recall on the held-out pictures, and the temperature that fits them, by a copy that has not seen them."""
+    trial = copy.deepcopy(readout)
+    trial.learn(learned.only((~held).nonzero()[:, 0]))
+    scores, labels = trial.scores(learned.new()[held]), learned.labels[held]
+    right = (scores.argmax(1) == labels).double()
+    recall = {label: round(100 * float(right[labels == label].mean()), 2) for label in labels.unique().tolist()}
+    temperature, stats = fitted_temperature(scores, labels), _statistics(trial)
+    if stats is not None and scores.shape[1] > 1:
+        features, places = drawn_features(stats.select(labels.unique()), seed)
+        drawn = fitted_temperature(trial.scores(features), labels.unique()[places])
+        optimism = optimism.joined(math.log(temperature / drawn), len(labels))
+    return Learned(recall, temperature, optimism)
+
+
+def _statistics(readout: Any) -> ClassStats | None:
+    stats = getattr(readout, "stats", None)
+    return stats if isinstance(stats, ClassStats) else None
+
+
+def calibrated(readout: Readout, optimism: Optimism, seed: int) -> float | None:
+    """Temperature from features drawn from all classes' statistics (calibration.py); None where no Grams are kept."""
+    stats = _statistics(readout)
+    if stats is None:
+        return None
+    features, places = drawn_features(stats, seed)
+    return fitted_temperature(readout.scores(features), places) * optimism.factor
+
+
+def _affordable(representation: Representation, task: Task, pixels: Pixels, labels: Tensor, deadline: float) -> int:
+    """Time some steps of training, undo them, and return how many epochs can be done until the deadline."""
+    options, batch = representation.options, representation.options.batch_size
+    before = on_cpu(representation.state(teacher=False))
+    rows = torch.arange(min(len(labels), PROBE_STEPS * batch), device=labels.device)
+    moments: list[float] = []
+
+    def tick(report: EpochReport, optimiser: Optimiser) -> None:
+        representation.machine.synchronise()
+        moments.append(time.monotonic())
+
+    def short(schedule: Schedule) -> Schedule:
+        return planned(schedule, 2)  # the first one warms up
+
+    representation.options = options.model_copy(update={"first": short(options.first), "later": short(options.later)})
+    try:
+        train_task(
+            representation,
+            task,
+            pixels.showing(part(pixels.images, rows)),
+            labels[rows],
+            representation.transform(pixels.images.shape[-1]),
+            after_epoch=tick,
+        )
+    finally:
+        representation.options = options
+        representation.load_state({k: v.to(representation.machine.device) for k, v in before.items()})
+    epoch = (moments[1] - moments[0]) * -(-len(labels) // batch) / -(-len(rows) // batch)
+    left = deadline - time.monotonic()
+    return max(1, min(MOST_EPOCHS, int(left / max(epoch, 1e-6)) - 1))  # one for what comes after training

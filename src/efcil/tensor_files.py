@@ -1,0 +1,98 @@
+"""Write tensors as safetensors files that carry their own checksum, and read them back to the bit."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from efcil.accel.streams import own_stream
+from efcil.errors import CheckpointError
+from efcil.files import replaced
+
+Tensors = dict[str, Tensor]
+ALIGNMENT = 64  # bytes: where memory that torch allocates begins
+
+
+def digest(tensors: Mapping[str, Tensor], meta: str = "") -> str:
+    """SHA-256 of tensors on the CPU, with their names and kinds, and of a text."""
+    found = hashlib.sha256(meta.encode())
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        found.update(tensor.reshape(-1).view(torch.uint8).numpy().data if tensor.numel() else b"")
+    return found.hexdigest()
+
+
+def on_cpu(tensors: Mapping[str, Tensor]) -> Tensors:
+    """Copy tensors as a file needs them: safetensors refuses channels_last and shared storage."""
+    return {
+        name: t.detach().clone(memory_format=torch.contiguous_format)
+        if t.device.type == "cpu"
+        else t.detach().contiguous().cpu()
+        for name, t in tensors.items()
+    }
+
+
+def copied(tensors: Mapping[str, Tensor]) -> Callable[[], Tensors]:
+    """Copy tensors now; what is returned gives them as a file needs them, once, in whichever thread that is.
+
+    On a GPU with room they are copied there, where that is quick, and brought to the CPU only when asked for.
+    """
+    places = {t.device for t in tensors.values() if t.is_cuda}
+    size = sum(t.numel() * t.element_size() for t in tensors.values())
+    if len(places) != 1 or size > torch.cuda.mem_get_info(*places)[0] // 4:
+        plain = on_cpu(tensors)
+        return lambda: plain
+    (device,) = places
+    held = {name: t.detach().clone(memory_format=torch.contiguous_format) for name, t in tensors.items()}
+    made, aside = torch.cuda.current_stream(device).record_event(), own_stream(device, "files")
+
+    def brought() -> Tensors:
+        with torch.cuda.stream(aside):
+            made.wait()
+            return {name: held.pop(name).cpu() for name in list(held)}
+
+    return brought
+
+
+def aligned(tensors: Mapping[str, Tensor]) -> Tensors:
+    """Copy tensors that do not begin where torch's own do, as those of a file: products may round differently there."""
+    return {name: t if t.data_ptr() % ALIGNMENT == 0 else t.clone() for name, t in tensors.items()}
+
+
+def save_tensors(path: Path, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
+    """Write tensors and JSON `meta` as one safetensors file, whole or not at all, with a checksum of all of it."""
+    _write(path, on_cpu(tensors), meta)
+
+
+def _write(path: Path, plain: Tensors, meta: Mapping[str, Any]) -> None:
+    text = json.dumps(meta, sort_keys=True)
+    with replaced(path) as temporary:
+        try:
+            save_file(plain, temporary, metadata={"meta": text, "sha256": digest(plain, text)})
+        except SafetensorError as error:  # how the library tells that the disk is full
+            raise OSError(str(error)) from error
+
+
+def load_tensors(path: Path) -> tuple[Tensors, dict[str, Any]]:
+    """Read what `save_tensors` wrote; CheckpointError if it was cut short or any bit of it changed."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            tensors = aligned({name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118 (not a dict)
+        text = metadata["meta"]
+        sound = metadata["sha256"] == digest(tensors, text)
+        meta = json.loads(text)
+    except (SafetensorError, KeyError, ValueError, OSError, RuntimeError, OverflowError, MemoryError) as error:
+        raise CheckpointError(f"{path} cannot be read: {error or type(error).__name__}") from None
+    if not sound:
+        raise CheckpointError(f"{path} is damaged: its checksum does not match its contents")
+    return tensors, meta

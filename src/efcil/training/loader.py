@@ -1,0 +1,107 @@
+"""Draw the batches of an epoch: order, augmentation, and this process's share."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from efcil.data.augment import CHUNK_BYTES, Parameters, Transform
+from efcil.training.distributed import ALONE, Group
+from efcil.training.image_store import Store, fetched
+
+LastBatch = Literal["wrap", "keep", "drop"]
+Batch = tuple[Tensor, ...]  # images, labels and, where it was computed ahead, what networks at rest make of the images
+
+
+def batches(count: int, size: int, last: LastBatch) -> Iterator[slice]:
+    """Slices of a permuted epoch; `wrap` expects a permutation that `shuffled` has filled up.
+
+    >>> [(b.start, b.stop) for b in batches(10, 4, "keep")], [(b.start, b.stop) for b in batches(10, 4, "drop")]
+    ([(0, 4), (4, 8), (8, 10)], [(0, 4), (4, 8)])
+    """
+    size = min(size, count)
+    stop = count // size * size if last == "drop" else count
+    for start in range(0, stop, size):
+        yield slice(start, min(start + size, stop))
+
+
+def filled(count: int, size: int, last: LastBatch) -> int:
+    """Return how many rows an epoch of `count` images has: `wrap` fills the last batch up."""
+    return count + (-count % min(size, count) if last == "wrap" else 0)
+
+
+def shuffled(count: int, size: int, last: LastBatch, source: torch.Generator) -> Tensor:
+    """Return a random order of `count` rows; `wrap` repeats its head until every batch is full."""
+    order = torch.randperm(count, generator=source, device=source.device)
+    missing = filled(count, size, last) - count
+    return torch.cat([order, order[:missing]]) if missing else order
+
+
+Drawn = tuple[Tensor, Parameters, list[slice]]  # of an epoch: rows in order, their augmentation, its batches
+
+
+def drawn_epoch(
+    count: int, transform: Transform | None, size: int, last: LastBatch, source: torch.Generator, group: Group
+) -> Drawn:
+    """Draw an epoch, the same in every process, and keep this one's rows of each batch."""
+    order = shuffled(count, size, last, source)
+    drawn = transform.draw(len(order), source) if transform is not None else {}
+    cuts = list(batches(len(order), min(size, count), last))
+    if group.size == 1:
+        return order, drawn, cuts
+    rows = torch.arange(len(order), device=order.device)
+    parts = [rows[cut][group.shard(cut.stop - cut.start)] for cut in cuts]
+    own, stops = torch.cat(parts), torch.tensor([0, *(len(part) for part in parts)]).cumsum(0).tolist()
+    cuts = [slice(start, stop) for start, stop in itertools.pairwise(stops)]
+    return order[own], {name: value[own] for name, value in drawn.items()}, cuts
+
+
+def epoch_batches(
+    images: Store,
+    labels: Tensor,
+    transform: Transform | None,
+    size: int,
+    last: LastBatch,
+    source: torch.Generator,
+    group: Group = ALONE,
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield the augmented batches of one epoch. Draws come first, for the whole epoch: chunks do not change them."""
+    order, drawn, cuts = drawn_epoch(len(labels), transform, size, last, source, group)
+    row = math.prod(images.shape[1:])
+    per_chunk = max(1, CHUNK_BYTES[images.device.type] // (row * cuts[0].stop))  # batches in a chunk
+    if not isinstance(images, Tensor):
+        per_chunk = 1
+    chunks = [cuts[first : first + per_chunk] for first in range(0, len(cuts), per_chunk)]
+    rows = (order[chunk[0].start : chunk[-1].stop] for chunk in chunks)
+    for chunk, pixels in zip(chunks, fetched(images, rows), strict=True):
+        begin, end = chunk[0].start, chunk[-1].stop
+        if transform is not None:
+            pixels = transform.apply(pixels, {name: value[begin:end] for name, value in drawn.items()})
+        targets = labels[order[begin:end]]
+        for cut in chunk:
+            yield pixels[cut.start - begin : cut.stop - begin], targets[cut.start - begin : cut.stop - begin]
+
+
+def several_epochs(
+    images: Store,
+    labels: Tensor,
+    transform: Transform | None,
+    size: int,
+    last: LastBatch,
+    sources: Sequence[torch.Generator],
+    group: Group = ALONE,
+) -> list[list[tuple[Tensor, Tensor]]]:
+    """Return the batches of several epochs, augmented in one go: the same bytes as `epoch_batches`, fewer launches."""
+    epochs = [drawn_epoch(len(labels), transform, size, last, source, group) for source in sources]
+    orders, drawn, cuts = [e[0] for e in epochs], [e[1] for e in epochs], epochs[0][2]
+    rows = torch.cat(orders)
+    pixels, targets = images[rows], labels[rows]
+    if transform is not None:
+        pixels = transform.apply(pixels, {name: torch.cat([d[name] for d in drawn]) for name in drawn[0]})
+    of_each = zip(pixels.split(len(orders[0])), targets.split(len(orders[0])), strict=True)
+    return [[(x[cut], y[cut]) for cut in cuts] for x, y in of_each]

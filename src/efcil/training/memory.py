@@ -1,0 +1,31 @@
+"""Turn running out of memory into one line that says what to lower."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import torch
+
+from efcil.errors import TrainingError
+
+
+@contextlib.contextmanager
+def memory_guard(what: str) -> Iterator[None]:
+    """Tell the user what to lower when memory runs out."""
+    try:
+        yield
+    except (torch.OutOfMemoryError, MemoryError) as error:
+        raise _out_of_memory(what, error) from None
+    except RuntimeError as error:
+        if "can't allocate memory" in str(error) or "not enough memory" in str(error):
+            raise _out_of_memory(what, error) from None
+        raise
+
+
+def _out_of_memory(what: str, error: BaseException) -> TrainingError:
+    detail = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
+    return TrainingError(
+        f"out of memory while {what} ({detail}): lower --set batch_size=..., --set width=... or the image size "
+        "(--set data.size=...), or use --precision bf16; then go on with --resume"
+    )
