@@ -43,10 +43,10 @@ import torch
 from torch import Tensor
 
 from efcil.core.class_stats import ClassStats
-from efcil.core.gram_storage import Grams
+from efcil.core.gram_storage import PackedGrams
 from efcil.core.linear_algebra import empty_grams
 from efcil.core.projection import RankRule, task_shift
-from efcil.core.ridge import normalise_columns, ridge_weight
+from efcil.core.ridge import normalize_columns, ridge_weight
 
 MIN_SPEEDUP_POSITIVE = 4.0  # (a) no direction cut: times faster than naive
 MIN_SPEEDUP_NUMERICAL = 1.0  # (b) null spaces found: no slower than naive
@@ -109,7 +109,7 @@ def problem(classes: int, dim: int, device: str = "cpu", new_classes: int = NEW_
         made_grams = stats.state()["gram_packed"]
         grams = empty_grams(made_grams, classes, dim)  # memory as the update itself leaves it, one task after another
         torch.index_select(made_grams, 0, index.to(device), out=grams)
-        stats = ClassStats(everyone, stats.count[index], stats.mean[index], Grams(grams))
+        stats = ClassStats(everyone, stats.count[index], stats.mean[index], PackedGrams(grams))
     old = torch.cat(
         [features(per_class, dim, 5000 + c, torch.randn(factors, generator=draw)) for c in range(new_classes)]
     )
@@ -122,9 +122,9 @@ def problem(classes: int, dim: int, device: str = "cpu", new_classes: int = NEW_
 def update(task: Problem, rule: RankRule) -> tuple[ClassStats, Tensor]:
     """Our class update: five lines, Eq. (5), (6)-(10) and (16)-(17), (15), (18)-(21), (22)."""
     shift = task_shift(task.old, task.new)
-    stats = task.stats.projected(shift, rule)
-    stats = stats.joined(ClassStats.from_features(task.new, task.labels))
-    return stats, normalise_columns(ridge_weight(stats, RIDGE))
+    stats = task.stats.transform_projected(shift, rule)
+    stats = stats.merge(ClassStats.from_features(task.new, task.labels))
+    return stats, normalize_columns(ridge_weight(stats, RIDGE))
 
 
 def naive_update(task: Problem) -> Callable[[], object]:
@@ -170,7 +170,7 @@ def deviation(task: Problem, rule: RankRule) -> float:
     pairs = [
         (stats.gram.cpu(), torch.stack(grams)),
         (stats.mean.cpu(), torch.stack(means)),
-        (weight.cpu(), reference.normalise_columns(literal)),
+        (weight.cpu(), reference.normalize_columns(literal)),
     ]
     return max(float((ours - theirs).abs().max() / theirs.abs().max()) for ours, theirs in pairs)
 

@@ -47,25 +47,25 @@ def rate(group: Group, o: argparse.Namespace) -> float:
     """Train two epochs of a second task (a teacher distils) and return the images a second of the second epoch."""
     machine = Machine(torch.device("cpu"), group=group)
     options = LwFOptions(backbone="resnet18", width=o.width, augment="crop-flip", batch_size=o.batch)
-    representation = LwF(options, 3, machine, 0)
+    learner = LwF(options, 3, machine, 0)
     rng = np.random.default_rng(0)
     pixels = rng.integers(0, 256, (o.images, 3, SIDE, SIDE), dtype=np.uint8)
     labels = rng.integers(CLASSES, 2 * CLASSES, o.images)
     for index in range(2):
         first = index * CLASSES
-        representation.begin(Task(index, first, CLASSES, ImageSet(pixels[:1], labels[:1])))
+        learner.begin(Task(index, first, CLASSES, ImageSet(pixels[:1], labels[:1])))
     ends: list[float] = []
 
     def told(report: EpochReport, optimiser: Optimiser) -> None:
         ends.append(time.perf_counter())
 
     train(
-        representation,
-        representation.loss,
+        learner,
+        learner.loss,
         Pixels(torch.from_numpy(pixels), (0.5,) * 3, (0.25,) * 3, machine),
         torch.from_numpy(labels),
         schedule=Schedule(epochs=2, lr=0.01),
-        transform=representation.transform(SIDE),
+        transform=learner.transform(SIDE),
         batch_size=o.batch,
         last_batch="drop",
         machine=machine,
@@ -79,12 +79,12 @@ def rate(group: Group, o: argparse.Namespace) -> float:
 def work(o: argparse.Namespace) -> None:
     """Be one of the processes; the first one writes what was measured."""
     torch.set_num_threads(1)
-    found: dict[str, list[float]] = {"together": [], "alone": []}
+    found: dict[str, list[float]] = {"coalesce": [], "alone": []}
     with joined() as group:
         own = sorted(os.sched_getaffinity(0))
         os.sched_setaffinity(0, {own[group.local_rank % len(own)]})
         for _ in range(o.repeats):
-            found["together"].append(rate(group, o))
+            found["coalesce"].append(rate(group, o))
             with group.first_of_node():
                 if group.is_first:
                     found["alone"].append(rate(ALONE, o))
@@ -101,7 +101,7 @@ def measure(o: argparse.Namespace) -> dict[str, Any]:
         command = [*launcher, __file__, "--worker", f"--out={to}", *sizes]
         subprocess.run(command, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
         found: dict[str, list[float]] = json.loads(to.read_text())
-    ratios = [both / one for both, one in zip(found["together"], found["alone"], strict=True)]
+    ratios = [both / one for both, one in zip(found["coalesce"], found["alone"], strict=True)]
     return {
         "processes": o.processes,
         "cores": len(os.sched_getaffinity(0)),

@@ -35,9 +35,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # runs as a scr
 from benchmarks.core import RIDGE, features
 from benchmarks.record import add_options, write_record
 from efcil.core.class_stats import BLOCK_BYTES, ClassStats
-from efcil.core.gram_storage import Form, Kept, Memory, together
+from efcil.core.gram_storage import Form, GramBlock, StorageSpec, coalesce
 from efcil.core.projection import task_shift
-from efcil.core.ridge import normalise_columns, ridge_weight
+from efcil.core.ridge import normalize_columns, ridge_weight
 from efcil.files import atomic_write_bytes
 
 if TYPE_CHECKING:
@@ -96,15 +96,15 @@ def old_statistics(size: Size) -> ClassStats:
     number = size.classes - size.new
     rows = torch.cat([features(size.images, size.dim, 10 + c) for c in range(DISTINCT)])
     drawn = ClassStats.from_features(
-        rows, torch.arange(DISTINCT).repeat_interleave(size.images), Memory(size.form)
+        rows, torch.arange(DISTINCT).repeat_interleave(size.images), StorageSpec(size.form)
     ).parts
-    (every,) = together(drawn)
+    (every,) = coalesce(drawn)
     mean = rows.double().view(DISTINCT, size.images, size.dim).mean(1)
     index = torch.arange(number) % DISTINCT
     block = max(2, BLOCK_BYTES["cpu"] // (8 * every.work))
-    parts: list[Kept] = []
+    parts: list[GramBlock] = []
     for start in range(0, number, block):
-        parts += together([every.take(index[one : one + 1]) for one in range(start, min(start + block, number))])
+        parts += coalesce([every.take(index[one : one + 1]) for one in range(start, min(start + block, number))])
     return ClassStats(torch.arange(number), torch.full((number,), size.images), mean[index], parts)
 
 
@@ -118,12 +118,12 @@ def new_task(size: Size) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def update(
-    stats: ClassStats, before: Tensor, after: Tensor, labels: Tensor, memory: Memory
+    stats: ClassStats, before: Tensor, after: Tensor, labels: Tensor, memory: StorageSpec
 ) -> tuple[ClassStats, ClassStats, Tensor]:
     """One task: (old statistics moved, all statistics, classifier); the statistics that come in are released."""
-    moved = stats.projected(task_shift(before, after), "positive", release=True)
-    everything = moved.joined(ClassStats.from_features(after[: len(labels)], labels, memory), memory)
-    return moved, everything, normalise_columns(ridge_weight(everything, RIDGE))
+    moved = stats.transform_projected(task_shift(before, after), "positive", release=True)
+    everything = moved.merge(ClassStats.from_features(after[: len(labels)], labels, memory), memory)
+    return moved, everything, normalize_columns(ridge_weight(everything, RIDGE))
 
 
 def _memory_kb(key: str) -> int:
@@ -143,26 +143,26 @@ def measure_one(size: Size) -> dict[str, Any]:
     """Time, storage and peak memory of one update; alters the number of threads, so it has a process of its own."""
     torch.set_num_threads(size.threads)
     task = new_task(size)
-    memory = Memory(size.form)
+    memory = StorageSpec(size.form)
     warm = Size(4, size.dim, 4, size.form)
     update(old_statistics(warm), *new_task(warm), memory)
     stats = old_statistics(size)
     walls, times, peaks, numbers = [], [], [], 0
     for _ in range(size.repeats):
-        stored, held = 8 * stats.numbers, _settled()
+        stored, held = 8 * stats.numel, _settled()
         wall, spent = time.perf_counter(), time.process_time()
         stats, everything, _ = update(stats, *task, memory)
         times.append(time.process_time() - spent)
         walls.append(time.perf_counter() - wall)
         # Linux counts pages in lots: of a small update it may say that the peak is below what was held.
         peaks.append(stored + max(0, _memory_kb("VmHWM") * PAGE - held))
-        numbers = everything.numbers
+        numbers = everything.numel
         del everything
     return {
         **asdict(size),
         "seconds": min(walls),
         "processor_seconds": min(times),
-        "numbers": numbers,
+        "numel": numbers,
         "stored_bytes": 8 * numbers,
         "of_papers": numbers / (size.classes * (size.dim**2 + size.dim)),
         "peak_bytes": max(peaks),
@@ -201,8 +201,8 @@ def measure_tasks(tasks: int, classes: int, dim: int) -> dict[str, Any]:
         began = time.process_time()
         if len(stats):
             moves += len(stats)
-            stats = stats.projected(task_shift(before, after), "positive", release=True)
-        stats = stats.joined(ClassStats.from_features(after[: len(labels)], labels))
+            stats = stats.transform_projected(task_shift(before, after), "positive", release=True)
+        stats = stats.merge(ClassStats.from_features(after[: len(labels)], labels))
         ridge_weight(stats, RIDGE)
         spent += time.process_time() - began
     torch.set_num_threads(threads)
@@ -215,7 +215,7 @@ def deviation(dim: int, images: int) -> float:
     y = torch.arange(4).repeat_interleave(images)
     task = new_task(Size(10, dim, images))
     task = (task[0], task[1], task[2] - task[2].min() + 4)
-    found = [update(ClassStats.from_features(x, y, m), *task, m)[1:] for m in (Memory(), Memory("factors"))]
+    found = [update(ClassStats.from_features(x, y, m), *task, m)[1:] for m in (StorageSpec(), StorageSpec("factors"))]
     (grams, weight), (factors, other) = found
     pairs = [(grams.gram, factors.gram), (grams.mean, factors.mean), (weight, other)]
     return max(float((a - b).abs().max() / a.abs().max()) for a, b in pairs)
@@ -225,17 +225,17 @@ def compression(error: float, dim: int, images: int) -> dict[str, Any]:
     """What cutting factors to an error loses, before a move and after it, and saves."""
     x = torch.cat([features(images, dim, 10 + c, _centre(c, dim)) for c in range(4)])
     y = torch.arange(4).repeat_interleave(images)
-    grams, cut = (ClassStats.from_features(x, y, m) for m in (Memory(), Memory("factors", error=error)))
+    grams, cut = (ClassStats.from_features(x, y, m) for m in (StorageSpec(), StorageSpec("factors", error=error)))
     shift = task_shift(*new_task(Size(10, dim, images))[:2])
-    weights = [normalise_columns(ridge_weight(s.projected(shift, "positive"), RIDGE)) for s in (grams, cut)]
+    weights = [normalize_columns(ridge_weight(s.transform_projected(shift, "positive"), RIDGE)) for s in (grams, cut)]
     return {
         "error": error,
         "dim": dim,
         "images": images,
         "left_out": max(_left_out(grams, cut)),
-        "left_out_after_a_move": max(_left_out(grams.moved(shift), cut.moved(shift))),
+        "left_out_after_a_move": max(_left_out(grams.transform(shift), cut.transform(shift))),
         "rows": max((rank for part in cut.parts for rank in getattr(part, "ranks", (dim,))), default=0),
-        "of_gram": cut.numbers / grams.numbers,
+        "of_gram": cut.numel / grams.numel,
         "weight_change": float((weights[0] - weights[1]).norm() / weights[0].norm()),
     }
 
@@ -309,7 +309,7 @@ def drawn(found: dict[str, Any]) -> Figure:
 
     figure = Figure(figsize=(10.0, 6.4), dpi=150, layout="constrained")
     panels = figure.subplots(2, 3)
-    looks = {"gram": ("#0b5fa5", "o", "Grams"), "factors": ("#c2571a", "s", "factors")}
+    looks = {"gram": ("#0b5fa5", "o", "PackedGrams"), "factors": ("#c2571a", "s", "factors")}
     for column, (axis, key, label) in enumerate(
         (("classes", "classes", "classes"), ("dimensions", "dim", "dimensions"), ("tasks", "tasks", "tasks"))
     ):

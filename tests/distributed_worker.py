@@ -22,7 +22,7 @@ from efcil.core.metrics import AccuracyMatrix
 from efcil.data import augment
 from efcil.errors import DataError, Elsewhere, OptionError
 from efcil.features import TaskFeatures
-from efcil.learners import REPRESENTATIONS
+from efcil.learners import LEARNERS
 from efcil.methods import METHODS
 from efcil.tasks import TaskStream
 from efcil.tensor_files import save_tensors
@@ -125,29 +125,29 @@ def statistics(group):
 
 def untrained(group):
     machine, data = replace(CPU, group=group), blobs()
-    kind = REPRESENTATIONS["lwf"]
-    representation = kind(kind.options_type(**TINY), data.channels, machine, 0)
+    kind = LEARNERS["lwf"]
+    learner = kind(kind.options_type(**TINY), data.channels, machine, 0)
     stream = TaskStream(data.train, np.arange(6), (4, 2))
-    representation.begin(stream[0])
-    return machine, data, representation, stream
+    learner.begin(stream[0])
+    return machine, data, learner, stream
 
 
 def images(group):
     """Features, statistics and predictions from images with the same weights."""
-    machine, data, representation, stream = untrained(group)
+    machine, data, learner, stream = untrained(group)
     task = stream[0]
     pixels = Pixels(machine.tensor(task.images[:47]), data.mean, data.std, machine)
-    learned = TaskFeatures(0, representation, pixels, machine.tensor(task.labels[:47]), representation.transform(8))
+    learned = TaskFeatures(0, learner, pixels, machine.tensor(task.labels[:47]), learner.transform(8))
     readout = METHODS["dpcr"].readout(METHODS["dpcr"].options())
     readout.learn(learned)
     evaluator = Evaluator(data, stream, machine)
     seen, _ = evaluator.seen(0)
-    scores = readout.scores(extract(representation.backbone, seen, machine))
+    scores = readout.scores(extract(learner.backbone, seen, machine))
     found = {"features": learned.new(), "augmented": learned.new("augmented"), "scores": scores}
     return {
         **found,
         **learned.stats().state(),
-        "hits": torch.tensor(evaluator.measure(0, representation, {"": readout})[""]),
+        "hits": torch.tensor(evaluator.measure(0, learner, {"": readout})[""]),
     }
 
 
@@ -156,19 +156,19 @@ def methods(group):
     machine, data, found = replace(CPU, group=group), blobs(), {}
     for name in WHOLE:
         method = METHODS[name]
-        kind = REPRESENTATIONS[method.representation]
+        kind = LEARNERS[method.learner]
         brief = {
             s: Schedule(epochs=1, lr=0.02) for s in ("balance", "compression") if s in kind.options_type.model_fields
         }
         more = {"memory": 12} if "memory" in kind.options_type.model_fields else {}
         options = kind.options_type(**{**TINY, **brief, **more, "first": TINY["later"]})
-        representation = kind(options, data.channels, machine, 0)
+        learner = kind(options, data.channels, machine, 0)
         stream = TaskStream(data.train, np.arange(6), (4, 2))
         evaluator = Evaluator(data, stream, machine)
         readout = method.readout(build(method.options, {"buffer": 16} if name == "acil" else {}, name))
         matrices = {name: AccuracyMatrix(evaluator.totals())}
-        learn_stream(stream, data, evaluator, representation, {name: readout}, matrices, Watch())
-        found |= {f"{name}.{k}": v.clone() for k, v in representation.state(teacher=True).items()}
+        learn_stream(stream, data, evaluator, learner, {name: readout}, matrices, Watch())
+        found |= {f"{name}.{k}": v.clone() for k, v in learner.state(teacher=True).items()}
         found[f"{name}/counts"] = torch.tensor(matrices[name].A_t)
     return found
 

@@ -42,7 +42,7 @@ class Watch:
         pass
 
 
-def stopped_in_the_second_task(representation, data, run):
+def stopped_in_the_second_task(learner, data, run):
     """Leave a learner in the middle of its second task, after its second epoch; `run` learns with a `Watch`."""
 
     def each_epoch(report, optimiser):
@@ -50,8 +50,8 @@ def stopped_in_the_second_task(representation, data, run):
             raise KeyError("in the middle")
 
     with pytest.raises(KeyError):
-        run(representation, data, Watch(each_epoch))
-    return representation
+        run(learner, data, Watch(each_epoch))
+    return learner
 
 
 def draw(*shape, seed=0):

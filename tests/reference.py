@@ -108,7 +108,7 @@ def ridge_from_statistics(
     return torch.inverse(phi + ridge * torch.eye(dim).double()) @ h
 
 
-def normalise_columns(weight: Tensor) -> Tensor:
+def normalize_columns(weight: Tensor) -> Tensor:
     """Eq. (22): every column by its own l2 norm."""
     columns = []
     for j in range(weight.shape[1]):

@@ -15,13 +15,12 @@ import torch
 
 from efcil import trajectory
 from efcil.accel import fused_resnet
+from efcil.accel import machine as execution_module
+from efcil.accel import streams as stream_module
 from efcil.accel.machine import CONVOLVING, Machine, _libraries
 from efcil.accel.streams import Gate, own_stream
 from efcil.errors import Interrupted
-from efcil.accel import machine as execution_module
-from efcil.accel import streams as stream_module
 from efcil.experiment import run
-
 from efcil.training.image_batches import Pixels
 from efcil.training.trainer import EpochReport, Stopped
 
@@ -150,10 +149,10 @@ def test_a_run_begins_when_all_is_read_and_tried_out():
         yield
 
     machine = SimpleNamespace(awake=lambda: said.append("read"), uncaptured=uncaptured)
-    representation = SimpleNamespace(machine=machine, transform=lambda size: None)
-    evaluator = SimpleNamespace(rehearse=lambda learner: said.append(learner))
-    trajectory.learn_stream([], SimpleNamespace(size=8), evaluator, representation, {}, {}, None)
-    assert said == ["read", "no capture", representation]
+    learner = SimpleNamespace(machine=machine, transform=lambda size: None)
+    evaluator = SimpleNamespace(rehearse=lambda make_learner: said.append(make_learner))
+    trajectory.learn_stream([], SimpleNamespace(size=8), evaluator, learner, {}, {}, None)
+    assert said == ["read", "no capture", learner]
 
 
 @pytest.mark.parametrize(
@@ -165,9 +164,9 @@ def test_a_rehearsal_looks_at_one_image_where_cudnn_tries_out(monkeypatch, preci
     evaluator = object.__new__(trajectory.Evaluator)
     evaluator.machine = machine
     evaluator.pixels = Pixels(torch.zeros(5, 3, 8, 8, dtype=torch.uint8), (0.5,) * 3, (0.5,) * 3, machine)
-    learner = SimpleNamespace(backbone="net", reading=lambda net: f"read {net}", options=SimpleNamespace(crop=4))
+    make_learner = SimpleNamespace(backbone="net", reading=lambda net: f"read {net}", options=SimpleNamespace(crop=4))
     monkeypatch.setattr(trajectory, "extract", lambda net, pixels, *rest: seen.append((net, len(pixels.images), *rest)))
-    evaluator.rehearse(learner)
+    evaluator.rehearse(make_learner)
     assert seen == ([("read net", 1, machine, 4)] if looks else [])
 
 

@@ -17,7 +17,7 @@ import torch
 from benchmarks import augment, core, gpu, record, scale, serve
 from efcil.core.class_stats import ClassStats
 from efcil.core.projection import task_shift
-from efcil.core.ridge import normalise_columns, ridge_weight
+from efcil.core.ridge import normalize_columns, ridge_weight
 
 RESNET18_FORWARD = 2 * (  # multiply-adds at 32 x 32, cifar stem, counted by hand: in * out * kernel * positions
     3 * 64 * 9 * 32**2
@@ -93,8 +93,8 @@ def test_naive_and_ours_are_the_same_update(dim):
     close(stats.mean, torch.stack([means[c] for c in sorted(means)]))
     close(ours, weight)
     # A test that sees no difference between different updates would be worth nothing.
-    unmoved = task.stats.joined(ClassStats.from_features(task.new, task.labels))
-    still = normalise_columns(ridge_weight(unmoved, core.RIDGE))
+    unmoved = task.stats.merge(ClassStats.from_features(task.new, task.labels))
+    still = normalize_columns(ridge_weight(unmoved, core.RIDGE))
     assert float((still - weight.double()).abs().max() / still.abs().max()) > 2e-2
     assert not torch.allclose(task_shift(task.old, task.new), torch.eye(dim, dtype=torch.float64), atol=0.05)
 

@@ -11,12 +11,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from efcil.errors import CheckpointError
-from efcil.experiment.checkpoints import CheckpointStore
 from efcil import tensor_files
+from efcil.errors import CheckpointError
 from efcil.experiment import checkpoints
+from efcil.experiment.checkpoints import CheckpointStore
 from efcil.tensor_files import copied, load_tensors, save_tensors
-
 from messages import raises
 
 TENSORS = {

@@ -9,7 +9,7 @@ from efcil.data import SOURCES
 from efcil.errors import OptionError
 from efcil.experiment import specification
 from efcil.experiment.specification import Request, commit, resolve
-from efcil.learners import REPRESENTATIONS
+from efcil.learners import LEARNERS
 from efcil.methods import METHODS
 
 
@@ -31,7 +31,7 @@ def test_dotted_keys_and_back():
 
 
 def test_a_part_of_a_nested_option_leaves_the_rest():
-    training = REPRESENTATIONS["lwf"].options_type
+    training = LEARNERS["lwf"].options_type
     options = build(training, {"first.epochs": 7}, "test")
     assert options.first == training().first.model_copy(update={"epochs": 7})
 
@@ -69,15 +69,15 @@ def test_settings_are_yaml(text, value):
 
 def test_every_preset_value_has_a_source_and_an_option():
     sections = {m.section: set(keys(m.options)) for m in METHODS.values()}
-    training = set().union(*(keys(r.options_type) for r in REPRESENTATIONS.values()))
+    training = set().union(*(keys(r.options_type) for r in LEARNERS.values()))
     count = 0
     for name, preset in presets().items():
         for dataset, parts in preset.items():
             assert dataset == "any" or dataset in SOURCES, (name, dataset)
             for section, entries in parts.items():
                 known = training if section == "training" else sections.get(section)
-                if section in REPRESENTATIONS and known is not None:  # a method that trains its own way
-                    known = known | set(keys(REPRESENTATIONS[section].options_type))
+                if section in LEARNERS and known is not None:  # a method that trains its own way
+                    known = known | set(keys(LEARNERS[section].options_type))
                 assert known is not None, f"{name}: {section} is no method"
                 for key, (_, source) in entries.items():
                     assert key in known, (name, dataset, section, key)
@@ -102,7 +102,7 @@ def test_paper_preset_is_the_papers():
     assert (later.epochs, later.lr, later.milestones, later.weight_decay) == (100, 0.05, (45, 90), 2e-4)
     assert (t.distill_weight, t.temperature) == (10, 2)
     assert (o.ridge, o.shift_ridge, o.rank_rule, o.normalise) == (200, 1e-9, "positive", True)
-    assert (o.shift_images, o.ridge_images, t.last_batch) == ("clean", "clean", "wrap")
+    assert (o.shift_view, o.ridge_view, t.last_batch) == ("clean", "clean", "wrap")
 
 
 def test_released_code_differs_where_it_did():
@@ -111,7 +111,7 @@ def test_released_code_differs_where_it_did():
     different = {k for k, v in flat(plan.training).items() if flat(paper.training)[k] != v}
     assert different == {"last_batch"}
     a, b = flat(plan.methods["dpcr"][1]), flat(paper.methods["dpcr"][1])
-    assert {k for k in a if a[k] != b[k]} == {"shift_images", "ridge_images"}
+    assert {k for k in a if a[k] != b[k]} == {"shift_view", "ridge_view"}
 
 
 @pytest.mark.parametrize("method", ["icarl", "podnet", "foster", "pass"])
@@ -140,7 +140,7 @@ def test_a_setting_reaches_every_method_that_has_it():
 
 def test_an_option_has_one_meaning():
     """A setting goes to everyone who has the key: training and methods share none, methods only those of one idea."""
-    training = set().union(*(keys(r.options_type) for r in REPRESENTATIONS.values()))
+    training = set().union(*(keys(r.options_type) for r in LEARNERS.values()))
     owners = {}
     for method in METHODS.values():
         own = set(keys(method.options))
@@ -148,9 +148,16 @@ def test_an_option_has_one_meaning():
         for key in own:
             owners.setdefault(key, set()).add(method.options.__name__)
     shared = {key for key, names in owners.items() if len(names) > 1}
-    ridge = {"shift", "shift_ridge", "shift_share", "shift_images", "rank_rule", "rank_tolerance", "ridge", "buffer"}
-    dpcr = {"normalise", "ridge_images"}
-    assert shared <= ridge | dpcr | {"few_images", "few_ridge", "head", "memory_form", "memory_rank", "memory_error"}
+    ridge = {"shift", "shift_ridge", "shift_ridge_rel", "shift_view", "rank_rule", "rank_tolerance", "ridge", "buffer"}
+    dpcr = {"normalise", "ridge_view"}
+    assert shared <= ridge | dpcr | {
+        "small_task",
+        "small_task_ridge",
+        "head",
+        "gram_storage",
+        "gram_rank",
+        "gram_tolerance",
+    }
 
 
 def test_ablations_take_dpcrs_preset():

@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy, log_softmax, softmax
 
 from efcil.core.class_stats import ClassStats
 from efcil.core.gaussian import gaussian_factors, log_densities, pooled_covariance
-from efcil.core.gram_storage import Memory
+from efcil.core.gram_storage import StorageSpec
 from efcil.core.metrics import AccuracyMatrix
 from efcil.core.projection import cross_validated_ridge, feature_products
 from efcil.errors import OptionError
@@ -23,8 +23,8 @@ from efcil.learners.pseudo_replay import (
     UNLABELLED,
     PseudoReplay,
     PseudoReplayOptions,
-    chosen,
-    moved_by,
+    select_seeds_and_targets,
+    shift_map,
 )
 from efcil.methods import METHODS
 from efcil.models import build
@@ -44,21 +44,21 @@ SIZES = (2, 3, 1)
 SMALL = {**TINY, "augment": "none"}
 
 
-def learner(machine, seed=0, kind=PseudoReplay, channels=3, **options):
+def make_learner(machine, seed=0, kind=PseudoReplay, channels=3, **options):
     return kind(kind.options_type(**{**SMALL, **options}), channels, machine, seed)
 
 
-def run(representation, data, watch=None, **where):
+def run(learner, data, watch=None, **where):
     """Learn a stream; return the readout and the accuracies."""
     stream = TaskStream(data.train, np.arange(sum(SIZES)), SIZES)
-    evaluator = Evaluator(data, stream, representation.machine)
+    evaluator = Evaluator(data, stream, learner.machine)
     readout = METHODS["dpcr-plus"].readout(METHODS["dpcr-plus"].options(**where.pop("options", {})))
     matrix = AccuracyMatrix(evaluator.totals())
     if "readout" in where:
         readout.load_state(where.pop("readout"))
     for _ in range(where.get("first_task", 0)):
         matrix.record(matrix.tasks_done, [0] * (matrix.tasks_done + 1), [0] * (matrix.tasks_done + 1))
-    learn_stream(stream, data, evaluator, representation, {"it": readout}, {"it": matrix}, watch or Watch(), **where)
+    learn_stream(stream, data, evaluator, learner, {"it": readout}, {"it": matrix}, watch or Watch(), **where)
     return readout, matrix
 
 
@@ -72,7 +72,7 @@ def task_of(data, classes, machine):
 @pytest.fixture(scope="module")
 def second(machine, data):
     """A learner in the middle of its second task: two old classes, three new ones."""
-    return stopped_in_the_second_task(learner(machine), data, run)
+    return stopped_in_the_second_task(make_learner(machine), data, run)
 
 
 # --- images are changed -----------------------------------------------------------------------------------------------
@@ -106,10 +106,12 @@ def test_the_nearest_images_are_taken_and_aim_at_the_classes_gaussian():
     means = torch.tensor([[0.0, 0.0], [10.0, 0.0]], dtype=torch.float64)
     covariance = torch.tensor([[2.0, 0.6], [0.6, 0.5]], dtype=torch.float64)
     source = torch.tensor([[0.1, 0.0], [9.0, 0.0], [5.2, 0.0], [0.0, 2.0], [11.0, 3.0], [-1.0, 0.0]]).double()
-    rows, goals = chosen(means, covariance, source, 6, 0.0, torch.Generator())
+    rows, goals = select_seeds_and_targets(means, covariance, source, 6, 0.0, torch.Generator())
     assert [set(part.tolist()) for part in rows.split(3)] == [{0, 5, 3}, {1, 4, 2}]
     assert torch.equal(goals, means.repeat_interleave(3, 0)), "without spread they aim at the means"
-    rows, goals = chosen(means, covariance, source.repeat(5000, 1), 40000, 1.5, torch.Generator().manual_seed(0))
+    rows, goals = select_seeds_and_targets(
+        means, covariance, source.repeat(5000, 1), 40000, 1.5, torch.Generator().manual_seed(0)
+    )
     for own, mean in zip(goals.split(20000), means, strict=True):
         assert (own.mean(0) - mean).abs().max() < 0.05
         torch.testing.assert_close(torch.cov(own.T), 2.25 * covariance, rtol=0.05, atol=0.05)
@@ -117,33 +119,37 @@ def test_the_nearest_images_are_taken_and_aim_at_the_classes_gaussian():
 
 @pytest.mark.parametrize(("wanted", "each"), [(7, 3), (1, 1), (1000, 6)])
 def test_every_class_has_as_many_images_and_at_least_one(wanted, each):
-    rows, goals = chosen(draw(2, 4), torch.eye(4).double(), draw(6, 4, seed=1), wanted, 1.0, torch.Generator())
+    rows, goals = select_seeds_and_targets(
+        draw(2, 4), torch.eye(4).double(), draw(6, 4, seed=1), wanted, 1.0, torch.Generator()
+    )
     assert len(rows) == len(goals) == 2 * each
     assert all(len(set(part.tolist())) == each for part in rows.split(each)), "no image twice for a class"
 
 
-@pytest.mark.parametrize("quarters", [False, True])
+@pytest.mark.parametrize("use_stages", [False, True])
 def test_made_images_look_like_old_classes_to_the_old_backbone(machine, data, quarters):
     """In all that is read of it: features alone, or features and quarters, and in each of them."""
-    representation = learner(machine, pseudo=2.0, pseudo_spread=0.0, pseudo_iterations=12, read_quarters=quarters)
+    learner = make_learner(
+        machine, pseudo_ratio=2.0, pseudo_noise=0.0, pseudo_iterations=12, intermediate_stages=quarters
+    )
     nearness = {}
 
     def each_epoch(report, optimiser):
         if report.task and report.task not in nearness:
-            r, made = representation, representation.pseudo()
+            r, made = learner, learner.pseudo_images()
             pixels, labels = task_of(data, range(2, 5) if report.task == 1 else [5], machine)
-            each = len(made) // r.old
+            each = len(made) // r.num_old_classes
             goals = r.means.repeat_interleave(each, 0)
-            network = Reading(r.old_backbone, quarters=1, mirrored=False) if quarters else r.old_backbone
+            network = Reading(r.old_backbone, use_stages=1, mirrored=False) if quarters else r.old_backbone
             before, after = (extract(network, shown, machine).double() for shown in (pixels, pixels.showing(made)))
             starts = torch.cdist(r.means, before).topk(each, largest=False).indices.flatten()
             for part in (slice(None), slice(r.backbone.dim, None) if quarters else slice(None)):
                 far, near = (before[starts] - goals)[:, part], (after - goals)[:, part]
                 nearness.setdefault(report.task, []).append((near.norm(dim=1).mean() / far.norm(dim=1).mean()).item())
             assert (made.dtype, made.shape[1:]) == (torch.uint8, pixels.images.shape[1:])
-            assert len(made) == max(1, 2 * len(labels) // r.old) * r.old or each == len(labels)
+            assert len(made) == max(1, 2 * len(labels) // r.num_old_classes) * r.num_old_classes or each == len(labels)
 
-    run(representation, data, Watch(each_epoch))
+    run(learner, data, Watch(each_epoch))
     assert sorted(nearness) == [1, 2]
     assert max(max(each) for each in nearness.values()) < 0.9
 
@@ -161,9 +167,9 @@ def test_images_are_made_in_the_machines_precision(machine, data, second, monkey
     for precision in ("fp32", "bf16"):
         other = copy.copy(second)
         other.machine = dataclasses.replace(machine, precision=precision)
-        other.options = other.options.model_copy(update={"pseudo_spread": 0.0})
-        other.prepare(0, pixels, labels)
-        made.append(other.pseudo())
+        other.options = other.options.model_copy(update={"pseudo_noise": 0.0})
+        other.before_stage(0, pixels, labels)
+        made.append(other.pseudo_images())
         goals = other.means.repeat_interleave(len(made[-1]) // 2, 0)
         found = extract(other.old_backbone, pixels.showing(made[-1]), machine).double()
         distances.append((found - goals).norm(dim=1).mean().item())
@@ -177,9 +183,9 @@ def test_images_that_are_read_when_asked_for_make_the_same(machine, data, second
     made = []
     for source in (pixels, streamed):
         other = copy.copy(second)
-        other.prepare(0, source, labels)
-        made.append(other.pseudo())
-        both, with_made = other.studied(0, source, labels)
+        other.before_stage(0, source, labels)
+        made.append(other.pseudo_images())
+        both, with_made = other.training_data(0, source, labels)
         assert torch.equal(both.images[torch.arange(len(labels), len(with_made))], made[-1])
     assert torch.equal(*made)
 
@@ -191,7 +197,7 @@ def test_the_loss_is_its_equation(machine, data, second):
     """Cross-entropy of those with a label over the task's share of the batch; distillation over all of them."""
     r = copy.copy(second)
     pixels, labels = task_of(data, [2, 3, 4], machine)
-    both, with_made = r.studied(0, pixels, labels)
+    both, with_made = r.training_data(0, pixels, labels)
     rows = torch.tensor([0, 1, len(labels), 2, len(labels) + 1, 3, len(labels) + 2])
     images, targets = both.normalise(both.images[rows]), with_made[rows]
     assert (targets == UNLABELLED).tolist() == [False, False, True, False, True, False, True]
@@ -207,7 +213,7 @@ def test_the_loss_is_its_equation(machine, data, second):
 
 def test_features_are_held_through_a_linear_map(machine, data):
     """The map begins as the identity in every task, learns with the student, and its term is its equation."""
-    r, begins = learner(machine, feature_weight=2.5, pseudo=0.0), []
+    r, begins = make_learner(machine, feature_distill_weight=2.5, pseudo_ratio=0.0), []
     original = r.begin
 
     def begin(task):
@@ -238,37 +244,39 @@ def test_features_are_held_through_a_linear_map(machine, data):
 
 
 def test_without_made_images_it_is_lwf(machine, data):
-    """pseudo=0 learns what LwF learns, to the bit; in the first task nothing is made either."""
-    plain, other = learner(machine, kind=LwF), learner(machine, pseudo=0.0)
+    """pseudo_ratio=0 learns what LwF learns, to the bit; in the first task nothing is made either."""
+    plain, other = make_learner(machine, kind=LwF), make_learner(machine, pseudo_ratio=0.0)
     assert issubclass(PseudoReplayOptions, LwFOptions)
-    for representation in (plain, other):
-        run(representation, data)
-    assert other.pseudo() is None
+    for learner in (plain, other):
+        run(learner, data)
+    assert other.pseudo_images() is None
     state = other.state(teacher=False)
     assert all(torch.equal(v, state[k]) for k, v in plain.state(teacher=False).items())
-    made = learner(machine)
-    made.prepare(0, *task_of(data, [0, 1], machine))
-    assert made.pseudo() is None
+    made = make_learner(machine)
+    made.before_stage(0, *task_of(data, [0, 1], machine))
+    assert made.pseudo_images() is None
 
 
 def test_the_shift_may_have_more_made_images_than_are_learned(machine, data):
     """Of each class the nearest are learned, the same as without the others; the shift sees all of them."""
     few, more = (
-        stopped_in_the_second_task(learner(machine, pseudo=0.5, pseudo_shift=n, pseudo_spread=0.0), data, run)
+        stopped_in_the_second_task(
+            make_learner(machine, pseudo_ratio=0.5, pseudo_ratio_shift=n, pseudo_noise=0.0), data, run
+        )
         for n in (None, 1.5)
     )
     pixels, labels = task_of(data, [2, 3, 4], machine)
     learned = []
     for r, share in ((few, 0.5), (more, 1.5)):
-        assert len(r.pseudo()) == 2 * (round(share * len(labels)) // 2)
-        both, with_made = r.studied(0, pixels, labels)
+        assert len(r.pseudo_images()) == 2 * (round(share * len(labels)) // 2)
+        both, with_made = r.training_data(0, pixels, labels)
         assert (with_made == UNLABELLED).sum() == 2 * (round(0.5 * len(labels)) // 2)
         learned.append(both.images[torch.arange(len(labels), len(with_made))].int())
     assert (learned[0] - learned[1]).abs().max() <= 1, "rounded, after another batch"
     task = TaskFeatures(1, more, pixels, labels, None)
-    assert [len(features) for features in task.pairs("pseudo")] == [len(labels) + len(more.pseudo())] * 2
+    assert [len(features) for features in task.pairs("pseudo")] == [len(labels) + len(more.pseudo_images())] * 2
     images, targets = pixels.normalise(pixels.images[:8]), labels[:8]
-    more.studied(0, pixels, labels)
+    more.training_data(0, pixels, labels)
     logits = more.student.head(more.student.backbone(images))
     share = len(labels) / (len(labels) + len(learned[1]))
     want = cross_entropy(logits[:, 2:], targets - 2, reduction="sum") / (share * 8)
@@ -276,25 +284,25 @@ def test_the_shift_may_have_more_made_images_than_are_learned(machine, data):
 
 
 def test_the_shift_may_have_made_images_where_none_are_learned(machine, data):
-    plain, other = learner(machine, kind=LwF), learner(machine, pseudo=0.0, pseudo_shift=1.0)
-    for representation in (plain, other):
-        run(representation, data)
+    plain, other = make_learner(machine, kind=LwF), make_learner(machine, pseudo_ratio=0.0, pseudo_ratio_shift=1.0)
+    for learner in (plain, other):
+        run(learner, data)
     state = other.state(teacher=False)
     assert all(torch.equal(v, state[k]) for k, v in plain.state(teacher=False).items()), "LwF to the bit"
-    assert len(other.pseudo()) >= 5
+    assert len(other.pseudo_images()) >= 5
 
 
 def test_made_images_hold_the_backbone(machine, data):
     """They change what is learned in the second task, and not what is learned in the first."""
     states = {}
     for pseudo in (0.0, 1.0):
-        representation = learner(machine, pseudo=pseudo)
+        learner = make_learner(machine, pseudo_ratio=pseudo)
         watch = Watch(
-            each_task=lambda task, r=representation, p=pseudo: states.__setitem__(
+            each_task=lambda task, r=learner, p=pseudo: states.__setitem__(
                 (p, task), copy.deepcopy(r.backbone.state_dict())
             )
         )
-        run(representation, data, watch)
+        run(learner, data, watch)
     assert all(torch.equal(v, states[1.0, 0][k]) for k, v in states[0.0, 0].items())
     assert any(not torch.equal(v, states[1.0, 1][k]) for k, v in states[0.0, 1].items())
 
@@ -313,21 +321,21 @@ def literal_map(old, new):
 def test_the_map_is_its_equation():
     old = draw(60, 5)
     new = old @ draw(5, 5, seed=1) + 0.1 * draw(60, 5, seed=2)
-    torch.testing.assert_close(moved_by(old, new), literal_map(old, new))
+    torch.testing.assert_close(shift_map(old, new), literal_map(old, new))
 
 
 def test_means_and_covariance_move_and_join(machine, data):
-    representation = learner(machine)
+    learner = make_learner(machine)
     kept, tasks = {}, []
-    original = representation.finish
+    original = learner.after_task
 
-    def finish(task):
+    def after_task(task):
         tasks.append(task)
         original(task)
-        kept[task.index] = (representation.means.clone(), representation.covariance.clone())
+        kept[task.index] = (learner.means.clone(), learner.covariance.clone())
         if task.index == 1:
-            old = torch.cat([task.old(), extract(representation.old_backbone, task.pixels("pseudo"), machine)])
-            new = torch.cat([task.new(), extract(representation.backbone, task.pixels("pseudo"), machine)])
+            old = torch.cat([task.old(), extract(learner.old_backbone, task.pixels("pseudo"), machine)])
+            new = torch.cat([task.new(), extract(learner.backbone, task.pixels("pseudo"), machine)])
             shift = literal_map(old, new)
             features, labels = task.new().double(), task.labels
             rows = [features[labels == c] for c in range(2, 5)]
@@ -336,8 +344,8 @@ def test_means_and_covariance_move_and_join(machine, data):
             covariance = (2 * shift.T @ kept[0][1] @ shift + sum(torch.cov(x.T) for x in rows)) / 5
             torch.testing.assert_close(kept[1][1], covariance)
 
-    representation.finish = finish
-    run(representation, data)
+    learner.after_task = after_task
+    run(learner, data)
     features, labels = tasks[0].new().double(), tasks[0].labels
     torch.testing.assert_close(kept[0][0], torch.stack([features[labels == c].mean(0) for c in range(2)]))
     torch.testing.assert_close(kept[0][1], sum(torch.cov(features[labels == c].T) for c in range(2)) / 2)
@@ -345,10 +353,10 @@ def test_means_and_covariance_move_and_join(machine, data):
 
 
 def test_it_keeps_what_its_file_says(machine, data):
-    representation = learner(machine)
-    run(representation, data)
-    dim, plain = representation.backbone.dim, LwF.state(representation, teacher=False)
-    kept = {k: v for k, v in representation.state(teacher=False).items() if k not in plain}
+    learner = make_learner(machine)
+    run(learner, data)
+    dim, plain = learner.backbone.dim, LwF.state(learner, teacher=False)
+    kept = {k: v for k, v in learner.state(teacher=False).items() if k not in plain}
     assert sum(v.numel() for v in kept.values()) == sum(SIZES) * dim + dim * dim
     assert METHODS["dpcr-plus"].memory == "d(d+1)/2 + 2d + 1, and d^2 for all"
     assert not METHODS["dpcr-plus"].exemplars
@@ -356,8 +364,8 @@ def test_it_keeps_what_its_file_says(machine, data):
 
 @pytest.mark.parametrize(("task", "epoch"), [(1, 1), (2, 1), (1, 0), (2, 0)])
 def test_a_run_goes_on_as_if_it_had_not_stopped(machine, data, task, epoch):
-    options = {"augment": "crop-flip", "feature_weight": 1.0, "pseudo_shift": 2.0}
-    whole, kept = learner(machine, **options), {}
+    options = {"augment": "crop-flip", "feature_distill_weight": 1.0, "pseudo_ratio_shift": 2.0}
+    whole, kept = make_learner(machine, **options), {}
 
     def keep(optimiser, teacher):
         kept["state"] = copy.deepcopy(whole.state(teacher=teacher))
@@ -383,7 +391,7 @@ def test_a_run_goes_on_as_if_it_had_not_stopped(machine, data, task, epoch):
     matrix = AccuracyMatrix(evaluator.totals())
     watch = Watch(each_epoch, each_task)
     learn_stream(stream, data, evaluator, whole, {"it": held["readout"]}, {"it": matrix}, watch)
-    resumed = learner(machine, **options)
+    resumed = make_learner(machine, **options)
     resumed.load_state(kept["state"])
     readout, other = run(
         resumed, data, first_task=task, first_epoch=epoch, momenta=kept["momenta"], readout=kept["readout"]
@@ -406,21 +414,21 @@ def test_pairs_are_the_tasks_images_and_the_made_ones(machine, data, second):
     assert torch.equal(new[len(labels) :], extract(second.backbone, pixels.showing(second.made), machine))
     assert task.pairs("pseudo")[0] is old, "computed once"
     assert [len(x) for x in task.pairs("clean")] == [len(labels)] * 2
-    none = SimpleNamespace(pseudo=lambda: None, backbone=second.backbone, old_backbone=second.old_backbone)
-    none.options, none.machine, none.reading = second.options, machine, lambda backbone: backbone
+    none = SimpleNamespace(pseudo_ratio=lambda: None, backbone=second.backbone, old_backbone=second.old_backbone)
+    none.options, none.machine, none.feature_extractor = second.options, machine, lambda backbone: backbone
     plain = TaskFeatures(1, none, pixels, labels, None)
     assert torch.equal(plain.pairs("pseudo")[0], task.old()), "where none were made those of the task are all"
 
 
 def test_the_classifier_is_dpcrs_with_another_shift(machine, data):
     """Read from a run's features by hand: statistics move by the map of all images."""
-    representation, seen = learner(machine), []
+    learner, seen = make_learner(machine), []
 
     def learned(task):
         seen.append((task.labels, task.new(), task.pairs("pseudo") if task.index else None))
 
     readout, _ = run(
-        representation, data, learned=learned, options={"shift_share": 0, "shift_ridge": 0.01, "rank_rule": "none"}
+        learner, data, learned=learned, options={"shift_ridge_rel": 0, "shift_ridge": 0.01, "rank_rule": "none"}
     )
     grams, means, counts = [], [], []
     for labels, new, pairs in seen:
@@ -446,15 +454,15 @@ def test_the_shift_may_keep_to_the_identity(share):
     gram = old.T @ old
     ridge = share * gram.trace() / 6 * torch.eye(6, dtype=torch.float64)
     want = torch.linalg.inv(gram + ridge) @ (old.T @ new + ridge)
-    first = METHODS["dpcr-plus"].options(shift_share=share, rank_rule="none")
-    other = METHODS["dpcr-plus"].options(shift_share=0, rank_rule="none")
+    first = METHODS["dpcr-plus"].options(shift_ridge_rel=share, rank_rule="none")
+    other = METHODS["dpcr-plus"].options(shift_ridge_rel=0, rank_rule="none")
     task = FakeTask(1, labels, old, new)
-    task.representation.pseudo = lambda: None
+    task.learner.pseudo = lambda: None
     before = ClassStats.from_features(old, labels)
     torch.testing.assert_close(dual_projection(before, task, first).mean, before.mean @ want)
     plain = dual_projection(before, task, other).mean
     torch.testing.assert_close(plain, before.mean @ torch.linalg.lstsq(old, new).solution)
-    again = METHODS["dpcr-plus"].options(shift_share=share, rank_rule="none", ridge=7.0)
+    again = METHODS["dpcr-plus"].options(shift_ridge_rel=share, rank_rule="none", ridge=7.0)
     assert dual_projection(before, task, again) is dual_projection(before, task, first)
 
 
@@ -462,13 +470,13 @@ def test_how_much_is_chosen_for_each_task_where_nothing_is_said():
     old, labels = draw(80, 6), torch.arange(80) % 2
     new = old + 0.3 * old @ draw(6, 6, seed=1) + draw(80, 6, seed=2)
     task = FakeTask(1, labels, old, new)
-    task.representation.pseudo = lambda: None
+    task.learner.pseudo = lambda: None
     before = ClassStats.from_features(old, labels)
     found = dual_projection(before, task, METHODS["dpcr-plus"].options(rank_rule="none"))
     ridge = cross_validated_ridge(*feature_products(old, new), float((new - old).square().sum()), 80)
     want = torch.linalg.inv(old.T @ old + ridge * torch.eye(6).double()) @ (old.T @ new + ridge * torch.eye(6).double())
     torch.testing.assert_close(found.mean, before.mean @ want)
-    same = METHODS["dpcr"].options(shift_share="auto", rank_rule="none", few_images="identity", ridge=1.0)
+    same = METHODS["dpcr"].options(shift_ridge_rel="auto", rank_rule="none", small_task="identity", ridge=1.0)
     torch.testing.assert_close(dual_projection(before, task, same).mean, found.mean)
     assert not torch.allclose(dual_projection(before, task, METHODS["dpcr"].options(ridge=1.0)).mean, found.mean)
 
@@ -539,9 +547,9 @@ def test_the_gaussians_follow_the_statistics(three):
     readout = readout_of(stats)
     readout.scores(images)
     readout.keep(torch.tensor([0, 2]))
-    two = stats.select(torch.tensor([0, 2])).renumbered(range(2))
+    two = stats.select(torch.tensor([0, 2])).relabel(range(2))
     torch.testing.assert_close(readout.scores(images), readout_of(two).scores(images))
-    third = readout_of(stats.select(torch.tensor([1])).renumbered(range(1)))
+    third = readout_of(stats.select(torch.tensor([1])).relabel(range(1)))
     readout.absorb(third, torch.tensor([2]))
     found = readout.scores(images)
     torch.testing.assert_close(found, readout_of(stats).scores(images)[:, [0, 2, 1]])
@@ -569,7 +577,7 @@ def test_classes_that_were_moved_get_a_bonus(three, gaussian):
 
 @pytest.mark.parametrize(("shift", "moves"), [(True, [2, 2, 1, 1, 1, 0]), (False, [0] * 6)])
 def test_moves_are_counted(machine, data, shift, moves):
-    readout, _ = run(learner(machine), data, options={"shift": shift})
+    readout, _ = run(make_learner(machine), data, options={"shift": shift})
     assert readout.moves.tolist() == moves
 
 
@@ -585,7 +593,7 @@ def test_moves_are_those_of_the_classes_that_are_left(three):
 
 def test_a_class_that_comes_again_was_not_moved(three):
     stats, _, _ = three
-    readout = readout_of(stats, shift_images="clean", shift_share=0.1)
+    readout = readout_of(stats, shift_view="clean", shift_ridge_rel=0.1)
     readout.moves = torch.tensor([1, 4, 0])
     old, labels = draw(40, 5), torch.arange(40) % 2 * 2 + 1  # classes 1 and 3
     readout.learn(FakeTask(1, labels, old=old, new=old @ draw(5, 5, seed=2)))
@@ -609,8 +617,8 @@ def test_classes_without_spread_are_told_apart_by_distance():
 
 def test_preset_and_defaults():
     plan = resolve(Request(("dpcr-plus",), "cifar100", tasks=10, preset="paper"))
-    assert plan.representation == "dpcr-plus"
-    assert plan.methods["dpcr-plus"][1].shift_images == "pseudo"
+    assert plan.learner == "dpcr-plus"
+    assert plan.methods["dpcr-plus"][1].shift_view == "pseudo"
     assert plan.training.pseudo == 1.0
     assert (plan.training.later.epochs, plan.training.distill_weight) == (100, 10)
 
@@ -635,12 +643,17 @@ def test_the_tuned_preset_is_what_was_chosen_at_the_papers_budget(dataset, rate)
         assert getattr(plan.training, name) == getattr(paper.training, name), name
     assert plan.training.later.lr == rate
     training, options = plan.training, plan.methods["dpcr-plus"][1]
-    assert (training.pseudo, training.pseudo_shift, training.feature_weight, training.distill_weight) == (0, 4, 3, 3)
-    assert (training.read_quarters, training.read_mirrored) == (3, True)
-    assert (options.gaussian, options.gaussian_ridge, options.ridge, options.shift_share) == (1, 1, 200, "auto")
-    dim = Reading(build("resnet18"), training.read_quarters, training.read_mirrored).dim
-    assert options.memory_form == "factors"
-    assert (options.memory_rank + 1) * dim <= 512 * 513 // 2 + 512 < (options.memory_rank + 2) * dim
+    assert (training.pseudo, training.pseudo_ratio_shift, training.feature_distill_weight, training.distill_weight) == (
+        0,
+        4,
+        3,
+        3,
+    )
+    assert (training.intermediate_stages, training.flip_tta) == (3, True)
+    assert (options.gaussian, options.gaussian_ridge, options.ridge, options.shift_ridge_rel) == (1, 1, 200, "auto")
+    dim = Reading(build("resnet18"), training.intermediate_stages, training.flip_tta).dim
+    assert options.gram_storage == "factors"
+    assert (options.gram_rank + 1) * dim <= 512 * 513 // 2 + 512 < (options.gram_rank + 2) * dim
 
 
 def test_the_tuned_preset_is_for_what_was_tuned():
@@ -654,24 +667,24 @@ def test_the_tuned_preset_is_for_what_was_tuned():
 @pytest.mark.parametrize(
     ("names", "setting", "named"),
     [
-        (("dpcr-plus",), "pseudo=-1", ("pseudo=-1",)),
-        (("dpcr-plus",), "pseudo_shift=-1", ("pseudo_shift=-1",)),
-        (("dpcr-plus",), "pseudo_step=0", ("pseudo_step=0",)),
+        (("dpcr-plus",), "pseudo_ratio=-1", ("pseudo_ratio=-1",)),
+        (("dpcr-plus",), "pseudo_ratio_shift=-1", ("pseudo_ratio_shift=-1",)),
+        (("dpcr-plus",), "pseudo_step_size=0", ("pseudo_step_size=0",)),
         (("dpcr-plus",), "pseudo_iterations=0", ("pseudo_iterations=0",)),
-        (("dpcr-plus",), "pseudo_spread=-0.5", ("pseudo_spread=-0.5",)),
-        (("dpcr",), "shift_images=pseudo", ("shift_images='pseudo'", "'clean'", "'augmented'")),
-        (("dpcr-plus",), "shift_share=-0.1", ("shift_share=-0.1",)),
-        (("dpcr",), "shift_share=often", ("shift_share='often'", "auto")),
-        (("dpcr-plus",), "feature_weight=-1", ("feature_weight=-1",)),
-        (("dpcr-plus",), "read_quarters=4", ("read_quarters=4",)),
-        (("dpcr-plus",), "read_quarters=-1", ("read_quarters=-1",)),
-        (("dpcr-plus",), "quarters=-1", ("quarters=-1",)),
-        (("dpcr-plus:quarters=3", "dpcr-plus"), "read_quarters=2", ("quarters=3", 2)),
+        (("dpcr-plus",), "pseudo_noise=-0.5", ("pseudo_noise=-0.5",)),
+        (("dpcr",), "shift_view=pseudo", ("shift_view='pseudo'", "'clean'", "'augmented'")),
+        (("dpcr-plus",), "shift_ridge_rel=-0.1", ("shift_ridge_rel=-0.1",)),
+        (("dpcr",), "shift_ridge_rel=often", ("shift_ridge_rel='often'", "auto")),
+        (("dpcr-plus",), "feature_distill_weight=-1", ("feature_distill_weight=-1",)),
+        (("dpcr-plus",), "intermediate_stages=4", ("intermediate_stages=4",)),
+        (("dpcr-plus",), "intermediate_stages=-1", ("intermediate_stages=-1",)),
+        (("dpcr-plus",), "use_stages=-1", ("use_stages=-1",)),
+        (("dpcr-plus:use_stages=3", "dpcr-plus"), "intermediate_stages=2", ("use_stages=3", 2)),
         (("dpcr-plus",), "gaussian=-1", ("gaussian=-1",)),
         (("dpcr-plus",), "gaussian_shared=1.5", ("gaussian_shared=1.5",)),
         (("dpcr-plus",), "gaussian_ridge=0", ("gaussian_ridge=0",)),
         (("dpcr-plus",), "moved_bonus=-1", ("moved_bonus=-1",)),
-        (("dpcr",), "pseudo=1", ("pseudo", "dpcr", "dpcr-plus")),
+        (("dpcr",), "pseudo_ratio=1", ("pseudo", "dpcr", "dpcr-plus")),
         (("dpcr-plus", "dpcr"), "batch_size=64", ("dpcr", "dpcr-plus")),
     ],
 )
@@ -683,20 +696,20 @@ def test_what_cannot_be_is_refused_before_anything_is_learned(names, setting, na
 @pytest.mark.parametrize(("size", "channels", "crop"), [(11, 1, None), (16, 1, 12)])
 def test_other_sizes_and_grey_images(machine, size, channels, crop):
     data = blobs(classes=6, size=size, channels=channels)
-    representation = learner(machine, channels=channels, augment="crop-flip", crop=crop)
-    _, matrix = run(representation, data)
+    learner = make_learner(machine, channels=channels, augment="crop-flip", crop=crop)
+    _, matrix = run(learner, data)
     assert matrix.tasks_done == 3
-    assert representation.pseudo().shape[1:] == (channels, size, size)
+    assert learner.pseudo_images().shape[1:] == (channels, size, size)
 
 
 # --- more is read of the backbone -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("quarters", [1, 2, 3])
+@pytest.mark.parametrize("use_stages", [1, 2, 3])
 def test_what_is_read_are_features_quarters_and_mirror_images(machine, data, quarters):
     """By hand: the mean of the last maps, and that of each quarter of the maps before, the latest first; for both."""
-    representation = learner(machine, read_quarters=quarters, read_mirrored=True)
-    backbone = representation.backbone.eval()
+    learner = make_learner(machine, intermediate_stages=quarters, flip_tta=True)
+    backbone = learner.backbone.eval()
     images = torch.randn(5, 3, 16, 16, generator=torch.Generator().manual_seed(0))
 
     def literal(x):
@@ -710,25 +723,28 @@ def test_what_is_read_are_features_quarters_and_mirror_images(machine, data, qua
         return torch.cat(parts, 1)
 
     with torch.no_grad():
-        found = representation.reading(backbone)(images)
-        assert found.shape[1] == representation.reading(backbone).dim
+        found = learner.feature_extractor(backbone)(images)
+        assert found.shape[1] == learner.feature_extractor(backbone).dim
         torch.testing.assert_close(found, (literal(images) + literal(images.flip(3))) / 2)
-        torch.testing.assert_close(found, representation.reading(backbone)(images.flip(3)))
+        torch.testing.assert_close(found, learner.feature_extractor(backbone)(images.flip(3)))
         torch.testing.assert_close(
-            learner(machine, read_mirrored=True).reading(backbone)(images),
+            make_learner(machine, flip_tta=True).feature_extractor(backbone)(images),
             (backbone(images) + backbone(images.flip(3))) / 2,
         )
-    assert learner(machine).reading(backbone) is backbone
+    assert make_learner(machine).feature_extractor(backbone) is backbone
 
 
 def test_reading_more_changes_the_classifier_and_not_the_backbone(machine, data):
     """Without made images, that is: those are drawn to all that is read."""
-    plain, wide = (learner(machine, feature_weight=1.0, pseudo=0.0, read_quarters=more) for more in (False, True))
+    plain, wide = (
+        make_learner(machine, feature_distill_weight=1.0, pseudo_ratio=0.0, intermediate_stages=more)
+        for more in (False, True)
+    )
     (narrow, _), (readout, matrix) = run(plain, data), run(wide, data)
     for key, value in plain.backbone.state_dict().items():
         assert torch.equal(value, wide.backbone.state_dict()[key])
     dim = wide.backbone.dim
-    assert wide.means.shape[1] == wide.reading(wide.backbone).dim
+    assert wide.means.shape[1] == wide.feature_extractor(wide.backbone).dim
     torch.testing.assert_close(wide.means[-1:, :dim], plain.means[-1:])
     before = wide.backbone.stages(torch.zeros(1, 3, 8, 8))[-2].shape[1]
     assert narrow.stats.mean.shape == (sum(SIZES), dim)
@@ -736,39 +752,41 @@ def test_reading_more_changes_the_classifier_and_not_the_backbone(machine, data)
     assert matrix.tasks_done == len(SIZES)
 
 
-@pytest.mark.parametrize("quarters", [0, 1])
+@pytest.mark.parametrize("use_stages", [0, 1])
 def test_less_may_be_used_than_is_read(machine, data, quarters):
     """One run serves all: with fewer stages' quarters it is the run that reads no more, but for what images aim at."""
-    common = {"feature_weight": 1.0, "pseudo": 0.0}
-    wide, narrow = (learner(machine, read_quarters=read, read_mirrored=True, **common) for read in (2, quarters))
-    (used, _), (wanted, matrix) = run(wide, data, options={"quarters": quarters}), run(narrow, data)
-    dim = narrow.reading(narrow.backbone).dim
+    common = {"feature_distill_weight": 1.0, "pseudo_ratio": 0.0}
+    wide, narrow = (make_learner(machine, intermediate_stages=read, flip_tta=True, **common) for read in (2, quarters))
+    (used, _), (wanted, matrix) = run(wide, data, options={"use_stages": quarters}), run(narrow, data)
+    dim = narrow.feature_extractor(narrow.backbone).dim
     assert used.stats.mean.shape == (sum(SIZES), dim)
     torch.testing.assert_close(used.stats.mean, wanted.stats.mean)
     torch.testing.assert_close(used.weight, wanted.weight)
-    images = torch.randn(7, wide.reading(wide.backbone).dim, generator=torch.Generator().manual_seed(3))
+    images = torch.randn(7, wide.feature_extractor(wide.backbone).dim, generator=torch.Generator().manual_seed(3))
     torch.testing.assert_close(used.scores(images), wanted.scores(images[:, :dim]))
     assert matrix.tasks_done == len(SIZES)
 
 
 def test_made_images_are_used_where_less_is_used(machine, data):
-    ways = ({"quarters": 1}, {"quarters": 1, "shift_images": "clean"})
-    (with_made, _), (without, _) = (run(learner(machine, read_quarters=2), data, options=way) for way in ways)
+    ways = ({"use_stages": 1}, {"use_stages": 1, "shift_view": "clean"})
+    (with_made, _), (without, _) = (
+        run(make_learner(machine, intermediate_stages=2), data, options=way) for way in ways
+    )
     assert not torch.allclose(with_made.stats.mean[0], without.stats.mean[0])
 
 
 def test_the_last_stage_is_read_as_a_whole(machine):
     """A network of three stages has two before it."""
-    with raises(OptionError, "read_quarters=3", "resnet32"):
-        learner(machine, backbone="resnet32", width=4, read_quarters=3)
-    reading = learner(machine, backbone="resnet32", width=4, read_quarters=2)
-    assert reading.reading(reading.backbone)(torch.zeros(1, 3, 16, 16)).shape == (1, 16 + 4 * 8 + 4 * 4)
+    with raises(OptionError, "intermediate_stages=3", "resnet32"):
+        make_learner(machine, backbone="resnet32", width=4, intermediate_stages=3)
+    reading = make_learner(machine, backbone="resnet32", width=4, intermediate_stages=2)
+    assert reading.feature_extractor(reading.backbone)(torch.zeros(1, 3, 16, 16)).shape == (1, 16 + 4 * 8 + 4 * 4)
 
 
 def test_of_a_timm_model_no_maps_are_read(machine):
-    for name in ("read_quarters", "read_mirrored"):
+    for name in ("intermediate_stages", "flip_tta"):
         with raises(OptionError, name, "timm/x"):
-            learner(machine, backbone="timm/x", width=None, **{name: True})
+            make_learner(machine, backbone="timm/x", width=None, **{name: True})
 
 
 # --- classes that are cut ---------------------------------------------------------------------------------------------
@@ -777,9 +795,9 @@ def test_of_a_timm_model_no_maps_are_read(machine):
 def test_gaussians_of_classes_that_are_cut_are_those_of_what_is_left():
     """Few rows of a class, the mean one of them: its own covariance alone, next to no ridge, and still a density."""
     features, labels = draw(60, 12), torch.arange(60) % 3
-    stats = ClassStats.from_features(features, labels, Memory("factors", rank=4))
-    assert stats.numbers < ClassStats.from_features(features, labels).numbers
-    moved = stats.moved(draw(12, 12, seed=1))
+    stats = ClassStats.from_features(features, labels, StorageSpec("factors", rank=4))
+    assert stats.numel < ClassStats.from_features(features, labels).numel
+    moved = stats.transform(draw(12, 12, seed=1))
     for one in (stats, moved):
         factors = gaussian_factors(one, 0.0, 1e-6)
         ridge = 1e-6 * pooled_covariance(one).trace() / 12 * torch.eye(12).double()

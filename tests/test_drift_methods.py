@@ -15,7 +15,7 @@ from efcil.config import build
 from efcil.core.metrics import AccuracyMatrix
 from efcil.errors import OptionError
 from efcil.features import TaskFeatures
-from efcil.learners import REPRESENTATIONS
+from efcil.learners import LEARNERS
 from efcil.methods.adc import ADC
 from efcil.methods.ldc import LDC
 from efcil.methods.sdc import SDC
@@ -40,7 +40,7 @@ class FakeTask(TaskFeatures):
 
     def __init__(self, index, labels, old, new, seed=0):
         self.index, self.labels, self._given, self._found = index, labels, {"old": old, "new": new}, {}
-        self.representation = SimpleNamespace(seed=seed, machine=Machine.choose("cpu"))
+        self.learner = SimpleNamespace(seed=seed, machine=Machine.choose("cpu"))
 
     def _features(self, when, view):
         return self._given[when]
@@ -296,7 +296,7 @@ def test_adc_is_its_equation(machine, step, iterations, samples):
     task.new()  # features are there already when a company of methods learns: whether the backbone rests is open
     pixels = task.pixels()
     normalised = pixels.normalise(pixels.images)
-    r = task.representation
+    r = task.learner
     want, kept = literal_adc(means, normalised, r.old_backbone, r.backbone, step, iterations, samples)
     assert any(0 < k < min(samples, 30) for k in kept), "the filter has something to do"
     r.old_backbone.train()
@@ -345,7 +345,7 @@ def test_adc_in_small_pieces_is_the_same(machine, monkeypatch):
     means, options = old_means(task, classes=5), ADCOptions(step=4.0, samples=10)
     whole = adversarial_drift(means, task, options)
     seen = []
-    task.representation.old_backbone.register_forward_hook(lambda module, given, out: seen.append(len(out)))
+    task.learner.old_backbone.register_forward_hook(lambda module, given, out: seen.append(len(out)))
     monkeypatch.setattr(adc, "GROUP_NUMBERS", 2 * 10 * 2 * 8 * 8)  # two classes at once
     monkeypatch.setattr(feature_inversion, "BATCH_NUMBERS", 7 * 2 * 8 * 8)  # seven images at once
     pieces = adversarial_drift(means, task, options)
@@ -384,11 +384,11 @@ class Watch:
 
 def trajectory(machine, data, at_end=lambda task: None, view="clean"):
     """The three on one LwF trajectory: readouts, and their states after each task."""
-    kind = REPRESENTATIONS["lwf"]
-    representation = kind(kind.options_type(**TINY), data.channels, machine, 0)
+    kind = LEARNERS["lwf"]
+    learner = kind(kind.options_type(**TINY), data.channels, machine, 0)
     stream = TaskStream(data.train, np.arange(len(data.class_names)), SIZES)
     evaluator = Evaluator(data, stream, machine)
-    readouts = {name: readout(options(shift_images=view)) for name, (readout, options) in KINDS.items()}
+    readouts = {name: readout(options(shift_view=view)) for name, (readout, options) in KINDS.items()}
     matrices = {name: AccuracyMatrix(evaluator.totals()) for name in readouts}
     means = []
 
@@ -396,7 +396,7 @@ def trajectory(machine, data, at_end=lambda task: None, view="clean"):
         means.append({name: readout.means.clone() for name, readout in readouts.items()})
         at_end(task)
 
-    learn_stream(stream, data, evaluator, representation, readouts, matrices, Watch(after_task))
+    learn_stream(stream, data, evaluator, learner, readouts, matrices, Watch(after_task))
     return readouts, means
 
 
@@ -460,7 +460,7 @@ def test_old_and_new_features_are_of_the_same_view(name):
 
     means = []
     for view, task in (("clean", FakeTask(1, labels, old, new)), ("augmented", Views(1, labels, None, None))):
-        readout = kind(options(shift_images=view))
+        readout = kind(options(shift_view=view))
         readout.learn(FakeTask(0, *first))
         readout.learn(task)
         means.append(readout.means)
@@ -509,11 +509,11 @@ def test_impossible_options_are_refused(options, setting):
 
 
 def test_defaults_are_the_papers():
-    assert SDCOptions().model_dump() == {"sigma": 0.3, "floor": 1e-5, "unit_features": True, "shift_images": "clean"}
+    assert SDCOptions().model_dump() == {"sigma": 0.3, "floor": 1e-5, "unit_features": True, "shift_view": "clean"}
     assert LDCOptions().model_dump() == {
         "map_lr": 0.001,
         "map_epochs": 20,
         "map_batch_size": 128,
-        "shift_images": "clean",
+        "shift_view": "clean",
     }
-    assert ADCOptions().model_dump() == {"step": 25.0, "iterations": 3, "samples": 100, "shift_images": "clean"}
+    assert ADCOptions().model_dump() == {"step": 25.0, "iterations": 3, "samples": 100, "shift_view": "clean"}

@@ -26,7 +26,7 @@ from sklearn.utils.estimator_checks import (
 from efcil import NearestMeanClassifier, RidgeReconstructionClassifier
 from efcil.core.class_stats import ClassStats
 from efcil.core.nearest_mean import cosine_scores
-from efcil.core.ridge import normalise_columns, ridge_weight
+from efcil.core.ridge import normalize_columns, ridge_weight
 from efcil.errors import NotPositiveDefiniteError, OptionError
 from efcil.estimators.base import union
 from efcil.estimators.gcv import AS_GOOD, candidates, gcv_scores
@@ -107,7 +107,7 @@ def test_importing_efcil_imports_neither_torch_nor_sklearn():
 def test_ridge_is_that_of_class_statistics(normalise):
     X, y = problem()
     weight = ridge_weight(ClassStats.from_features(torch.tensor(X), torch.tensor(y)), 3.0)
-    weight = normalise_columns(weight) if normalise else weight
+    weight = normalize_columns(weight) if normalise else weight
     model = RidgeReconstructionClassifier(3.0, fit_intercept=False, normalise=normalise).fit(X, y)
     np.testing.assert_allclose(model.coef_, weight.T, atol=1e-12)
     np.testing.assert_allclose(model.decision_function(X), X @ weight.numpy(), atol=1e-12)

@@ -17,12 +17,12 @@ from torch import Tensor
 import reference
 from efcil.core import class_stats as stats_module
 from efcil.core.class_stats import ClassStats
-from efcil.core.gram_storage import Factors, Grams, Memory, kept, kept_gram
+from efcil.core.gram_storage import LowRankGrams, PackedGrams, StorageSpec, compress, compress_gram
 from efcil.core.metrics import AccuracyMatrix
 from efcil.core.projection import class_shift, factor_space, row_projector, task_shift
-from efcil.core.ridge import normalise_columns, ridge_weight
+from efcil.core.ridge import normalize_columns, ridge_weight
 from efcil.errors import NotFiniteError, OptionError
-from efcil.learners import REPRESENTATIONS
+from efcil.learners import LEARNERS
 from efcil.methods import METHODS
 from efcil.methods.dpcr import DPCROptions
 from efcil.product import IncrementalClassifier
@@ -32,7 +32,7 @@ from messages import raises
 from problems import TINY, blobs, draw, gap
 from test_methods import Watch
 
-FACTORS = Memory("factors")
+FACTORS = StorageSpec("factors")
 DIM = 16
 COUNTS = (5, 30, 1, 8, 9, 3, 0, 40, 2)  # of classes 0, 1, 2 ...: 8 images are the last that a factor holds in less
 LABELS = torch.arange(len(COUNTS)).repeat_interleave(torch.tensor(COUNTS))
@@ -70,8 +70,8 @@ def test_a_class_of_few_images_is_a_factor_and_one_of_many_a_gram(pair) -> None:
     same(factors, grams, 1e-13)
     assert ranks(factors) == [5, -1, 1, 8, -1, 3, -1, 2]
     triangle = DIM * (DIM + 1) // 2
-    assert grams.numbers == 8 * (triangle + DIM)
-    assert factors.numbers == 3 * triangle + (5 + 1 + 8 + 3 + 2) * DIM + 8 * DIM
+    assert grams.numel == 8 * (triangle + DIM)
+    assert factors.numel == 3 * triangle + (5 + 1 + 8 + 3 + 2) * DIM + 8 * DIM
     assert gap(factors.gram_sum(), grams.gram_sum()) < 1e-14
     assert gap(factors.covariance(), grams.covariance()) < 1e-12
 
@@ -81,15 +81,15 @@ def test_storage_is_half_of_the_papers_and_less_for_few_images() -> None:
     x, y = draw(3 * per_class, dim), torch.arange(3).repeat_interleave(per_class)
     papers = 3 * (dim * dim + dim)
     exact = ClassStats.from_features(x, y)
-    assert exact.numbers <= 0.55 * papers
+    assert exact.numel <= 0.55 * papers
     assert sum(t.numel() for t in exact.state().values()) <= 0.55 * papers
     bytes_held = sum(p.packed.untyped_storage().nbytes() for p in exact.parts) + exact.mean.untyped_storage().nbytes()
     assert bytes_held <= 0.55 * papers * 8
     factors = ClassStats.from_features(x, y, FACTORS)
-    assert factors.numbers == 3 * (per_class + 1) * dim < exact.numbers
+    assert factors.numel == 3 * (per_class + 1) * dim < exact.numel
     for count in range(1, dim + 2):  # never more than Grams, and less below dim / 2 images
-        own = kept(draw(count, dim), FACTORS)
-        assert own.numbers == min(count * dim, dim * (dim + 1) // 2)
+        own = compress(draw(count, dim), FACTORS)
+        assert own.numel == min(count * dim, dim * (dim + 1) // 2)
 
 
 RULES = [
@@ -107,11 +107,11 @@ def test_factors_follow_task_by_task_as_the_ladder(features: Tensor, rule, toler
         features[LABELS == 0, 3] = 0.0  # a dead channel of a factor, and of a Gram
         features[LABELS == 1, 7] = 0.0
     shifts = [torch.eye(DIM, dtype=torch.float64) + 0.2 * draw(DIM, DIM, seed=seed) for seed in (1, 2, 3)]
-    grams, factors = (ClassStats.from_features(features, LABELS, m) for m in (Memory(), FACTORS))
+    grams, factors = (ClassStats.from_features(features, LABELS, m) for m in (StorageSpec(), FACTORS))
     composed = factors
     for shift in shifts:
-        grams, factors = (stats.projected(shift, rule, tolerance) for stats in (grams, factors))
-        composed = composed.moved(
+        grams, factors = (stats.transform_projected(shift, rule, tolerance) for stats in (grams, factors))
+        composed = composed.transform(
             class_shift(shift, composed.gram, rule, tolerance).expand(len(composed), DIM, DIM)  # a P for each class
         )
     assert ranks(factors) == ranks(composed) == [5, -1, 1, 8, -1, 3, -1, 2]
@@ -131,8 +131,8 @@ def test_factors_follow_task_by_task_as_the_ladder(features: Tensor, rule, toler
 def test_a_factor_moves_as_the_features_would(pair, features: Tensor, width: int) -> None:
     shift = draw(DIM, width, seed=1)
     wanted = ClassStats.from_features(features @ shift, LABELS)
-    same(pair[1].moved(shift), wanted, 1e-12)
-    same(pair[1].moved(shift.expand(8, DIM, width)), wanted, 1e-12)
+    same(pair[1].transform(shift), wanted, 1e-12)
+    same(pair[1].transform(shift.expand(8, DIM, width)), wanted, 1e-12)
 
 
 @given(st.integers(1, 6), st.integers(1, 6), st.integers(0, 5))
@@ -149,10 +149,10 @@ def test_one_whole_task_gives_the_same_classifier(pair) -> None:
     before, y = draw(60, DIM, seed=4).abs(), 9 + torch.arange(12).repeat_interleave(5)
     after = before @ (torch.eye(DIM).double() + 0.2 * draw(DIM, DIM, seed=5))
     weights = []
-    for stats, memory in zip(pair, (Memory(), FACTORS), strict=True):
+    for stats, memory in zip(pair, (StorageSpec(), FACTORS), strict=True):
         new = ClassStats.from_features(after, y, memory)
-        moved = stats.projected(task_shift(before, after), "positive").joined(new, memory)
-        weights.append(normalise_columns(ridge_weight(moved, 5.0)))
+        moved = stats.transform_projected(task_shift(before, after), "positive").merge(new, memory)
+        weights.append(normalize_columns(ridge_weight(moved, 5.0)))
     assert gap(weights[1], weights[0]) < 1e-8
     assert gap(weights[0], weights[0].roll(1, 1)) > 1e-2
 
@@ -160,22 +160,22 @@ def test_one_whole_task_gives_the_same_classifier(pair) -> None:
 def test_blocks_change_no_bit_of_factors(pair, monkeypatch: pytest.MonkeyPatch) -> None:
     shift = draw(DIM, DIM, seed=1)
     for rule in ("positive", "numerical"):
-        whole = pair[1].projected(shift, rule)
+        whole = pair[1].transform_projected(shift, rule)
         for block in (1, 2, 5, 50):
-            assert torch.equal(pair[1].projected(shift, rule, class_block=block).gram, whole.gram)
+            assert torch.equal(pair[1].transform_projected(shift, rule, class_block=block).gram, whole.gram)
         monkeypatch.setattr(stats_module, "BLOCK_BYTES", {"cpu": 1})
-        assert torch.equal(pair[1].projected(shift, rule).gram, whole.gram)
+        assert torch.equal(pair[1].transform_projected(shift, rule).gram, whole.gram)
         monkeypatch.undo()
     again = ClassStats.from_state(pair[1].state())  # other parts, the same bits
-    assert torch.equal(again.projected(shift).gram_sum(), pair[1].projected(shift).gram_sum())
+    assert torch.equal(again.transform_projected(shift).gram_sum(), pair[1].transform_projected(shift).gram_sum())
 
 
 def test_a_factor_is_a_function_of_the_gram_alone(features: Tensor) -> None:
     x = features[:8]
     turn = torch.linalg.qr(draw(8, 8, seed=3))[0]
-    one, two = kept(x, FACTORS), kept(turn @ x, FACTORS)  # other images with the same Gram
+    one, two = compress(x, FACTORS), compress(turn @ x, FACTORS)  # other images with the same Gram
     assert gap(one.rows, two.rows) < 1e-10
-    assert gap(one.rows, kept_gram(x.T @ x, FACTORS).rows) < 1e-10
+    assert gap(one.rows, compress_gram(x.T @ x, FACTORS).rows) < 1e-10
     assert min(float((one.rows[:, None] - x).abs().amax(2).min()), 1.0) > 1e-3, "a row is an image's feature"
 
 
@@ -184,11 +184,11 @@ def test_a_factor_is_a_function_of_the_gram_alone(features: Tensor) -> None:
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=24), st.integers(0, 24), st.sampled_from([None, FACTORS]))
 @settings(deadline=None, max_examples=25)
-def test_factors_of_batches_add_to_the_whole(labels: list[int], cut: int, memory: Memory | None) -> None:
+def test_factors_of_batches_add_to_the_whole(labels: list[int], cut: int, memory: StorageSpec | None) -> None:
     x, y = draw(len(labels), 6), torch.tensor(labels)
     whole = ClassStats.from_features(x, y)
     parts = [ClassStats.from_features(x[s], y[s], FACTORS) for s in (slice(cut), slice(cut, None))]
-    for joined in (parts[0].joined(parts[1], memory), parts[1].joined(parts[0], memory)):
+    for joined in (parts[0].merge(parts[1], memory), parts[1].merge(parts[0], memory)):
         same(joined, whole, 1e-11)
         if "factor_rank" in joined.state():
             assert max(ranks(joined)) <= 3, "a factor that takes more than a Gram"
@@ -198,25 +198,25 @@ def test_grams_and_factors_of_one_class_add(features: Tensor) -> None:
     x, y = features[:9], torch.zeros(9, dtype=torch.int64)
     gram = ClassStats.from_features(x[:3], y[:3])
     factor = ClassStats.from_features(x[3:], y[3:], FACTORS)
-    for joined in (gram.joined(factor), factor.joined(gram), factor.joined(gram, FACTORS)):
+    for joined in (gram.merge(factor), factor.merge(gram), factor.merge(gram, FACTORS)):
         same(joined, ClassStats.from_features(x, y), 1e-13)
-        assert isinstance(joined.parts[0], Grams)
-    cut = factor.joined(gram, Memory("factors", rank=2))
+        assert isinstance(joined.parts[0], PackedGrams)
+    cut = factor.merge(gram, StorageSpec("factors", rank=2))
     assert ranks(cut) == [2]
-    both = factor.joined(factor.renumbered([0]), Memory())
-    assert isinstance(both.parts[0], Grams)
+    both = factor.merge(factor.relabel([0]), StorageSpec())
+    assert isinstance(both.parts[0], PackedGrams)
 
 
 def test_classes_are_taken_dropped_and_renumbered_in_any_form(pair) -> None:
     for call in (
         lambda s: s.select([0, 4, 8]),
-        lambda s: s.without([0, 1, 2]),
-        lambda s: s.renumbered([7, 2, 9, 1, 0, 3, 8, 4]),
-        lambda s: s.select([0, 1, 3]).joined(s.select([1, 2, 8])),
+        lambda s: s.drop([0, 1, 2]),
+        lambda s: s.relabel([7, 2, 9, 1, 0, 3, 8, 4]),
+        lambda s: s.select([0, 1, 3]).merge(s.select([1, 2, 8])),
         lambda s: s.to("cpu"),
     ):
         same(call(pair[1]), call(pair[0]), 1e-13)
-    assert ranks(pair[1].without([1, 2])) == [5, 8, -1, 3, -1, 2]
+    assert ranks(pair[1].drop([1, 2])) == [5, 8, -1, 3, -1, 2]
 
 
 # --- cut --------------------------------------------------------------------------------------------------------------
@@ -236,7 +236,7 @@ def scatters(stats: ClassStats) -> Tensor:
 @pytest.mark.parametrize("error", [0.3, 0.1, 1e-2, 1e-4])
 def test_the_error_of_cut_factors_is_bounded(pair, features: Tensor, error: float) -> None:
     grams = pair[0]
-    cut = ClassStats.from_features(features, LABELS, Memory("factors", error=error))
+    cut = ClassStats.from_features(features, LABELS, StorageSpec("factors", error=error))
     lost = left_out(cut, grams)
     assert float(lost.max()) <= error * (1 + 1e-9)
     assert torch.equal(cut.mean, grams.mean), "means are not cut"
@@ -246,13 +246,13 @@ def test_the_error_of_cut_factors_is_bounded(pair, features: Tensor, error: floa
             assert float(values[rank - 2 :].sum()) > error * float(gram.trace()) * (1 - 1e-9)
         assert 2 * rank <= DIM
     if error == 0.3:
-        assert cut.numbers < pair[1].numbers
+        assert cut.numel < pair[1].numel
         assert float(lost.max()) > 0.01
 
 
 def test_cut_to_a_rank_what_is_lost_is_the_smallest_eigenvalues(pair, features: Tensor) -> None:
     grams = pair[0]
-    cut = ClassStats.from_features(features, LABELS, Memory("factors", rank=3))
+    cut = ClassStats.from_features(features, LABELS, StorageSpec("factors", rank=3))
     assert ranks(cut) == [3, 3, 1, 3, 3, 3, 3, 2]
     for gram, scatter, own in zip(grams.gram, scatters(grams), cut.gram, strict=True):
         values = torch.linalg.eigvalsh(scatter)  # the mean is the first of three rows
@@ -266,44 +266,46 @@ def test_cut_to_a_rank_what_is_lost_is_the_smallest_eigenvalues(pair, features: 
 
 def test_a_cut_class_has_a_covariance_before_and_after_moves_and_joins(pair, features: Tensor) -> None:
     """Gram and mean belong together: a cut of the Gram alone would leave less than the mean's own product."""
-    for memory in (Memory("factors", rank=1), Memory("factors", rank=3), Memory("factors", error=0.3)):
+    for memory in (StorageSpec("factors", rank=1), StorageSpec("factors", rank=3), StorageSpec("factors", error=0.3)):
         cut = ClassStats.from_features(features, LABELS, memory)
         rest = ClassStats.from_features(features.flip(1), LABELS, memory)
-        for stats in (cut, cut.moved(draw(DIM, DIM, seed=1)), cut.joined(rest, memory)):
+        for stats in (cut, cut.transform(draw(DIM, DIM, seed=1)), cut.merge(rest, memory)):
             values = torch.linalg.eigvalsh(stats.covariance())
             assert float(values.min()) > -1e-12 * float(stats.gram.abs().max())
             if memory.rank == 1:
                 assert float(values.abs().max()) < 1e-12 * float(stats.gram.abs().max()), "nothing but the mean"
     values = torch.linalg.eigvalsh(scatters(pair[0]))
-    kept = torch.linalg.eigvalsh(scatters(ClassStats.from_features(features, LABELS, Memory("factors", rank=3))))
-    torch.testing.assert_close(kept[:, -2:], values[:, -2:], rtol=1e-9, atol=1e-9)
+    compress = torch.linalg.eigvalsh(
+        scatters(ClassStats.from_features(features, LABELS, StorageSpec("factors", rank=3)))
+    )
+    torch.testing.assert_close(compress[:, -2:], values[:, -2:], rtol=1e-9, atol=1e-9)
 
 
 def test_a_class_that_comes_again_is_cut_without_its_gram(features: Tensor) -> None:
     """Two cut factors are joined by their rows; the same is found from the two Grams. After moves as well."""
-    memory = Memory("factors", rank=3)
+    memory = StorageSpec("factors", rank=3)
     one = ClassStats.from_features(features, LABELS, memory)
     other = ClassStats.from_features(features.flip(1).repeat(2, 1), LABELS.repeat(2), memory)  # twice the images
-    other = other.moved(draw(DIM, DIM, seed=1))
-    quick = one.joined(other, memory)
-    assert all(isinstance(part, Factors) for part in quick.parts)
+    other = other.transform(draw(DIM, DIM, seed=1))
+    quick = one.merge(other, memory)
+    assert all(isinstance(part, LowRankGrams) for part in quick.parts)
     for own, a, b, count, mean in zip(quick.gram, one.gram, other.gram, quick.count, quick.mean, strict=True):
-        slow = kept_gram(a + b, memory, count.double().sqrt() * mean)
+        slow = compress_gram(a + b, memory, count.double().sqrt() * mean)
         torch.testing.assert_close(own, slow.dense()[0], rtol=1e-9, atol=1e-9)
     exact = ClassStats.from_features(features, LABELS, FACTORS)
-    mixed = exact.joined(other, memory)  # one side begins with another row than its mean
+    mixed = exact.merge(other, memory)  # one side begins with another row than its mean
     torch.testing.assert_close(mixed.mean, quick.mean)
     for own, a, b, count, mean in zip(mixed.gram, exact.gram, other.gram, mixed.count, mixed.mean, strict=True):
-        slow = kept_gram(a + b, memory, count.double().sqrt() * mean)
+        slow = compress_gram(a + b, memory, count.double().sqrt() * mean)
         torch.testing.assert_close(own, slow.dense()[0], rtol=1e-9, atol=1e-9)
 
 
 def test_what_was_left_out_moves_as_a_gram_and_stays_bounded(pair, features: Tensor) -> None:
     """G - F'F is positive, so after P its trace is at most |P|^2 times what it was."""
     shift = draw(DIM, DIM, seed=1)
-    cut = ClassStats.from_features(features, LABELS, Memory("factors", error=0.05))
+    cut = ClassStats.from_features(features, LABELS, StorageSpec("factors", error=0.05))
     before = (pair[0].gram - cut.gram).diagonal(dim1=1, dim2=2).sum(1)
-    after = pair[0].moved(shift).gram - cut.moved(shift).gram
+    after = pair[0].transform(shift).gram - cut.transform(shift).gram
     most = torch.linalg.matrix_norm(shift, 2) ** 2 * before
     assert bool((after.diagonal(dim1=1, dim2=2).sum(1) <= most * (1 + 1e-9) + 1e-9).all())
     assert float(torch.linalg.eigvalsh(after).min()) > -1e-9 * float(after.abs().max())
@@ -318,11 +320,11 @@ def test_memory_refuses_what_makes_no_sense() -> None:
         ({"form": "factors", "error": 1.5}, ("error", 1.5, 0, 1)),
     ):
         with raises(OptionError, *named):
-            Memory(**bad)
-    with pytest.raises(ValueError, match="memory_rank"):
-        DPCROptions(memory_rank=3)
+            StorageSpec(**bad)
+    with pytest.raises(ValueError, match="gram_rank"):
+        DPCROptions(gram_rank=3)
     with raises(OptionError, (2, 4), 3):
-        Factors(torch.ones(2, 4), [1, 2])
+        LowRankGrams(torch.ones(2, 4), [1, 2])
     with pytest.raises(NotFiniteError):
         ClassStats.from_features(torch.full((2, 8), float("nan")), torch.zeros(2, dtype=torch.int64), FACTORS)
 
@@ -332,14 +334,14 @@ def test_hostile_features_make_sound_factors(scale: float) -> None:
     x = scale * draw(6, 20)
     x[3:] = x[0]  # duplicates: rank 3
     x[:, 4] = 0.0  # a dead channel
-    own = kept(x, FACTORS)
+    own = compress(x, FACTORS)
     assert own.ranks == (3,)
     assert gap(own.dense()[0], x.T @ x) < 1e-13
-    assert kept(torch.zeros(4, 20).double(), FACTORS).numbers == 0
-    nothing = Factors.zero(2, torch.zeros(2, 20).double())
+    assert compress(torch.zeros(4, 20).double(), FACTORS).numel == 0
+    nothing = LowRankGrams.zero(2, torch.zeros(2, 20).double())
     for rule in ("positive", "numerical"):
-        moved, mean = nothing.projected(torch.ones(2, 20).double(), torch.eye(20).double(), rule, None)
-        assert moved.numbers == 0
+        moved, mean = nothing.transform_projected(torch.ones(2, 20).double(), torch.eye(20).double(), rule, None)
+        assert moved.numel == 0
         assert float(mean.abs().max()) == 0.0
 
 
@@ -349,23 +351,23 @@ def test_hostile_features_make_sound_factors(scale: float) -> None:
 def test_released_statistics_are_gone_and_say_so(pair) -> None:
     shift = draw(DIM, DIM, seed=1)
     for stats in pair:
-        shared = stats.select([0, 1]).joined(stats.select([2, 3]))
+        shared = stats.select([0, 1]).merge(stats.select([2, 3]))
         first = shared.select([0, 1])
-        whole = shared.projected(shift, "numerical")
-        moved = shared.projected(shift, "numerical", release=True)
+        whole = shared.transform_projected(shift, "numerical")
+        moved = shared.transform_projected(shift, "numerical", release=True)
         assert torch.equal(moved.gram, whole.gram)
         assert torch.equal(first.gram, stats.select([0, 1]).gram), "what others hold stays"
-        for use in (lambda s=shared: s.gram, shared.state, shared.gram_sum, lambda s=shared: s.moved(shift)):
+        for use in (lambda s=shared: s.gram, shared.state, shared.gram_sum, lambda s=shared: s.transform(shift)):
             with pytest.raises(OptionError, match="released"):
                 use()
-        assert len(moved.moved(shift, release=True)) == 4
+        assert len(moved.transform(shift, release=True)) == 4
 
 
 def test_old_blocks_go_while_new_ones_come() -> None:
     """Counted in tensors alive: with release never more than one set of statistics and two blocks."""
     dim, classes = 24, 40
     x, y = draw(2 * classes, dim), torch.arange(classes).repeat_interleave(2)
-    stats = ClassStats.from_features(x, y).moved(torch.eye(dim).double(), class_block=4)
+    stats = ClassStats.from_features(x, y).transform(torch.eye(dim).double(), class_block=4)
     count = {}
     for release in (False, True):
         alive = [part.packed.untyped_storage().nbytes() for part in stats.parts]
@@ -375,7 +377,7 @@ def test_old_blocks_go_while_new_ones_come() -> None:
         generator = watched._blocks(4, release)
         made = []
         for _, block in generator:
-            made.append(block.moved(torch.eye(dim).double()))
+            made.append(block.transform(torch.eye(dim).double()))
             held = sum(w.bytes for w in old if w.alive) + sum(p.packed.untyped_storage().nbytes() for p in made)
             most = max(most, held)
             del block
@@ -409,7 +411,7 @@ def test_a_factor_without_rows_survives_in_a_state() -> None:
 
 
 def test_state_holds_the_form_and_every_bit(pair) -> None:
-    factors = pair[1].moved(draw(DIM, DIM, seed=1))
+    factors = pair[1].transform(draw(DIM, DIM, seed=1))
     state = factors.state()
     assert state["gram_packed"].shape == (3, DIM * (DIM + 1) // 2)
     assert state["factor_rows"].shape == (19, DIM)
@@ -448,7 +450,7 @@ def test_a_state_that_does_not_fit_is_refused(pair, key: str, change) -> None:
 # --- methods and models -----------------------------------------------------------------------------------------------
 
 
-FORMS = {"gram": {}, "factors": {"memory_form": "factors"}, "cut": {"memory_form": "factors", "memory_error": 0.05}}
+FORMS = {"gram": {}, "factors": {"gram_storage": "factors"}, "cut": {"gram_storage": "factors", "gram_tolerance": 0.05}}
 
 
 FEW = blobs(per_class=6)  # 16 dimensions: 6 images are a factor
@@ -457,8 +459,8 @@ FEW = blobs(per_class=6)  # 16 dimensions: 6 images are a factor
 @pytest.fixture(scope="module")
 def learned(machine):
     """DPCR and DP-NCM with Grams, with factors, and with cut ones, all on one trajectory; those with Grams share."""
-    kind = REPRESENTATIONS["lwf"]
-    representation = kind(kind.options_type(**TINY), FEW.channels, machine, 0)
+    kind = LEARNERS["lwf"]
+    learner = kind(kind.options_type(**TINY), FEW.channels, machine, 0)
     stream = TaskStream(FEW.train, np.arange(len(FEW.class_names)), (2, 3, 1))
     evaluator = Evaluator(FEW, stream, machine)
     readouts = {
@@ -469,15 +471,15 @@ def learned(machine):
     readouts["alone"] = METHODS["dpcr"].readout(METHODS["dpcr"].options(rank_rule="numerical"))
     matrices = {label: AccuracyMatrix(evaluator.totals()) for label in readouts}
     released: list[bool] = []
-    watched = ClassStats.projected
+    watched = ClassStats.transform_projected
 
     def projected(self, *args, release=False, **options):
         released.append(release)
         return watched(self, *args, release=release, **options)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ClassStats, "projected", projected)
-        learn_stream(stream, FEW, evaluator, representation, readouts, matrices, Watch())
+        patch.setattr(ClassStats, "transform_projected", projected)
+        learn_stream(stream, FEW, evaluator, learner, readouts, matrices, Watch())
     return readouts, matrices, released
 
 
@@ -485,12 +487,12 @@ def learned(machine):
 def test_methods_with_factors_give_what_they_give_with_grams(learned, name) -> None:
     readouts, matrices, _ = learned
     grams, factors, cut = (readouts[f"{name} {label}"] for label in FORMS)
-    assert all(isinstance(part, Factors) for part in factors.stats.parts)
+    assert all(isinstance(part, LowRankGrams) for part in factors.stats.parts)
     same(factors.stats, grams.stats)
     assert matrices[f"{name} gram"] == matrices[f"{name} factors"]
     if name == "dpcr":
         assert gap(factors.weight, grams.weight) < 1e-8
-    assert cut.stats.numbers < factors.stats.numbers < grams.stats.numbers
+    assert cut.stats.numel < factors.stats.numel < grams.stats.numel
     assert gap(cut.stats.gram, grams.stats.gram) > 1e-6
     assert float(left_out(cut.stats.select([5]), grams.stats.select([5])).max()) <= 0.05 + 1e-9  # it has not moved
     again = METHODS[name].readout(METHODS[name].options(**FORMS["factors"]))
@@ -511,7 +513,7 @@ def test_a_model_keeps_factors_on_disk_and_off(tmp_path) -> None:
     models = {}
     for form in ("gram", "factors"):
         model = IncrementalClassifier(
-            "dpcr", width=2, size=8, epochs=1, device="cpu", progress=False, options={"memory_form": form}
+            "dpcr", width=2, size=8, epochs=1, device="cpu", progress=False, options={"gram_storage": form}
         )
         for rows in (~late, late):
             model.learn(images[rows], [label for label, row in zip(labels, rows, strict=True) if row])

@@ -38,11 +38,11 @@ SHORT = {
 class Watch:
     """Keeps a copy of all networks and of the momenta after each epoch, and of what survives each task."""
 
-    def __init__(self, representation):
-        self.representation, self.reports, self.ends = representation, [], []
+    def __init__(self, learner):
+        self.learner, self.reports, self.ends = learner, [], []
 
     def after_epoch(self, report, optimiser):
-        state = {k: v.clone() for k, v in self.representation.state(teacher=True).items()}
+        state = {k: v.clone() for k, v in self.learner.state(teacher=True).items()}
         momenta = {k: v.clone() for k, v in optimiser.momenta().items()}
         self.reports.append((report.task, report.epoch, report.loss, state, momenta, set(optimiser.named)))
 
@@ -50,16 +50,16 @@ class Watch:
         pass
 
     def after_task(self, task):
-        self.ends.append({k: v.clone() for k, v in self.representation.state(teacher=False).items()})
+        self.ends.append({k: v.clone() for k, v in self.learner.state(teacher=False).items()})
 
 
 def made(machine, channels=3, **options):
     return FOSTER(FOSTEROptions(**{**SHORT, **options}), channels, machine, 0)
 
 
-def learn(representation, data, sizes=SIZES, readouts=None, **where):
+def learn(learner, data, sizes=SIZES, readouts=None, **where):
     """Run the protocol with both classifiers; return them, their matrices and what was seen."""
-    machine = representation.machine
+    machine = learner.machine
     stream = TaskStream(data.train, np.arange(len(data.class_names)), sizes)
     evaluator = Evaluator(data, stream, machine)
     factories = METHODS["foster"].heads
@@ -68,37 +68,37 @@ def learn(representation, data, sizes=SIZES, readouts=None, **where):
     for matrix in matrices.values():  # tasks that were learned before
         for task in range(where.get("first_task", 0)):
             matrix.record(task, [0] * (task + 1), [0] * (task + 1))
-    watch = Watch(representation)
-    learn_stream(stream, data, evaluator, representation, readouts, matrices, watch, **where)
+    watch = Watch(learner)
+    learn_stream(stream, data, evaluator, learner, readouts, matrices, watch, **where)
     return readouts, matrices, watch
 
 
 @pytest.fixture(scope="module")
 def whole(machine, data):
     """One run of three tasks."""
-    representation = made(machine)
-    return representation, *learn(representation, data)
+    learner = made(machine)
+    return learner, *learn(learner, data)
 
 
 def at_task(machine, data, index=1, **options):
-    """A representation inside a task: begun and prepared, with its images and labels."""
-    representation = made(machine, **options)
+    """A learner inside a task: begun and prepared, with its images and labels."""
+    learner = made(machine, **options)
     stream = TaskStream(data.train, np.arange(len(data.class_names)), SIZES)
     for earlier in range(index + 1):
         task = stream[earlier]
         pixels = Pixels(machine.tensor(task.images), data.mean, data.std, machine)
         labels = machine.tensor(task.labels)
         with torch.no_grad():  # as if something had been learned
-            for parameter in representation.student.backbone.parameters():
+            for parameter in learner.student.backbone.parameters():
                 noise = torch.randn(parameter.shape, generator=torch.Generator().manual_seed(earlier))
                 parameter.add_(0.1 * parameter.std(correction=0) * noise)
-        representation.begin(task)
-        for head in (representation.head, representation.booster.head):  # biases that are not all zero
+        learner.begin(task)
+        for head in (learner.head, learner.booster.head):  # biases that are not all zero
             nn.init.uniform_(head.bias, generator=torch.Generator().manual_seed(earlier))
-        representation.prepare(0, pixels, labels)
+        learner.before_stage(0, pixels, labels)
         if earlier < index:
-            representation.finish(TaskFeatures(earlier, representation, pixels, labels, None))
-    return representation, pixels, labels
+            learner.after_task(TaskFeatures(earlier, learner, pixels, labels, None))
+    return learner, pixels, labels
 
 
 def literal_weights(counts, beta):
@@ -131,10 +131,10 @@ def test_class_weights_are_their_formula(beta):
 def test_boosting_is_its_three_terms(machine, data):
     """Image by image: cross-entropy of logits / weights, cross-entropy on new features, distillation of old logits."""
     r, pixels, labels = at_task(machine, data)
-    r.old = 2
-    r.enter(0)
+    r.num_old_classes = 2
+    r.set_stage(0)
     r.train()
-    images, every = r.studied(0, pixels, labels)
+    images, every = r.training_data(0, pixels, labels)
     rows = torch.tensor([0, 7, 20, -1, -12])
     x, y = images.normalise(images.images[rows]), every[rows]
     assert {int(c) for c in y} & {0, 1}
@@ -158,9 +158,9 @@ def test_boosting_is_its_three_terms(machine, data):
 def test_compression_is_balanced_distillation(machine, data):
     """Image by image: the boosted model's softened predictions, weighted by class, adding to one again."""
     r, pixels, labels = at_task(machine, data)
-    r.old = 2
-    r.prepare(1, pixels, labels)
-    r.enter(1)
+    r.num_old_classes = 2
+    r.before_stage(1, pixels, labels)
+    r.set_stage(1)
     r.train()
     nn.init.normal_(r.booster.head.weight, std=2.0, generator=torch.Generator().manual_seed(5))
     x, y = pixels.normalise(pixels.images[:5]), labels[:5]
@@ -181,7 +181,7 @@ def test_compression_is_balanced_distillation(machine, data):
 
 def test_the_first_task_is_plain_cross_entropy(machine, data):
     r, pixels, labels = at_task(machine, data, index=0)
-    r.enter(0)
+    r.set_stage(0)
     x = pixels.normalise(pixels.images[:6])
     r.eval()
     want = nn.functional.cross_entropy(r.head(r.student.backbone(x)), labels[:6])
@@ -194,8 +194,8 @@ def test_bf16_losses_are_float32_and_close(machine, data):
         losses = []
         for where in (machine, half):
             r, pixels, labels = at_task(where, data)
-            r.old = 2
-            r.enter(stage)
+            r.num_old_classes = 2
+            r.set_stage(stage)
             r.train()
             with where.autocast():
                 losses.append(r.loss(pixels.normalise(pixels.images[:8]), labels[:8]))
@@ -269,8 +269,8 @@ def test_only_one_network_learns_in_a_stage(whole):
 def test_only_the_network_that_learns_is_in_training_mode(machine, data):
     r, *_ = at_task(machine, data)
     for old, stage, learns in ((0, 0, "student"), (2, 0, "booster"), (2, 1, "student")):
-        r.old = old
-        r.enter(stage)
+        r.num_old_classes = old
+        r.set_stage(stage)
         for mode in (True, False):
             r.train(mode)
             for name in ("student", "booster", "teacher"):
@@ -318,7 +318,7 @@ def test_exemplars_are_herded_with_the_boosted_features(machine, data):
     before = r.exemplars
     old, new, student = (extract(n.backbone, pixels, machine) for n in (r.teacher, r.booster, r.student))
     chosen = {
-        name: Exemplars.chosen(torch.cat(parts, 1), pixels, labels, 18 // 5).images
+        name: Exemplars.select(torch.cat(parts, 1), pixels, labels, 18 // 5).images
         for name, parts in {
             "both": (old, new),
             "all": (old, new, student),
@@ -327,7 +327,7 @@ def test_exemplars_are_herded_with_the_boosted_features(machine, data):
         }.items()
     }
     assert all(not torch.equal(chosen["both"], chosen[other]) for other in ("all", "old", "student"))
-    r.finish(TaskFeatures(1, r, pixels, labels, None))
+    r.after_task(TaskFeatures(1, r, pixels, labels, None))
     kept = r.exemplars.labels
     assert kept.tolist() == [0] * 3 + [1] * 3 + [2] * 3 + [3] * 3 + [4] * 3
     assert torch.equal(r.exemplars.images[kept >= 2], chosen["both"])

@@ -193,8 +193,8 @@ def run(tmp_path, efcil, monkeypatch):
         ("dpcr", ("augment=none",), False),
         ("adc", (), True),
         ("icarl", ("memory=8",), True),
-        ("dpcr-plus", ("pseudo=1",), False),
-        ("dpcr-plus", ("pseudo=0",), True),
+        ("dpcr-plus", ("pseudo_ratio=1",), False),
+        ("dpcr-plus", ("pseudo_ratio=0",), True),
         ("dpcr", ("data.stored=30",), True),
         ("adc", ("data.stored=30", "data.stream=true"), True),
         ("podnet", ("memory=8", "data.stored=30", "data.whole=false"), False),
@@ -212,7 +212,7 @@ def test_whole_pictures_wherever_training_draws_boxes(run, method, settings, who
     [
         ("dpcr", "augment=crop-flip", "augment=crop-flip"),
         ("dpcr", "crop=null", "crop"),
-        ("dpcr-plus", "pseudo=1", "pseudo"),
+        ("dpcr-plus", "pseudo_ratio=1", "pseudo"),
     ],
 )
 def test_whole_pictures_are_refused_where_something_needs_squares(run, method, setting, named):

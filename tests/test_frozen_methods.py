@@ -17,7 +17,7 @@ from efcil.core.metrics import AccuracyMatrix
 from efcil.core.recursive_ridge import RecursiveRidge, expansion_matrix
 from efcil.errors import NotFiniteError, NotPositiveDefiniteError, OptionError, TrainingError
 from efcil.features import TaskFeatures
-from efcil.learners import REPRESENTATIONS
+from efcil.learners import LEARNERS
 from efcil.methods.acil import ACIL, ACILOptions
 from efcil.methods.ds_al import DSAL, DSALOptions
 from efcil.methods.fecam import FeCAM, FeCAMOptions
@@ -39,7 +39,7 @@ class FakeTask(TaskFeatures):
 
     def __init__(self, index, labels, features, seed=0):
         self.index, self.labels, self._given, self._found = index, labels, features, {}
-        self.representation = SimpleNamespace(seed=seed, machine=Machine.choose("cpu"))
+        self.learner = SimpleNamespace(seed=seed, machine=Machine.choose("cpu"))
 
     def _features(self, when, view):
         return self._given
@@ -412,8 +412,8 @@ def test_a_frozen_run_and_the_start_of_an_lwf_run_agree(machine, data):
     """Through the protocol: they read the first backbone of either trajectory, and learn nothing else."""
     hits = []
     for kind in ("frozen", "lwf"):
-        representation_type = REPRESENTATIONS[kind]
-        representation = representation_type(representation_type.options_type(**TINY), data.channels, machine, 0)
+        representation_type = LEARNERS[kind]
+        learner = representation_type(representation_type.options_type(**TINY), data.channels, machine, 0)
         stream = TaskStream(data.train, np.arange(6), (2, 3, 1))
         evaluator = Evaluator(data, stream, machine)
         readouts = {name: make() for name, make in READOUTS.items()}
@@ -421,7 +421,7 @@ def test_a_frozen_run_and_the_start_of_an_lwf_run_agree(machine, data):
         observer = SimpleNamespace(
             after_epoch=lambda *a: None, before_readouts=lambda *a: None, after_task=lambda *a: None
         )
-        learn_stream(stream, data, evaluator, representation, readouts, matrices, observer, frozen=tuple(readouts))
+        learn_stream(stream, data, evaluator, learner, readouts, matrices, observer, frozen=tuple(readouts))
         hits.append(matrices)
     for name in READOUTS:
         assert hits[0][name] == hits[1][name]

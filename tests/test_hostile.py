@@ -19,7 +19,7 @@ from efcil.core.linear_algebra import EPS, cholesky, congruence, pack_symmetric,
 from efcil.core.mahalanobis import correlation_factor, direction, mahalanobis_scores
 from efcil.core.projection import row_projector, task_shift
 from efcil.core.recursive_ridge import RecursiveRidge
-from efcil.core.ridge import normalise_columns, ridge_weight
+from efcil.core.ridge import normalize_columns, ridge_weight
 from efcil.errors import NotFiniteError, NotPositiveDefiniteError
 
 mpmath.mp.dps = 50
@@ -122,7 +122,7 @@ def test_the_shift_is_as_exact_as_its_condition_allows(x, ridge):
 def test_moved_statistics_are_those_of_moved_features(x, scale):
     dim = x.shape[1]
     shift = torch.randn(dim, dim, dtype=torch.float64, generator=torch.Generator().manual_seed(dim)) * scale
-    moved = ClassStats.from_features(x, torch.zeros(len(x), dtype=torch.long)).moved(shift)
+    moved = ClassStats.from_features(x, torch.zeros(len(x), dtype=torch.long)).transform(shift)
     p, gram = exact(shift), exact(x).T * exact(x)
     products = shift.abs().T @ (x.abs().T @ x.abs()) @ shift.abs()
     assert error(moved.gram[0], p.T * gram * p, float(products.max())) < BOUND * dim * EPS
@@ -233,7 +233,7 @@ def test_counts_from_one_to_ten_million(first, second, scale):
         ClassStats(torch.tensor([0]), torch.tensor([n]), m, (m.T @ m)[None] * n)
         for n, m in ((first, mean), (second, 3 * mean))
     ]
-    whole = parts[0].joined(parts[1])
+    whole = parts[0].merge(parts[1])
     assert whole.count.tolist() == [first + second]
     share = mpmath.mpf(second) / (first + second)
     expected = mpmath.mpf(scale) * (1 + 2 * share)
@@ -283,7 +283,7 @@ def test_shift_and_projection_in_dimensions_from_one_to_two_thousand(dim):
     projector = row_projector(stats.gram, "numerical")[0]
     assert (x @ projector - x).norm() < 1e-6 * x.norm()
     assert round(float(projector.trace())) == min(8, dim)
-    assert torch.isfinite(stats.moved(shift).gram).all()
+    assert torch.isfinite(stats.transform(shift).gram).all()
 
 
 @pytest.mark.parametrize("scale", [1e-12, 1.0, 1e12])
@@ -327,13 +327,13 @@ def test_what_is_not_finite_is_named(bad):
     with pytest.raises(NotFiniteError):
         task_shift(x, torch.ones(3, 2))
     with pytest.raises(NotFiniteError):
-        normalise_columns(x)
+        normalize_columns(x)
 
 
 @settings(max_examples=60, deadline=None)
 @given(features(least=2, most=5), st.floats(-300, 300))
 def test_columns_are_normalised_at_any_scale(x, power):
-    weight = normalise_columns(x / x.abs().max() * 10.0**power if x.abs().max() > 0 else x)
+    weight = normalize_columns(x / x.abs().max() * 10.0**power if x.abs().max() > 0 else x)
     norms = torch.linalg.vector_norm(weight, dim=0)
     for norm, column in zip(norms.tolist(), x.T, strict=True):
         assert norm == pytest.approx(1.0 if column.abs().max() > 0 else 0.0, abs=1e-12)

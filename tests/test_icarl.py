@@ -15,7 +15,7 @@ from efcil.experiment.reporters import Quiet
 from efcil.experiment.run import Run
 from efcil.experiment.specification import Request, resolve
 from efcil.features import TaskFeatures
-from efcil.learners.exemplars import Exemplars, herd, unit
+from efcil.learners.exemplars import Exemplars, herd, l2_normalize
 from efcil.learners.icarl import ICaRL, ICaRLOptions
 from efcil.methods.icarl import ExemplarMeans, ICaRLReadoutOptions
 from efcil.models.heads import LinearHead, restored
@@ -77,7 +77,7 @@ def test_exemplars_are_herded_class_by_class_on_features_of_length_one(machine):
     labels = torch.tensor([7, 5, 7, 5, 7, 5, 7])
     features = draw(7, 3, seed=1).float() * torch.arange(1, 8)[:, None]
     images = torch.arange(7, dtype=torch.uint8).view(-1, 1, 1, 1)
-    kept = Exemplars.chosen(features, Pixels(images, (0.5,), (0.5,), machine), labels, 2)
+    kept = Exemplars.select(features, Pixels(images, (0.5,), (0.5,), machine), labels, 2)
     expected = []
     for label in (5, 7):
         own = torch.tensor([i for i in range(7) if labels[i] == label])
@@ -88,10 +88,10 @@ def test_exemplars_are_herded_class_by_class_on_features_of_length_one(machine):
 
 
 def test_reducing_keeps_the_most_important():
-    kept = exemplars((4, 3)).reduced(2)
+    kept = exemplars((4, 3)).truncate(2)
     assert kept.labels.tolist() == [0, 0, 1, 1]
     assert kept.images[:, 0, 0, 0].tolist() == [0, 1, 4, 5]
-    assert len(exemplars((4, 3)).reduced(9)) == 7
+    assert len(exemplars((4, 3)).truncate(9)) == 7
 
 
 def test_exemplars_survive_a_file():
@@ -120,7 +120,7 @@ def test_linear_head_grows_and_comes_back():
     assert torch.equal(again(x), head(x))
 
 
-def learner(machine, seed=0, **options):
+def make_learner(machine, seed=0, **options):
     return ICaRL(ICaRLOptions(**{**TINY, "memory": 12, **options}), 3, machine, seed)
 
 
@@ -139,17 +139,17 @@ class Watch:
         pass
 
 
-def learn(representation, data, machine, readouts=None, watch=None, **where):
+def learn(learner, data, machine, readouts=None, watch=None, **where):
     tasks = stream(data)
     evaluator = Evaluator(data, tasks, machine)
     readouts = readouts or {}
     matrices = {name: AccuracyMatrix(evaluator.totals()) for name in readouts}
-    learn_stream(tasks, data, evaluator, representation, readouts, matrices, watch or Watch(), **where)
+    learn_stream(tasks, data, evaluator, learner, readouts, matrices, watch or Watch(), **where)
     return matrices
 
 
 def test_loss_is_classification_over_all_classes_plus_distillation(data, machine):
-    r = learner(machine)
+    r = make_learner(machine)
     tasks = stream(data)
     r.begin(tasks[0])
     r.begin(tasks[1])
@@ -170,7 +170,7 @@ def test_loss_is_classification_over_all_classes_plus_distillation(data, machine
 
 
 def test_first_task_is_classification_alone(data, machine):
-    r = learner(machine)
+    r = make_learner(machine)
     r.begin(stream(data)[0])
     r.student.eval()
     images, labels = draw(4, 3, 8, 8).float(), torch.tensor([0, 1, 1, 0])
@@ -182,13 +182,13 @@ def test_first_task_is_classification_alone(data, machine):
 
 
 def test_training_sees_new_images_and_exemplars(data, machine):
-    r = learner(machine)
+    r = make_learner(machine)
     learn(r, data, machine)
     kept = r.exemplars
     assert len(kept) == 12  # 12 // 6 of each of 6 classes
     task = stream(data)[2]
     pixels = Pixels(machine.tensor(task.images), data.mean, data.std, machine)
-    shown, labels = r.studied(0, pixels, machine.tensor(task.labels))
+    shown, labels = r.training_data(0, pixels, machine.tensor(task.labels))
     assert len(shown.images) == len(labels) == len(task) + 12
     assert torch.equal(shown.images[-12:], kept.images)
     assert torch.equal(labels[-12:], kept.labels)
@@ -198,20 +198,20 @@ def test_training_sees_new_images_and_exemplars(data, machine):
     ("options", "counts"), [({"memory": 12}, [6, 2, 2]), ({"memory": 1, "memory_per_class": 3}, [3, 3, 3])]
 )
 def test_memory_is_shared_or_fixed_per_class(data, machine, options, counts):
-    r = learner(machine, **options)
+    r = make_learner(machine, **options)
     seen = []
     tasks = stream(data)
     for index, task in enumerate(tasks):
         r.begin(task)
         pixels = Pixels(machine.tensor(task.images), data.mean, data.std, machine)
-        r.finish(TaskFeatures(index, r, pixels, machine.tensor(task.labels), None))
+        r.after_task(TaskFeatures(index, r, pixels, machine.tensor(task.labels), None))
         assert r.exemplars.labels.unique().tolist() == list(range(task.seen))
         seen.append(torch.bincount(r.exemplars.labels).unique().tolist())
     assert seen == [[c] for c in counts]
 
 
 def test_an_exemplar_is_an_image_of_its_class(data, machine):
-    r = learner(machine)
+    r = make_learner(machine)
     learn(r, data, machine)
     for image, label in zip(r.exemplars.images, r.exemplars.labels, strict=True):
         own = data.train.images[data.train.labels == int(label)]
@@ -220,7 +220,7 @@ def test_an_exemplar_is_an_image_of_its_class(data, machine):
 
 def test_going_on_in_the_middle_of_a_task_changes_no_bit(data, machine):
     kept = {}
-    straight = learner(machine)
+    straight = make_learner(machine)
 
     def keep(report, optimiser):
         if (report.task, report.epoch) == (1, 0):
@@ -228,7 +228,7 @@ def test_going_on_in_the_middle_of_a_task_changes_no_bit(data, machine):
             kept["momenta"] = {k: v.clone() for k, v in optimiser.momenta().items()}
 
     learn(straight, data, machine, watch=Watch(keep))
-    resumed = learner(machine)
+    resumed = make_learner(machine)
     momenta = kept.pop("momenta")
     resumed.load_state(kept)
     learn(resumed, data, machine, first_task=1, first_epoch=1, momenta=momenta)
@@ -241,7 +241,7 @@ def test_going_on_in_the_middle_of_a_task_changes_no_bit(data, machine):
 
 
 def test_nearest_mean_of_exemplars_is_algorithm_1(data, machine):
-    r = learner(machine)
+    r = make_learner(machine)
     nme = ExemplarMeans(ICaRLReadoutOptions())
     learn(r, data, machine, {"nme": nme})
     pixels = Pixels(r.exemplars.images, data.mean, data.std, machine)
@@ -258,7 +258,7 @@ def test_nearest_mean_of_exemplars_is_algorithm_1(data, machine):
 
 
 def test_unit_features():
-    assert torch.allclose(unit(draw(5, 3) * 100).norm(dim=1), torch.ones(5, dtype=torch.float64))
+    assert torch.allclose(l2_normalize(draw(5, 3) * 100).norm(dim=1), torch.ones(5, dtype=torch.float64))
 
 
 # -- both classifiers in a summary -------------------------------------------------------------------------------------

@@ -478,20 +478,23 @@ def test_the_kernels_of_a_gpu_compute_the_same():
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("known", [True, False])
-@pytest.mark.parametrize("held", [0.0, 2.0])
+@pytest.mark.parametrize("distillation_loss", [0.0, 2.0])
 def test_the_loss_from_few_kernels_is_the_loss(known, held, precision):
     draw = np.random.default_rng(0)
     pixels = draw.integers(0, 256, (80, 3, 8, 8), dtype=np.uint8)
     tasks = TaskStream(ImageSet(pixels, np.arange(80, dtype=np.int64) % 20), np.arange(20), (4, 4, 4, 2, 6))
     kind, options = LwF, gpu.options_of(gpu.TINY)
     if held:  # features too, through a linear map
-        kind, options = PseudoReplay, PseudoReplayOptions(**dict(options), feature_weight=held, pseudo=0.0)
+        kind, options = (
+            PseudoReplay,
+            PseudoReplayOptions(**dict(options), feature_distill_weight=held, pseudo_ratio=0.0),
+        )
     lwf = kind(options, 3, Machine(torch.device("cpu"), precision), 0).train()
     assert not lwf.at_once
     for task in tasks:
         lwf.begin(task)
         images, labels = torch.from_numpy(task.images[:8]).float() / 255, torch.from_numpy(task.labels[:8]).long()
-        before = lwf.teacher.backbone(images) if known and lwf.old else None
+        before = lwf.teacher.backbone(images) if known and lwf.num_old_classes else None
         found = []
         for way in (False, True):
             lwf.at_once = way
@@ -500,7 +503,7 @@ def test_the_loss_from_few_kernels_is_the_loss(known, held, precision):
                 loss = lwf.loss(images, labels, before)
             loss.backward()
             learning = [p for p in lwf.parameters() if p.grad is not None]
-            assert len(learning) == len(list(lwf.student.parameters())) + (2 if held and lwf.old else 0)
+            assert len(learning) == len(list(lwf.student.parameters())) + (2 if held and lwf.num_old_classes else 0)
             found.append([loss.detach(), *(p.grad.clone() for p in learning)])
         assert [usual.dtype for usual in found[0]] == [mine.dtype for mine in found[1]]
         if precision == "fp32":
@@ -577,12 +580,12 @@ def test_the_loss_of_other_kinds_takes_its_own_way():
     lwf = LwF(gpu.options_of(gpu.TINY), 3, Machine(torch.device("cpu")), 0)
     assert not lwf.at_once
     assert lwf._plain()
-    lwf.present = torch.tensor([0])
+    lwf.task_classes = torch.tensor([0])
     assert not lwf._plain()
 
     class Other(LwF):
-        def held(self, features, before, logits, target):
-            return super().held(features, before, logits, target)
+        def distillation_loss(self, features, before, logits, target):
+            return super().distillation_loss(features, before, logits, target)
 
     assert not Other(gpu.options_of(gpu.TINY), 3, Machine(torch.device("cpu")), 0)._plain()
     made = PseudoReplay(PseudoReplayOptions(**dict(gpu.options_of(gpu.TINY))), 3, Machine(torch.device("cpu")), 0)

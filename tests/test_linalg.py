@@ -33,7 +33,7 @@ from efcil.core.projection import (
     task_shift,
     task_shift_from_gram,
 )
-from efcil.core.ridge import normalise_columns, ridge_weight
+from efcil.core.ridge import normalize_columns, ridge_weight
 from efcil.errors import NotFiniteError, NotPositiveDefiniteError, OptionError
 from messages import raises
 from problems import draw, gap
@@ -283,9 +283,9 @@ def test_thin_null_spaces_equal_the_eigendecomposition(gaps: float, monkeypatch:
     basis = torch.linalg.qr(draw(2, 40, 40))[0]
     values = torch.logspace(0, float(np.log10(gaps)), 40, dtype=torch.float64).repeat(2, 1)
     values[0, 37:], values[1, 38:] = 0.0, 0.0
-    gram = linear_algebra.symmetrised(basis * values[:, None, :] @ basis.mT)
+    gram = linear_algebra.symmetrize(basis * values[:, None, :] @ basis.mT)
     fast = row_projector(gram)
-    monkeypatch.setattr(projection, "_thin_null_space", lambda g, _: (g.new_zeros(0, 40, 0), torch.zeros(2) > 0))
+    monkeypatch.setattr(projection, "_small_null_space", lambda g, _: (g.new_zeros(0, 40, 0), torch.zeros(2) > 0))
     slow = row_projector(gram)
     assert row_rank(gram).tolist() == [37, 38]
     assert (fast - slow).abs().max() < 100 * linear_algebra.EPS / gaps
@@ -296,11 +296,11 @@ def test_thin_null_spaces_equal_the_eigendecomposition(gaps: float, monkeypatch:
 def test_thin_null_spaces_need_no_eigendecomposition() -> None:
     features = draw(3, 60, 64)
     gram = features.mT @ features
-    basis, found = projection._thin_null_space(gram, 64 * linear_algebra.EPS)
+    basis, found = projection._small_null_space(gram, 64 * linear_algebra.EPS)
     assert found.tolist() == [True] * 3
     assert basis.shape == (3, 64, 4)
     wide = draw(1, 30, 64)
-    assert projection._thin_null_space(wide.mT @ wide, 64 * linear_algebra.EPS)[1].tolist() == [False]
+    assert projection._small_null_space(wide.mT @ wide, 64 * linear_algebra.EPS)[1].tolist() == [False]
 
 
 def test_thin_null_spaces_do_not_depend_on_the_global_generator() -> None:
@@ -308,10 +308,10 @@ def test_thin_null_spaces_do_not_depend_on_the_global_generator() -> None:
     gram = features.mT @ features
     torch.manual_seed(1)
     before = torch.get_rng_state()
-    basis = projection._thin_null_space(gram, 64 * linear_algebra.EPS)[0]
+    basis = projection._small_null_space(gram, 64 * linear_algebra.EPS)[0]
     assert torch.equal(torch.get_rng_state(), before)
     torch.manual_seed(2)
-    assert torch.equal(projection._thin_null_space(gram, 64 * linear_algebra.EPS)[0], basis)
+    assert torch.equal(projection._small_null_space(gram, 64 * linear_algebra.EPS)[0], basis)
 
 
 def test_mixed_batch_of_full_thin_wide_and_empty_classes() -> None:
@@ -451,7 +451,7 @@ def test_cholesky_tells_not_finite_from_not_positive_definite() -> None:
 def test_a_matrix_whose_eigenvalues_are_known_is_factored_once(monkeypatch: pytest.MonkeyPatch) -> None:
     features, labels = draw(60, 8), torch.arange(60) % 3
     stats = ClassStats.from_features(features, labels)
-    monkeypatch.setattr(linear_algebra, "_clears", lambda *_: pytest.fail("factored twice"))
+    monkeypatch.setattr(linear_algebra, "_min_eigenvalue_exceeds", lambda *_: pytest.fail("factored twice"))
     gram = features.T @ features
     ridged = torch.stack([gram + 0.5 * torch.eye(8).double(), 4.0 * gram + torch.eye(8).double()])
     assert gap(cholesky(ridged, floor=0.5), torch.from_numpy(np.linalg.cholesky(ridged.numpy()))) < 1e-14
@@ -467,7 +467,7 @@ def test_a_matrix_whose_eigenvalues_are_known_is_factored_once(monkeypatch: pyte
 def test_a_known_eigenvalue_is_believed_only_beyond_rounding_and_where_the_factorisation_goes_through() -> None:
     row = torch.arange(1.0, 7).double()[None]
     singular = row.T @ row  # 6 x 6, the largest diagonal 36
-    bound = linear_algebra.CERTAINTY * 36 * linear_algebra.EPS * 36
+    bound = linear_algebra.CHOLESKY_MARGIN * 36 * linear_algebra.EPS * 36
     nearly = singular + 1e-14 * torch.eye(6).double()
     assert int(torch.linalg.cholesky_ex(nearly)[1]) == 0, "it goes through, and means nothing"
     for floor in (0.0, 1e-14, 0.9 * bound):
@@ -541,19 +541,19 @@ def test_what_is_no_covariance_cannot_be_drawn_from() -> None:
 def test_normalise_columns() -> None:
     weight = draw(6, 4)
     weight[:, 2] = 0.0
-    ours = normalise_columns(weight)
-    assert gap(ours, reference.normalise_columns(weight)) < 1e-14
+    ours = normalize_columns(weight)
+    assert gap(ours, reference.normalize_columns(weight)) < 1e-14
     assert torch.equal(ours[:, 2], torch.zeros(6, dtype=torch.float64))
     scale = torch.tensor([1e-200, 7.0, 1.0, 1e200], dtype=torch.float64)
-    assert gap(normalise_columns(weight * scale), ours) < 1e-14  # also where squares under- and overflow
+    assert gap(normalize_columns(weight * scale), ours) < 1e-14  # also where squares under- and overflow
     with raises(NotFiniteError, "weight", 6, 18, 24):
-        normalise_columns(weight / 0.0)
+        normalize_columns(weight / 0.0)
 
 
 @given(st.integers(0, 3), st.integers(1, 9))
 @settings(deadline=None, max_examples=15)
 def test_packing_is_exact(classes: int, dim: int) -> None:
-    gram = linear_algebra.symmetrised(draw(classes, dim, dim))
+    gram = linear_algebra.symmetrize(draw(classes, dim, dim))
     packed = pack_symmetric(gram)
     assert packed.shape == (classes, dim * (dim + 1) // 2)
     assert torch.equal(unpack_symmetric(packed), gram)

@@ -15,7 +15,7 @@ from efcil.data.dataset import ImageSet
 from efcil.errors import DataError, OptionError
 from efcil.experiment.specification import Request, resolve
 from efcil.features import TaskFeatures
-from efcil.learners import REPRESENTATIONS
+from efcil.learners import LEARNERS
 from efcil.methods import METHODS, find
 from efcil.tasks import Task, TaskStream
 from efcil.training.extraction import extract
@@ -26,7 +26,7 @@ from messages import raises
 from problems import TINY, blobs
 
 SIZES = (2, 3, 1)
-KINDS = sorted({method.representation for method in METHODS.values()})
+KINDS = sorted({method.learner for method in METHODS.values()})
 
 
 BRIEF = Schedule(epochs=2, lr=0.02)  # of further stages
@@ -54,10 +54,10 @@ class Watch:
 
 
 def experiment(names, machine, data, at_end=lambda task: None, seed=0):
-    representation_name = METHODS[names[0]].representation
-    kind = REPRESENTATIONS[representation_name]
+    representation_name = METHODS[names[0]].learner
+    kind = LEARNERS[representation_name]
     short = {name: BRIEF for name in ("balance", "compression") if name in kind.options_type.model_fields}
-    representation = kind(kind.options_type(**{**TINY, **short}), data.channels, machine, seed)
+    learner = kind(kind.options_type(**{**TINY, **short}), data.channels, machine, seed)
     stream = TaskStream(data.train, np.arange(len(data.class_names)), SIZES)
     evaluator = Evaluator(data, stream, machine)
     readouts = {name: METHODS[name].readout(options_of(name)) for name in names}
@@ -67,8 +67,8 @@ def experiment(names, machine, data, at_end=lambda task: None, seed=0):
     matrices = {name: AccuracyMatrix(evaluator.totals()) for name in readouts}
     watch = Watch(at_end)
     frozen = [name for name in names if METHODS[name].frozen]
-    learn_stream(stream, data, evaluator, representation, readouts, matrices, watch, frozen=frozen)
-    return representation, readouts, matrices, watch
+    learn_stream(stream, data, evaluator, learner, readouts, matrices, watch, frozen=frozen)
+    return learner, readouts, matrices, watch
 
 
 def tensors(state):
@@ -92,12 +92,12 @@ def test_the_suite_sees_every_method():
 
 @pytest.fixture(scope="module")
 def results(machine, data):
-    """Every method once, those of one representation on one trajectory."""
+    """Every method once, those of one learner on one trajectory."""
     found = {}
     for kind in KINDS:
-        names = [m.name for m in METHODS.values() if m.representation == kind]
-        representation, readouts, matrices, _ = experiment(names, machine, data)
-        found |= {name: (representation, readouts[name], matrices[name]) for name in readouts}
+        names = [m.name for m in METHODS.values() if m.learner == kind]
+        learner, readouts, matrices, _ = experiment(names, machine, data)
+        found |= {name: (learner, readouts[name], matrices[name]) for name in readouts}
     return found
 
 
@@ -113,8 +113,8 @@ def fresh(name):
 
 @pytest.mark.parametrize("name", CLASSIFIERS)
 def test_scores_are_finite_and_of_the_right_shape(results, name):
-    representation, readout, matrix = results[name]
-    features = torch.rand(7, representation.backbone.dim)
+    learner, readout, matrix = results[name]
+    features = torch.rand(7, learner.backbone.dim)
     scores = readout.scores(features)
     assert scores.shape == (7, sum(SIZES))
     assert torch.isfinite(scores).all()
@@ -123,10 +123,10 @@ def test_scores_are_finite_and_of_the_right_shape(results, name):
 
 @pytest.mark.parametrize("name", CLASSIFIERS)
 def test_state_round_trip(results, name):
-    representation, readout, _ = results[name]
+    learner, readout, _ = results[name]
     again = fresh(name)
     again.load_state({k: copied(v) for k, v in readout.state().items()})
-    features = torch.rand(5, representation.backbone.dim)
+    features = torch.rand(5, learner.backbone.dim)
     assert torch.equal(again.scores(features), readout.scores(features))
     kept, got = tensors(readout.state()), tensors(again.state())
     assert all(torch.equal(v, got[k]) for k, v in kept.items())
@@ -134,7 +134,7 @@ def test_state_round_trip(results, name):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_same_seed_is_bitwise_equal(machine, data, results, kind):
-    names = [m.name for m in METHODS.values() if m.representation == kind]
+    names = [m.name for m in METHODS.values() if m.learner == kind]
     _, readouts, matrices, _ = experiment(names, machine, data)
     for name in names:
         assert matrices[name] == results[name][2]
@@ -146,7 +146,7 @@ def test_same_seed_is_bitwise_equal(machine, data, results, kind):
 @pytest.mark.parametrize("kind", ["lwf", "dpcr-plus", "frozen", "finetune", "pass"])
 def test_old_images_are_out_of_reach(machine, kind, monkeypatch):
     """After each task its pixels are poisoned and its Task refuses: nothing that is learned later may change."""
-    names = [m.name for m in METHODS.values() if m.representation == kind]
+    names = [m.name for m in METHODS.values() if m.learner == kind]
     honest = blobs(seed=3)
     expected = experiment(names, machine, honest)[2]
     poisoned = blobs(seed=3)
@@ -169,13 +169,13 @@ def test_old_images_are_out_of_reach(machine, kind, monkeypatch):
 def test_methods_with_exemplars_say_so_and_keep_no_more_than_they_may(results):
     """Who has exemplars keeps some of every class, within the memory; who says it has none has nothing of the kind."""
     for name, method in METHODS.items():
-        representation = results[name][0]
-        kept = getattr(representation, "exemplars", None)
+        learner = results[name][0]
+        kept = getattr(learner, "exemplars", None)
         if not method.exemplars:
             assert kept is None, name
-            assert not representation.all_data, name
-        elif not representation.all_data:
-            assert 0 < len(kept) <= representation.options.memory, name
+            assert not learner.all_data, name
+        elif not learner.all_data:
+            assert 0 < len(kept) <= learner.options.memory, name
             assert kept.labels.unique().tolist() == list(range(sum(SIZES))), name
 
 
@@ -204,9 +204,9 @@ def test_joint_is_not_exemplar_free(machine):
     ],
 )
 def test_memory_per_class_is_what_the_file_says(results, name, numbers):
-    representation, readout, _ = results[name]
+    learner, readout, _ = results[name]
     kept = sum(v.numel() for v in tensors(readout.state()).values())
-    assert kept == sum(SIZES) * numbers(representation.backbone.dim)
+    assert kept == sum(SIZES) * numbers(learner.backbone.dim)
 
 
 @pytest.mark.parametrize(("name", "streams"), [("acil", 1), ("ds-al", 2)])
@@ -218,10 +218,10 @@ def test_memory_of_the_recursive_ridge_is_what_the_file_says(results, name, stre
 def test_frozen_methods_read_the_first_backbone_of_an_lwf_trajectory(machine, data, results):
     """Alone, with a backbone that rests, and beside DPCR, whose backbone goes on, they measure the same."""
     names = ["dpcr", "acil", "ds-al", "fecam"]
-    representation, _, matrices, _ = experiment(names, machine, data)
+    learner, _, matrices, _ = experiment(names, machine, data)
     for name in names:
         assert matrices[name] == results[name][2], name
-    first, now = representation.first_backbone.state_dict(), representation.backbone.state_dict()
+    first, now = learner.first_backbone.state_dict(), learner.backbone.state_dict()
     assert any(not torch.equal(v, now[k]) for k, v in first.items()), "the trajectory went on"
     alone = results["acil"][0]
     assert all(torch.equal(v, alone.backbone.state_dict()[k]) for k, v in first.items())
@@ -235,7 +235,7 @@ class FakeTask(TaskFeatures):
 
     def __init__(self, index, labels, old, new):
         self.index, self.labels, self._given, self._found = index, labels, {"old": old, "new": new}, {}
-        self.representation = SimpleNamespace(machine=Machine.choose("cpu"))
+        self.learner = SimpleNamespace(machine=Machine.choose("cpu"))
 
     def _features(self, when, view):
         return self._given[when]
@@ -347,13 +347,13 @@ def test_rank_rules_really_cut():
 def test_released_code_uses_augmented_images_for_shift_and_new_classes(machine, data):
     method = METHODS["dpcr"]
     clean = method.readout(method.options())
-    released = method.readout(method.options(shift_images="augmented", ridge_images="augmented"))
-    kind = REPRESENTATIONS["lwf"]
-    representation = kind(kind.options_type(**TINY), 3, machine, 0)
+    released = method.readout(method.options(shift_view="augmented", ridge_view="augmented"))
+    kind = LEARNERS["lwf"]
+    learner = kind(kind.options_type(**TINY), 3, machine, 0)
     stream = TaskStream(data.train, np.arange(6), (3, 3))
     evaluator = Evaluator(data, stream, machine)
     matrices = {n: AccuracyMatrix(evaluator.totals()) for n in ("clean", "released")}
-    learn_stream(stream, data, evaluator, representation, {"clean": clean, "released": released}, matrices, Watch())
+    learn_stream(stream, data, evaluator, learner, {"clean": clean, "released": released}, matrices, Watch())
     new = slice(3, 6)
     assert torch.equal(clean.stats.gram[new], released.stats.gram[new]), "what is stored is always clean"
     assert not torch.allclose(clean.stats.gram[:3], released.stats.gram[:3])
@@ -396,12 +396,12 @@ def test_image_set_of_closed_task_is_freed(data):
 def test_every_method_has_its_words():
     for method in METHODS.values():
         assert method.title
-        assert method.representation in REPRESENTATIONS
+        assert method.learner in LEARNERS
         assert set(method.fixed) <= set(keys(method.options))
 
 
 def test_features_come_from_a_backbone_at_rest(machine, data):
-    kind = REPRESENTATIONS["lwf"]
+    kind = LEARNERS["lwf"]
     backbone = kind(kind.options_type(**TINY), 3, machine, 0).backbone
     pixels = Pixels(machine.tensor(data.train.images), data.mean, data.std, machine)
     expected = backbone.eval()(pixels.normalise(pixels.images))
@@ -425,13 +425,13 @@ def test_only_the_evaluator_looks_at_test_images(machine):
 
 def test_augmented_images_of_new_classes_reach_the_classifier_alone(machine, data):
     method = METHODS["dpcr"]
-    readouts = {view: method.readout(method.options(ridge_images=view)) for view in ("clean", "augmented")}
-    kind = REPRESENTATIONS["lwf"]
-    representation = kind(kind.options_type(**TINY), 3, machine, 0)
+    readouts = {view: method.readout(method.options(ridge_view=view)) for view in ("clean", "augmented")}
+    kind = LEARNERS["lwf"]
+    learner = kind(kind.options_type(**TINY), 3, machine, 0)
     stream = TaskStream(data.train, np.arange(6), (3, 3))
     evaluator = Evaluator(data, stream, machine)
     matrices = {name: AccuracyMatrix(evaluator.totals()) for name in readouts}
-    learn_stream(stream, data, evaluator, representation, readouts, matrices, Watch())
+    learn_stream(stream, data, evaluator, learner, readouts, matrices, Watch())
     clean, augmented = readouts["clean"], readouts["augmented"]
     assert torch.equal(clean.stats.gram, augmented.stats.gram)
     assert not torch.allclose(clean.weight, augmented.weight)

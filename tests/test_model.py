@@ -23,14 +23,14 @@ import efcil.data.cache as cache
 from efcil.core.class_stats import ClassStats
 from efcil.core.metrics import AccuracyMatrix
 from efcil.core.projection import task_shift
-from efcil.core.ridge import normalise_columns, ridge_weight
+from efcil.core.ridge import normalize_columns, ridge_weight
 from efcil.data import digits, glyphs
 from efcil.data.cache import MEAN, STD
 from efcil.data.dataset import DataSet, ImageSet
 from efcil.data.decode import read_image
 from efcil.errors import DataError, ModelError, NumericalError, OptionError, TrainingError
-from efcil.learners import REPRESENTATIONS
-from efcil.learners.base import new_class_loss, present_class_loss
+from efcil.learners import LEARNERS
+from efcil.learners.base import new_class_loss, task_class_loss
 from efcil.methods import METHODS
 from efcil.product import IncrementalClassifier, Progress, calibration, classifier, model_directory, teaching
 from efcil.product.inputs import read_lesson, read_pictures
@@ -171,14 +171,14 @@ def test_the_same_seed_gives_the_same_bits_and_another_others(two):
 
 def protocol(model, data, epochs, sizes):
     """The same data, options and seed through the protocol of `efcil run`: its readout and accuracy after each task."""
-    kind, machine = REPRESENTATIONS["lwf"], model._machine
-    representation = kind(teaching.with_epochs(model._settings.training, epochs), 3, machine, 0)
+    kind, machine = LEARNERS["lwf"], model._machine
+    learner = kind(teaching.with_epochs(model._settings.training, epochs), 3, machine, 0)
     stream = TaskStream(data.train, np.arange(len(data.class_names)), sizes)
     data = DataSet(data.name, data.class_names, data.train, data.test, MEAN, STD)
     evaluator = Evaluator(data, stream, machine)
     readout, matrix = METHODS["dpcr"].readout(model._settings.options), AccuracyMatrix(evaluator.totals())
     watch = types.SimpleNamespace(**dict.fromkeys(("after_epoch", "before_readouts", "after_task"), lambda *a: None))
-    learn_stream(stream, data, evaluator, representation, {"dpcr": readout}, {"dpcr": matrix}, watch)
+    learn_stream(stream, data, evaluator, learner, {"dpcr": readout}, {"dpcr": matrix}, watch)
     return readout, matrix.A_t
 
 
@@ -261,9 +261,9 @@ def test_recall_is_measured_on_pictures_that_were_not_trained_on(monkeypatch):
     seen = []
     original = teaching.train_task
 
-    def watched(representation, task, pixels, labels, *rest, **named):
+    def watched(learner, task, pixels, labels, *rest, **named):
         seen.append((pixels.images.numpy().copy(), task))
-        return original(representation, task, pixels, labels, *rest, **named)
+        return original(learner, task, pixels, labels, *rest, **named)
 
     monkeypatch.setattr(teaching, "train_task", watched)
     images, names = lesson(0, 1)
@@ -294,7 +294,7 @@ def test_recall_is_that_of_a_classifier_that_has_not_seen_them():
     assert held.sum() == 8
     features = torch.from_numpy(base.embed(images))
     readout = copy.deepcopy(base._now.readout)
-    readout.stats = readout.stats.joined(ClassStats.from_features(features[~held], positions[~held]))
+    readout.stats = readout.stats.merge(ClassStats.from_features(features[~held], positions[~held]))
     readout._solve(readout.stats)
     right = readout.scores(features[held]).argmax(1) == positions[held]
     expected = [100 * float(right[positions[held] == c].double().mean()) for c in (2, 3)]
@@ -349,7 +349,7 @@ def test_cross_entropy_is_over_the_classes_of_the_call():
     logits = draw(5, 7).float().requires_grad_()
     labels = torch.tensor([1, 5, 6, 5, 1])
     present = torch.tensor([1, 5, 6])
-    loss = present_class_loss(logits, labels, present)
+    loss = task_class_loss(logits, labels, present)
     picked = logits.detach().double()[:, present]
     places = torch.tensor([0, 1, 2, 1, 0])
     expected = (torch.logsumexp(picked, 1) - picked.gather(1, places[:, None])[:, 0]).mean()
@@ -357,13 +357,15 @@ def test_cross_entropy_is_over_the_classes_of_the_call():
     loss.backward()
     assert (logits.grad[:, [0, 2, 3, 4]] == 0).all()
     late = labels.clamp(min=5)
-    assert present_class_loss(logits, late, torch.tensor([5, 6])).item() == new_class_loss(logits, late, 5).item()
+    assert task_class_loss(logits, late, torch.tensor([5, 6])).item() == new_class_loss(logits, late, 5).item()
 
 
 def test_new_and_old_classes_in_one_call(monkeypatch):
     seen = []
     original = teaching.train_task
-    monkeypatch.setattr(teaching, "train_task", lambda r, *a, **k: (seen.append(r.present), original(r, *a, **k))[1])
+    monkeypatch.setattr(
+        teaching, "train_task", lambda r, *a, **k: (seen.append(r.task_classes), original(r, *a, **k))[1]
+    )
     model = taught((0, 1, 2), (3, 4))
     assert seen[1] is None
     counts = {r["name"]: r["images"] for r in model.summary()["classes"]}
@@ -439,7 +441,7 @@ def drifted(machine):
         "first": Schedule(epochs=4, lr=0.05, curve="cosine"),
         "later": Schedule(epochs=3, lr=0.01, curve="cosine"),
     }
-    kind = REPRESENTATIONS["lwf"]
+    kind = LEARNERS["lwf"]
     r = kind(kind.options_type(**options), 1, machine, 0)
     found = {}
     for index, classes in enumerate((range(5), range(5, 10))):
@@ -462,7 +464,7 @@ def of_ten_digits(drifted, count, ridge, **options):
         rows = torch.randperm(len(drifted["labels"]), generator=torch.Generator().manual_seed(seed))[:count]
         task = FakeTask(1, drifted["labels"][rows], drifted["old"][rows], drifted["new"][rows])
         moved = dual_projection(drifted["kept"], task, DualProjectionOptions(**options))
-        weight = normalise_columns(ridge_weight(moved.joined(drifted["learned"]), ridge))
+        weight = normalize_columns(ridge_weight(moved.merge(drifted["learned"]), ridge))
         found.append(float(((drifted["test"] @ weight).argmax(1) == drifted["truth"]).double().mean()))
     return np.mean(found)
 
@@ -471,12 +473,12 @@ def of_ten_digits(drifted, count, ridge, **options):
 def test_with_few_images_the_shift_is_better_than_none(drifted, count):
     """Accuracy of DPCR on all ten digits, with the shift estimated from so many images of the task."""
     careful = IncrementalClassifier(size=8, device="cpu")._settings.options
-    assert careful.few_images == "identity"
+    assert careful.small_task == "identity"
 
     def accuracy(**options):
         return of_ten_digits(drifted, count, careful.ridge, **options)
 
-    ours = accuracy(few_images=careful.few_images, few_ridge=careful.few_ridge)
+    ours = accuracy(small_task=careful.small_task, small_task_ridge=careful.small_task_ridge)
     assert count < 4 * drifted["kept"].dim
     assert ours >= accuracy(shift=False)
     if count <= 200:
@@ -491,19 +493,19 @@ def test_a_chosen_ridge_is_never_worse_than_the_papers_formula(drifted):
         return of_ten_digits(drifted, count, 10.0, **options)
 
     for count in (20, 50, 100, kept.dim):
-        assert accuracy(count, shift_share="auto") == accuracy(count, few_images="identity")
+        assert accuracy(count, shift_ridge_rel="auto") == accuracy(count, small_task="identity")
     for count in (200, 500, everything):
-        assert accuracy(count, shift_share="auto") > accuracy(count)
+        assert accuracy(count, shift_ridge_rel="auto") > accuracy(count)
 
 
 def test_the_papers_shift_is_as_it_was_and_many_images_need_no_care(drifted):
     kept, rows = drifted["kept"], slice(0, 100)
     few = FakeTask(1, drifted["labels"][rows], drifted["old"][rows], drifted["new"][rows])
     plain = dual_projection(kept, few, DualProjectionOptions(rank_rule="none"))
-    assert torch.equal(plain.gram, kept.moved(task_shift(few.old(), few.new(), 1e-9)).gram)
+    assert torch.equal(plain.gram, kept.transform(task_shift(few.old(), few.new(), 1e-9)).gram)
     many = FakeTask(1, drifted["labels"], drifted["old"], drifted["new"])
     assert len(many.labels) >= 4 * kept.dim
-    identity = dual_projection(kept, many, DualProjectionOptions(few_images="identity"))
+    identity = dual_projection(kept, many, DualProjectionOptions(small_task="identity"))
     assert torch.equal(identity.gram, dual_projection(kept, many, DualProjectionOptions()).gram)
 
 
@@ -527,14 +529,14 @@ def test_a_frozen_backbone_is_one_pass_and_one_solve(two, weights, monkeypatch):
     images, names = lesson(0, 1, 2, 3)
     places = torch.tensor([model.classes_.tolist().index(name) for name in names])
     stats = ClassStats.from_features(torch.from_numpy(model.embed(images)), places)
-    expected = normalise_columns(ridge_weight(stats, model._settings.options.ridge))
+    expected = normalize_columns(ridge_weight(stats, model._settings.options.ridge))
     assert torch.allclose(model._now.readout.weight, expected, atol=1e-9), "as if all had come at once"
     assert model.frozen
 
 
 def test_weights_come_from_models_checkpoints_and_plain_files(two, weights, tmp_path):
     plain = {k.removeprefix("backbone."): v for k, v in load_file(weights).items()}
-    for prefix in ("", "representation.student.backbone."):
+    for prefix in ("", "learner.student.backbone."):
         save_file({prefix + k: v for k, v in plain.items()}, tmp_path / "w.safetensors")
         model = tiny(weights=tmp_path / "w.safetensors")
         assert torch.equal(model._now.state.weights["backbone.conv1.weight"], plain["conv1.weight"])
@@ -797,7 +799,7 @@ def test_forgetting_solves_again_without_the_class(model):
     stats = model._now.readout.stats
     place = model.classes_.tolist().index("class2")
     model.forget("class2")
-    expected = normalise_columns(ridge_weight(stats.without([place]), model._settings.options.ridge))
+    expected = normalize_columns(ridge_weight(stats.drop([place]), model._settings.options.ridge))
     assert torch.equal(model._now.readout.weight, expected)
     assert model._now.readout.stats.classes.tolist() == [0, 1, 2, 3, 4]
     assert [r["name"] for r in model.summary()["classes"]] == model.classes_.tolist()
@@ -898,8 +900,8 @@ def test_score_refuses_classes_that_it_does_not_know(model):
 
 def test_the_temperature_is_the_most_likely_one_for_drawn_features(model):
     stats = model._now.readout.stats
-    features, places = calibration.drawn_features(stats, 0)
-    again, _ = calibration.drawn_features(stats, 0)
+    features, places = calibration.draw_features(stats, 0)
+    again, _ = calibration.draw_features(stats, 0)
     assert torch.equal(features, again)
     scores = model._now.readout.scores(features)
     best = model._now.state.temperature / model._now.state.optimism.factor
@@ -918,11 +920,11 @@ def test_draws_are_corrected_by_what_held_out_pictures_show():
     held = teaching.Lesson(images, positions, 2, 1, 1, 1, 0.2).held_out(0)
     features = torch.from_numpy(base.embed(images))
     readout = copy.deepcopy(base._now.readout)
-    readout.stats = readout.stats.joined(ClassStats.from_features(features[~held], positions[~held]))
+    readout.stats = readout.stats.merge(ClassStats.from_features(features[~held], positions[~held]))
     readout._solve(readout.stats)
-    seen = calibration.fitted_temperature(readout.scores(features[held]), positions[held])
-    drawn, places = calibration.drawn_features(readout.stats.select([2]), 0)
-    ratio = np.log(seen / calibration.fitted_temperature(readout.scores(drawn), places + 2))
+    seen = calibration.fit_temperature(readout.scores(features[held]), positions[held])
+    drawn, places = calibration.draw_features(readout.stats.select([2]), 0)
+    ratio = np.log(seen / calibration.fit_temperature(readout.scores(drawn), places + 2))
     before = base._now.state.optimism
     after = base.learn(images, names)._now.state.optimism
     assert after.pictures == before.pictures + 4
@@ -937,18 +939,18 @@ def test_drawn_features_have_the_mean_and_the_spread_of_their_class(monkeypatch)
         [draw(4000, 3) @ torch.diag(torch.tensor([1.0, 2.0, 0.1]).double()) + 5, draw(4000, 3, seed=1)]
     )
     stats = ClassStats.from_features(features, torch.arange(2).repeat_interleave(4000))
-    drawn, places = calibration.drawn_features(stats, 3)
+    drawn, places = calibration.draw_features(stats, 3)
     assert torch.allclose(drawn[places == 0].mean(0), stats.mean[0], atol=0.05)
     assert torch.allclose(torch.cov(drawn[places == 0].T), stats.covariance()[0], atol=0.1)
 
 
 def test_scores_that_are_always_right_give_a_finite_temperature():
     scores, labels = torch.eye(4).repeat(10, 1), torch.arange(4).repeat(10)
-    temperature = calibration.fitted_temperature(scores, labels)
+    temperature = calibration.fit_temperature(scores, labels)
     assert 0 < temperature < 1
     sure = torch.softmax(scores / temperature, 1).max()
     assert 0.9 < sure < 1
-    assert calibration.fitted_temperature(torch.zeros(5, 3), torch.zeros(5, dtype=torch.int64)) == 1.0
+    assert calibration.fit_temperature(torch.zeros(5, 3), torch.zeros(5, dtype=torch.int64)) == 1.0
 
 
 def test_the_whole_model_as_one_module(model):

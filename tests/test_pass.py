@@ -26,20 +26,18 @@ SMALL = {**TINY, "augment": "none", "first": SCHEDULE, "later": SCHEDULE}
 SETTINGS = {"softmax_temperature": 0.3, "fkd_weight": 0.7, "proto_weight": 1.9}
 
 
-def learner(machine, channels=3, seed=0, **options):
+def make_learner(machine, channels=3, seed=0, **options):
     return PASS(PASSOptions(**{**SMALL, **options}), channels, machine, seed)
 
 
-def run(representation, data, watch=None, sizes=SIZES, **where):
+def run(learner, data, watch=None, sizes=SIZES, **where):
     """Learn a stream; return the readout and the accuracies."""
     stream = TaskStream(data.train, np.arange(sum(sizes)), sizes)
-    evaluator = Evaluator(data, stream, representation.machine)
+    evaluator = Evaluator(data, stream, learner.machine)
     readout, matrix = METHODS["pass"].readout(None), AccuracyMatrix(evaluator.totals())
     for _ in range(where.get("first_task", 0)):
         matrix.record(matrix.tasks_done, [0] * (matrix.tasks_done + 1), [0] * (matrix.tasks_done + 1))
-    learn_stream(
-        stream, data, evaluator, representation, {"pass": readout}, {"pass": matrix}, watch or Watch(), **where
-    )
+    learn_stream(stream, data, evaluator, learner, {"pass": readout}, {"pass": matrix}, watch or Watch(), **where)
     return readout, matrix
 
 
@@ -53,20 +51,20 @@ def batch(data, classes, count=5):
 @pytest.fixture(scope="module")
 def second(machine, data):
     """A learner with other settings in the middle of its second task: two old classes, three new."""
-    return stopped_in_the_second_task(learner(machine, **SETTINGS), data, run)
+    return stopped_in_the_second_task(make_learner(machine, **SETTINGS), data, run)
 
 
-def changed(representation, **options):
+def changed(learner, **options):
     """The same learner with other options."""
-    other = copy.copy(representation)
-    other._modules = dict(representation._modules)  # which a plain copy shares
-    other.options = representation.options.model_copy(update=options)
+    other = copy.copy(learner)
+    other._modules = dict(learner._modules)  # which a plain copy shares
+    other.options = learner.options.model_copy(update=options)
     return other
 
 
-def drawn_from(representation, seed=5):
-    representation.noise.manual_seed(seed)
-    return representation
+def drawn_from(learner, seed=5):
+    learner.loss_generator.manual_seed(seed)
+    return learner
 
 
 # --- rotations --------------------------------------------------------------------------------------------------------
@@ -92,7 +90,7 @@ def test_images_that_are_not_square_are_refused(machine):
     wide = blobs()
     parts = [ImageSet(part.images[..., :6].copy(), part.labels) for part in (wide.train, wide.test)]
     with raises(DataError, "8 x 6", "crop="):
-        run(learner(machine), DataSet("wide", wide.class_names, *parts, mean=wide.mean, std=wide.std))
+        run(make_learner(machine), DataSet("wide", wide.class_names, *parts, mean=wide.mean, std=wide.std))
 
 
 # --- the loss ---------------------------------------------------------------------------------------------------------
@@ -104,11 +102,11 @@ def literal_cross_entropy(logits, targets):
     return sum(losses) / len(losses)
 
 
-def literal_loss(representation, images, labels, draws=0, seed=5):
+def literal_loss(learner, images, labels, draws=0, seed=5):
     """The published step in float64: images stacked beside their rotations, three terms. Returns each of them."""
     o, net, old_net = (
-        representation.options,
-        *(copy.deepcopy(m).double() for m in (representation.student, representation.teacher)),
+        learner.options,
+        *(copy.deepcopy(m).double() for m in (learner.student, learner.teacher)),
     )
     inputs, targets = [], []
     for image, label in zip(images.double(), labels.tolist(), strict=True):
@@ -124,11 +122,10 @@ def literal_loss(representation, images, labels, draws=0, seed=5):
         if draws:
             terms.append(sum((a - b) ** 2 for a, b in zip(features.flatten(), before.flatten(), strict=True)) ** 0.5)
             source = torch.Generator().manual_seed(seed)
-            classes = torch.randint(representation.old, (draws,), generator=source)
+            classes = torch.randint(learner.num_old_classes, (draws,), generator=source)
             noise = torch.randn(draws, weight.shape[1], generator=source).double()
             augmented = [
-                representation.prototypes[c].double() + representation.radius * n
-                for c, n in zip(classes, noise, strict=True)
+                learner.prototypes[c].double() + learner.radius * n for c, n in zip(classes, noise, strict=True)
             ]
             logits = torch.stack(augmented) @ weight.T + bias
             terms.append(literal_cross_entropy(logits / o.softmax_temperature, [4 * c for c in classes.tolist()]))
@@ -141,13 +138,13 @@ def close(got, want):
 
 @pytest.mark.parametrize("temperature", [0.1, 1.0])
 def test_the_first_task_is_cross_entropy_over_rotations(machine, data, temperature):
-    representation = learner(machine, softmax_temperature=temperature)
-    representation.begin(TaskStream(data.train, np.arange(6), SIZES)[0])
+    learner = make_learner(machine, softmax_temperature=temperature)
+    learner.begin(TaskStream(data.train, np.arange(6), SIZES)[0])
     images, labels = batch(data, (0, 1))
-    (want,) = literal_loss(representation, images, labels)
-    state = representation.noise.get_state()
-    close(representation.train().loss(images, labels), want)
-    assert torch.equal(representation.noise.get_state(), state), "nothing is drawn yet"
+    (want,) = literal_loss(learner, images, labels)
+    state = learner.loss_generator.get_state()
+    close(learner.train().loss(images, labels), want)
+    assert torch.equal(learner.loss_generator.get_state(), state), "nothing is drawn yet"
 
 
 def test_later_tasks_add_the_distance_and_the_prototypes(data, second):
@@ -184,11 +181,11 @@ def test_the_loss_draws_from_its_own_noise_alone(data, second):
 @pytest.mark.parametrize(("old", "new", "times"), [(2, 3, 1), (6, 2, 3), (5, 2, 2), (4, 4, 1)])
 def test_how_many_prototypes_a_step_draws(machine, old, new, times):
     for draws, factor in (("batch", 1), ("balanced", times)):
-        representation = learner(machine, proto_draws=draws)
-        representation.head.grow(old + new, torch.Generator())
-        representation.old, representation.prototypes = old, torch.zeros(old, representation.head.weight.shape[1])
-        features, targets = representation.augmented()
-        assert len(features) == len(targets) == factor * representation.options.batch_size
+        learner = make_learner(machine, proto_draws=draws)
+        learner.head.grow(old + new, torch.Generator())
+        learner.num_old_classes, learner.prototypes = old, torch.zeros(old, learner.head.weight.shape[1])
+        features, targets = learner.augmented()
+        assert len(features) == len(targets) == factor * learner.options.batch_size
 
 
 def test_balanced_draws_are_the_same_loss_of_more_prototypes(data, second):
@@ -208,14 +205,14 @@ def test_balanced_draws_are_the_same_loss_of_more_prototypes(data, second):
 
 def test_augmented_prototypes_are_normal_about_theirs(machine):
     """Every old class equally often, unrotated, with the radius as standard deviation in each dimension."""
-    representation = learner(machine, batch_size=30000)
-    representation.old, representation.radius = 3, torch.tensor(0.5, dtype=torch.float64)
-    representation.prototypes = torch.arange(48.0).view(3, 16)
-    features, targets = drawn_from(representation).augmented()
+    learner = make_learner(machine, batch_size=30000)
+    learner.num_old_classes, learner.radius = 3, torch.tensor(0.5, dtype=torch.float64)
+    learner.prototypes = torch.arange(48.0).view(3, 16)
+    features, targets = drawn_from(learner).augmented()
     assert features.dtype == torch.float32
     assert sorted(set(targets.tolist())) == [0, 4, 8]
     assert (torch.bincount(targets // 4) / 30000 - 1 / 3).abs().max() < 0.02
-    noise = features - representation.prototypes[targets // 4]
+    noise = features - learner.prototypes[targets // 4]
     assert noise.mean(0).abs().max() < 0.02
     covariance = torch.cov(noise.T)
     assert (covariance - 0.25 * torch.eye(16)).abs().max() < 0.01
@@ -259,22 +256,22 @@ def test_class_spread_is_its_equation():
 
 @pytest.mark.parametrize("classes", ["first", "all"])
 def test_prototypes_stay_and_the_radius_is_the_root_of_the_mean_spread(machine, data, classes):
-    representation = learner(machine, radius_classes=classes)
+    learner = make_learner(machine, radius_classes=classes)
     prototypes, spreads, radii, features = [], [], [], {}
 
     def each_task(task):
         own = np.isin(data.train.labels, np.arange(sum(SIZES))[sum(SIZES[:task]) : sum(SIZES[: task + 1])])
         pixels = Pixels(torch.from_numpy(data.train.images[own]), data.mean, data.std, machine)
         with torch.no_grad():
-            features[task] = representation.backbone.eval()(pixels.normalise(pixels.images)).double().numpy()
+            features[task] = learner.backbone.eval()(pixels.normalise(pixels.images)).double().numpy()
         means, spread = literal_protos(features[task], data.train.labels[own])
         prototypes.append(means)
         spreads.extend(spread)
         radii.append(np.sqrt(np.mean(spreads if classes == "all" else spreads[: SIZES[0]])))
-        np.testing.assert_allclose(representation.prototypes.numpy(), np.concatenate(prototypes), rtol=1e-4, atol=1e-6)
-        assert float(representation.radius) == pytest.approx(radii[-1], rel=1e-5)
+        np.testing.assert_allclose(learner.prototypes.numpy(), np.concatenate(prototypes), rtol=1e-4, atol=1e-6)
+        assert float(learner.radius) == pytest.approx(radii[-1], rel=1e-5)
 
-    run(representation, data, Watch(each_task=each_task))
+    run(learner, data, Watch(each_task=each_task))
     assert len(radii) == 3
     assert (len({round(r, 6) for r in radii}) == 1) == (classes == "first")
 
@@ -283,16 +280,16 @@ def test_prototypes_stay_and_the_radius_is_the_root_of_the_mean_spread(machine, 
 
 
 def test_scores_are_the_rows_of_images_that_are_not_rotated(machine, data):
-    representation = learner(machine)
-    readout, _ = run(representation, data)
-    features = torch.rand(5, representation.head.weight.shape[1])
-    head = representation.head
+    learner = make_learner(machine)
+    readout, _ = run(learner, data)
+    features = torch.rand(5, learner.head.weight.shape[1])
+    head = learner.head
     want = torch.stack([features @ head.weight[4 * c] + head.bias[4 * c] for c in range(6)], 1)
     torch.testing.assert_close(readout.scores(features), want.detach(), rtol=1e-5, atol=1e-6)
     again = METHODS["pass"].readout(None)
     again.load_state({k: v.clone() for k, v in readout.state().items()})
     assert torch.equal(again.scores(features), readout.scores(features))
-    kept = sum(v.numel() for v in readout.state().values()) + representation.prototypes.numel()
+    kept = sum(v.numel() for v in readout.state().values()) + learner.prototypes.numel()
     assert kept == 6 * (5 * features.shape[1] + 4)
     assert METHODS["pass"].memory == "5d + 4"
 
@@ -301,19 +298,19 @@ def test_scores_are_the_rows_of_images_that_are_not_rotated(machine, data):
 
 
 def test_teacher_and_prototypes_rest_while_all_of_the_student_learns(machine, data):
-    representation = learner(machine)
+    learner = make_learner(machine)
     seen = {}
 
     def each_epoch(report, optimiser):
         assert isinstance(optimiser.update, torch.optim.Adam)
         assert {name.split(".")[0] for name in optimiser.named} == {"student"}
         if report.task == 1:
-            assert not any(p.requires_grad for p in representation.teacher.parameters())
-            seen[report.epoch] = copy.deepcopy(representation.state(teacher=True))
+            assert not any(p.requires_grad for p in learner.teacher.parameters())
+            seen[report.epoch] = copy.deepcopy(learner.state(teacher=True))
 
     after_first = {}
-    watch = Watch(each_epoch, lambda task: after_first.setdefault(task, copy.deepcopy(representation.state(False))))
-    run(representation, data, watch)
+    watch = Watch(each_epoch, lambda task: after_first.setdefault(task, copy.deepcopy(learner.state(False))))
+    run(learner, data, watch)
     one, two = seen[0], seen[1]
     for name, value in after_first[0].items():
         rests = name in ("prototypes", "radius")
@@ -322,7 +319,7 @@ def test_teacher_and_prototypes_rest_while_all_of_the_student_learns(machine, da
         assert rests or not torch.equal(two[name], one[name]), name
     old_rows = slice(0, 4 * SIZES[0])
     assert not torch.equal(two["student.head.weight"][old_rows], after_first[0]["student.head.weight"])
-    assert torch.equal(representation.prototypes[: SIZES[0]], after_first[0]["prototypes"])
+    assert torch.equal(learner.prototypes[: SIZES[0]], after_first[0]["prototypes"])
 
 
 # --- taking up a run --------------------------------------------------------------------------------------------------
@@ -331,7 +328,7 @@ def test_teacher_and_prototypes_rest_while_all_of_the_student_learns(machine, da
 @pytest.mark.parametrize(("task", "epoch"), [(0, 1), (1, 2), (2, 1)])
 def test_a_run_taken_up_in_the_middle_is_the_same_to_the_bit(machine, data, task, epoch):
     options = {"augment": "crop-flip", "radius_classes": "all"}
-    whole, kept = learner(machine, **options), {}
+    whole, kept = make_learner(machine, **options), {}
 
     def each_epoch(report, optimiser):
         if (report.task, report.epoch + 1) == (task, epoch):
@@ -339,7 +336,7 @@ def test_a_run_taken_up_in_the_middle_is_the_same_to_the_bit(machine, data, task
             kept["momenta"] = {k: v.clone() for k, v in optimiser.momenta().items()}
 
     readout, matrix = run(whole, data, Watch(each_epoch))
-    resumed = learner(machine, seed=0, **options)
+    resumed = make_learner(machine, seed=0, **options)
     resumed.load_state(kept["state"])
     again, other = run(resumed, data, first_task=task, first_epoch=epoch, momenta=kept["momenta"])
     for name, value in whole.state(teacher=True).items():
@@ -354,18 +351,18 @@ def test_a_run_taken_up_in_the_middle_is_the_same_to_the_bit(machine, data, task
 @pytest.mark.parametrize(("size", "channels", "crop"), [(11, 1, None), (16, 1, 12), (12, 3, None)])
 def test_other_sizes_and_grey_images(machine, size, channels, crop):
     data = blobs(classes=4, size=size, channels=channels)
-    representation = learner(machine, channels, augment="crop-flip", crop=crop)
-    readout, matrix = run(representation, data, sizes=(2, 2))
+    learner = make_learner(machine, channels, augment="crop-flip", crop=crop)
+    readout, matrix = run(learner, data, sizes=(2, 2))
     assert readout.scores(torch.rand(3, 16)).shape == (3, 4)
-    assert torch.isfinite(representation.prototypes).all()
+    assert torch.isfinite(learner.prototypes).all()
     assert matrix.tasks_done == 2
 
 
 def test_it_learns_and_the_old_classes_are_kept_by_what_pass_adds(machine):
     data, schedule = blobs(per_class=16), Schedule(epochs=8, lr=1e-2, milestones=(6,), weight_decay=2e-4)
     how = {"width": 4, "first": schedule, "later": schedule}
-    _, matrix = run(learner(machine, **how), data, sizes=(3, 3))
-    _, bare = run(learner(machine, **how, fkd_weight=0.0, proto_weight=0.0), data, sizes=(3, 3))
+    _, matrix = run(make_learner(machine, **how), data, sizes=(3, 3))
+    _, bare = run(make_learner(machine, **how, fkd_weight=0.0, proto_weight=0.0), data, sizes=(3, 3))
     assert matrix.A_t[0] > 90
     assert matrix.A_t[1] > 70, "chance is 17"
     assert matrix.A_t[1] > bare.A_t[1] + 10

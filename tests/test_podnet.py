@@ -44,9 +44,9 @@ class Watch:
         self.before_readouts = lambda task: None
 
 
-def learn(representation, data, at_epoch=lambda *a: None, at_end=lambda task: None, sizes=SIZES, **resume):
+def learn(learner, data, at_epoch=lambda *a: None, at_end=lambda task: None, sizes=SIZES, **resume):
     stream = TaskStream(data.train, np.arange(len(data.class_names)), sizes)
-    evaluator = Evaluator(data, stream, representation.machine)
+    evaluator = Evaluator(data, stream, learner.machine)
     method = METHODS["podnet"]
     readouts = {name: make(method.options()) for name, make in method.heads.items()}
     matrices = {name: AccuracyMatrix(evaluator.totals()) for name in readouts}
@@ -54,7 +54,7 @@ def learn(representation, data, at_epoch=lambda *a: None, at_end=lambda task: No
         for task in range(resume.get("first_task", 0)):
             matrix.record(task, [0] * (task + 1), [0] * (task + 1))
     watch = Watch(at_epoch, at_end)
-    learn_stream(stream, data, evaluator, representation, readouts, matrices, watch, **resume)
+    learn_stream(stream, data, evaluator, learner, readouts, matrices, watch, **resume)
     return readouts, matrices
 
 
@@ -207,46 +207,46 @@ def test_a_student_that_is_its_teacher_has_no_pull_and_no_nan():
 
 
 def two_tasks(machine, data, **options):
-    """A representation that has begun its second task, and the images and labels of all six classes, normalised."""
-    representation = student(machine, **options)
+    """A learner that has begun its second task, and the images and labels of all six classes, normalised."""
+    learner = student(machine, **options)
     stream = TaskStream(data.train, np.arange(6), (2, 4))
-    representation.begin(stream[0])
-    representation.begin(stream[1])
+    learner.begin(stream[0])
+    learner.begin(stream[1])
     pixels = Pixels(machine.tensor(data.train.images[:24]), data.mean, data.std, machine)
-    return representation, pixels.normalise(pixels.images), machine.tensor(data.train.labels[:24])
+    return learner, pixels.normalise(pixels.images), machine.tensor(data.train.labels[:24])
 
 
 def test_the_first_step_of_a_later_task_has_finite_gradients(machine, data):
-    representation, images, labels = two_tasks(machine, data)
-    representation.eval()  # at rest student and teacher are equal to the bit: every distance is zero
-    assert all(map(torch.equal, representation.student_sees(images)[1], representation.teacher_sees(images)[1]))
+    learner, images, labels = two_tasks(machine, data)
+    learner.eval()  # at rest student and teacher are equal to the bit: every distance is zero
+    assert all(map(torch.equal, learner.student_sees(images)[1], learner.teacher_sees(images)[1]))
     for mode in (False, True):
-        representation.train(mode)
-        representation.zero_grad()
-        representation.loss(images, labels).backward()
-        learning = {name: p.grad for name, p in representation.named_parameters() if p.requires_grad}
+        learner.train(mode)
+        learner.zero_grad()
+        learner.loss(images, labels).backward()
+        learning = {name: p.grad for name, p in learner.named_parameters() if p.requires_grad}
         assert all(torch.isfinite(g).all() for g in learning.values())
         assert sum(float(g.abs().sum()) for name, g in learning.items() if "backbone" in name) > 0
 
 
 def test_the_loss_is_the_sum_of_its_terms(machine, data):
-    representation, images, labels = two_tasks(machine, data, spatial_weight=4.0, flat_weight=0.7)
-    for p in representation.student.parameters():
+    learner, images, labels = two_tasks(machine, data, spatial_weight=4.0, flat_weight=0.7)
+    for p in learner.student.parameters():
         p.data += 0.05 * draw(p.numel(), seed=p.numel()).float().view(p.shape)
-    representation.eval()
+    learner.eval()
     with torch.no_grad():
-        ours = float(representation.loss(images, labels))
-        new, before = (c.backbone.stages(images) for c in (representation.student, representation.teacher))
+        ours = float(learner.loss(images, labels))
+        new, before = (c.backbone.stages(images) for c in (learner.student, learner.teacher))
         h, old = new[-1].mean((2, 3)), before[-1].mean((2, 3))
-        head = representation.head
+        head = learner.head
         logits = literal_head(h, torch.cat([head.frozen, head.weight]), float(head.scale))
         spatial = literal_spatial(new, before)
         flat = float(F.cosine_embedding_loss(h, old, torch.ones(len(h))))
         assert min(spatial, flat) > 1e-3
         want = float(literal_nca(logits, labels)) + math.sqrt(6 / 4) * (4.0 * spatial + 0.7 * flat)
         assert ours == pytest.approx(want, rel=1e-5)
-        representation.old = 0  # the first task has no teacher
-        assert float(representation.loss(images, labels)) == pytest.approx(float(literal_nca(logits, labels)), rel=1e-5)
+        learner.num_old_classes = 0  # the first task has no teacher
+        assert float(learner.loss(images, labels)) == pytest.approx(float(literal_nca(logits, labels)), rel=1e-5)
 
 
 def test_similarities_and_distances_are_float32_under_autocast():
@@ -268,9 +268,9 @@ def test_similarities_and_distances_are_float32_under_autocast():
 
 def test_the_second_stage_comes_from_the_second_task_on(machine):
     o = PODNetOptions()
-    representation = student(machine, **{k: getattr(o, k) for k in ("first", "later", "balance")})
-    assert representation.stages(0) == (o.first,)
-    assert representation.stages(1) == (o.later, o.balance)
+    learner = student(machine, **{k: getattr(o, k) for k in ("first", "later", "balance")})
+    assert learner.stages(0) == (o.first,)
+    assert learner.stages(1) == (o.later, o.balance)
     assert (o.first.epochs, o.first.lr, o.first.weight_decay) == (160, 0.1, 5e-4)
     assert o.later == o.first
     assert (o.balance.epochs, o.balance.lr, o.balance.weight_decay) == (20, 0.005, 5e-4)
@@ -284,17 +284,17 @@ def test_the_second_stage_comes_from_the_second_task_on(machine):
 
 
 def test_everything_but_the_old_proxies_learns_in_both_stages(machine, data):
-    representation = student(machine)
+    learner = student(machine)
     seen = []
 
     def keep(report, optimiser):
-        seen.append((report, copied(representation.student.state_dict()), copied(representation.teacher.state_dict())))
+        seen.append((report, copied(learner.student.state_dict()), copied(learner.teacher.state_dict())))
         assert "student.head.frozen" not in optimiser.named
-        assert set(optimiser.named) == {f"student.{n}" for n, _ in representation.student.named_parameters()} - {
+        assert set(optimiser.named) == {f"student.{n}" for n, _ in learner.student.named_parameters()} - {
             "student.head.frozen"
         }
 
-    learn(representation, data, keep, sizes=(3, 3))
+    learn(learner, data, keep, sizes=(3, 3))
     first, later = [s for s in seen if s[0].task == 0], [s for s in seen if s[0].task == 1]
     assert [s[0].epoch for s in later] == [0, 1, 2, 3, 4]
     assert [round(s[0].lr, 6) for s in later] == [0.02, 0.002, 0.02, 0.015, 0.005]
@@ -310,9 +310,9 @@ def test_everything_but_the_old_proxies_learns_in_both_stages(machine, data):
 
 
 def test_the_second_stage_studies_as_many_images_of_every_class(machine, data, monkeypatch):
-    representation = student(machine)
+    learner = student(machine)
     studied = []
-    original = PODNet.studied
+    original = PODNet.training_data
 
     def spy(self, stage, pixels, labels):
         found = original(self, stage, pixels, labels)
@@ -320,8 +320,8 @@ def test_the_second_stage_studies_as_many_images_of_every_class(machine, data, m
         studied.append((self.old, stage, self.exemplars, pixels, labels, features, *found))
         return found
 
-    monkeypatch.setattr(PODNet, "studied", spy)
-    learn(representation, data)
+    monkeypatch.setattr(PODNet, "training_data", spy)
+    learn(learner, data)
     assert [(old, stage) for old, stage, *_ in studied] == [(0, 0), (2, 0), (2, 1), (5, 0), (5, 1)]
     for old, stage, kept, pixels, labels, features, shown, targets in studied:
         counts = torch.bincount(targets).tolist()
@@ -344,32 +344,32 @@ def test_the_second_stage_studies_as_many_images_of_every_class(machine, data, m
 
 
 def test_exemplars_are_shared_by_the_classes_seen_and_the_herded_ones_go(machine, data):
-    representation = student(machine)
+    learner = student(machine)
     kept = []
 
     def end(task):
-        assert representation.herded is None
-        assert not [k for k in representation.state(teacher=True) if k.startswith("herded.")]
-        kept.append(torch.bincount(representation.exemplars.labels).tolist())
+        assert learner.herded is None
+        assert not [k for k in learner.state(teacher=True) if k.startswith("herded.")]
+        kept.append(torch.bincount(learner.exemplars.labels).tolist())
 
-    learn(representation, data, at_end=end)
+    learn(learner, data, at_end=end)
     assert kept == [[6] * 2, [2] * 5, [2] * 6]
 
 
 def test_so_many_exemplars_of_each_class_balance_the_second_stage_too(machine, data):
-    representation = student(machine, memory_per_class=3)
+    learner = student(machine, memory_per_class=3)
     counts = []
     learn(
-        representation,
+        learner,
         data,
         lambda r, o: counts.append(
-            (r.epoch, torch.bincount(representation.herded.labels).tolist() if representation.herded else None)
+            (r.epoch, torch.bincount(learner.herded.labels).tolist() if learner.herded else None)
         ),
         sizes=(4, 2),
     )
     assert counts[-1] == (4, [0] * 4 + [3] * 2)
     assert counts[3] == (0, None)
-    assert torch.bincount(representation.exemplars.labels).tolist() == [3] * 6
+    assert torch.bincount(learner.exemplars.labels).tolist() == [3] * 6
 
 
 def test_a_run_taken_up_after_any_epoch_is_bitwise_the_same(machine):
@@ -448,13 +448,13 @@ def test_a_compiled_machine_compiles_the_function(monkeypatch):
 
 
 def test_parameters_are_registered_once(machine):
-    representation = student(machine)
-    names = [name for name, _ in representation.named_parameters(remove_duplicate=False)]
-    owners = {name.split(".")[0] for name in (*names, *representation.state_dict())}
+    learner = student(machine)
+    names = [name for name, _ in learner.named_parameters(remove_duplicate=False)]
+    owners = {name.split(".")[0] for name in (*names, *learner.state_dict())}
     assert owners == {"student", "teacher", "student_features", "teacher_features"}
-    assert {name.split(".")[0] for name, _ in representation.named_parameters()} == {"student", "teacher"}
-    assert not representation.student.backbone.get_submodule("layer4.0").last_relu
-    assert not representation.teacher.backbone.get_submodule("layer4.0").last_relu
+    assert {name.split(".")[0] for name, _ in learner.named_parameters()} == {"student", "teacher"}
+    assert not learner.student.backbone.get_submodule("layer4.0").last_relu
+    assert not learner.teacher.backbone.get_submodule("layer4.0").last_relu
 
 
 # --- the whole method -------------------------------------------------------------------------------------------------
@@ -464,8 +464,8 @@ def test_parameters_are_registered_once(machine):
 def test_it_learns(machine, channels, size):
     data = blobs(classes=4, per_class=20, size=size, channels=channels)
     schedule = Schedule(epochs=10, lr=0.1, curve="cosine", weight_decay=5e-4)
-    representation = student(machine, channels, width=4, memory=16, augment="none", first=schedule, later=schedule)
-    _, matrices = learn(representation, data, sizes=(2, 2))
+    learner = student(machine, channels, width=4, memory=16, augment="none", first=schedule, later=schedule)
+    _, matrices = learn(learner, data, sizes=(2, 2))
     assert matrices["cnn"].A_t[-1] > 80, "chance is 25"
     assert matrices["nme"].A_t[-1] > 80
 
@@ -480,11 +480,11 @@ def test_the_trained_head_answers_and_the_means_stand_beside_it():
 
 
 def test_memory_per_class_is_ten_proxies(machine, data):
-    representation = student(machine)
+    learner = student(machine)
     readout = OwnHead(None)
-    learn(representation, data, sizes=(3, 3))
-    readout.learn(SimpleNamespace(representation=representation))
-    assert sum(v.numel() for v in readout.state().values()) == 6 * 10 * representation.backbone.dim + 1
+    learn(learner, data, sizes=(3, 3))
+    readout.learn(SimpleNamespace(learner=learner))
+    assert sum(v.numel() for v in readout.state().values()) == 6 * 10 * learner.backbone.dim + 1
 
 
 def test_paper_preset_is_pycils():

@@ -14,7 +14,7 @@ from efcil.cli.pycil import KEYS, is_pycil, translated
 from efcil.config import flat, keys
 from efcil.errors import OptionError
 from efcil.experiment.specification import Request, resolve
-from efcil.learners import REPRESENTATIONS
+from efcil.learners import LEARNERS
 from efcil.methods import METHODS
 from messages import assert_names, raises
 
@@ -80,7 +80,7 @@ WANTED = {  # what PyCIL trains with, from its files and its models/*.py
     "acil": {"buffer": 8192, "ridge": 0.1, "first.epochs": 160, "first.milestones": [120, 140], "first.lr": 0.1},
     "ds-al": {"buffer": 8192, "ridge": 0.1, "compensation": 0.6, "first.weight_decay": 5e-4, "first.drop": 0.1},
     "fecam": {"power": 0.5, "shrink_off_diagonal": 1.0, "first.curve": "cosine", "first.epochs": 200},
-    "dpcr": {"ridge": 200.0, "shift_ridge": 1e-9, "later.epochs": 100, "later.lr": 0.05, "ridge_images": "augmented"},
+    "dpcr": {"ridge": 200.0, "shift_ridge": 1e-9, "later.epochs": 100, "later.lr": 0.05, "ridge_view": "augmented"},
 }
 
 
@@ -101,7 +101,7 @@ def test_there_is_a_file_for_every_method_and_each_key_is_an_option():
     assert set(FILES) == set(KEYS) == set(WANTED)
     for name, table in KEYS.items():
         method = METHODS[name]
-        known = {*keys(method.options), *keys(REPRESENTATIONS[method.representation].options_type)}
+        known = {*keys(method.options), *keys(LEARNERS[method.learner].options_type)}
         assert {ours for value in table.values() for ours in value.split()} <= known
 
 

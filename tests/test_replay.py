@@ -13,7 +13,7 @@ from efcil import data as sources
 from efcil.accel.machine import Machine
 from efcil.cli import app
 from efcil.experiment.reevaluate import config_of, plan_of
-from efcil.learners import REPRESENTATIONS
+from efcil.learners import LEARNERS
 from efcil.report.load import asked_precision, load_summaries
 from efcil.tensor_files import load_tensors
 from efcil.training.extraction import extract
@@ -106,7 +106,7 @@ def test_features_are_those_of_the_task_and_of_the_test_images_seen(kept):
     ("methods", "named"),
     [
         ("adc", ("adc",)),
-        ("dpcr:shift_images=augmented", ("augmented",)),
+        ("dpcr:shift_view=augmented", ("augmented",)),
         ("lwf", ("lwf",)),
         ("icarl", ("icarl",)),
         ("dpcr:rigde=1", ("rigde", "'ridge'")),
@@ -209,9 +209,9 @@ def test_the_oracle_sees_old_images_with_the_last_backbone(oracle, made):
     found = oracle.measured(made, ["dpcr", "rrcr+tssp+cip"], None, Machine.choose("cpu"))
     plan = plan_of(config_of(home)["run"], ["rrcr+tssp+cip"], [])
     data = sources.load("digits", None, plan.data)
-    backbone = REPRESENTATIONS["lwf"](plan.training, data.channels, Machine.choose("cpu"), plan.seed).backbone
+    backbone = LEARNERS["lwf"](plan.training, data.channels, Machine.choose("cpu"), plan.seed).backbone
     tensors, _ = load_tensors(home / "checkpoints" / "task-05.safetensors")
-    of_backbone = "representation.student.backbone."
+    of_backbone = "learner.student.backbone."
     backbone.load_state_dict({k.removeprefix(of_backbone): v for k, v in tensors.items() if k.startswith(of_backbone)})
     ridge = plan.methods["rrcr+tssp+cip"][1].ridge
 
@@ -229,7 +229,7 @@ def test_the_oracle_sees_old_images_with_the_last_backbone(oracle, made):
 
 def test_the_oracle_reads_what_the_run_read(efcil, oracle, tmp_path):
     """Of one task again: a method that reads more of its backbone is measured with that."""
-    settings = [part for setting in [*SMALL, "read_quarters=true"] for part in ("--set", setting)]
+    settings = [part for setting in [*SMALL, "intermediate_stages=true"] for part in ("--set", setting)]
     asked = ("run", "dpcr-plus", "digits", "--preset", "quick", *settings, "--tasks", "1", "--quiet")
     code, _, err = efcil(*asked, "--out", tmp_path / "r")
     assert code == 0, err
@@ -239,10 +239,10 @@ def test_the_oracle_reads_what_the_run_read(efcil, oracle, tmp_path):
 
 def test_less_is_read_again_than_was_read(efcil, tmp_path):
     """The numbers that it had in the run; what was not read cannot be asked for."""
-    settings = [part for setting in [*SMALL, "read_quarters=2"] for part in ("--set", setting)]
+    settings = [part for setting in [*SMALL, "intermediate_stages=2"] for part in ("--set", setting)]
     asked = (
         "compare",
-        "dpcr-plus,dpcr-plus:quarters=1",
+        "dpcr-plus,dpcr-plus:use_stages=1",
         "digits",
         "--preset",
         "quick",
@@ -254,14 +254,14 @@ def test_less_is_read_again_than_was_read(efcil, tmp_path):
     code, _, err = efcil(*asked, "--keep-features", "--out", tmp_path / "r")
     assert code == 0, err
     code, _, err = efcil(
-        "replay", tmp_path / "r", "dpcr-plus,dpcr-plus:quarters=1", "--out", tmp_path / "again", "--quiet"
+        "replay", tmp_path / "r", "dpcr-plus,dpcr-plus:use_stages=1", "--out", tmp_path / "again", "--quiet"
     )
     assert code == 0, err
-    for label in ("dpcr-plus", "dpcr-plus:quarters=1"):
+    for label in ("dpcr-plus", "dpcr-plus:use_stages=1"):
         assert of(tmp_path / "again", label)["A_f"] == of(tmp_path / "r", label)["A_f"]
-    code, _, err = efcil("replay", tmp_path / "r", "dpcr-plus:quarters=3", "--out", tmp_path / "more")
+    code, _, err = efcil("replay", tmp_path / "r", "dpcr-plus:use_stages=3", "--out", tmp_path / "more")
     assert code == 2
-    assert_names(err, "quarters=3", 2)
+    assert_names(err, "use_stages=3", 2)
 
 
 def test_the_oracle_needs_a_finished_run(oracle, kept, capsys):

@@ -533,7 +533,7 @@ def test_what_each_part_gives_has_a_table_of_its_own(root):
     page.write_text("<!-- ledger -->\n<!-- /ledger -->\n")
     store(root, "z", summary(A_f=50, order="1"), summary("dpcr-plus", A_f=62, preset="tuned", order="1"))
     whole, ridge = ("dpcr-plus", 60), ("dpcr-plus:ridge=3", 59)
-    parts = {"dpcr-plus:quarters=1:memory_rank=84": 58, "dpcr-plus:quarters=0:gaussian=0:memory_form=gram": 52}
+    parts = {"dpcr-plus:use_stages=1:gram_rank=84": 58, "dpcr-plus:use_stages=0:gaussian=0:gram_storage=gram": 52}
     store(root, "y", summary(A_f=52, order="1"))
     store(root, "x", summary(A_f=40, order="2"))
     for method, found in (*parts.items(), ridge, whole):
@@ -550,7 +550,7 @@ def test_what_each_part_gives_has_a_table_of_its_own(root):
     ]
     before = page.read_text().split(heading)[0]
     assert "| dpcr-plus (tuned) | 1 | 61.00 |" in before, "repeats are averaged as everywhere"
-    assert "quarters" not in before
+    assert "use_stages" not in before
 
 
 def test_its_examples_are_true():

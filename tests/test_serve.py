@@ -75,10 +75,12 @@ def taught(drawn, tmp_path_factory):
     """A model of three glyphs. Never changed: `model` is a copy of it."""
     torch.set_num_threads(1)
     place = tmp_path_factory.mktemp("serve") / "taught"
-    learner = IncrementalClassifier(backbone="resnet10", width=8, size=SIZE, epochs=2, device="cpu", progress=False)
+    make_learner = IncrementalClassifier(
+        backbone="resnet10", width=8, size=SIZE, epochs=2, device="cpu", progress=False
+    )
     images = [data for name in KNOWN for data in drawn[name]]
-    learner.learn(images, [name for name in KNOWN for _ in drawn[name]])
-    learner.save(place)
+    make_learner.learn(images, [name for name in KNOWN for _ in drawn[name]])
+    make_learner.save(place)
     return place
 
 
@@ -780,9 +782,9 @@ def test_teachings_that_are_refused(reader, drawn, fields, files, status, named)
 
 
 def test_a_name_that_differs_only_in_case(taught, tmp_path, drawn):
-    learner = IncrementalClassifier.load(taught, device="cpu")
-    learner.rename({"0": "Cat"})
-    learner.save(tmp_path / "model")
+    make_learner = IncrementalClassifier.load(taught, device="cpu")
+    make_learner.rename({"0": "Cat"})
+    make_learner.save(tmp_path / "model")
     with client_of(tmp_path / "model") as client:
         answer = client.post("/teach", data={"label": "cAT"}, files=as_files(drawn["0"][:1]), headers=AUTH)
         assert answer.status_code == 400

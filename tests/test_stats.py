@@ -17,7 +17,7 @@ import reference
 from efcil.core import class_stats as stats_module
 from efcil.core.class_stats import ClassStats
 from efcil.core.projection import class_shift, task_shift
-from efcil.core.ridge import normalise_columns, ridge_weight
+from efcil.core.ridge import normalize_columns, ridge_weight
 from efcil.errors import NotFiniteError, OptionError
 from messages import raises
 from problems import draw, gap
@@ -76,46 +76,46 @@ def test_batches_add_to_the_whole_in_any_order(labels: list[int], cut: int, dim:
     first = ClassStats.from_features(x[:cut], y[:cut])
     second = ClassStats.from_features(x[cut:], y[cut:])
     whole = ClassStats.from_features(x, y)
-    same(first.joined(second), whole)
-    same(second.joined(first), whole)
-    for joined in (first.joined(second), second.joined(first)):
+    same(first.merge(second), whole)
+    same(second.merge(first), whole)
+    for joined in (first.merge(second), second.merge(first)):
         assert torch.equal(joined.gram, joined.gram.mT)
 
 
 def test_joining_other_classes_keeps_every_bit(features: Tensor) -> None:
     whole = ClassStats.from_features(features, LABELS)
     for parts in ([[2, 3], [5, 9]], [[5, 9], [2, 3]], [[2, 9], [3, 5]]):
-        joined = whole.select(parts[0]).joined(whole.select(parts[1]))
+        joined = whole.select(parts[0]).merge(whole.select(parts[1]))
         for name in ("classes", "count", "mean", "gram"):
             assert torch.equal(getattr(joined, name), getattr(whole, name))
-    assert whole.joined(ClassStats.empty(6)) is whole
-    assert ClassStats.empty(6).joined(whole) is whole
+    assert whole.merge(ClassStats.empty(6)) is whole
+    assert ClassStats.empty(6).merge(whole) is whole
     with raises(OptionError, 6, 5):
-        whole.joined(ClassStats.empty(5))
+        whole.merge(ClassStats.empty(5))
 
 
 def test_a_class_of_one_side_keeps_its_mean_where_the_sides_interleave() -> None:
-    whole = ClassStats.from_features(draw(147, 6), torch.arange(3).repeat(49)).moved(draw(6, 40, seed=1))
+    whole = ClassStats.from_features(draw(147, 6), torch.arange(3).repeat(49)).transform(draw(6, 40, seed=1))
     assert not torch.equal(whole.mean * 49 / 49, whole.mean), "a mean by way of the sum would be rounded"
-    assert torch.equal(whole.select([0, 2]).joined(whole.select([1])).mean, whole.mean)
+    assert torch.equal(whole.select([0, 2]).merge(whole.select([1])).mean, whole.mean)
 
 
 def test_appended_classes_move_and_sum_like_any_other(features: Tensor) -> None:
     whole = ClassStats.from_features(features, LABELS)
-    parts = whole.select([2, 3]).joined(whole.select([5, 9]))
+    parts = whole.select([2, 3]).merge(whole.select([5, 9]))
     shift = draw(6, 4, seed=1)
     for block in (1, 3, None):
-        same(parts.moved(shift, class_block=block), whole.moved(shift))
+        same(parts.transform(shift, class_block=block), whole.transform(shift))
     assert gap(parts.gram_sum(), features.T @ features) < 1e-14
     each = draw(4, 6, 6, seed=2)
     for block in (1, 3, None):
-        same(parts.moved(each, class_block=block), whole.moved(each))
+        same(parts.transform(each, class_block=block), whole.transform(each))
 
 
 @pytest.mark.parametrize("width", [6, 3, 8])
 def test_moved_statistics_are_the_statistics_of_moved_features(features: Tensor, width: int) -> None:
     shift = draw(6, width, seed=1)
-    moved = ClassStats.from_features(features, LABELS).moved(shift)
+    moved = ClassStats.from_features(features, LABELS).transform(shift)
     same(moved, ClassStats.from_features(features @ shift, LABELS))
     assert torch.equal(moved.gram, moved.gram.mT)
 
@@ -123,7 +123,7 @@ def test_moved_statistics_are_the_statistics_of_moved_features(features: Tensor,
 def test_a_shift_for_each_class(features: Tensor) -> None:
     stats = ClassStats.from_features(features, LABELS)
     shift = draw(4, 6, 5, seed=1)
-    moved = stats.moved(shift)
+    moved = stats.transform(shift)
     for index in range(4):
         gram, mean = reference.rectify(stats.gram[index], stats.mean[index], shift[index])
         assert gap(moved.gram[index], gram) < 1e-12
@@ -133,7 +133,7 @@ def test_a_shift_for_each_class(features: Tensor) -> None:
 def test_moves_compose(features: Tensor) -> None:
     stats = ClassStats.from_features(features, LABELS)
     one, two = draw(6, 6, seed=1), draw(6, 6, seed=2)
-    same(stats.moved(one).moved(two), stats.moved(one @ two))
+    same(stats.transform(one).transform(two), stats.transform(one @ two))
 
 
 @pytest.mark.parametrize("rule", ["positive", "numerical"])
@@ -141,14 +141,14 @@ def test_block_size_does_not_change_the_result(rule, monkeypatch: pytest.MonkeyP
     labels = torch.arange(11).repeat_interleave(torch.tensor([30, 15, 1, 2, 14, 30, 12, 16, 17, 3, 9]))
     stats = ClassStats.from_features(draw(len(labels), 16), labels)
     shift = draw(16, 16, seed=1)
-    whole = stats.projected(shift, rule)
+    whole = stats.transform_projected(shift, rule)
     for block in (1, 2, 5, 11, 50):
-        same(stats.moved(shift, class_block=block), stats.moved(shift))
-        same(stats.projected(shift, rule, class_block=block), whole)
+        same(stats.transform(shift, class_block=block), stats.transform(shift))
+        same(stats.transform_projected(shift, rule, class_block=block), whole)
     monkeypatch.setattr(stats_module, "BLOCK_BYTES", {"cpu": 1})
-    same(stats.projected(shift, rule), whole)
+    same(stats.transform_projected(shift, rule), whole)
     with raises(OptionError, "class_block", 0):
-        stats.moved(shift, class_block=0)
+        stats.transform(shift, class_block=0)
 
 
 RULES = [
@@ -168,8 +168,8 @@ def test_task_by_task_equals_the_ladder(rule, tolerance, rank) -> None:
     shifts = [torch.eye(9, dtype=torch.float64) + 0.2 * draw(9, 9, seed=seed) for seed in (1, 2, 3)]
     stats = composed = ClassStats.from_features(features, labels)
     for shift in shifts:
-        stats = stats.projected(shift, rule, tolerance)
-        composed = composed.moved(class_shift(shift, composed.gram, rule, tolerance))
+        stats = stats.transform_projected(shift, rule, tolerance)
+        composed = composed.transform(class_shift(shift, composed.gram, rule, tolerance))
     same(stats, composed, 1e-10)
     for c in range(3):
         moved = reference.ladder(features[labels == c], shifts, rank)
@@ -178,7 +178,7 @@ def test_task_by_task_equals_the_ladder(rule, tolerance, rank) -> None:
     if rule in ("numerical", "energy"):  # the cut is real: it differs from not cutting
         uncut = ClassStats.from_features(features, labels)
         for shift in shifts:
-            uncut = uncut.moved(shift)
+            uncut = uncut.transform(shift)
         assert gap(stats.gram[2], uncut.gram[2]) > 1e-2
 
 
@@ -196,16 +196,16 @@ def test_scaled_features_scale_the_weight(features: Tensor) -> None:
     weight = ridge_weight(ClassStats.from_features(features, LABELS), 2.0)
     scaled = ridge_weight(ClassStats.from_features(10.0 * features, LABELS), 200.0)
     assert gap(scaled, weight / 10.0) < 1e-12
-    assert gap(normalise_columns(scaled), normalise_columns(weight)) < 1e-12
+    assert gap(normalize_columns(scaled), normalize_columns(weight)) < 1e-12
 
 
 def test_one_whole_task_equals_the_literal_algorithm() -> None:
     old_labels, new_labels = torch.arange(3).repeat_interleave(25), 3 + torch.arange(2).repeat_interleave(20)
     first, before = draw(75, 8).abs(), draw(40, 8, seed=1).abs()
     after = before @ (torch.eye(8).double() + 0.2 * draw(8, 8, seed=2)) + 0.01 * draw(40, 8, seed=3)
-    stats = ClassStats.from_features(first, old_labels).projected(task_shift(before, after), "numerical")
-    stats = stats.joined(ClassStats.from_features(after, new_labels))
-    weight = normalise_columns(ridge_weight(stats, 5.0))
+    stats = ClassStats.from_features(first, old_labels).transform_projected(task_shift(before, after), "numerical")
+    stats = stats.merge(ClassStats.from_features(after, new_labels))
+    weight = normalize_columns(ridge_weight(stats, 5.0))
 
     shift = reference.task_shift(before, after)
     means, grams = [], []
@@ -219,18 +219,18 @@ def test_one_whole_task_equals_the_literal_algorithm() -> None:
         grams.append(gram)
         means.append(mean)
     literal = reference.ridge_from_statistics([25, 25, 25, 20, 20], means, grams, 5.0)
-    assert gap(weight, reference.normalise_columns(literal)) < 1e-8
+    assert gap(weight, reference.normalize_columns(literal)) < 1e-8
 
 
 def test_forgetting_is_as_if_the_class_had_never_come(features: Tensor) -> None:
-    stats = ClassStats.from_features(features, LABELS).without([5])
+    stats = ClassStats.from_features(features, LABELS).drop([5])
     kept = LABELS != 5
     never = ClassStats.from_features(features[kept], LABELS[kept])
     for name in ("classes", "count", "mean", "gram"):
         assert torch.equal(getattr(stats, name), getattr(never, name))
-    assert stats.without(torch.tensor([2, 3, 9])).dim == 6
-    assert len(stats.without([])) == 3
-    for call in (stats.without, stats.select):
+    assert stats.drop(torch.tensor([2, 3, 9])).dim == 6
+    assert len(stats.drop([])) == 3
+    for call in (stats.drop, stats.select):
         with raises(OptionError, 5, [2, 3, 9]):
             call([5])
 
@@ -239,14 +239,14 @@ def test_no_images_give_the_empty_statistics() -> None:
     stats = ClassStats.from_features(torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64))
     assert (len(stats), stats.dim) == (0, 4)
     assert stats.gram.shape == (0, 4, 4)
-    assert stats.moved(torch.ones(4, 2)).gram.shape == (0, 2, 2)
-    assert len(stats.projected(torch.ones(4, 4))) == 0
+    assert stats.transform(torch.ones(4, 2)).gram.shape == (0, 2, 2)
+    assert len(stats.transform_projected(torch.ones(4, 4))) == 0
     assert torch.equal(stats.gram_sum(), torch.zeros(4, 4).double())
     assert ClassStats.from_state(stats.state()).dim == 4
 
 
 def test_state_is_packed_and_exact(features: Tensor) -> None:
-    stats = ClassStats.from_features(features, LABELS).moved(draw(6, 6, seed=1))
+    stats = ClassStats.from_features(features, LABELS).transform(draw(6, 6, seed=1))
     state = stats.state()
     assert state["gram_packed"].shape == (4, 21)
     assert all(tensor.is_contiguous() for tensor in state.values())
@@ -263,9 +263,9 @@ def test_statistics_cannot_be_changed(features: Tensor) -> None:
     with raises(AttributeError, "ClassStats", "mean"):
         stats.mean = features
     kept = stats.gram.clone()
-    stats.moved(draw(6, 6))
-    stats.projected(draw(6, 6))
-    stats.joined(stats)
+    stats.transform(draw(6, 6))
+    stats.transform_projected(draw(6, 6))
+    stats.merge(stats)
     ridge_weight(stats, 1.0)
     assert torch.equal(stats.gram, kept)
 
@@ -277,15 +277,15 @@ def test_bad_input_is_named(features: Tensor) -> None:
     with pytest.raises(NotFiniteError, match="features holds 0 NaN and 1 infinite"):
         ClassStats.from_features(broken, LABELS)
     with raises(NotFiniteError, "shift", 1, 36):
-        stats.moved(broken[:6])
+        stats.transform(broken[:6])
     with raises(OptionError, "labels", torch.float32):
         ClassStats.from_features(features, LABELS.float())
     with raises(OptionError, (40, 6), (39,)):
         ClassStats.from_features(features, LABELS[1:])
     with raises(OptionError, "shift", (5, 6), "(6, dim_new)", "(4, 6, dim_new)"):
-        stats.moved(draw(5, 6))
+        stats.transform(draw(5, 6))
     with raises(OptionError, "task_shift", (6, 5), (6, 6)):
-        stats.projected(draw(6, 5))
+        stats.transform_projected(draw(6, 5))
     with raises(OptionError, "mean", (2, 6), (4, 6)):
         ClassStats(stats.classes, stats.count, stats.mean[:2], stats.gram)
     with raises(OptionError, "classes"):
@@ -298,5 +298,5 @@ def test_a_class_in_both_parts_is_that_of_all_its_images() -> None:
     for cut in (1, 4, 7, 11):  # classes with one image on a side, and with several
         first = ClassStats.from_features(x[:cut], labels[:cut])
         second = ClassStats.from_features(x[cut:], labels[cut:])
-        same(first.joined(second), whole)
-        same(second.joined(first), whole)
+        same(first.merge(second), whole)
+        same(second.merge(first), whole)

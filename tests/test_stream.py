@@ -20,7 +20,7 @@ from efcil.data.decode import read_image
 from efcil.data.lazy import JOB, Decoder, Streamed
 from efcil.data.workers import starting
 from efcil.errors import DataError
-from efcil.learners import REPRESENTATIONS
+from efcil.learners import LEARNERS
 from efcil.methods import METHODS
 from efcil.tasks import TaskStream
 from efcil.training import image_store as stores
@@ -263,7 +263,7 @@ def test_a_whole_run_is_bit_identical(tmp_path, machine, kind, names):
     found = []
     for problem in (data, streamed_copy(data, tmp_path)):
         options = {"memory": 8} if kind == "icarl" else {}
-        representation = REPRESENTATIONS[kind](REPRESENTATIONS[kind].options_type(**TINY, **options), 3, machine, 0)
+        learner = LEARNERS[kind](LEARNERS[kind].options_type(**TINY, **options), 3, machine, 0)
         tasks = TaskStream(problem.train, np.arange(4), (2, 2))
         evaluator = Evaluator(problem, tasks, machine)
         small = {"buffer": 16}
@@ -273,13 +273,13 @@ def test_a_whole_run_is_bit_identical(tmp_path, machine, kind, names):
             tasks,
             problem,
             evaluator,
-            representation,
+            learner,
             readouts,
             matrices,
             Silent(),
             frozen=["acil"] if "acil" in names else (),
         )
-        found.append((matrices, representation.state(teacher=False)))
+        found.append((matrices, learner.state(teacher=False)))
     (first_matrices, weights), (other_matrices, others) = found
     assert first_matrices == other_matrices
     assert all(torch.equal(v, others[k]) for k, v in weights.items())

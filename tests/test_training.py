@@ -16,7 +16,7 @@ from efcil.accel.machine import Machine
 from efcil.data import augment
 from efcil.errors import OptionError, TrainingError
 from efcil.features import TaskFeatures
-from efcil.learners import REPRESENTATIONS
+from efcil.learners import LEARNERS
 from efcil.learners.lwf import distillation
 from efcil.learners.rehearsal import Rehearsal
 from efcil.models.heads import CosineHead
@@ -34,8 +34,8 @@ from messages import raises
 from problems import TINY, blobs
 
 
-def learner(name="lwf", seed=0, machine=None, **options):
-    kind = REPRESENTATIONS[name]
+def make_learner(name="lwf", seed=0, machine=None, **options):
+    kind = LEARNERS[name]
     return kind(kind.options_type(**{**TINY, **options}), 3, machine or Machine.choose("cpu"), seed)
 
 
@@ -43,22 +43,22 @@ def stream(data, sizes=(2, 2, 2)):
     return TaskStream(data.train, np.arange(sum(sizes)), sizes)
 
 
-def fit(representation, task, data, **options):
-    machine = representation.machine
+def fit(learner, task, data, **options):
+    machine = learner.machine
     pixels = Pixels(machine.tensor(task.images), data.mean, data.std, machine)
     train(
-        representation,
-        representation.loss,
+        learner,
+        learner.loss,
         pixels,
         machine.tensor(task.labels),
         **{
-            "schedule": representation.stages(task.index)[0],
-            "transform": representation.transform(data.size),
-            "batch_size": representation.options.batch_size,
-            "momentum": representation.options.momentum,
-            "last_batch": representation.options.last_batch,
+            "schedule": learner.stages(task.index)[0],
+            "transform": learner.transform(data.size),
+            "batch_size": learner.options.batch_size,
+            "momentum": learner.options.momentum,
+            "last_batch": learner.options.last_batch,
             "machine": machine,
-            "seed": representation.seed,
+            "seed": learner.seed,
             "task": task.index,
             **options,
         },
@@ -164,27 +164,27 @@ def literal_lwf_loss(x, y, student, teacher, old, weight, temperature):
 
 
 def test_lwf_loss_is_equations_1_and_2(data):
-    representation = learner(distill_weight=7.0, temperature=3.0)
+    learner = make_learner(distill_weight=7.0, temperature=3.0)
     tasks = stream(data)
-    representation.begin(tasks[0])
-    fit(representation, tasks[0], data)
-    representation.begin(tasks[1])
-    representation.eval()  # batch statistics would make images depend on each other; both sides use the same mode
+    learner.begin(tasks[0])
+    fit(learner, tasks[0], data)
+    learner.begin(tasks[1])
+    learner.eval()  # batch statistics would make images depend on each other; both sides use the same mode
     with torch.no_grad():  # the student must differ from its teacher, or distillation is trivial
-        for parameter in representation.student.parameters():
+        for parameter in learner.student.parameters():
             parameter.add_(0.05 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)))
     x = torch.rand(6, 3, 8, 8, generator=torch.Generator().manual_seed(2))
     y = torch.tensor([2, 3, 2, 2, 3, 3])
-    want = literal_lwf_loss(x, y, representation.student, representation.teacher, 2, 7.0, 3.0)
-    assert torch.allclose(representation.loss(x, y), want, rtol=1e-4)
+    want = literal_lwf_loss(x, y, learner.student, learner.teacher, 2, 7.0, 3.0)
+    assert torch.allclose(learner.loss(x, y), want, rtol=1e-4)
 
 
 def test_first_task_has_no_distillation(data):
-    lwf, plain = learner("lwf"), learner("finetune")
+    lwf, plain = make_learner("lwf"), make_learner("finetune")
     x, y = torch.rand(4, 3, 8, 8), torch.tensor([0, 1, 1, 0])
-    for representation in (lwf, plain):
-        representation.begin(stream(data)[0])
-        representation.eval()
+    for learner in (lwf, plain):
+        learner.begin(stream(data)[0])
+        learner.eval()
     assert torch.equal(lwf.loss(x, y), plain.loss(x, y))
 
 
@@ -195,12 +195,12 @@ def test_distillation_has_no_temperature_squared():
 
 
 def test_only_new_logits_enter_the_cross_entropy(data):
-    representation = learner("finetune")
+    learner = make_learner("finetune")
     tasks = stream(data)
-    representation.begin(tasks[0])
-    representation.begin(tasks[1])
-    representation.loss(torch.rand(4, 3, 8, 8), torch.tensor([2, 3, 3, 2])).backward()
-    gradient = representation.head.weight.grad
+    learner.begin(tasks[0])
+    learner.begin(tasks[1])
+    learner.loss(torch.rand(4, 3, 8, 8), torch.tensor([2, 3, 3, 2])).backward()
+    gradient = learner.head.weight.grad
     assert torch.equal(gradient[:2], torch.zeros_like(gradient[:2]))
     assert (gradient[2:] != 0).any()
 
@@ -221,7 +221,7 @@ def test_head_is_cosine_with_scale_one_and_grows():
 
 
 def test_joint_sees_everything_and_starts_anew(data):
-    joint = learner("joint")
+    joint = make_learner("joint")
     fresh = {k: v.clone() for k, v in joint.student.backbone.state_dict().items()}
     tasks = stream(data)
     joint.begin(tasks.upto(0))
@@ -241,7 +241,7 @@ def test_joint_sees_everything_and_starts_anew(data):
 @pytest.mark.parametrize("rule", ["sgd", "adam"])
 def test_step_is_torchs_own(data, machine, rule):
     """Three steps of ours equal three of torch's rule with a number as learning rate."""
-    ours, theirs = learner(), learner()
+    ours, theirs = make_learner(), make_learner()
     task = stream(data)[0]
     ours.begin(task)
     theirs.begin(task)
@@ -269,19 +269,19 @@ def test_a_loss_draws_the_same_in_the_same_epoch(data, machine):
     """Noise is a function of (seed, task, epoch): going on after an epoch draws what an undisturbed run draws."""
 
     def drawn(start):
-        representation = learner()
+        learner = make_learner()
         task = stream(data)[0]
-        representation.begin(task)
+        learner.begin(task)
         seen = []
 
         def loss(images, labels):
-            seen.append(torch.randn((), generator=representation.noise).item())
-            return representation.loss(images, labels)
+            seen.append(torch.randn((), generator=learner.loss_generator).item())
+            return learner.loss(images, labels)
 
         pixels = Pixels(machine.tensor(task.images), data.mean, data.std, machine)
         schedule = Schedule(epochs=3, lr=0.01)
         train(
-            representation,
+            learner,
             loss,
             pixels,
             machine.tensor(task.labels),
@@ -292,7 +292,7 @@ def test_a_loss_draws_the_same_in_the_same_epoch(data, machine):
             machine=machine,
             seed=0,
             task=0,
-            noise=representation.noise,
+            noise=learner.loss_generator,
             start=start,
         )
         return seen
@@ -309,17 +309,17 @@ def test_stages_count_their_epochs_through_the_task(data, machine):
     labels = machine.tensor(task.labels)
 
     def batches_of(stages):
-        representation = learner()
-        representation.begin(task)
+        learner = make_learner()
+        learner.begin(task)
         seen, reports = [], []
 
         def loss(images, labels):
             seen.append(labels.tolist())
-            return representation.loss(images, labels)
+            return learner.loss(images, labels)
 
         for before, epochs in stages:
             train(
-                representation,
+                learner,
                 loss,
                 pixels,
                 labels,
@@ -354,34 +354,34 @@ def test_schedule_along_a_cosine_is_torchs():
 
 
 def test_teacher_rests(data):
-    representation = learner()
+    learner = make_learner()
     tasks = stream(data)
-    representation.begin(tasks[0])
-    fit(representation, tasks[0], data)
-    representation.begin(tasks[1])
-    before = {k: v.clone() for k, v in representation.teacher.state_dict().items()}
-    fit(representation, tasks[1], data)
-    assert all(torch.equal(v, before[k]) for k, v in representation.teacher.state_dict().items())
-    assert any(not torch.equal(v, before[k]) for k, v in representation.student.state_dict().items() if k in before)
+    learner.begin(tasks[0])
+    fit(learner, tasks[0], data)
+    learner.begin(tasks[1])
+    before = {k: v.clone() for k, v in learner.teacher.state_dict().items()}
+    fit(learner, tasks[1], data)
+    assert all(torch.equal(v, before[k]) for k, v in learner.teacher.state_dict().items())
+    assert any(not torch.equal(v, before[k]) for k, v in learner.student.state_dict().items() if k in before)
 
 
 def test_learning_rate_follows_the_schedule(data):
-    representation = learner()
+    learner = make_learner()
     task = stream(data)[0]
-    representation.begin(task)
+    learner.begin(task)
     rates = []
-    fit(representation, task, data, after_epoch=lambda report, optimiser: rates.append(optimiser.rate.item()))
+    fit(learner, task, data, after_epoch=lambda report, optimiser: rates.append(optimiser.rate.item()))
     assert rates == pytest.approx([0.05, 0.05, 0.005])
 
 
 def test_same_seed_same_bits_other_seed_other_bits(data):
     def weights(seed):
-        representation = learner(seed=seed)
+        learner = make_learner(seed=seed)
         tasks = stream(data)
         for index in (0, 1):
-            representation.begin(tasks[index])
-            fit(representation, tasks[index], data)
-        return representation.student.state_dict()
+            learner.begin(tasks[index])
+            fit(learner, tasks[index], data)
+        return learner.student.state_dict()
 
     one, two, other = weights(5), weights(5), weights(6)
     assert all(torch.equal(one[k], two[k]) for k in one)
@@ -392,11 +392,11 @@ def test_going_on_in_the_middle_of_a_task_changes_no_bit(data):
     tasks = stream(data)
 
     def after_first_task():
-        representation = learner()
-        representation.begin(tasks[0])
-        fit(representation, tasks[0], data)
-        representation.begin(tasks[1])
-        return representation
+        learner = make_learner()
+        learner.begin(tasks[0])
+        fit(learner, tasks[0], data)
+        learner.begin(tasks[1])
+        return learner
 
     straight = after_first_task()
     schedule = Schedule(epochs=4, lr=0.05, milestones=(2,), weight_decay=1e-3)
@@ -408,7 +408,7 @@ def test_going_on_in_the_middle_of_a_task_changes_no_bit(data):
             kept["momenta"] = {k: v.clone() for k, v in optimiser.momenta().items()}
 
     fit(straight, tasks[1], data, schedule=schedule, after_epoch=keep)
-    resumed = learner(seed=0)
+    resumed = make_learner(seed=0)
     momenta = kept.pop("momenta")
     resumed.load_state(kept)
     resumed.old = tasks[1].first_class
@@ -418,26 +418,26 @@ def test_going_on_in_the_middle_of_a_task_changes_no_bit(data):
 
 
 def test_loss_that_is_not_finite_stops(data):
-    representation = learner()
+    learner = make_learner()
     task = stream(data)[0]
-    representation.begin(task)
+    learner.begin(task)
     seen = []
     schedule = Schedule(epochs=9, lr=1e30)
     with pytest.raises(
         TrainingError, match=r"the loss is nan in task 1, epoch 1 \(learning rate 1e\+30\).*lower the rate"
     ):
-        fit(representation, task, data, schedule=schedule, after_epoch=lambda report, _: seen.append(report))
+        fit(learner, task, data, schedule=schedule, after_epoch=lambda report, _: seen.append(report))
     assert not seen, "an epoch whose loss is not finite must not reach a checkpoint"
 
 
 def test_learning_really_learns(machine):
     """A sanity check of the whole loop: the training loss falls far below chance."""
     data = blobs(classes=2, per_class=32, noise=10.0)
-    representation = learner(first=Schedule(epochs=25, lr=0.1), augment="none", width=4)
+    learner = make_learner(first=Schedule(epochs=25, lr=0.1), augment="none", width=4)
     task = TaskStream(data.train, np.arange(2), (2,))[0]
-    representation.begin(task)
+    learner.begin(task)
     losses = []
-    fit(representation, task, data, after_epoch=lambda report, _: losses.append(report.loss))
+    fit(learner, task, data, after_epoch=lambda report, _: losses.append(report.loss))
     assert losses[-1] < losses[0] / 3
 
 
@@ -460,10 +460,10 @@ def test_machine_choices():
 def test_bf16_on_the_cpu_is_close(data):
     reports = {}
     for precision in ("fp32", "bf16"):
-        representation = learner(machine=Machine.choose("cpu", precision))
+        learner = make_learner(machine=Machine.choose("cpu", precision))
         task = stream(data)[0]
-        representation.begin(task)
-        fit(representation, task, data, after_epoch=lambda r, _, p=precision: reports.setdefault(p, []).append(r.loss))
+        learner.begin(task)
+        fit(learner, task, data, after_epoch=lambda r, _, p=precision: reports.setdefault(p, []).append(r.loss))
     assert reports["fp32"] != reports["bf16"]
     assert reports["fp32"] == pytest.approx(reports["bf16"], rel=0.1)
 
@@ -497,25 +497,25 @@ def test_schedule_refuses_nonsense():
 
 
 def test_every_epoch_has_its_own_order(data):
-    representation = learner(augment="none")
+    learner = make_learner(augment="none")
     task = stream(data)[0]
-    representation.begin(task)
-    loss, seen = representation.loss, []
-    representation.loss = lambda images, labels: (seen.append(images.sum((1, 2, 3))), loss(images, labels))[1]
-    fit(representation, task, data)
+    learner.begin(task)
+    loss, seen = learner.loss, []
+    learner.loss = lambda images, labels: (seen.append(images.sum((1, 2, 3))), loss(images, labels))[1]
+    fit(learner, task, data)
     epochs = torch.cat(seen).view(3, -1)
     assert len(epochs.unique(dim=0)) == 3, "each in another order"
     assert len(epochs.sort(1).values.unique(dim=0)) == 1, "of the same images"
 
 
 def test_teacher_is_the_student_as_it_was_when_the_task_began(data):
-    representation = learner()
+    learner = make_learner()
     tasks = stream(data)
-    representation.begin(tasks[0])
-    fit(representation, tasks[0], data)
-    before = {k: v.clone() for k, v in representation.student.state_dict().items()}
-    representation.begin(tasks[1])
-    teacher = representation.teacher.state_dict()
+    learner.begin(tasks[0])
+    fit(learner, tasks[0], data)
+    before = {k: v.clone() for k, v in learner.student.state_dict().items()}
+    learner.begin(tasks[1])
+    teacher = learner.teacher.state_dict()
     assert teacher.keys() == before.keys()
     assert all(torch.equal(v, before[k]) for k, v in teacher.items())
 
@@ -601,18 +601,18 @@ def test_training_does_not_depend_on_who_looks_at_the_images(data, machine, monk
 
     def learned(ahead):
         monkeypatch.setattr(trainer, "Ahead", ahead)
-        own = {"memory": 8} if issubclass(REPRESENTATIONS[name], Rehearsal) else {}
+        own = {"memory": 8} if issubclass(LEARNERS[name], Rehearsal) else {}
         own |= {"compression": Schedule(epochs=1, lr=0.05)} if name == "foster" else {}
-        representation = learner(name, **own)
+        learner = make_learner(name, **own)
         asked = []
-        original = representation.loss
-        representation.loss = lambda images, labels, *seen: asked.append(len(seen)) or original(images, labels, *seen)
+        original = learner.loss
+        learner.loss = lambda images, labels, *seen: asked.append(len(seen)) or original(images, labels, *seen)
         for task in list(stream(data))[:2]:
             pixels = Pixels(machine.tensor(task.images), data.mean, data.std, machine)
             labels = machine.tensor(task.labels)
-            train_task(representation, task, pixels, labels, representation.transform(data.size))
-            representation.finish(TaskFeatures(task.index, representation, pixels, labels, None))
-        return representation.student.state_dict(), set(asked)
+            train_task(learner, task, pixels, labels, learner.transform(data.size))
+            learner.finish(TaskFeatures(task.index, learner, pixels, labels, None))
+        return learner.student.state_dict(), set(asked)
 
     usual = prefetch.Ahead
     (ahead, both), (plain, none) = learned(Foresighted), learned(usual)
@@ -623,19 +623,19 @@ def test_training_does_not_depend_on_who_looks_at_the_images(data, machine, monk
 
 
 def test_a_loss_of_two_arguments_asks_its_teacher_itself(data, machine, monkeypatch):
-    """As a representation of another package may have it, that took over the rest of ours."""
+    """As a learner of another package may have it, that took over the rest of ours."""
 
-    class Own(REPRESENTATIONS["lwf"]):
+    class Own(LEARNERS["lwf"]):
         def loss(self, images, labels):
             return super().loss(images, labels)
 
     monkeypatch.setattr(trainer, "Ahead", Foresighted)
-    first = learner("lwf")
-    representation = Own(first.options, first.channels, machine, 0)
+    first = make_learner("lwf")
+    learner = Own(first.options, first.channels, machine, 0)
     for task in list(stream(data))[:2]:
         pixels = Pixels(machine.tensor(task.images), data.mean, data.std, machine)
-        train_task(representation, task, pixels, machine.tensor(task.labels), None)
-    assert representation.old
+        train_task(learner, task, pixels, machine.tensor(task.labels), None)
+    assert learner.num_old_classes
 
 
 @pytest.mark.parametrize("name", ["resnet10", "resnet18"])

@@ -164,7 +164,7 @@ def _scale(raw: Raw) -> list[str]:
     head = f">Tasks ({first['classes']} classes, d = {first['dim']}) | >Classes moved | >All updates, s"
     lines += filled(head, "{tasks} | {class_moves:,} | {processor_seconds:.2f}", found["tasks"])
     first = found["compression"][0]
-    head = f">`memory_error` (d = {first['dim']}, {first['images']} images) | >Rows | >Of a Gram | >Left out"
+    head = f">`gram_tolerance` (d = {first['dim']}, {first['images']} images) | >Rows | >Of a Gram | >Left out"
     head += " | >After a move | >Change of the classifier"
     cells = "{error:g} | {rows} | {of_gram:.3f} | {left_out:.4f} | {left_out_after_a_move:.4f} | {weight_change:.4f}"
     return [*lines, *filled(head, cells, found["compression"]), *_on_paper(found)]

@@ -37,7 +37,7 @@ LOGIT_TOLERANCE = 1e-5
 
 _LWF = ["dpcr", "dp-ncm", "ldc", "adc", "sdc", "lwf-ncm", "acil", "ds-al", "fecam", "lwf"]
 _LWF += ["rrcr", "rrcr+tssp", "rrcr+tssp+cn", "rrcr+tssp+cip", "rrcr+tssp+cip+cn"]
-_FACTORS = "dpcr:memory_form=factors:memory_rank=8"
+_FACTORS = "dpcr:gram_storage=factors:gram_rank=8"
 _STEPS = {"first.epochs": 4, "first.milestones": "[3]", "later.epochs": 4, "later.milestones": "[3]"}
 _COSINE = {"first.epochs": 4, "later.epochs": 4}
 _TRAJECTORIES: dict[str, tuple[list[str], dict[str, Any]]] = {
@@ -48,13 +48,13 @@ _TRAJECTORIES: dict[str, tuple[list[str], dict[str, Any]]] = {
         ["dpcr-plus"],
         {
             **_STEPS,
-            "pseudo": 0.0,
-            "pseudo_shift": 2.0,
-            "read_quarters": 2,
-            "read_mirrored": "true",
-            "feature_weight": 3.0,
-            "memory_form": "factors",
-            "memory_rank": 16,
+            "pseudo_ratio": 0.0,
+            "pseudo_ratio_shift": 2.0,
+            "intermediate_stages": 2,
+            "flip_tta": "true",
+            "feature_distill_weight": 3.0,
+            "gram_storage": "factors",
+            "gram_rank": 16,
         },
     ),
     "finetune": (["finetune"], _STEPS),

@@ -86,7 +86,7 @@ def run(case: Mapping[str, Any], out: Path, resume: bool, kill_at: tuple[int, in
     machine = Machine.choose("cpu")
     one = Run(resolve(request), None, out, machine, reporter, command="", checkpoint_seconds=0.0, compare=True)
     one.execute(resume)
-    r = one.representation
+    r = one.learner
     seen, _ = one.evaluator.seen(case["tasks"] - 1)
     images = torch.arange(0, len(seen.images), max(1, len(seen.images) // BATCH))[:BATCH]
     batch = seen.showing(seen.images[images])
@@ -94,7 +94,7 @@ def run(case: Mapping[str, Any], out: Path, resume: bool, kill_at: tuple[int, in
     methods = {}
     for label, readout in one.readouts.items():
         backbone = r.first_backbone if label in frozen else r.backbone
-        scores = readout.scores(extract(r.reading(backbone), batch, machine, r.options.crop))
+        scores = readout.scores(extract(r.feature_extractor(backbone), batch, machine, r.options.crop))
         methods[label] = {
             "kept": _kept(readout.state()),
             "logits": _logits(scores),

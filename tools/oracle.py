@@ -4,7 +4,7 @@
 
 RUN is the directory of a run or comparison that is finished. All training images, those of old tasks too, are looked at
 with its last backbone, and each method learns them as one task: nothing has moved. What a method of the run lacks to
-that is shift estimation; what is left above it is representation. No method may do this; it is a measure.
+that is shift estimation; what is left above it is learner. No method may do this; it is a measure.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from efcil.core.metrics import count_correct
 from efcil.errors import EfcilError, RunError
 from efcil.experiment.reevaluate import SavedTask, config_of, plan_of
 from efcil.experiment.specification import commit
-from efcil.learners import REPRESENTATIONS
+from efcil.learners import LEARNERS
 from efcil.tasks import TaskStream, class_order
 from efcil.tensor_files import load_tensors
 from efcil.training.extraction import extract
@@ -43,17 +43,17 @@ def measured(run: Path, names: list[str], directory: Path | None, machine: Machi
     if not last.exists():
         raise RunError(f"{last} is not there: finish the run with --resume")
     tensors, _ = load_tensors(last)
-    representation = REPRESENTATIONS[plan.representation](plan.training, data.channels, machine, plan.seed)
-    own = {k.removeprefix("representation."): v for k, v in tensors.items() if k.startswith("representation.")}
-    representation.load_state({k: v.to(machine.device) for k, v in own.items()})
+    learner = LEARNERS[plan.learner](plan.training, data.channels, machine, plan.seed)
+    own = {k.removeprefix("learner."): v for k, v in tensors.items() if k.startswith("learner.")}
+    learner.load_state({k: v.to(machine.device) for k, v in own.items()})
     evaluator = Evaluator(data, stream, machine)
     seen, labels = evaluator.seen(len(stream) - 1)
     everything = stream.upto(len(stream) - 1)
     images = Pixels(stored(everything.images, machine.device), data.mean, data.std, machine, data.short)
-    crop = representation.options.crop
-    reading = representation.reading(representation.backbone)
+    crop = learner.options.crop
+    reading = learner.feature_extractor(learner.backbone)
     features, shown = (extract(reading, pixels, machine, crop) for pixels in (images, seen))
-    task = SavedTask(0, {"labels": machine.tensor(everything.labels), "new": features}, representation)
+    task = SavedTask(0, {"labels": machine.tensor(everything.labels), "new": features}, learner)
     found = {}
     for label, (method, options) in plan.methods.items():
         for head, readout in method.classifiers.items():

@@ -50,10 +50,10 @@ OTHERS = (BENCHMARKS, "research.jsonl")
 ABLATION = "ablation"  # names of runs that begin so are of one trajectory, read with parts left out
 ABLATED = {
     "gaussian=0": "no Gaussians",
-    "shift_images=clean": "no made images in the map",
-    "quarters=0": "no quarters",
-    "quarters=1": "quarters of 1 stage",
-    "quarters=2": "quarters of 2 stages",
+    "shift_view=clean": "no made images in the map",
+    "use_stages=0": "no quarters",
+    "use_stages=1": "quarters of 1 stage",
+    "use_stages=2": "quarters of 2 stages",
 }
 KEPT_BACK = ("1", "2", "3")  # class orders that no choice of ours has seen, and that the paper does not have
 
@@ -443,7 +443,7 @@ def _ablation(dataset: str, splits: list[Section]) -> list[str]:
 def _without(method: str) -> str:
     """A variant of `dpcr-plus` in words.
 
-    >>> _without("dpcr-plus:quarters=1:memory_rank=84"), _without("dpcr-plus:ridge=3"), _without("dpcr-plus")
+    >>> _without("dpcr-plus:use_stages=1:gram_rank=84"), _without("dpcr-plus:ridge=3"), _without("dpcr-plus")
     ('quarters of 1 stage', 'dpcr-plus:ridge=3', 'dpcr-plus')
     """
     base, *settings = method.split(":")

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from efcil.core.class_stats import ClassStats
-from efcil.core.gram_storage import GRAMS, Memory
+from efcil.core.gram_storage import GRAMS, StorageSpec
 from efcil.data.augment import Transform
-from efcil.learners import Representation
-from efcil.learners.base import Seen
+from efcil.learners import Learner
+from efcil.learners.base import ImageView
 from efcil.randomness import Purpose, generator
 from efcil.training.extraction import extract
 from efcil.training.image_batches import Pixels
@@ -30,13 +30,11 @@ class TaskFeatures:
     rests = False  # whether the backbone has not changed since the task before: nothing moves then
     holders: tuple[int, ...] = ()  # identities of the statistics that methods hold, where all methods are known
 
-    def __init__(
-        self, index: int, representation: Representation, pixels: Pixels, labels: Tensor, transform: Transform | None
-    ):
+    def __init__(self, index: int, learner: Learner, pixels: Pixels, labels: Tensor, transform: Transform | None):
         self.index = index
         self.labels = labels  # (n,), positions in the class order
-        self.representation = representation
-        self._pixels: dict[Seen, Pixels] = {"clean": pixels}
+        self.learner = learner
+        self._pixels: dict[ImageView, Pixels] = {"clean": pixels}
         self._transform = transform
         self._found: dict[Hashable, Any] = {}
 
@@ -48,7 +46,7 @@ class TaskFeatures:
     @property
     def has_pseudo(self) -> bool:
         """Whether images were made in the place of old ones."""
-        return self.representation.pseudo() is not None
+        return self.learner.pseudo_images() is not None
 
     def at_first(self) -> TaskFeatures:
         """Return the same task as methods with a frozen backbone see it: new features are the first backbone's."""
@@ -70,15 +68,15 @@ class TaskFeatures:
         """Return the task as if the first `dim` numbers of what is read of an image were all."""
         return self.once(("narrowed", dim), lambda: Narrowed(self, dim))
 
-    def new(self, view: Seen = "clean") -> Tensor:
+    def new(self, view: ImageView = "clean") -> Tensor:
         """Features (n, dim) of the task's images under the backbone that has just learned them."""
         return self._features("first" if self.frozen else "new", view)
 
-    def old(self, view: Seen = "clean") -> Tensor:
+    def old(self, view: ImageView = "clean") -> Tensor:
         """Features (n, dim) of the same images under the backbone before this task."""
         return self._features("old", view)
 
-    def pairs(self, view: Seen = "clean") -> tuple[Tensor, Tensor]:
+    def pairs(self, view: ImageView = "clean") -> tuple[Tensor, Tensor]:
         """Old and new features that show how things moved.
 
         `pseudo`: of the images as they are, and of those made in the place of old ones, where there are any.
@@ -90,27 +88,29 @@ class TaskFeatures:
         old = self.once(("pairs", "old"), lambda: torch.cat([self.old(), self.old("pseudo")]))
         return old, self.once(("pairs", "new"), lambda: torch.cat([self.new(), self.new("pseudo")]))
 
-    def _features(self, when: str, view: Seen) -> Tensor:
-        r = self.representation
+    def _features(self, when: str, view: ImageView) -> Tensor:
+        r = self.learner
         if when == "first":
             backbone = r.first_backbone
         else:
             backbone = r.backbone if when == "new" else r.old_backbone
         crop = None if view == "augmented" else r.options.crop  # augmentation has cropped already
-        return self.once((when, view), lambda: extract(r.reading(backbone), self.pixels(view), r.machine, crop))
+        return self.once(
+            (when, view), lambda: extract(r.feature_extractor(backbone), self.pixels(view), r.machine, crop)
+        )
 
-    def stats(self, view: View = "clean", memory: Memory = GRAMS) -> ClassStats:
+    def stats(self, view: View = "clean", memory: StorageSpec = GRAMS) -> ClassStats:
         """Statistics of the task's classes under the new backbone (Eq. 15)."""
         if memory.form == "gram":
-            group = self.representation.machine.group
+            group = self.learner.machine.group
             return self.once(("stats", view), lambda: group.class_stats(self.new(view), self.labels))
         # Factors do not sum; each of several processes has all features and makes the same ones.
         return self.once(("stats", view, memory), lambda: ClassStats.from_features(self.new(view), self.labels, memory))
 
-    def joined(self, old: ClassStats | None, view: View = "clean", memory: Memory = GRAMS) -> ClassStats:
+    def merge(self, old: ClassStats | None, view: View = "clean", memory: StorageSpec = GRAMS) -> ClassStats:
         """Statistics of the old classes and of this task's."""
         new = self.stats(view, memory)
-        return new if old is None else self.once(("joined", old, view, memory), lambda: old.joined(new, memory))
+        return new if old is None else self.once(("merge", old, view, memory), lambda: old.merge(new, memory))
 
     def alone(self, stats: ClassStats) -> bool:
         """Whether only one method holds these statistics, so that they may go when they have moved."""
@@ -126,12 +126,12 @@ class TaskFeatures:
         found: R = self._found[key]
         return found
 
-    def pixels(self, view: Seen = "clean") -> Pixels:
+    def pixels(self, view: ImageView = "clean") -> Pixels:
         """The task's images themselves, for methods that change them; gone when the task is."""
         if view not in self._pixels:
-            clean, r = self._pixels["clean"], self.representation
+            clean, r = self._pixels["clean"], self.learner
             if view == "pseudo":
-                made = r.pseudo()
+                made = r.pseudo_images()
                 assert made is not None, "asked for where none were made"
                 self._pixels[view] = clean.showing(made)
             elif self._transform is None:
@@ -146,14 +146,14 @@ class Narrowed(TaskFeatures):
     """A task of which less is read than of `whole`: the first `dim` numbers of each image."""
 
     def __init__(self, whole: TaskFeatures, dim: int):
-        super().__init__(whole.index, whole.representation, whole._pixels["clean"], whole.labels, whole._transform)
+        super().__init__(whole.index, whole.learner, whole._pixels["clean"], whole.labels, whole._transform)
         self.whole, self.dim = whole, dim
         self.frozen, self.rests, self.holders = whole.frozen, whole.rests, whole.holders
 
-    def pairs(self, view: Seen = "clean") -> tuple[Tensor, Tensor]:
+    def pairs(self, view: ImageView = "clean") -> tuple[Tensor, Tensor]:
         """Old and new features that show how things moved."""
         old, new = self.whole.pairs(view)
         return old[:, : self.dim], new[:, : self.dim]
 
-    def _features(self, when: str, view: Seen) -> Tensor:
+    def _features(self, when: str, view: ImageView) -> Tensor:
         return self.whole._features(when, view)[:, : self.dim]

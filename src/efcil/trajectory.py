@@ -1,4 +1,4 @@
-"""Run a stream of tasks through one representation and any number of readouts: train once, compare all."""
+"""Run a stream of tasks through one learner and any number of readouts: train once, compare all."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from efcil.core.metrics import AccuracyMatrix, count_correct
 from efcil.data.augment import Transform
 from efcil.data.dataset import DataSet
 from efcil.features import TaskFeatures
-from efcil.learners import Representation
+from efcil.learners import Learner
 from efcil.methods.base import Readout
 from efcil.tasks import Task, TaskStream
 from efcil.training.extraction import extract
@@ -57,16 +57,16 @@ class Evaluator:
         end = int(self.ends[task])
         return self.pixels.showing(first(self.pixels.images, end)), self.labels[:end]
 
-    def rehearse(self, representation: Representation) -> None:
+    def rehearse(self, learner: Learner) -> None:
         """Look at an image before a run begins: what cuDNN tries out for it, the steps of no other run disturb."""
         if self.machine.branches and self.machine.group.size == 1:
             one = self.pixels.showing(first(self.pixels.images, 1))
-            extract(representation.reading(representation.backbone), one, self.machine, representation.options.crop)
+            extract(learner.feature_extractor(learner.backbone), one, self.machine, learner.options.crop)
 
     def measure(
         self,
         task: int,
-        representation: Representation,
+        learner: Learner,
         readouts: Mapping[str, Readout],
         frozen: Collection[str] = (),
     ) -> dict[str, tuple[list[int], list[int]]]:
@@ -79,16 +79,16 @@ class Evaluator:
         for name, readout in readouts.items():
             first = name in frozen
             if first not in features:
-                backbone = representation.first_backbone if first else representation.backbone
-                reading = representation.reading(backbone)
-                features[first] = extract(reading, seen, self.machine, representation.options.crop)
+                backbone = learner.first_backbone if first else learner.backbone
+                reading = learner.feature_extractor(backbone)
+                features[first] = extract(reading, seen, self.machine, learner.options.crop)
             correct, correct5, _ = count_correct(readout.scores(features[first]), labels, self.task_of_class)
             hits[name] = (correct[: task + 1].tolist(), correct5[: task + 1].tolist())
         return hits
 
 
 def train_task(
-    representation: Representation,
+    learner: Learner,
     task: Task,
     pixels: Pixels,
     labels: Tensor,
@@ -104,35 +104,35 @@ def train_task(
     """Let the backbone learn one task, all stages of it; with `first_epoch` and `momenta` from the middle of it, with
     `middle` from the middle of that epoch. `stop` and `on_stop` are those of `train`.
     """
-    options, index = representation.options, task.index
-    stages, before = representation.stages(index), 0
+    options, index = learner.options, task.index
+    stages, before = learner.stages(index), 0
     taken_up = first_epoch > 0 or middle is not None
     if stages and not taken_up:
-        representation.begin(task)
-    representation.old = task.first_class
+        learner.begin(task)
+    learner.num_old_classes = task.first_class
     for stage, schedule in enumerate(stages):
         start = max(0, first_epoch - before)  # beyond the stage's end: it was over when the run was taken up
         if start == 0 and middle is None:
-            with representation.machine.uncaptured():
-                representation.prepare(stage, pixels, labels)
+            with learner.machine.uncaptured():
+                learner.before_stage(stage, pixels, labels)
         if start < schedule.epochs:
-            representation.enter(stage)
+            learner.set_stage(stage)
             train(
-                representation,
-                representation.loss,
-                *representation.studied(stage, pixels, labels),
+                learner,
+                learner.loss,
+                *learner.training_data(stage, pixels, labels),
                 schedule=schedule,
                 transform=transform,
                 batch_size=options.batch_size,
                 last_batch=options.last_batch,
-                machine=representation.machine,
-                seed=representation.seed,
+                machine=learner.machine,
+                seed=learner.seed,
                 task=index,
                 rule=options.optimiser,
                 momentum=options.momentum,
-                noise=representation.noise,
-                resting=representation.resting(),
-                hand_over=representation.hand_over,
+                noise=learner.loss_generator,
+                resting=learner.resting(),
+                hand_over=learner.hand_over,
                 before=before,
                 epochs=sum(s.epochs for s in stages),
                 start=start,
@@ -150,7 +150,7 @@ def learn_stream(
     stream: TaskStream,
     data: DataSet,
     evaluator: Evaluator,
-    representation: Representation,
+    learner: Learner,
     readouts: Mapping[str, Readout],
     matrices: Mapping[str, AccuracyMatrix],
     observer: Observer,
@@ -169,17 +169,17 @@ def learn_stream(
     `learned` sees every task once its readouts have learned it, while its images can still be read. The readouts named
     in `frozen` learn and are measured with the backbone as it was after the first task.
     """
-    machine = representation.machine
-    transform = representation.transform(data.size)
+    machine = learner.machine
+    transform = learner.transform(data.size)
     machine.awake()
     with machine.uncaptured():
-        evaluator.rehearse(representation)
+        evaluator.rehearse(learner)
     for index in range(first_task, len(stream)):
-        task = stream.upto(index) if representation.all_data else stream[index]
+        task = stream.upto(index) if learner.all_data else stream[index]
         labels = machine.tensor(task.labels)
         pixels = Pixels(stored(task.images, machine.device), data.mean, data.std, machine, data.short)
         train_task(
-            representation,
+            learner,
             task,
             pixels,
             labels,
@@ -192,18 +192,18 @@ def learn_stream(
             on_stop=on_stop,
         )
         if frozen and index == 0:
-            representation.keep_first()
+            learner.keep_first()
         first_epoch, momenta, middle = 0, None, None
         observer.before_readouts(index)
-        features = TaskFeatures(index, representation, pixels, labels, transform)
+        features = TaskFeatures(index, learner, pixels, labels, transform)
         features.holders = tuple(id(getattr(readout, "stats", None)) for readout in readouts.values())
         with machine.uncaptured():
-            representation.finish(features)
+            learner.after_task(features)
             at_first = features.at_first()
             for name, readout in readouts.items():
                 readout.learn(at_first if name in frozen else features)
             learned(features)
-            hits = evaluator.measure(index, representation, readouts, frozen)
+            hits = evaluator.measure(index, learner, readouts, frozen)
         for name, (correct, correct5) in hits.items():
             matrices[name].record(index, correct, correct5)
         task.close()

@@ -25,9 +25,9 @@ def draw(folder, name, number):
 def model(tmp_path_factory):
     place = tmp_path_factory.mktemp("model")
     pictures = {name: draw(place, name, 16) for name in ("red", "blue")}
-    learner = IncrementalClassifier(backbone="resnet10", width=8, size=16, epochs=8, device="cpu", progress=False)
-    learner.learn([*pictures["red"], *pictures["blue"]], ["red"] * 16 + ["blue"] * 16)
-    learner.save(place / "saved")
+    make_learner = IncrementalClassifier(backbone="resnet10", width=8, size=16, epochs=8, device="cpu", progress=False)
+    make_learner.learn([*pictures["red"], *pictures["blue"]], ["red"] * 16 + ["blue"] * 16)
+    make_learner.save(place / "saved")
     return place / "saved"
 
 

@@ -68,7 +68,7 @@ class SGD:
         if not self.taken.isdisjoint(learning):
             raise TrainingError(
                 "a weight of the backbone has a gradient beside that of the features, and was updated without it: set "
-                "hands_over = False in the representation whose loss asks for it"
+                "hands_over = False in the learner whose loss asks for it"
             )
         sgd(
             learning,

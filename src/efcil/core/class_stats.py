@@ -14,14 +14,23 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from efcil.core.gram_storage import GRAMS, Factors, Grams, Kept, Memory, kept, kept_sum, together
+from efcil.core.gram_storage import (
+    GRAMS,
+    GramBlock,
+    LowRankGrams,
+    PackedGrams,
+    StorageSpec,
+    coalesce,
+    compress,
+    compress_sum,
+)
 from efcil.core.linear_algebra import (
     DTYPE,
     check_finite,
+    concat_rows,
     pack_symmetric,
     packed_dim,
-    stacked,
-    symmetrised,
+    symmetrize,
     unpack_symmetric,
 )
 from efcil.core.projection import RankRule
@@ -58,16 +67,16 @@ class ClassStats:
     classes: Tensor
     count: Tensor
     mean: Tensor
-    _parts: tuple[Kept, ...] | None  # in the order of classes; None once they were released
+    _parts: tuple[GramBlock, ...] | None  # in the order of classes; None once they were released
 
     def __init__(
-        self, classes: Tensor, count: Tensor, mean: Tensor, gram: Tensor | Kept | Sequence[Tensor | Kept]
+        self, classes: Tensor, count: Tensor, mean: Tensor, gram: Tensor | GramBlock | Sequence[Tensor | GramBlock]
     ) -> None:
         """Take `gram` as one tensor (k, dim, dim) or as several in the order of classes: so joining copies nothing.
 
-        Parts may also be `Grams` and `Factors`, which are kept as they are.
+        Parts may also be `PackedGrams` and `LowRankGrams`, which are kept as they are.
         """
-        given = (gram,) if isinstance(gram, Tensor | Grams | Factors) else tuple(gram)
+        given = (gram,) if isinstance(gram, Tensor | PackedGrams | LowRankGrams) else tuple(gram)
         k, dim = len(classes), mean.shape[-1]
         shapes = [tuple(g.shape) if isinstance(g, Tensor) else (len(g), g.dim, g.dim) for g in given]
         inner = next((shape[1:] for shape in shapes if shape[1:] != (dim, dim)), (dim, dim))
@@ -78,7 +87,7 @@ class ClassStats:
                 raise OptionError(f"ClassStats: {name} has shape {tuple(got)}; wanted {wanted}")
         if bool((classes.diff() <= 0).any()):
             raise OptionError("ClassStats: classes are not ascending; wanted each class once, in ascending order")
-        parts = (Grams(pack_symmetric(g.detach().to(DTYPE))) if isinstance(g, Tensor) else g for g in given)
+        parts = (PackedGrams(pack_symmetric(g.detach().to(DTYPE))) if isinstance(g, Tensor) else g for g in given)
         object.__setattr__(self, "classes", classes.detach().to(torch.int64))
         object.__setattr__(self, "count", count.detach().to(torch.int64))
         object.__setattr__(self, "mean", mean.detach().to(DTYPE))
@@ -88,7 +97,7 @@ class ClassStats:
         raise AttributeError(f"ClassStats is immutable: {name} cannot be set; make a new one")
 
     @property
-    def parts(self) -> tuple[Kept, ...]:
+    def parts(self) -> tuple[GramBlock, ...]:
         """The Grams as they are kept, in the order of classes."""
         if self._parts is None:
             raise OptionError("these statistics were released when they moved; use those that they became")
@@ -103,9 +112,9 @@ class ClassStats:
         return whole
 
     @property
-    def numbers(self) -> int:
+    def numel(self) -> int:
         """How many numbers are kept of all classes: Grams or factors, and means."""
-        return sum(part.numbers for part in self.parts) + self.mean.numel()
+        return sum(part.numel for part in self.parts) + self.mean.numel()
 
     def __reduce__(self) -> tuple[object, ...]:
         return ClassStats, (self.classes, self.count, self.mean, self.parts)
@@ -130,7 +139,7 @@ class ClassStats:
         return cls(none, none, floats.view(0, dim), ())
 
     @classmethod
-    def from_features(cls, features: Tensor, labels: Tensor, memory: Memory = GRAMS) -> ClassStats:
+    def from_features(cls, features: Tensor, labels: Tensor, memory: StorageSpec = GRAMS) -> ClassStats:
         """Count, mean and Gram of each class, Eq. (15), from features (n, dim) and integer labels (n,).
 
         N_c = rows of class c, mu_c = 1/N_c sum x, Phi_c = X_c' X_c. Sorted by class, then one product a class in
@@ -152,12 +161,12 @@ class ClassStats:
         ordered, order = torch.sort(labels.to(device, torch.int64), stable=True)
         classes, count = torch.unique_consecutive(ordered, return_counts=True)
         mean = torch.empty(len(classes), dim, dtype=DTYPE, device=device)
-        parts: list[Kept] = []
+        parts: list[GramBlock] = []
         stops = count.cumsum(0).tolist()
         for index, (start, stop) in enumerate(zip([0, *stops], stops, strict=False)):
             x = features[order[start:stop]].detach().to(DTYPE)
             mean[index] = x.mean(0)
-            parts.append(kept(x, memory))
+            parts.append(compress(x, memory))
         return cls(classes, count, mean, parts)
 
     # --- reading --------------------------------------------------------------------------------------------------
@@ -186,7 +195,7 @@ class ClassStats:
         triangle = self.mean.new_zeros(self.dim * (self.dim + 1) // 2)
         for part in self.parts:
             part.add_to(total, triangle)
-        return symmetrised(total) + unpack_symmetric(triangle)
+        return symmetrize(total) + unpack_symmetric(triangle)
 
     def covariance(self, unbiased: bool = False) -> Tensor:
         """Centred covariance of each class, (k, dim, dim): Phi_c / N_c - mu_c' mu_c, or N_c / (N_c - 1) times it.
@@ -203,7 +212,7 @@ class ClassStats:
 
     # --- combining ------------------------------------------------------------------------------------------------
 
-    def joined(self, other: ClassStats, memory: Memory | None = None) -> ClassStats:
+    def merge(self, other: ClassStats, memory: StorageSpec | None = None) -> ClassStats:
         """Union of the classes; of a class in both, counts and Grams add and means are weighted by count.
 
         A class of one side is kept as it is. One in both is kept as `memory` says: by default exactly, as factor where
@@ -212,7 +221,7 @@ class ClassStats:
 
         >>> one = ClassStats.from_features(torch.tensor([[1.0]]), torch.tensor([0]))
         >>> two = ClassStats.from_features(torch.tensor([[4.0], [4.0], [9.0]]), torch.tensor([0, 0, 3]))
-        >>> both = one.joined(two)
+        >>> both = one.merge(two)
         >>> both.classes.tolist(), both.count.tolist(), both.mean.tolist(), both.gram.flatten().tolist()
         ([0, 3], [3, 1], [[3.0], [9.0]], [33.0, 81.0])
         """
@@ -246,7 +255,7 @@ class ClassStats:
         shared = (places[0] >= 0) & (places[1] >= 0)
         # A class of one side keeps its mean to the bit; a class without images keeps it too.
         mean = torch.where((shared & (count > 0))[:, None], total / count.clamp_min(1)[:, None], alone)
-        gram: list[Kept] = []
+        gram: list[GramBlock] = []
         sources = zip(*(place.tolist() for place in places), strict=True)
         for (mine, theirs), run in itertools.groupby(sources, key=lambda pair: (pair[0] >= 0, pair[1] >= 0)):
             ours, others = zip(*run, strict=True)
@@ -254,9 +263,9 @@ class ClassStats:
                 sides = ((self, list(ours)), (other, list(others)))
                 counts = torch.stack([side.count[at] for side, at in sides], 1)
                 centres = counts.to(DTYPE).sqrt()[..., None] * torch.stack([side.mean[at] for side, at in sides], 1)
-                gram += _sums(self._taken(ours), other._taken(others), centres, counts, memory)
+                gram += _sums(self._take(ours), other._take(others), centres, counts, memory)
             else:
-                gram += self._taken(ours) if mine else other._taken(others)
+                gram += self._take(ours) if mine else other._take(others)
         return ClassStats(classes, count, mean, gram)
 
     def select(self, classes: Iterable[int] | Tensor) -> ClassStats:
@@ -268,26 +277,26 @@ class ClassStats:
         """
         return self._where(torch.isin(self.classes, self._known(classes)))
 
-    def without(self, classes: Iterable[int] | Tensor) -> ClassStats:
+    def drop(self, classes: Iterable[int] | Tensor) -> ClassStats:
         """All but these classes: forgetting them for good.
 
         >>> stats = ClassStats.from_features(torch.eye(3), torch.arange(3))
-        >>> stats.without([1]).classes.tolist()
+        >>> stats.drop([1]).classes.tolist()
         [0, 2]
         """
         return self._where(~torch.isin(self.classes, self._known(classes)))
 
-    def renumbered(self, classes: Iterable[int] | Tensor) -> ClassStats:
+    def relabel(self, classes: Iterable[int] | Tensor) -> ClassStats:
         """The same statistics under other numbers, one for each class in order; no number twice.
 
-        >>> ClassStats.from_features(torch.eye(2), torch.arange(2)).renumbered([5, 3]).mean.tolist()
+        >>> ClassStats.from_features(torch.eye(2), torch.arange(2)).relabel([5, 3]).mean.tolist()
         [[0.0, 1.0], [1.0, 0.0]]
         """
         numbers = classes if isinstance(classes, Tensor) else torch.tensor(list(classes), dtype=torch.int64)
         if numbers.shape != self.classes.shape:
             raise OptionError(f"renumbered got {len(numbers)} numbers for {len(self)} classes")
         ordered, order = torch.sort(numbers.to(self.classes))
-        return ClassStats(ordered, self.count[order], self.mean[order], self._taken(order.tolist()))
+        return ClassStats(ordered, self.count[order], self.mean[order], self._take(order.tolist()))
 
     def _known(self, classes: Iterable[int] | Tensor) -> Tensor:
         wanted = classes if isinstance(classes, Tensor) else torch.tensor(list(classes), dtype=torch.int64)
@@ -299,12 +308,12 @@ class ClassStats:
 
     def _where(self, mask: Tensor) -> ClassStats:
         places = mask.nonzero()[:, 0].tolist()
-        return ClassStats(self.classes[mask], self.count[mask], self.mean[mask], self._taken(places))
+        return ClassStats(self.classes[mask], self.count[mask], self.mean[mask], self._take(places))
 
-    def _taken(self, places: Iterable[int]) -> list[Kept]:
+    def _take(self, places: Iterable[int]) -> list[GramBlock]:
         """The Grams at these places, in this order: copies, so that the others can go."""
         ends = list(itertools.accumulate(len(part) for part in self.parts))
-        found: list[Kept] = []
+        found: list[GramBlock] = []
         for index, run in itertools.groupby(places, key=lambda place: bisect.bisect_right(ends, place)):
             part = self.parts[index]
             first = ends[index] - len(part)
@@ -313,7 +322,7 @@ class ClassStats:
 
     # --- moving ---------------------------------------------------------------------------------------------------
 
-    def moved(self, shift: Tensor, class_block: int | None = None, release: bool = False) -> ClassStats:
+    def transform(self, shift: Tensor, class_block: int | None = None, release: bool = False) -> ClassStats:
         """Follow the backbone: Phi_c -> P_c' Phi_c P_c and mu_c -> mu_c P_c, Eq. (16) and (17).
 
         `shift` is one P (dim, dim_new) for all classes or one each, (k, dim, dim_new). Classes go through in blocks
@@ -323,7 +332,7 @@ class ClassStats:
 
         >>> x, shift = torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([[0.0, 1.0], [2.0, 0.0]])
         >>> stats = ClassStats.from_features(x, torch.tensor([0, 0]))
-        >>> torch.equal(stats.moved(shift).gram, ClassStats.from_features(x @ shift, torch.tensor([0, 0])).gram)
+        >>> torch.equal(stats.transform(shift).gram, ClassStats.from_features(x @ shift, torch.tensor([0, 0])).gram)
         True
         """
         shapes = ((self.dim,), (len(self), self.dim))
@@ -335,11 +344,12 @@ class ClassStats:
         shift = check_finite(shift.detach().to(self.mean.device, DTYPE), "shift")
         mean = self.mean @ shift if shift.ndim == 2 else (self.mean[:, None, :] @ shift)[:, 0]
         gram = [
-            old.moved(shift if shift.ndim == 2 else shift[block]) for block, old in self._blocks(class_block, release)
+            old.transform(shift if shift.ndim == 2 else shift[block])
+            for block, old in self._blocks(class_block, release)
         ]
         return ClassStats(self.classes, self.count, mean, gram)
 
-    def projected(
+    def transform_projected(
         self,
         task_shift: Tensor,
         rule: RankRule = "numerical",
@@ -347,27 +357,27 @@ class ClassStats:
         class_block: int | None = None,
         release: bool = False,
     ) -> ClassStats:
-        """Dual projection: `moved(class_shift(task_shift, gram, rule, tolerance))`, without holding P_c of all classes.
+        """Apply the dual projection: `transform(class_shift(task_shift, gram, rule, tolerance))`, P_c not held.
 
         With P_c = P U_r U_r' (Eq. 7, 9), Phi_c -> U_r U_r' (P' Phi_c P) U_r U_r' (Eq. 16) and mu_c -> mu_c P U_r U_r'
         (Eq. 17): the product with the shared P is common, and the projector costs only the directions it cuts. A factor
-        F_c becomes F_c P U_r U_r'. `class_block` and `release` are those of `moved`.
+        F_c becomes F_c P U_r U_r'. `class_block` and `release` are those of `transform`.
 
         >>> stats = ClassStats.from_features(torch.tensor([[1.0, 0.0]]), torch.tensor([0]))
-        >>> stats.projected(torch.tensor([[2.0, 5.0], [0.0, 1.0]])).mean.tolist()
+        >>> stats.transform_projected(torch.tensor([[2.0, 5.0], [0.0, 1.0]])).mean.tolist()
         [[2.0, 0.0]]
         """
         if task_shift.shape != (self.dim, self.dim):
             raise OptionError(f"task_shift has shape {tuple(task_shift.shape)}; wanted ({self.dim}, {self.dim})")
         task_shift = check_finite(task_shift.detach().to(self.mean.device, DTYPE), "task_shift")
-        gram: list[Kept] = []
+        gram: list[GramBlock] = []
         mean = self.mean @ task_shift
         for block, old in self._blocks(class_block, release):
-            moved, mean[block] = old.projected(mean[block], task_shift, rule, tolerance)
+            moved, mean[block] = old.transform_projected(mean[block], task_shift, rule, tolerance)
             gram.append(moved)
         return ClassStats(self.classes, self.count, mean, gram)
 
-    def _blocks(self, class_block: int | None, release: bool = False) -> Iterator[tuple[slice, Kept]]:
+    def _blocks(self, class_block: int | None, release: bool = False) -> Iterator[tuple[slice, GramBlock]]:
         """Classes in blocks of one form, small parts put together; with `release` none is held once it was given."""
         if class_block is not None and class_block < 1:
             raise OptionError(f"class_block is {class_block}; wanted one class or more")
@@ -383,7 +393,7 @@ class ClassStats:
             while waiting and type(waiting[0]) is type(group[0]) and len(waiting[0]) <= room:
                 room -= len(waiting[0])
                 group.append(waiting.popleft())
-            (part,) = together(group)
+            (part,) = coalesce(group)
             group.clear()
             for start in range(0, len(part), size):
                 block = part.take(slice(start, start + size))
@@ -410,16 +420,16 @@ class ClassStats:
         >>> {name: tuple(value.shape) for name, value in ClassStats.empty(3).state().items()}
         {'classes': (0,), 'count': (0,), 'mean': (0, 3), 'gram_packed': (0, 6)}
         """
-        grams = [part.packed for part in self.parts if isinstance(part, Grams)]
+        grams = [part.packed for part in self.parts if isinstance(part, PackedGrams)]
         state = {
             "classes": self.classes,
             "count": self.count,
             "mean": self.mean.contiguous(),
             "gram_packed": torch.cat(grams) if grams else self.mean.new_zeros(0, self.dim * (self.dim + 1) // 2),
         }
-        factors = [part for part in self.parts if isinstance(part, Factors)]
+        factors = [part for part in self.parts if isinstance(part, LowRankGrams)]
         if factors:
-            ranks = [part.ranks if isinstance(part, Factors) else (-1,) * len(part) for part in self.parts]
+            ranks = [part.ranks if isinstance(part, LowRankGrams) else (-1,) * len(part) for part in self.parts]
             state["factor_rank"] = torch.tensor([rank for own in ranks for rank in own], device=self.classes.device)
             state["factor_rows"] = torch.cat([part.rows for part in factors])
         return state
@@ -449,38 +459,42 @@ class ClassStats:
             )
         # In blocks of their own, so that each can go when it was moved.
         size = max(1, BLOCK_BYTES["cpu"] // (8 * max(1, packed_dim(packed)) ** 2))
-        parts: list[Kept] = []
+        parts: list[GramBlock] = []
         first_gram = first_row = 0
         for factor, run in itertools.groupby(ranks.tolist(), key=lambda rank: rank >= 0):
             alike = list(run)
             for own in (alike[start : start + size] for start in range(0, len(alike), size)):
                 if factor:
-                    parts.append(Factors(stacked([rows[first_row : first_row + sum(own)]]), own))
+                    parts.append(LowRankGrams(concat_rows([rows[first_row : first_row + sum(own)]]), own))
                     first_row += sum(own)
                 else:
-                    parts.append(Grams(stacked([packed[first_gram : first_gram + len(own)]])))
+                    parts.append(PackedGrams(concat_rows([packed[first_gram : first_gram + len(own)]])))
                     first_gram += len(own)
         return cls(classes, state["count"], state["mean"], parts)
 
 
-def _sums(mine: list[Kept], theirs: list[Kept], centres: Tensor, counts: Tensor, memory: Memory | None) -> list[Kept]:
+def _sums(
+    mine: list[GramBlock], theirs: list[GramBlock], centres: Tensor, counts: Tensor, memory: StorageSpec | None
+) -> list[GramBlock]:
     """Add the Grams of the same classes from two sides; factors add as rows below each other.
 
     `centres` (classes, 2, dim) are sqrt(count) * mean of either side: a cut leaves the mean of both whole.
     """
-    found: list[Kept] = []
+    found: list[GramBlock] = []
     for one, other, centre, count in zip(_single(mine), _single(theirs), centres, counts, strict=True):
-        if memory is not None and memory.cuts:
-            found.append(kept_sum(one, other, centre, count, memory))
-        elif isinstance(one, Factors) and isinstance(other, Factors):
-            found.append(kept(torch.cat([one.rows, other.rows]), memory or Memory("factors")))
+        if memory is not None and memory.is_lossy:
+            found.append(compress_sum(one, other, centre, count, memory))
+        elif isinstance(one, LowRankGrams) and isinstance(other, LowRankGrams):
+            found.append(compress(torch.cat([one.rows, other.rows]), memory or StorageSpec("factors")))
         else:
-            packed = [side.packed if isinstance(side, Grams) else pack_symmetric(side.dense()) for side in (one, other)]
-            found.append(Grams(packed[0] + packed[1]))
+            packed = [
+                side.packed if isinstance(side, PackedGrams) else pack_symmetric(side.dense()) for side in (one, other)
+            ]
+            found.append(PackedGrams(packed[0] + packed[1]))
     return found
 
 
-def _single(parts: list[Kept]) -> Iterator[Kept]:
+def _single(parts: list[GramBlock]) -> Iterator[GramBlock]:
     for part in parts:
         for index in range(len(part)):
             yield part.take(slice(index, index + 1))

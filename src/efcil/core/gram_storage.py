@@ -3,8 +3,8 @@
 ===========  ====================  ==========================  ==========================================
 form         numbers a class       a move, operations          exact
 ===========  ====================  ==========================  ==========================================
-`Grams`      dim (dim + 1) / 2     3.25 dim^3                  always
-`Factors`    rank * dim            2 rank * dim^2              rank up to the count; bounded where cut
+`PackedGrams`      dim (dim + 1) / 2     3.25 dim^3                  always
+`LowRankGrams`    rank * dim            2 rank * dim^2              rank up to the count; bounded where cut
 ===========  ====================  ==========================  ==========================================
 
 The rows of a factor are sqrt(value) * vector of the Gram's eigenvalues from the largest down: a function of the Gram,
@@ -28,13 +28,13 @@ from efcil.core.linear_algebra import (
     DTYPE,
     EPS,
     check_finite,
+    concat_rows,
     empty_rows,
     pack_symmetric,
     packed_congruence,
     packed_diagonal,
     packed_dim,
-    stacked,
-    symmetrised,
+    symmetrize,
     unpack_symmetric,
 )
 from efcil.core.projection import RankRule, factor_space, positive_space, row_space
@@ -44,14 +44,14 @@ Form = Literal["gram", "factors"]
 
 
 @dataclass(frozen=True)
-class Memory:
+class StorageSpec:
     """In which form classes are kept. `factors` alone is exact; `rank` or `error` cut the factors.
 
     `rank` rows at most, or the fewest rows that leave out at most the share `error` of the trace: of the scatter's
     eigenvalues, those left out sum to at most error * trace(G), which bounds |G - F'F| in the nuclear norm and all
     that are smaller. The mean is one of the rows and never left out.
 
-    >>> Memory("gram", rank=3)
+    >>> StorageSpec("gram", rank=3)
     Traceback (most recent call last):
     efcil.errors.OptionError: memory of form 'gram' takes no rank and no error; use form 'factors'
     """
@@ -71,18 +71,18 @@ class Memory:
             raise OptionError(f"memory error is {self.error}; wanted a share of the trace between 0 and 1")
 
     @property
-    def cuts(self) -> bool:
+    def is_lossy(self) -> bool:
         """Whether something may be lost."""
         return self.rank is not None or self.error is not None
 
 
-GRAMS = Memory()
+GRAMS = StorageSpec()
 
 
-class Grams:
+class PackedGrams:
     """Grams of k classes as upper triangles, (k, dim (dim + 1) / 2).
 
-    >>> Grams(torch.tensor([[1.0, 2.0, 3.0]])).dense().tolist()
+    >>> PackedGrams(torch.tensor([[1.0, 2.0, 3.0]])).dense().tolist()
     [[[1.0, 2.0], [2.0, 3.0]]]
     """
 
@@ -100,7 +100,7 @@ class Grams:
         return packed_dim(self.packed)
 
     @property
-    def numbers(self) -> int:
+    def numel(self) -> int:
         """Numbers kept."""
         return self.packed.numel()
 
@@ -118,15 +118,17 @@ class Grams:
         for packed in self.packed.sum(0, keepdim=True) if triangle.is_cuda else self.packed:
             triangle += packed
 
-    def take(self, which: slice | Tensor) -> Grams:
+    def take(self, which: slice | Tensor) -> PackedGrams:
         """Some classes: a slice is a view, places (m,) are a copy."""
-        return Grams(self.packed[which])
+        return PackedGrams(self.packed[which])
 
-    def moved(self, shift: Tensor) -> Grams:
+    def transform(self, shift: Tensor) -> PackedGrams:
         """P' G P, with one P (dim, dim_new) or one a class, Eq. (16)."""
-        return Grams(packed_congruence(self.packed, shift))
+        return PackedGrams(packed_congruence(self.packed, shift))
 
-    def projected(self, mean: Tensor, shift: Tensor, rule: RankRule, tolerance: float | None) -> tuple[Grams, Tensor]:
+    def transform_projected(
+        self, mean: Tensor, shift: Tensor, rule: RankRule, tolerance: float | None
+    ) -> tuple[PackedGrams, Tensor]:
         """U_r U_r' P' G P U_r U_r' and mean U_r U_r', Eq. (7), (16) and (17), of means (k, dim) that P has moved."""
         if rule == "positive" and tolerance is None:
             space = positive_space(packed_diagonal(self.packed))
@@ -134,19 +136,19 @@ class Grams:
             space = row_space(self.dense(), rule, tolerance)
         moved = packed_congruence(self.packed, shift)
         if space is not None:
-            moved = pack_symmetric(space.around(unpack_symmetric(moved)))
-            mean = space.after(mean[:, None, :])[:, 0]
-        return Grams(moved), mean
+            moved = pack_symmetric(space.project_gram(unpack_symmetric(moved)))
+            mean = space.project_rows(mean[:, None, :])[:, 0]
+        return PackedGrams(moved), mean
 
-    def to(self, device: torch.device | str) -> Grams:
+    def to(self, device: torch.device | str) -> PackedGrams:
         """The same on another device."""
-        return Grams(self.packed.to(device))
+        return PackedGrams(self.packed.to(device))
 
 
-class Factors:
+class LowRankGrams:
     """Grams of k classes as factors: class i has `ranks[i]` of the `rows` (rows, dim), and its Gram is F'F.
 
-    >>> Factors(torch.tensor([[1.0, 2.0], [0.0, 1.0]]), [1, 1]).dense().tolist()
+    >>> LowRankGrams(torch.tensor([[1.0, 2.0], [0.0, 1.0]]), [1, 1]).dense().tolist()
     [[[1.0, 2.0], [2.0, 4.0]], [[0.0, 0.0], [0.0, 1.0]]]
     """
 
@@ -162,10 +164,10 @@ class Factors:
             )
 
     @classmethod
-    def zero(cls, classes: int, means: Tensor) -> Factors:
+    def zero(cls, classes: int, means: Tensor) -> LowRankGrams:
         """Grams of nothing but zeros, beside means (..., dim): they take no room.
 
-        >>> Factors.zero(3, torch.ones(3, 2)).dense().abs().sum().item()
+        >>> LowRankGrams.zero(3, torch.ones(3, 2)).dense().abs().sum().item()
         0.0
         """
         return cls(means.new_zeros(0, means.shape[-1]), [0] * classes)
@@ -179,7 +181,7 @@ class Factors:
         return self.rows.shape[1]
 
     @property
-    def numbers(self) -> int:
+    def numel(self) -> int:
         """Numbers kept."""
         return self.rows.numel()
 
@@ -209,7 +211,7 @@ class Factors:
     def dense(self) -> Tensor:
         """The Grams themselves, (k, dim, dim)."""
         padded = self.padded()
-        return symmetrised(padded.mT @ padded)
+        return symmetrize(padded.mT @ padded)
 
     def add_to(self, total: Tensor, triangle: Tensor) -> None:
         """Add all Grams to `total` (dim, dim); on the CPU one by one, so that blocks do not change a bit."""
@@ -221,107 +223,109 @@ class Factors:
         chosen = range(len(self))[classes]
         return slice(self.ends[chosen[0]] - self.ranks[chosen[0]], self.ends[chosen[-1]]) if chosen else slice(0)
 
-    def take(self, which: slice | Tensor) -> Factors:
+    def take(self, which: slice | Tensor) -> LowRankGrams:
         """Some classes: a slice is a view, places (m,) are a copy."""
         if isinstance(which, slice):
-            return Factors(self.rows[self._rows_of(which)], self.ranks[which])
+            return LowRankGrams(self.rows[self._rows_of(which)], self.ranks[which])
         places = which.tolist()
         rows = [torch.arange(self.ends[place] - self.ranks[place], self.ends[place]) for place in places]
         index = torch.cat(rows) if rows else torch.zeros(0, dtype=torch.int64)
-        return Factors(self.rows[index.to(self.rows.device)], [self.ranks[place] for place in places])
+        return LowRankGrams(self.rows[index.to(self.rows.device)], [self.ranks[place] for place in places])
 
-    def _pieces(self) -> Iterator[tuple[slice, Factors]]:
+    def _pieces(self) -> Iterator[tuple[slice, LowRankGrams]]:
         """What is computed at once: on a GPU everything, on the CPU a class, so that blocks do not change a bit."""
         step = max(1, len(self)) if self.rows.is_cuda else 1
         for start in range(0, len(self), step):
             yield slice(start, start + step), self.take(slice(start, start + step))
 
-    def moved(self, shift: Tensor) -> Factors:
+    def transform(self, shift: Tensor) -> LowRankGrams:
         """F P, with one P (dim, dim_new) or one a class: its Gram is P' G P, Eq. (16)."""
         rows = empty_rows(self.rows, len(self.rows), shift.shape[-1])
         for block, piece in self._pieces():
             each = shift if shift.ndim == 2 else shift[block]
             own = piece.rows @ each if shift.ndim == 2 else piece._unpadded(piece.padded() @ each)
             rows[self._rows_of(block)] = own
-        return Factors(rows, self.ranks)
+        return LowRankGrams(rows, self.ranks)
 
-    def projected(self, mean: Tensor, shift: Tensor, rule: RankRule, tolerance: float | None) -> tuple[Factors, Tensor]:
+    def transform_projected(
+        self, mean: Tensor, shift: Tensor, rule: RankRule, tolerance: float | None
+    ) -> tuple[LowRankGrams, Tensor]:
         """F P U_r U_r' and mean U_r U_r', Eq. (7), (16) and (17), of means (k, dim) that P has moved."""
         rows, mean = empty_rows(self.rows, *self.rows.shape), mean.clone()
         for block, piece in self._pieces():
-            moved, centre = piece.moved(shift), mean[block]
+            moved, centre = piece.transform(shift), mean[block]
             space = factor_space(piece.padded(), rule, tolerance)
             if space is not None:
-                moved = Factors(moved._unpadded(space.after(moved.padded())), moved.ranks)
-                centre = space.after(centre[:, None, :])[:, 0]
+                moved = LowRankGrams(moved._unpadded(space.project_rows(moved.padded())), moved.ranks)
+                centre = space.project_rows(centre[:, None, :])[:, 0]
             rows[self._rows_of(block)], mean[block] = moved.rows, centre
-        return Factors(rows, self.ranks), mean
+        return LowRankGrams(rows, self.ranks), mean
 
-    def to(self, device: torch.device | str) -> Factors:
+    def to(self, device: torch.device | str) -> LowRankGrams:
         """The same on another device."""
-        return Factors(self.rows.to(device), self.ranks)
+        return LowRankGrams(self.rows.to(device), self.ranks)
 
 
-Kept = Grams | Factors
+GramBlock = PackedGrams | LowRankGrams
 
 
-def together(parts: Sequence[Kept]) -> list[Kept]:
+def coalesce(parts: Sequence[GramBlock]) -> list[GramBlock]:
     """Put neighbours of one form into one part each; a part alone is not copied.
 
-    >>> [len(part) for part in together([Grams(torch.ones(1, 3)), Grams(torch.ones(2, 3))])]
+    >>> [len(part) for part in coalesce([PackedGrams(torch.ones(1, 3)), PackedGrams(torch.ones(2, 3))])]
     [3]
     """
-    found: list[Kept] = []
-    runs: list[list[Kept]] = []
+    found: list[GramBlock] = []
+    runs: list[list[GramBlock]] = []
     for part in parts:
         if runs and type(runs[-1][0]) is type(part):
             runs[-1].append(part)
         else:
             runs.append([part])
     for run in runs:
-        grams = [part.packed for part in run if isinstance(part, Grams)]
-        factors = [part for part in run if isinstance(part, Factors)]
+        grams = [part.packed for part in run if isinstance(part, PackedGrams)]
+        factors = [part for part in run if isinstance(part, LowRankGrams)]
         if len(run) == 1:
             found.append(run[0])
         elif grams:
-            found.append(Grams(stacked(grams)))
+            found.append(PackedGrams(concat_rows(grams)))
         else:
-            found.append(Factors(stacked([p.rows for p in factors]), [r for p in factors for r in p.ranks]))
+            found.append(LowRankGrams(concat_rows([p.rows for p in factors]), [r for p in factors for r in p.ranks]))
     return found
 
 
 # --- from features and Grams ------------------------------------------------------------------------------------------
 
 
-def kept(features: Tensor, memory: Memory = GRAMS) -> Kept:
+def compress(features: Tensor, memory: StorageSpec = GRAMS) -> GramBlock:
     """Keep one class of features (n, dim) in float64: as Gram, or as factor where smaller.
 
     Rows of factors will do as well, as long as nothing is cut: their mean is not the class's.
 
-    >>> type(kept(torch.ones(2, 4).double(), Memory("factors"))).__name__
-    'Factors'
-    >>> type(kept(torch.eye(4).double(), Memory("factors"))).__name__
-    'Grams'
+    >>> type(compress(torch.ones(2, 4).double(), StorageSpec("factors"))).__name__
+    'LowRankGrams'
+    >>> type(compress(torch.eye(4).double(), StorageSpec("factors"))).__name__
+    'PackedGrams'
     """
     count, dim = features.shape
-    certain = memory.form == "gram" or (2 * min(count, dim) > dim and not memory.cuts)
+    certain = memory.form == "gram" or (2 * min(count, dim) > dim and not memory.is_lossy)
     if certain:
-        return kept_gram(symmetrised(features.T @ features))
-    if not memory.cuts:
+        return compress_gram(symmetrize(features.T @ features))
+    if not memory.is_lossy:
         return _factored(features, memory)
     mean = features.mean(0)
     return _factored(features - mean, memory, count**0.5 * mean)
 
 
-def kept_sum(one: Kept, other: Kept, centres: Tensor, counts: Tensor, memory: Memory) -> Kept:
+def compress_sum(one: GramBlock, other: GramBlock, centres: Tensor, counts: Tensor, memory: StorageSpec) -> GramBlock:
     """Keep the sum of two Grams of one class, cut. `centres` (2, dim) are sqrt(count) * mean of either side.
 
     Of two factors that were cut, the first rows are turned into sqrt(count) * mean of both together and what separates
     the two means; so no Gram has to be made.
 
-    >>> one, other = (Factors(torch.tensor([[x, 0.0, 0.0, 0.0], [0.0, 1.0, 0.0, 0.0]]), [2]) for x in (1.0, 3.0))
+    >>> one, other = (LowRankGrams(torch.tensor([[x, 0.0, 0.0, 0.0], [0.0, 1.0, 0.0, 0.0]]), [2]) for x in (1.0, 3.0))
     >>> centres, counts = torch.stack([one.rows[0], other.rows[0]]), torch.tensor([1, 1])
-    >>> kept_sum(one, other, centres, counts, Memory("factors", rank=1)).dense()[0, 0, 0]
+    >>> compress_sum(one, other, centres, counts, StorageSpec("factors", rank=1)).dense()[0, 0, 0]
     tensor(8.0000, dtype=torch.float64)
     """
     share = (counts.to(DTYPE) / counts.sum().clamp_min(1)).sqrt()
@@ -329,33 +333,33 @@ def kept_sum(one: Kept, other: Kept, centres: Tensor, counts: Tensor, memory: Me
     spread = [
         part.rows[1:]
         for part, own in zip((one, other), centres, strict=True)
-        if isinstance(part, Factors) and len(part.rows) and torch.allclose(part.rows[0], own, rtol=1e-9, atol=0.0)
+        if isinstance(part, LowRankGrams) and len(part.rows) and torch.allclose(part.rows[0], own, rtol=1e-9, atol=0.0)
     ]
     if len(spread) == 2:
         apart = share[1] * centres[0] - share[0] * centres[1]
         return _factored(torch.cat([apart[None], *spread]), memory, centre)
-    return kept_gram(one.dense()[0] + other.dense()[0], memory, centre)
+    return compress_gram(one.dense()[0] + other.dense()[0], memory, centre)
 
 
-def _factored(spread: Tensor, memory: Memory, centre: Tensor | None = None) -> Kept:
+def _factored(spread: Tensor, memory: StorageSpec, centre: Tensor | None = None) -> GramBlock:
     """Keep the Gram of rows (n, dim), and of `centre`, as a factor where that is smaller."""
     count, dim = spread.shape
     if count <= dim:
-        values, vectors = torch.linalg.eigh(symmetrised(spread @ spread.T))
+        values, vectors = torch.linalg.eigh(symmetrize(spread @ spread.T))
         rows = _cut(vectors.T @ spread, values, memory, centre)
         if 2 * len(rows) <= dim:
-            return Factors(rows, [len(rows)])
-    gram = symmetrised(spread.T @ spread)
+            return LowRankGrams(rows, [len(rows)])
+    gram = symmetrize(spread.T @ spread)
     if centre is not None:
         gram = gram + centre[:, None] * centre
-    return kept_gram(gram, GRAMS if count <= dim else memory, centre)
+    return compress_gram(gram, GRAMS if count <= dim else memory, centre)
 
 
-def kept_gram(gram: Tensor, memory: Memory = GRAMS, centre: Tensor | None = None) -> Kept:
+def compress_gram(gram: Tensor, memory: StorageSpec = GRAMS, centre: Tensor | None = None) -> GramBlock:
     """Keep one Gram (dim, dim): as it is, or as factor where that is smaller; a cut leaves sqrt(count) * mean whole.
 
     >>> gram, centre = torch.diag(torch.tensor([4.0, 9.0, 1.0, 0.0])), torch.tensor([0.0, 0.0, 1.0, 0.0])
-    >>> kept_gram(gram, Memory("factors", rank=2), centre).dense()[0].diag()
+    >>> compress_gram(gram, StorageSpec("factors", rank=2), centre).dense()[0].diag()
     tensor([0., 9., 1., 0.], dtype=torch.float64)
     """
     gram = gram.to(DTYPE)
@@ -364,11 +368,11 @@ def kept_gram(gram: Tensor, memory: Memory = GRAMS, centre: Tensor | None = None
         values, vectors = torch.linalg.eigh(check_finite(spread, "gram"))
         rows = _cut(vectors.T * values.clamp_min(0.0).sqrt()[:, None], values, memory, centre)
         if 2 * len(rows) <= len(gram):
-            return Factors(rows, [len(rows)])
-    return Grams(pack_symmetric(gram)[None])
+            return LowRankGrams(rows, [len(rows)])
+    return PackedGrams(pack_symmetric(gram)[None])
 
 
-def _cut(rows: Tensor, values: Tensor, memory: Memory, centre: Tensor | None) -> Tensor:
+def _cut(rows: Tensor, values: Tensor, memory: StorageSpec, centre: Tensor | None) -> Tensor:
     """Rows of a factor from the largest down, as many as the memory allows, of rows for ascending eigenvalues (n,).
 
     Eigenvalues of rounding only (up to dim * eps of the largest) are no rows. Signs are free: the largest entry of a

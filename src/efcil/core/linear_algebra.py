@@ -15,7 +15,7 @@ from efcil.errors import NotFiniteError, NotPositiveDefiniteError, OptionError
 
 DTYPE = torch.float64
 EPS = torch.finfo(DTYPE).eps
-CERTAINTY = 4.0
+CHOLESKY_MARGIN = 4.0
 """How many times the wanted floor a Cholesky test must clear before eigenvalues need not be computed. The factorisation
 itself errs by less than one dim * eps * max, so a matrix that clears four of them clears one."""
 NOISE_RIDGE = 1e-8
@@ -61,7 +61,7 @@ def _check_ridge(ridge: float) -> None:
 def cholesky(matrix: Tensor, name: str = "the matrix", remedy: str = "add a ridge", floor: float = 0.0) -> Tensor:
     """Factor A = L L' into lower triangular L, (..., dim, dim) -> (..., dim, dim), in float64.
 
-    NaN and infinity raise `NotFiniteError`. An eigenvalue that is rounding only (up to CERTAINTY * dim * eps of the
+    NaN and infinity raise `NotFiniteError`. An eigenvalue of rounding only (up to CHOLESKY_MARGIN * dim * eps of the
     norm, after scaling the diagonal to one, so that units of channels do not matter) raises `NotPositiveDefiniteError`
     with the `remedy`: the factorisation of such a matrix may go through and mean nothing. To see that, it is factored
     twice; once will do where `floor`, what every eigenvalue is known to reach (a ridge on a covariance), is beyond it:
@@ -80,10 +80,10 @@ def cholesky(matrix: Tensor, name: str = "the matrix", remedy: str = "add a ridg
     factor, info = torch.linalg.cholesky_ex(matrix)
     bad, dim = info != 0, matrix.shape[-1]
     diagonal = matrix.diagonal(dim1=-2, dim2=-1).abs()
-    if not (floor > 0 and floor > CERTAINTY * dim**2 * EPS * float(diagonal.max())):
+    if not (floor > 0 and floor > CHOLESKY_MARGIN * dim**2 * EPS * float(diagonal.max())):
         scale = diagonal.clamp_min(torch.finfo(DTYPE).tiny).rsqrt()
         scaled = matrix * scale[..., :, None] * scale[..., None, :]
-        bad = (info != 0) | ~_clears(scaled, dim * EPS * torch.linalg.matrix_norm(scaled))
+        bad = (info != 0) | ~_min_eigenvalue_exceeds(scaled, dim * EPS * torch.linalg.matrix_norm(scaled))
     if bool(bad.any()):
         where = "" if matrix.ndim == 2 else f" number {int(bad.reshape(-1).nonzero()[0, 0])}"
         raise NotPositiveDefiniteError(
@@ -93,13 +93,13 @@ def cholesky(matrix: Tensor, name: str = "the matrix", remedy: str = "add a ridg
     return factor
 
 
-def _clears(gram: Tensor, floor: Tensor) -> Tensor:
+def _min_eigenvalue_exceeds(gram: Tensor, floor: Tensor) -> Tensor:
     """Whether every eigenvalue of a Gram surely exceeds `floor` (...,): Cholesky of G - CERTAINTY floor I exists.
 
     One third of dim^3 operations, against about ten dim^3 for eigenvalues with vectors.
     """
     shifted = gram.clone()
-    shifted.diagonal(dim1=-2, dim2=-1).sub_(CERTAINTY * floor[..., None])
+    shifted.diagonal(dim1=-2, dim2=-1).sub_(CHOLESKY_MARGIN * floor[..., None])
     info: Tensor = torch.linalg.cholesky_ex(shifted)[1]
     return (info == 0) & (floor > 0)
 
@@ -137,10 +137,10 @@ def relative_ridge(gram: Tensor, factor: float) -> float:
     return factor * float(gram.diagonal().sum(dtype=DTYPE)) / gram.shape[-1]
 
 
-def symmetrised(matrix: Tensor) -> Tensor:
+def symmetrize(matrix: Tensor) -> Tensor:
     """(A + A') / 2, (..., dim, dim): removes what rounding did to a symmetric product.
 
-    >>> symmetrised(torch.tensor([[1.0, 2.0], [4.0, 1.0]])).tolist()
+    >>> symmetrize(torch.tensor([[1.0, 2.0], [4.0, 1.0]])).tolist()
     [[1.0, 3.0], [3.0, 1.0]]
     """
     return (matrix + matrix.mT).mul_(0.5)
@@ -161,10 +161,10 @@ def empty_rows(like: Tensor, rows: int, numbers: int) -> Tensor:
     return torch.frombuffer(pages, dtype=like.dtype).view(rows, numbers)
 
 
-def stacked(parts: Sequence[Tensor]) -> Tensor:
+def concat_rows(parts: Sequence[Tensor]) -> Tensor:
     """Copies of (rows, numbers) below each other, in room of their own (`empty_rows`).
 
-    >>> stacked([torch.ones(1, 2), torch.zeros(1, 2)]).tolist()
+    >>> concat_rows([torch.ones(1, 2), torch.zeros(1, 2)]).tolist()
     [[1.0, 1.0], [0.0, 0.0]]
     """
     return torch.cat(list(parts), out=empty_rows(parts[0], sum(map(len, parts)), parts[0].shape[1]))
@@ -191,7 +191,7 @@ def congruence(gram: Tensor, shift: Tensor) -> Tensor:
         return unpack_symmetric(packed_congruence(pack_symmetric(gram), shift))
     dim, width = gram.shape[-1], shift.shape[-1]
     half = (gram.reshape(-1, dim) @ shift).view(-1, dim, width) if shift.ndim == 2 else gram @ shift
-    return symmetrised(shift.mT @ half)
+    return symmetrize(shift.mT @ half)
 
 
 def packed_congruence(packed: Tensor, shift: Tensor) -> Tensor:

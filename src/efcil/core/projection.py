@@ -9,16 +9,16 @@ import torch
 from torch import Tensor
 
 from efcil.core.linear_algebra import (
-    CERTAINTY,
+    CHOLESKY_MARGIN,
     DTYPE,
     EPS,
     ROWS_AT_ONCE,
     _check_ridge,
     _check_square,
-    _clears,
+    _min_eigenvalue_exceeds,
     check_finite,
     relative_ridge,
-    symmetrised,
+    symmetrize,
 )
 from efcil.errors import OptionError, nearest
 
@@ -26,7 +26,7 @@ SHIFT_RIDGE = 1e-9
 """epsilon of Eq. (5)."""
 STRONG_RIDGE = 1e-6
 """Ridge relative to the norm of X'X from which on a Cholesky solve is accurate (to 1e-10) even if X'X is singular."""
-THIN_DIRECTIONS = 32
+SMALL_NULL_SPACE = 32
 """Null spaces of up to so many directions (500 images in 512 dimensions have 12) are found without eigenvalues."""
 INVERSE_ITERATIONS = 3
 """Steps of inverse iteration for them; what has not converged by then is decomposed."""
@@ -55,7 +55,7 @@ def feature_products(old: Tensor, new: Tensor) -> tuple[Tensor, Tensor]:
         y = new[start : start + ROWS_AT_ONCE].to(DTYPE)
         gram.addmm_(x.T, x)
         cross.addmm_(x.T, y)
-    return symmetrised(gram), cross
+    return symmetrize(gram), cross
 
 
 def task_shift(old: Tensor, new: Tensor, ridge: float = SHIFT_RIDGE, towards: Target = "zero") -> Tensor:
@@ -112,7 +112,7 @@ def task_shift_from_gram(gram: Tensor, cross: Tensor, ridge: float = SHIFT_RIDGE
         cross = cross.clone()
         cross.diagonal().add_(ridge)
     norm = torch.linalg.matrix_norm(gram)
-    if ridge >= STRONG_RIDGE * float(norm) > 0 or bool(_clears(gram, dim * EPS * norm)):
+    if ridge >= STRONG_RIDGE * float(norm) > 0 or bool(_min_eigenvalue_exceeds(gram, dim * EPS * norm)):
         return torch.cholesky_solve(cross, torch.linalg.cholesky_ex(ridged)[0])
     values, vectors = torch.linalg.eigh(gram)
     shown = values > dim * EPS * values[-1]
@@ -164,7 +164,7 @@ class RowSpace:
     (padded with zero columns where classes differ in rank): the projector is B B', or I - B B' where `complement`.
 
     >>> space = RowSpace(keep=torch.tensor([[1.0, 0.0]]))
-    >>> space.projector().tolist(), space.after(torch.ones(1, 2)).tolist()
+    >>> space.projector().tolist(), space.project_rows(torch.ones(1, 2)).tolist()
     ([[[1.0, 0.0], [0.0, 0.0]]], [[[1.0, 0.0]]])
     """
 
@@ -177,10 +177,10 @@ class RowSpace:
         if self.basis is None:
             assert self.keep is not None
             return torch.diag_embed(self.keep)
-        inner = symmetrised(self.basis @ self.basis.mT)
+        inner = symmetrize(self.basis @ self.basis.mT)
         return torch.eye(inner.shape[-1], dtype=inner.dtype, device=inner.device) - inner if self.complement else inner
 
-    def after(self, rows: Tensor) -> Tensor:
+    def project_rows(self, rows: Tensor) -> Tensor:
         """Rows @ U_r U_r', Eq. (7): (m, dim) or (k, m, dim) -> (k, m, dim)."""
         if self.basis is None:
             assert self.keep is not None
@@ -188,15 +188,15 @@ class RowSpace:
         inner = (rows @ self.basis) @ self.basis.mT
         return rows - inner if self.complement else inner
 
-    def around(self, gram: Tensor) -> Tensor:
+    def project_gram(self, gram: Tensor) -> Tensor:
         """U_r U_r' @ gram @ U_r U_r', (k, dim, dim): since P_c = P U_r U_r', the outer half of Eq. (16)."""
         if self.basis is not None and self.complement:
             # (I - BB') G (I - BB') = G - BC' - CB' with C = GB - B (B'GB) / 2: one thin product
             image = gram @ self.basis
             half = image - self.basis @ (self.basis.mT @ image).mul_(0.5)
             left, right = torch.cat([self.basis, half], -1), torch.cat([half, self.basis], -1)
-            return symmetrised(torch.baddbmm(gram, left, right.mT, alpha=-1.0))
-        return symmetrised(self.after(self.after(gram).mT))
+            return symmetrize(torch.baddbmm(gram, left, right.mT, alpha=-1.0))
+        return symmetrize(self.project_rows(self.project_rows(gram).mT))
 
 
 def _check_rule(rule: str, tolerance: float | None) -> None:
@@ -209,7 +209,7 @@ def _check_rule(rule: str, tolerance: float | None) -> None:
         raise OptionError(f"rank rule '{rule}' takes no tolerance, got {tolerance}; use rule 'tolerance' or 'energy'")
 
 
-def _kept(values: Tensor, rule: str, tolerance: float | None) -> Tensor:
+def _retained(values: Tensor, rule: str, tolerance: float | None) -> Tensor:
     """Which of the ascending eigenvalues (k, dim) the rule keeps."""
     values = values.clamp_min(0.0)
     if rule == "energy":
@@ -225,7 +225,7 @@ def _kept(values: Tensor, rule: str, tolerance: float | None) -> Tensor:
     return values > share * values[..., -1:]
 
 
-def _thin_null_space(gram: Tensor, share: float) -> tuple[Tensor, Tensor]:
+def _small_null_space(gram: Tensor, share: float) -> tuple[Tensor, Tensor]:
     """Directions of eigenvalues up to share * largest, where they are few and clearly apart from the rest.
 
     Gives an orthonormal basis (m, dim, thin), zero columns where a class has fewer, of the m classes of (k, dim, dim)
@@ -234,7 +234,7 @@ def _thin_null_space(gram: Tensor, share: float) -> tuple[Tensor, Tensor]:
     below the cut-off and their residuals are rounding; with them lifted, Cholesky shows that all else lies above it.
     """
     dim = gram.shape[-1]
-    width = min(THIN_DIRECTIONS, dim // 4)
+    width = min(SMALL_NULL_SPACE, dim // 4)
     norm = torch.linalg.matrix_norm(gram)
     trace = gram.diagonal(dim1=-2, dim2=-1).sum(-1)
     floor = share * norm  # the largest eigenvalue lies between norm^2 / trace and norm
@@ -248,13 +248,13 @@ def _thin_null_space(gram: Tensor, share: float) -> tuple[Tensor, Tensor]:
     for _ in range(INVERSE_ITERATIONS):
         block = torch.linalg.qr(torch.cholesky_solve(block, factor))[0]
     image = gram @ block
-    values, turn = torch.linalg.eigh(symmetrised(block.mT @ image).nan_to_num(0.0, 0.0, 0.0))
-    cut = values * CERTAINTY <= (share * norm.square() / trace)[:, None]
+    values, turn = torch.linalg.eigh(symmetrize(block.mT @ image).nan_to_num(0.0, 0.0, 0.0))
+    cut = values * CHOLESKY_MARGIN <= (share * norm.square() / trace)[:, None]
     basis = (block @ turn) * cut[:, None, :]
     residual = torch.linalg.matrix_norm(image @ turn * cut[:, None, :] - basis * values[:, None, :])
     found = sound & cut.any(-1) & (residual <= dim * EPS * norm)
     lifted = torch.baddbmm(gram, basis, basis.mT * norm[:, None, None])
-    found &= _clears(lifted, floor)
+    found &= _min_eigenvalue_exceeds(lifted, floor)
     return basis[found][..., : int(cut[found].sum(-1).max()) if bool(found.any()) else 0], found
 
 
@@ -290,18 +290,18 @@ def row_space(gram: Tensor, rule: RankRule = "numerical", tolerance: float | Non
         which, most = torch.arange(len(gram), device=gram.device), 0
     else:
         share = max(tolerance or 0.0, dim * EPS)
-        unsure = ~_clears(gram, share * torch.linalg.matrix_norm(gram))
+        unsure = ~_min_eigenvalue_exceeds(gram, share * torch.linalg.matrix_norm(gram))
         which = unsure.nonzero()[:, 0]
         if len(which) == 0:
             return None
-        thin, found = _thin_null_space(gram[which], share)
+        thin, found = _small_null_space(gram[which], share)
         thin_of, which = which[found], which[~found]
         most = thin.shape[-1]
     if len(which) == 0:
         values = vectors = kept = gram.new_zeros(0)
     else:
         values, vectors = torch.linalg.eigh(gram[which])
-        kept = _kept(values, rule, tolerance)
+        kept = _retained(values, rule, tolerance)
         if len(which) == len(gram):
             if bool(kept.all()):
                 return None
@@ -342,9 +342,9 @@ def factor_space(factor: Tensor, rule: RankRule = "numerical", tolerance: float 
     if rule == "positive":
         return positive_space(factor.square().sum(1))
     turn, triangle = torch.linalg.qr(check_finite(factor, "factor").mT)
-    values, vectors = torch.linalg.eigh(symmetrised(triangle @ triangle.mT))
+    values, vectors = torch.linalg.eigh(symmetrize(triangle @ triangle.mT))
     rank, dim = factor.shape[1:]
-    kept = _kept(torch.nn.functional.pad(values, (dim - rank, 0)), rule, tolerance)
+    kept = _retained(torch.nn.functional.pad(values, (dim - rank, 0)), rule, tolerance)
     return None if bool(kept.all()) else RowSpace(basis=(turn @ vectors) * kept[:, None, dim - rank :])
 
 
@@ -408,4 +408,4 @@ def class_shift(
             f"wanted (dim, dim) and (classes, dim, dim)"
         )
     space = row_space(gram, rule, tolerance)
-    return task_shift if space is None else space.after(task_shift.to(DTYPE))
+    return task_shift if space is None else space.project_rows(task_shift.to(DTYPE))

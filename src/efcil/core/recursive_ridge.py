@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 import torch
 from torch import Tensor
 
-from efcil.core.linear_algebra import DTYPE, check_finite, pack_symmetric, symmetrised, unpack_symmetric
+from efcil.core.linear_algebra import DTYPE, check_finite, pack_symmetric, symmetrize, unpack_symmetric
 from efcil.errors import NotPositiveDefiniteError, OptionError
 
 STRIP = 1024
@@ -63,7 +63,7 @@ class RecursiveRidge:
             stop = start + STRIP
             strip = self.gram[start:stop]
             strip[:, start:].addmm_(rows[:, start:stop].T, rows[:, start:])
-            strip[:, start:stop] = symmetrised(strip[:, start:stop])
+            strip[:, start:stop] = symmetrize(strip[:, start:stop])
             self.gram[stop:, start:stop] = strip[:, stop:].T
 
     def solve(self, ridge: float) -> Tensor:

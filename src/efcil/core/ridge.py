@@ -48,13 +48,13 @@ def ridge_weight(stats: Statistics, ridge: float) -> Tensor:
     return torch.cholesky_solve(check_finite(cross, "N_c mu_c'"), factor).contiguous()
 
 
-def normalise_columns(weight: Tensor) -> Tensor:
+def normalize_columns(weight: Tensor) -> Tensor:
     """Category-wise normalisation, Eq. (22): w_j / ||w_j||_2 for each column of (dim, classes).
 
     Every column by its own l2 norm (the l1 norm and the index in the paper's first term are misprints); a zero column
     stays zero.
 
-    >>> normalise_columns(torch.tensor([[3.0, 0.0], [4.0, 0.0]]))
+    >>> normalize_columns(torch.tensor([[3.0, 0.0], [4.0, 0.0]]))
     tensor([[0.6000, 0.0000],
             [0.8000, 0.0000]])
     """

@@ -103,7 +103,7 @@ class IncrementalEstimator(ClassifierMixin, BaseEstimator, ABC):  # type: ignore
             )
         sums = self._sums_of(rows, labels, weight, every)
         if not first:
-            sums = self._sums.spread(np.searchsorted(every, self.classes_), len(every)).joined(sums)
+            sums = self._sums.spread(np.searchsorted(every, self.classes_), len(every)).merge(sums)
         self._take(sums, every, announced)
         return self
 

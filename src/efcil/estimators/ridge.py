@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from sklearn.utils.metaestimators import available_if
 from sklearn.utils.validation import check_is_fitted
 
-from efcil.core.ridge import normalise_columns, ridge_weight
+from efcil.core.ridge import normalize_columns, ridge_weight
 from efcil.estimators.base import IncrementalEstimator, ParameterError
 from efcil.estimators.gcv import best_ridge
 from efcil.estimators.sums import FeatureSums
@@ -151,7 +151,7 @@ class RidgeReconstructionClassifier(IncrementalEstimator):
         if self.normalise:
             length = torch.linalg.vector_norm(weight, dim=0)
             intercept = intercept / torch.where(length > 0, length, 1.0)
-            weight = normalise_columns(weight)
+            weight = normalize_columns(weight)
         columns, constants = weight.T.numpy().copy(), intercept.numpy()
         two = len(columns) == 2
         return {

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from efcil.core.linear_algebra import DTYPE, symmetrised
+from efcil.core.linear_algebra import DTYPE, symmetrize
 
 ROWS_AT_ONCE = 1 << 13
 """Rows turned into float64 at a time: 32 MB of 512 dimensions."""
@@ -75,7 +75,7 @@ class FeatureSums:
             mean = torch.where(there, centre + offset / torch.where(there, count[:, None], 1.0), 0.0)
             if not plain:
                 x *= w.sqrt()[:, None]
-            sums = sums.joined(cls(count, mean, symmetrised(x.T @ x) if scatter else sums.scatter))
+            sums = sums.merge(cls(count, mean, symmetrize(x.T @ x) if scatter else sums.scatter))
         return sums
 
     @property
@@ -107,11 +107,11 @@ class FeatureSums:
         """
         return replace(self, mean=torch.where((self.count > 0)[:, None], self.mean - self.centre, 0.0))
 
-    def joined(self, other: FeatureSums) -> FeatureSums:
+    def merge(self, other: FeatureSums) -> FeatureSums:
         """Sums of the rows of both; scatters add, and the distance of their means adds its own part.
 
         >>> one, two = (FeatureSums.from_rows(np.array([[v]]), np.array([0]), np.ones(1), 1) for v in (1.0, 5.0))
-        >>> one.joined(two).mean.tolist(), one.joined(two).scatter.tolist()
+        >>> one.merge(two).mean.tolist(), one.merge(two).scatter.tolist()
         ([[3.0]], [[8.0]])
         """
         if self.total == 0 or other.total == 0:

@@ -23,7 +23,7 @@ class Checkpoint:
 
     task: int
     epoch: int | None
-    tensors: Tensors  # of the last finished task: representation and statistics
+    tensors: Tensors  # of the last finished task: learner and statistics
     meta: dict[str, Any]
     partial: Tensors  # of the task in the middle of which the run stands, if any
 

@@ -25,8 +25,8 @@ from efcil.experiment.run import FEATURES, KEPT, heading
 from efcil.experiment.specification import Plan, Request, commit, resolve
 from efcil.features import TaskFeatures
 from efcil.files import atomic_write_text, write_json
-from efcil.learners import Representation
-from efcil.learners.base import Seen
+from efcil.learners import Learner
+from efcil.learners.base import ImageView
 from efcil.methods import find
 from efcil.report import html_page, markdown_table
 from efcil.tensor_files import load_tensors
@@ -35,7 +35,7 @@ from efcil.training.image_batches import Pixels
 
 @dataclass(frozen=True)
 class _Gone:
-    """A representation of which only what readouts may ask beside features is left."""
+    """A learner of which only what readouts may ask beside features is left."""
 
     machine: Machine
     seed: int
@@ -48,8 +48,8 @@ class _Gone:
 class SavedTask(TaskFeatures):
     """A task as methods saw it, from the file that was kept."""
 
-    def __init__(self, index: int, tensors: Mapping[str, Tensor], rest: _Gone | Representation):
-        super().__init__(index, cast(Representation, rest), cast(Pixels, None), tensors["labels"], None)
+    def __init__(self, index: int, tensors: Mapping[str, Tensor], rest: _Gone | Learner):
+        super().__init__(index, cast(Learner, rest), cast(Pixels, None), tensors["labels"], None)
         for name, (when, view) in KEPT.items():
             if name in tensors:
                 self._found[when, view] = tensors[name]
@@ -68,13 +68,13 @@ class SavedTask(TaskFeatures):
         other._found = {("first", "clean"): self._found["first", "clean"]}
         return other
 
-    def _features(self, when: str, view: Seen) -> Tensor:
+    def _features(self, when: str, view: ImageView) -> Tensor:
         if (when, view) not in self._found:
             raise OptionError(f"the run kept no {view} features of its {when} backbone: run it")
         found: Tensor = self._found[when, view]
         return found
 
-    def pixels(self, view: Seen = "clean") -> NoReturn:
+    def pixels(self, view: ImageView = "clean") -> NoReturn:
         """There are no images."""
         raise OptionError("the images are gone: what needs them cannot be replayed; run it")
 
@@ -92,9 +92,9 @@ def config_of(home: Path) -> dict[str, Any]:
 def plan_of(run: Mapping[str, Any], methods: Sequence[str], settings: Sequence[str]) -> Plan:
     """Resolve other methods as if they had been asked for with the run."""
     for name in methods:
-        way = find(name.split(":")[0]).representation
-        if way not in (run["representation"], "frozen"):
-            raise OptionError(f"{name} trains its own way ({way}), the run is {run['representation']}: run it apart")
+        way = find(name.split(":")[0]).learner
+        if way not in (run["learner"], "frozen"):
+            raise OptionError(f"{name} trains its own way ({way}), the run is {run['learner']}: run it apart")
     given = {**run["training"], **{f"data.{key}": value for key, value in run["data"].items()}}
     request = Request(
         tuple(methods),

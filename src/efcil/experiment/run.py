@@ -35,8 +35,8 @@ from efcil.experiment.specification import Plan, commit, versions
 from efcil.experiment.tracking import Tracker
 from efcil.features import TaskFeatures
 from efcil.files import atomic_write_text, clear_unfinished, exclusive_lock, read_json, write_json
-from efcil.learners import REPRESENTATIONS
-from efcil.learners.base import Seen
+from efcil.learners import LEARNERS
+from efcil.learners.base import ImageView
 from efcil.methods.base import Readout
 from efcil.report import html_page
 from efcil.report.load import TIMING
@@ -51,7 +51,7 @@ Summary = dict[str, Any]
 APART = 10  # of several runs at once each begins when the one before has this part of a task behind it
 HEARD = 0.5  # seconds until a signal is heard at the latest
 FEATURES = "features"  # directory of kept features, beside config.yaml
-KEPT: dict[str, tuple[str, Seen]] = {  # its tensors: features of a task's images, which backbone saw them and how
+KEPT: dict[str, tuple[str, ImageView]] = {  # its tensors: features of a task's images, which backbone saw them and how
     "new": ("new", "clean"),
     "old": ("old", "clean"),
     "first": ("first", "clean"),
@@ -271,9 +271,9 @@ class Run:
         order = class_order(plan.order, data.class_names)
         self.class_names = [data.class_names[label] for label in order]
         self.stream = TaskStream(data.train, order, plan.sizes(len(data.class_names)))
-        self.representation = REPRESENTATIONS[plan.representation](plan.training, data.channels, machine, plan.seed)
-        self.representation.transform(data.size)
-        self.representation.check(len(data.class_names))
+        self.learner = LEARNERS[plan.learner](plan.training, data.channels, machine, plan.seed)
+        self.learner.transform(data.size)
+        self.learner.check(len(data.class_names))
         # A method with several classifiers is measured with each of them.
         self.readouts: dict[str, Readout] = {
             f"{label}/{head}" if head else label: readout(options)
@@ -282,7 +282,7 @@ class Run:
         }
 
     def _learn(self, data: DataSet) -> list[Summary]:
-        machine, stream, representation, readouts = self.machine, self.stream, self.representation, self.readouts
+        machine, stream, learner, readouts = self.machine, self.stream, self.learner, self.readouts
         self.evaluator = evaluator = Evaluator(data, stream, machine)
         self.matrices = {label: AccuracyMatrix(evaluator.totals()) for label in readouts}
         point = self._newest()
@@ -301,7 +301,7 @@ class Run:
                 task, epoch, earlier = point.task, point.epoch or 0, float(point.meta["seconds"])
                 self._restore(point.tensors, point.meta)
                 if point.epoch is not None:
-                    representation.load_state(_on(machine, point.partial))
+                    learner.load_state(_on(machine, point.partial))
                     momenta = _below(point.partial, "optimiser.")
                     if steps := int(point.meta.get("steps", 0)):
                         loop = _below(point.partial, "loop.")
@@ -310,7 +310,7 @@ class Run:
             self.log.cut(task, epoch)
         self._clock = lambda: earlier + time.perf_counter() - self._began
         self._saved = time.monotonic()
-        epochs = [sum(stage.epochs for stage in representation.stages(t)) for t in range(len(stream))]
+        epochs = [sum(stage.epochs for stage in learner.stages(t)) for t in range(len(stream))]
         self._usual = epochs[-1]  # of a task
         problem = f"{data.name}: {len(data.class_names)} classes in {len(stream)} tasks"
         title = f"{', '.join(self.plan.methods)} on {problem}, {machine.name}"
@@ -324,7 +324,7 @@ class Run:
             stream,
             data,
             evaluator,
-            representation,
+            learner,
             readouts,
             self.matrices,
             self,
@@ -381,7 +381,7 @@ class Run:
     def _restore(self, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
         if not tensors:
             return
-        self.representation.load_state(_on(self.machine, _below(tensors, "representation.")))
+        self.learner.load_state(_on(self.machine, _below(tensors, "learner.")))
         shared = {
             name: ClassStats.from_state(_on(self.machine, _below(tensors, f"{name}.")))
             for name in sorted({name for own in meta["stats"].values() for name in own.values()})
@@ -407,7 +407,7 @@ class Run:
 
     def _in_task(self, optimiser: Optimiser) -> dict[str, Tensor]:
         momenta = {f"optimiser.{name}": value for name, value in optimiser.momenta().items()}
-        return self.representation.state(teacher=True) | momenta
+        return self.learner.state(teacher=True) | momenta
 
     def on_stop(self, task: int, middle: Middle, optimiser: Optimiser) -> None:
         """Keep the middle of an epoch, and wait until it is on disk."""
@@ -437,7 +437,7 @@ class Run:
     def _keep(self, task: int) -> None:
         accuracies = {label: matrix.A_t[-1] for label, matrix in self.matrices.items()}
         self.log.add(task=task + 1, A_t=accuracies)
-        tensors = {f"representation.{k}": v for k, v in self.representation.state(teacher=False).items()}
+        tensors = {f"learner.{k}": v for k, v in self.learner.state(teacher=False).items()}
         names: dict[int, str] = {}  # statistics that several methods share are written once
         stats: dict[str, dict[str, str]] = {label: {} for label in self.readouts}
         for label, readout in self.readouts.items():
@@ -459,16 +459,16 @@ class Run:
     def _keep_features(self, task: TaskFeatures) -> None:
         """Write a task's features and those of the test images seen so far, as methods see them."""
         seen, labels = self.evaluator.seen(task.index)
-        r = self.representation
+        r = self.learner
         kept = {"labels": task.labels, "test_labels": labels, "new": task.new()}
-        kept["test"] = extract(r.reading(r.backbone), seen, self.machine, r.options.crop)
+        kept["test"] = extract(r.feature_extractor(r.backbone), seen, self.machine, r.options.crop)
         if not task.first:
             kept["old"] = task.old()
-            if r.pseudo() is not None:
+            if r.pseudo_images() is not None:
                 kept |= {"old_pseudo": task.old("pseudo"), "new_pseudo": task.new("pseudo")}
         if r.anchor is not None:
             kept["first"] = task.at_first().new()
-            kept["test_first"] = extract(r.reading(r.first_backbone), seen, self.machine, r.options.crop)
+            kept["test_first"] = extract(r.feature_extractor(r.first_backbone), seen, self.machine, r.options.crop)
         if not self.group.is_first:
             return
         path = self.home / FEATURES / f"task-{task.index + 1:02d}.safetensors"
@@ -479,10 +479,10 @@ class Run:
     def _write_snapshot(self, task: int) -> None:
         """Write test features under both backbones and statistics: before the checkpoint, so that none is missing."""
         seen, labels = self.evaluator.seen(task)
-        r, kept = self.representation, {}
+        r, kept = self.learner, {}
         with self.machine.uncaptured():
             for name, backbone in (("before", r.old_backbone), ("after", r.backbone)):
-                kept[name] = extract(r.reading(backbone), seen, self.machine, r.options.crop)
+                kept[name] = extract(r.feature_extractor(backbone), seen, self.machine, r.options.crop)
         if not self.group.is_first:
             return
         for label in self.snapshots:
@@ -676,7 +676,10 @@ def _with_whole(plan: Plan) -> Options:
         for text, holds in (
             (f"augment={training.augment} (resized-crop draws a box)", training.augment != "resized-crop"),
             ("no crop (the side of the network's input)", training.crop is None),
-            ("pseudo images, which are made of squares (pseudo=0 makes none)", getattr(training, "pseudo", 0) > 0),
+            (
+                "pseudo images, which are made of squares (pseudo_ratio=0 makes none)",
+                getattr(training, "pseudo_ratio", 0) > 0,
+            ),
         )
         if holds
     ]

@@ -18,7 +18,7 @@ from efcil import __version__
 from efcil import data as sources
 from efcil.config import Options, Values, build, flat, keys, parse_settings, preset_names, preset_values
 from efcil.errors import OptionError, nearest
-from efcil.learners import REPRESENTATIONS
+from efcil.learners import LEARNERS
 from efcil.methods import Method, find, registered
 from efcil.tasks import task_sizes
 
@@ -53,7 +53,7 @@ class Plan:
     tasks: dict[str, Any]  # how the classes are split
     order: str
     seed: int
-    representation: str
+    learner: str
     training: Any
     held_out: float = 0.0  # share of the training images that is measured on instead of the test images
 
@@ -72,7 +72,7 @@ class Plan:
             "split": self.tasks,
             "order": self.order,
             "seed": self.seed,
-            "representation": self.representation,
+            "learner": self.learner,
             "training": flat(self.training),
             **({"held_out": self.held_out} if self.held_out else {}),
         }
@@ -93,7 +93,7 @@ def _unknown(key: str, methods: str, known: Collection[str]) -> str:
     others = [
         m.name
         for m in registered().values()
-        if key in (*keys(m.options), *keys(REPRESENTATIONS[m.representation].options_type)) and key not in m.fixed
+        if key in (*keys(m.options), *keys(LEARNERS[m.learner].options_type)) and key not in m.fixed
     ]
     if others:
         return f"{key} is not an option of {methods}, only of {', '.join(others)}"
@@ -106,15 +106,13 @@ def resolve(request: Request) -> Plan:
         raise OptionError(f"a method is named twice in {','.join(request.methods)}")
     source = sources.find(request.dataset)
     parsed = {label: _parse_label(label) for label in request.methods}
-    kinds = {method.representation for method, _ in parsed.values()}
+    kinds = {method.learner for method, _ in parsed.values()}
     if kinds == {"lwf", "frozen"}:  # a frozen backbone is the first one of an LwF trajectory
         kinds = {"lwf"}
     if len(kinds) > 1:
-        groups = "; ".join(
-            f"{k}: {', '.join(n for n, (m, _) in parsed.items() if m.representation == k)}" for k in kinds
-        )
+        groups = "; ".join(f"{k}: {', '.join(n for n, (m, _) in parsed.items() if m.learner == k)}" for k in kinds)
         raise OptionError(f"methods on different backbones cannot share a trajectory ({groups}): compare them apart")
-    (representation,) = kinds
+    (learner,) = kinds
     known_presets = preset_names(request.dataset)
     meant = {method.preset for method, _ in parsed.values()}
     usual = next((name for name in known_presets if meant == {name}), known_presets[0] if known_presets else NO_PRESET)
@@ -127,7 +125,7 @@ def resolve(request: Request) -> Plan:
             raise OptionError(f"preset '{preset}' says nothing of {', '.join(silent)}: pass another --preset")
 
     settings = parse_settings(request.settings)
-    training_type = REPRESENTATIONS[representation].options_type
+    training_type = LEARNERS[learner].options_type
     training_keys, data_keys = set(keys(training_type)), {f"data.{k}" for k in keys(source.options)}
     method_keys = {label: set(keys(method.options)) for label, (method, _) in parsed.items()}
     known = training_keys | data_keys | set().union(*method_keys.values())
@@ -169,11 +167,11 @@ def resolve(request: Request) -> Plan:
     def given(section: str) -> Values:
         return {} if preset == NO_PRESET else preset_values(preset, request.dataset, section)
 
-    preset_training = given("training") | given(representation)  # a method that trains its own way has a section
+    preset_training = given("training") | given(learner)  # a method that trains its own way has a section
     training = made(
         training_type,
         {k: v for k, v in preset_training.items() if k in training_keys} | chosen(training_keys) | of_training,
-        representation,
+        learner,
     )
     data = made(
         source.options,
@@ -198,7 +196,7 @@ def resolve(request: Request) -> Plan:
     if request.allow_uneven:
         split["allow_uneven"] = True
     order, seed, held_out = str(request.order), request.seed, request.held_out
-    return Plan(methods, request.dataset, data, preset, split, order, seed, representation, training, held_out)
+    return Plan(methods, request.dataset, data, preset, split, order, seed, learner, training, held_out)
 
 
 def commit() -> str:

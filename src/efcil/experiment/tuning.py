@@ -21,7 +21,7 @@ from efcil.errors import OptionError, nearest
 from efcil.experiment.reporters import Lines, Quiet, reporter
 from efcil.experiment.run import Run, execute_all
 from efcil.files import atomic_write_text, write_json
-from efcil.learners import REPRESENTATIONS
+from efcil.learners import LEARNERS
 from efcil.methods import find
 from efcil.report.groups import Value
 from efcil.training.distributed import joined
@@ -87,7 +87,7 @@ def trials(label: str, tried: Mapping[str, Sequence[str]]) -> list[Trial]:
     [('later.lr=0.05', 'batch_size=64'), ('later.lr=0.05', 'batch_size=128')]
     """
     method = find(label.split(":")[0])
-    own, training = keys(method.options), keys(REPRESENTATIONS[method.representation].options_type)
+    own, training = keys(method.options), keys(LEARNERS[method.learner].options_type)
     for key in tried:
         if key not in (*own, *training):
             raise OptionError(f"--try {key}: not an option of {method.name}: {nearest(key, (*own, *training))}")

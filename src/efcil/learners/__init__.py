@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from efcil.learners.base import Representation
+from efcil.learners.base import Learner
 from efcil.learners.finetune import Finetune
-from efcil.learners.first_task import Frozen
+from efcil.learners.first_task import FirstTask
 from efcil.learners.foster import FOSTER
 from efcil.learners.icarl import ICaRL
 from efcil.learners.joint import Joint
@@ -13,10 +13,10 @@ from efcil.learners.pass_ import PASS
 from efcil.learners.podnet import PODNet
 from efcil.learners.pseudo_replay import PseudoReplay
 
-REPRESENTATIONS: dict[str, type[Representation]] = {
+LEARNERS: dict[str, type[Learner]] = {
     "finetune": Finetune,
     "lwf": LwF,
-    "frozen": Frozen,
+    "frozen": FirstTask,
     "joint": Joint,
     "icarl": ICaRL,
     "foster": FOSTER,

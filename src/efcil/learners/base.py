@@ -1,4 +1,4 @@
-"""What all representations share: a classifier that learns tasks, its frozen predecessor, and their options."""
+"""What all learners share: a classifier that learns tasks, its frozen predecessor, and their options."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from efcil.training.loader import LastBatch
 from efcil.training.schedule import Schedule
 from efcil.training.step import Rule
 
-Seen = Literal["clean", "augmented", "pseudo"]
+ImageView = Literal["clean", "augmented", "pseudo"]
 """How a task's images are looked at: as they are, as in training, or with those made in the place of old ones."""
 
 
 class TrainingOptions(Options):
-    """How a backbone learns a task; the same for every representation."""
+    """How a backbone learns a task; the same for every learner."""
 
     backbone: str = "resnet18"
     stem: str = "cifar"
@@ -55,26 +55,26 @@ class Classifier(nn.Module):
         self.backbone, self.head = backbone, head
 
 
-class Learned(Protocol):
-    """A task that has just been learned, as `finish` sees it."""
+class LearnedTask(Protocol):
+    """A task that has just been learned, as `after_task` sees it."""
 
     labels: Tensor
 
     def new(self) -> Tensor:
         """Features (n, dim) of the task's images."""
 
-    def pairs(self, view: Seen) -> tuple[Tensor, Tensor]:
+    def pairs(self, view: ImageView) -> tuple[Tensor, Tensor]:
         """Features of the same images under the backbone before the task and after it; with what `pseudo` returns."""
 
     def pixels(self) -> Pixels:
         """The images."""
 
 
-class Representation(nn.Module, ABC):
+class Learner(nn.Module, ABC):
     """A student that learns task after task, and a teacher: the student as it was when the task began.
 
-    A task goes: `begin`; for each of its `stages` `prepare`, `enter` and training on what is `studied`; `finish`. A run
-    that is taken up in the middle of a stage goes on with `enter`: what the steps before it made is in `state`.
+    A task goes: `begin`; for each of its `stages` `before_stage`, `set_stage` and training on `training_data`; then
+    `after_task`. A resumed run goes on with `set_stage`: what the steps before it made is in `state`.
     """
 
     options_type: type[TrainingOptions] = TrainingOptions
@@ -88,10 +88,10 @@ class Representation(nn.Module, ABC):
         self.student = self._new_classifier(seed)
         self.teacher = copy.deepcopy(self.student)
         self.teacher.requires_grad_(False)
-        self.old = 0  # classes learned before this task
-        self.present: Tensor | None = None  # positions of the classes in this task, where old ones are among them
+        self.num_old_classes = 0  # classes learned before this task
+        self.task_classes: Tensor | None = None  # positions of the classes in this task, where old ones are among them
         self.anchor: nn.Module | None = None  # the backbone as it was after the first task, where a method asks for it
-        self.noise = torch.Generator(machine.device)  # what the loss may draw from; seeded anew for each epoch
+        self.loss_generator = torch.Generator(machine.device)  # what the loss may draw from; seeded anew for each epoch
         # Compiled once for all tasks: weights are copied into the same modules, the growing head stays outside.
         self.student_features = self.in_training(self.student.backbone)
         self.teacher_features = machine.compiled(self.teacher.backbone)
@@ -117,7 +117,7 @@ class Representation(nn.Module, ABC):
         """The backbone as it was before this task."""
         return self.teacher.backbone
 
-    def reading(self, backbone: nn.Module) -> nn.Module:
+    def feature_extractor(self, backbone: nn.Module) -> nn.Module:
         """Return what classifiers and shifts read of a backbone: its features come first."""
         return backbone
 
@@ -150,7 +150,7 @@ class Representation(nn.Module, ABC):
 
     def begin(self, task: Task) -> None:
         """Freeze a copy of the student as teacher, and give the head a row for each new class."""
-        self.old = task.first_class
+        self.num_old_classes = task.first_class
         self._copy_to_teacher()
         self.head.grow(len(task.classes), generator("cpu", Purpose.WEIGHTS, self.seed, task.index))
 
@@ -159,10 +159,10 @@ class Representation(nn.Module, ABC):
         self.teacher.requires_grad_(False)
         self.teacher.load_state_dict(self.student.state_dict())
 
-    def prepare(self, stage: int, pixels: Pixels, labels: Tensor) -> None:
+    def before_stage(self, stage: int, pixels: Pixels, labels: Tensor) -> None:
         """Make what a stage needs, from the task's images and labels; kept in `state`."""
 
-    def enter(self, stage: int) -> None:
+    def set_stage(self, stage: int) -> None:
         """Switch to a stage: which loss, which parameters learn."""
 
     def resting(self) -> Resting | None:
@@ -184,22 +184,22 @@ class Representation(nn.Module, ABC):
         """Return a fast way to many images' features under a backbone that does not learn now; `features` is slower."""
         return rested(backbone, self.machine.device, self.machine.dtype) or features
 
-    def studied(self, stage: int, pixels: Pixels, labels: Tensor) -> tuple[Pixels, Tensor]:
+    def training_data(self, stage: int, pixels: Pixels, labels: Tensor) -> tuple[Pixels, Tensor]:
         """Return the images and labels a stage trains on."""
         return pixels, labels
 
-    def pseudo(self) -> Tensor | None:
+    def pseudo_images(self) -> Tensor | None:
         """Return images (m, c, h, w) that were made for this task in the place of old ones, where that is done."""
         return None
 
-    def finish(self, task: Learned) -> None:
+    def after_task(self, task: LearnedTask) -> None:
         """Keep what later tasks need of this one."""
 
     @abstractmethod
     def loss(self, images: Tensor, labels: Tensor) -> Tensor:
         """Return the loss of a batch: normalised images (n, c, h, w), positions in the class order (n,)."""
 
-    def train(self, mode: bool = True) -> Representation:
+    def train(self, mode: bool = True) -> Learner:
         """Switch the student; the teacher always rests."""
         self.student.train(mode)
         self.teacher.eval()
@@ -231,13 +231,13 @@ def new_class_loss(logits: Tensor, labels: Tensor, old: int) -> Tensor:
     return torch.nn.functional.cross_entropy(logits[:, old:].float(), labels - old)
 
 
-def present_class_loss(logits: Tensor, labels: Tensor, present: Tensor) -> Tensor:
-    """Cross-entropy over the logits of the classes in the task, `present` (ascending), old and new.
+def task_class_loss(logits: Tensor, labels: Tensor, present: Tensor) -> Tensor:
+    """Cross-entropy over the logits of the classes in the task, `task_classes` (ascending), old and new.
 
     It is the first term of Eq. 1 for a task in which old classes come again; classes that are absent have no part.
 
     >>> logits = torch.tensor([[1.0, 2.0, 4.0]])
-    >>> float(present_class_loss(logits, torch.tensor([2]), torch.tensor([1, 2])))  # log(1 + exp(2 - 4))
+    >>> float(task_class_loss(logits, torch.tensor([2]), torch.tensor([1, 2])))  # log(1 + exp(2 - 4))
     0.126928...
     """
     return torch.nn.functional.cross_entropy(logits[:, present].float(), torch.searchsorted(present, labels))

@@ -36,7 +36,7 @@ def herd(features: Tensor, count: int) -> Tensor:
     return torch.stack(chosen) if chosen else torch.zeros(0, dtype=torch.long, device=features.device)
 
 
-def unit(features: Tensor) -> Tensor:
+def l2_normalize(features: Tensor) -> Tensor:
     """Features of length one, as herding and the nearest mean of exemplars compare them."""
     return normalize(features.double(), dim=1)
 
@@ -52,22 +52,22 @@ class Exemplars:
         return len(self.labels)
 
     @classmethod
-    def chosen(cls, features: Tensor, pixels: Pixels, labels: Tensor, per_class: int) -> Exemplars:
+    def select(cls, features: Tensor, pixels: Pixels, labels: Tensor, per_class: int) -> Exemplars:
         """Herd `per_class` images of each class by their features (n, dim)."""
         rows = []
         for label in labels.unique().tolist():
             own = (labels == label).nonzero()[:, 0]
-            rows.append(own[herd(unit(features[own]), per_class)])
+            rows.append(own[herd(l2_normalize(features[own]), per_class)])
         every = torch.cat(rows)
         return cls(pixels.images[every], labels[every])
 
-    def reduced(self, per_class: int) -> Exemplars:
+    def truncate(self, per_class: int) -> Exemplars:
         """Keep the most important of each class (Algorithm 5)."""
         start = torch.searchsorted(self.labels, self.labels)  # where each row's class begins
         kept = torch.arange(len(self), device=self.labels.device) - start < per_class
         return Exemplars(self.images[kept], self.labels[kept])
 
-    def joined(self, other: Exemplars) -> Exemplars:
+    def merge(self, other: Exemplars) -> Exemplars:
         """Add the exemplars of later classes."""
         return Exemplars(torch.cat([self.images, other.images]), torch.cat([self.labels, other.labels]))
 

@@ -9,7 +9,7 @@ from efcil.learners.lwf import LwF
 from efcil.training.schedule import Schedule
 
 
-class Frozen(LwF):
+class FirstTask(LwF):
     """LwF's first task, and nothing after it."""
 
     def stages(self, task: int) -> tuple[Schedule, ...]:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from efcil.accel.machine import Machine
 from efcil.accel.prefetch import Resting
-from efcil.learners.base import Classifier, Learned, Seen, new_class_loss
+from efcil.learners.base import Classifier, ImageView, LearnedTask, new_class_loss
 from efcil.learners.lwf import distillation
 from efcil.learners.rehearsal import Rehearsal, RehearsalOptions
 from efcil.models.heads import GrowingHead, LinearHead
@@ -91,14 +91,14 @@ class Booster(nn.Module):
 class OnlyBoosted:
     """A learned task in the features of the boosted model: what stands before the student's."""
 
-    def __init__(self, task: Learned, dim: int):
+    def __init__(self, task: LearnedTask, dim: int):
         self.task, self.dim, self.labels = task, dim, task.labels
 
     def new(self) -> Tensor:
         """Features (n, 2 dim), of the first task (n, dim)."""
         return self.task.new()[:, : self.dim]
 
-    def pairs(self, view: Seen) -> tuple[Tensor, Tensor]:
+    def pairs(self, view: ImageView) -> tuple[Tensor, Tensor]:
         """Old and new features of the same images."""
         old, new = self.task.pairs(view)
         return old[:, : self.dim], new[:, : self.dim]
@@ -156,14 +156,14 @@ class FOSTER(Rehearsal):
             source = generator("cpu", Purpose.WEIGHTS, self.seed, task.index, 1)
             self.booster.begin(self.teacher, task.seen, source)
 
-    def prepare(self, stage: int, pixels: Pixels, labels: Tensor) -> None:
+    def before_stage(self, stage: int, pixels: Pixels, labels: Tensor) -> None:
         """Count the images of each class: the new ones and the exemplars."""
         kept = self.exemplars
         self.counts = torch.bincount(labels if kept is None else torch.cat([labels, kept.labels]))
 
-    def enter(self, stage: int) -> None:
+    def set_stage(self, stage: int) -> None:
         """Let the booster learn, or the student, with the stage's class weights."""
-        self.boosting = bool(self.old) and stage == 0
+        self.boosting = bool(self.num_old_classes) and stage == 0
         self.booster.requires_grad_(self.boosting)
         self.student.requires_grad_(not self.boosting)
         assert self.counts is not None
@@ -178,7 +178,7 @@ class FOSTER(Rehearsal):
 
     def resting(self) -> Resting | None:
         """Return the old backbone's features; for the compression those of the boosted model."""
-        if not self.old:
+        if not self.num_old_classes:
             return None
         known = self.at_rest(self.teacher.backbone, self.teacher_features)
         if self.boosting:
@@ -188,7 +188,7 @@ class FOSTER(Rehearsal):
 
     def loss(self, images: Tensor, labels: Tensor, seen: Tensor | None = None) -> Tensor:
         """Return the loss of the stage."""
-        if not self.old:
+        if not self.num_old_classes:
             return new_class_loss(self.head(self.student_features(images)), labels, 0)
         return self._boosting(images, labels, seen) if self.boosting else self._compression(images, seen)
 
@@ -203,7 +203,7 @@ class FOSTER(Rehearsal):
         self.machine.join()
         logits = self.booster.head(torch.cat([known, added], 1)).float()
         aligned = logits / self.weights  # classes with few images must reach larger logits
-        kept = distillation(logits[:, : self.old], target, self.options.temperature)
+        kept = distillation(logits[:, : self.num_old_classes], target, self.options.temperature)
         return new_class_loss(aligned, labels, 0) + new_class_loss(alone, labels, 0) + self.options.okd_weight * kept
 
     def _compression(self, images: Tensor, both: Tensor | None) -> Tensor:
@@ -219,9 +219,9 @@ class FOSTER(Rehearsal):
         self.machine.join()
         return distillation(logits, target, temperature)
 
-    def finish(self, task: Learned) -> None:
+    def after_task(self, task: LearnedTask) -> None:
         """Herd with the features of the boosted model, as PyCIL does."""
-        super().finish(OnlyBoosted(task, 2 * self.dim))
+        super().after_task(OnlyBoosted(task, 2 * self.dim))
 
     def state(self, teacher: bool) -> dict[str, Tensor]:
         """Return the student and the exemplars; of a later task the boosted model as well, which is still measured."""

@@ -37,16 +37,16 @@ class ICaRL(Rehearsal):
 
     def resting(self) -> Resting | None:
         """Return the teacher's features."""
-        return self.at_rest(self.teacher.backbone, self.teacher_features) if self.old else None
+        return self.at_rest(self.teacher.backbone, self.teacher_features) if self.num_old_classes else None
 
     def loss(self, images: Tensor, labels: Tensor, before: Tensor | None = None) -> Tensor:
         """Return classification over all classes plus distillation over the old ones."""
-        if self.old:
+        if self.num_old_classes:
             with torch.no_grad(), self.machine.beside():
                 target = self.teacher.head(self.teacher_features(images) if before is None else before)
         logits = self.head(self.student_features(images))
         loss = new_class_loss(logits, labels, 0)
-        if self.old:
+        if self.num_old_classes:
             self.machine.join()
-            loss = loss + distillation(logits[:, : self.old], target, self.options.temperature)
+            loss = loss + distillation(logits[:, : self.num_old_classes], target, self.options.temperature)
         return loss

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from efcil.learners.base import Representation, new_class_loss
+from efcil.learners.base import Learner, new_class_loss
 from efcil.randomness import Purpose, generator
 from efcil.tasks import Task
 from efcil.training.schedule import Schedule
 
 
-class Joint(Representation):
+class Joint(Learner):
     """From scratch on everything, with the first task's schedule, cross-entropy over all classes."""
 
     all_data = True
 
     def begin(self, task: Task) -> None:
         """Start from new weights; the old backbone stays as the teacher."""
-        self.old = task.first_class
+        self.num_old_classes = task.first_class
         self._copy_to_teacher()
         fresh = self._new_classifier(self.seed)
         self.head.make_room(fresh.head.state_dict())

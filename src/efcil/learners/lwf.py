@@ -1,6 +1,6 @@
 """Learning without forgetting: cross-entropy on the new classes, distillation of the old ones.
 
-Li and Hoiem, "Learning without Forgetting", TPAMI 2018; as DPCR's representation: He et al., ICML 2025, Eq. 1-2.
+Li and Hoiem, "Learning without Forgetting", TPAMI 2018; as DPCR's learner: He et al., ICML 2025, Eq. 1-2.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch.nn.functional import linear, log_softmax, normalize, softmax
 from efcil.accel.fused_lwf_loss import cosines, judged, works
 from efcil.accel.machine import Machine
 from efcil.accel.prefetch import Resting
-from efcil.learners.base import Representation, TrainingOptions, new_class_loss, present_class_loss
+from efcil.learners.base import Learner, TrainingOptions, new_class_loss, task_class_loss
 from efcil.models.heads import CosineHead
 
 Map = tuple[Tensor, Tensor, float]  # weight (dim, dim) and bias of what features are held through, and how much
@@ -47,7 +47,7 @@ def _cosine(head: nn.Module) -> tuple[Tensor, Tensor]:
     return head.weight, head.scale
 
 
-class LwF(Representation):
+class LwF(Learner):
     """The teacher's logits over the old classes are what must not be forgotten."""
 
     options_type = LwFOptions
@@ -59,62 +59,62 @@ class LwF(Representation):
 
     def resting(self) -> Resting | None:
         """Return the teacher's features."""
-        return self.at_rest(self.teacher.backbone, self.teacher_features) if self.old else None
+        return self.at_rest(self.teacher.backbone, self.teacher_features) if self.num_old_classes else None
 
     def loss(self, images: Tensor, labels: Tensor, before: Tensor | None = None) -> Tensor:
         """Return the loss of Eq. 1 on a batch, whose features `before` the task may be known."""
         if self.at_once and self._plain():
             return self._judged(images, labels, before)
-        if self.old:
+        if self.num_old_classes:
             with torch.no_grad(), self.machine.beside():
                 before = self.teacher_features(images) if before is None else before
                 target = self.teacher.head(before)
         features = self.student_features(images)
         logits = self.head(features)
         loss = self.classification(logits, labels)
-        if self.old:
+        if self.num_old_classes:
             assert before is not None
             self.machine.join()
-            loss = loss + self.held(features, before, logits[:, : self.old], target)
+            loss = loss + self.distillation_loss(features, before, logits[:, : self.num_old_classes], target)
         return loss
 
     def _plain(self) -> bool:
         """Whether this is Eq. 1 and nothing else."""
         own = type(self)
-        plain = own.held is LwF.held and own.classification is LwF.classification
-        return plain and self.present is None and type(self.head) is CosineHead
+        plain = own.distillation_loss is LwF.distillation_loss and own.classification is LwF.classification
+        return plain and self.task_classes is None and type(self.head) is CosineHead
 
     def _judged(self, images: Tensor, labels: Tensor, before: Tensor | None) -> Tensor:
         """Return the same loss, from few kernels."""
         o, dtype = self.options, self.machine.dtype
         target, old_scale = None, None
-        if self.old:
+        if self.num_old_classes:
             with torch.no_grad(), self.machine.beside():
                 before = self.teacher_features(images) if before is None else before
                 weight, old_scale = _cosine(self.teacher.head)
                 target = cosines(before, weight, dtype)
         features = self.student_features(images)
-        if self.old:
+        if self.num_old_classes:
             self.machine.join()
         loss = judged(features, labels, _cosine(self.head), target, old_scale, o.distill_weight, o.temperature, dtype)
-        through = self.through()
+        through = self.feature_projector()
         if through is None:
             return loss
         assert before is not None
         weight, bias, share = through
         return loss + share * feature_distance(linear(features, weight, bias), before)
 
-    def through(self) -> Map | None:
+    def feature_projector(self) -> Map | None:
         """Return the linear map that features are held through, where they are held."""
         return None
 
-    def held(self, features: Tensor, before: Tensor, logits: Tensor, target: Tensor) -> Tensor:
+    def distillation_loss(self, features: Tensor, before: Tensor, logits: Tensor, target: Tensor) -> Tensor:
         """Return what holds the student to the teacher: features (n, dim) and logits (n, old), its own and before."""
         found: Tensor = self.options.distill_weight * distillation(logits, target, self.options.temperature)
         return found
 
     def classification(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Return the first term of Eq. 1."""
-        if self.present is None:
-            return new_class_loss(logits, labels, self.old)
-        return present_class_loss(logits, labels, self.present)
+        if self.task_classes is None:
+            return new_class_loss(logits, labels, self.num_old_classes)
+        return task_class_loss(logits, labels, self.task_classes)

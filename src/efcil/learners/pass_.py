@@ -16,7 +16,7 @@ from torch.nn.functional import cross_entropy
 
 from efcil.accel.machine import Machine
 from efcil.errors import DataError
-from efcil.learners.base import Learned, Representation, TrainingOptions
+from efcil.learners.base import LearnedTask, Learner, TrainingOptions
 from efcil.models.heads import GrowingHead, LinearHead
 from efcil.training.schedule import Schedule
 from efcil.training.step import Rule
@@ -72,7 +72,7 @@ def class_spread(features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     return torch.stack(means), torch.stack(spreads)
 
 
-class PASS(Representation):
+class PASS(Learner):
     """A linear head with four rows per class; of old classes prototypes are left, and one radius."""
 
     options_type = PASSOptions
@@ -95,12 +95,12 @@ class PASS(Representation):
     def loss(self, images: Tensor, labels: Tensor) -> Tensor:
         """Return classification of all rotations; later also the features' distance and the old prototypes' loss."""
         turned, targets = rotated(images, labels)
-        if self.old:
+        if self.num_old_classes:
             with torch.no_grad(), self.machine.beside():
                 before = self.teacher_features(turned)
         features = self.student_features(turned)
         loss = self.classification(features, targets)
-        if self.old:
+        if self.num_old_classes:
             self.machine.join()
             # The norm of the whole batch's difference, as published: neither squared nor a mean.
             loss = loss + self.options.fkd_weight * self.machine.group.norm(features.float() - before.float())
@@ -116,14 +116,14 @@ class PASS(Representation):
         """Draw old prototypes with noise, prototype_c + radius N(0, I), and their labels: class c, not rotated."""
         count: int = self.options.batch_size
         if self.options.proto_draws == "balanced":
-            new = len(self.head.bias) // TURNS - self.old
-            count *= max(1, self.old // new)
+            new = len(self.head.bias) // TURNS - self.num_old_classes
+            count *= max(1, self.num_old_classes // new)
         device, dim = self.prototypes.device, self.prototypes.shape[1]
-        drawn = torch.randint(self.old, (count,), generator=self.noise, device=device)
-        noise = torch.randn(count, dim, generator=self.noise, device=device)
+        drawn = torch.randint(self.num_old_classes, (count,), generator=self.loss_generator, device=device)
+        noise = torch.randn(count, dim, generator=self.loss_generator, device=device)
         return self.prototypes[drawn] + self.radius.float() * noise, TURNS * drawn
 
-    def finish(self, task: Learned) -> None:
+    def after_task(self, task: LearnedTask) -> None:
         """Keep a prototype of each new class, and the radius: root of the mean spread of the classes it is of."""
         known = len(self.prototypes)
         means, spread = class_spread(task.new(), task.labels)

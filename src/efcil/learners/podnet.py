@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity, normalize
 
 from efcil.accel.machine import Machine
-from efcil.learners.base import Learned
+from efcil.learners.base import LearnedTask
 from efcil.learners.exemplars import Exemplars
 from efcil.learners.rehearsal import Rehearsal, RehearsalOptions
 from efcil.models import ResNet
@@ -100,37 +100,37 @@ class PODNet(Rehearsal):
         """After the first task there is a second, balanced stage."""
         return (*super().stages(task), *([self.options.balance] if task else []))
 
-    def prepare(self, stage: int, pixels: Pixels, labels: Tensor) -> None:
+    def before_stage(self, stage: int, pixels: Pixels, labels: Tensor) -> None:
         """Herd as many images of each new class as there are exemplars of an old one."""
         if stage:
             features = extract(self.backbone, pixels, self.machine, self.options.crop)
-            self.herded = Exemplars.chosen(features, pixels, labels, self.quota(self.old))
+            self.herded = Exemplars.select(features, pixels, labels, self.quota(self.num_old_classes))
 
-    def studied(self, stage: int, pixels: Pixels, labels: Tensor) -> tuple[Pixels, Tensor]:
+    def training_data(self, stage: int, pixels: Pixels, labels: Tensor) -> tuple[Pixels, Tensor]:
         """Return the new images, all or the herded ones, and the exemplars."""
         if stage:
             assert self.herded is not None
             pixels, labels = pixels.showing(self.herded.images), self.herded.labels
-        return super().studied(stage, pixels, labels)
+        return super().training_data(stage, pixels, labels)
 
     def loss(self, images: Tensor, labels: Tensor) -> Tensor:
         """Return classification over all classes plus, from the second task on, both distillations."""
-        if self.old:
+        if self.num_old_classes:
             with torch.no_grad(), self.machine.beside():
                 target, target_maps = self.teacher_sees(images)
         features, maps = self.student_sees(images)
         logits = self.head(features)
         loss = nca(logits, labels)
-        if self.old:
+        if self.num_old_classes:
             self.machine.join()
             o, seen = self.options, logits.shape[1]
             distilled = o.spatial_weight * pod_spatial(maps, target_maps) + o.flat_weight * pod_flat(features, target)
-            loss = loss + math.sqrt(seen / (seen - self.old)) * distilled
+            loss = loss + math.sqrt(seen / (seen - self.num_old_classes)) * distilled
         return loss
 
-    def finish(self, task: Learned) -> None:
+    def after_task(self, task: LearnedTask) -> None:
         """Herd the exemplars anew, with the final features."""
-        super().finish(task)
+        super().after_task(task)
         self.herded = None
 
     def state(self, teacher: bool) -> dict[str, Tensor]:

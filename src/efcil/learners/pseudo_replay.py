@@ -20,7 +20,7 @@ from efcil.accel.machine import Machine
 from efcil.core.linear_algebra import DTYPE, covariance_root, relative_ridge
 from efcil.core.projection import feature_products, task_shift_from_gram
 from efcil.errors import OptionError
-from efcil.learners.base import Learned
+from efcil.learners.base import LearnedTask
 from efcil.learners.lwf import LwF, LwFOptions, Map, feature_distance
 from efcil.models import ResNet, is_timm
 from efcil.models.heads import CosineHead
@@ -41,14 +41,20 @@ AT_ONCE = 2000  # images made at once
 class PseudoReplayOptions(LwFOptions):
     """LwF's options, and how images of old classes are made."""
 
-    pseudo: float = Field(default=1.0, ge=0)  # images made for each image of the task; 0: LwF
-    pseudo_shift: float | None = Field(default=None, ge=0)  # the same for the shift, which has these and maybe more
-    pseudo_spread: float = Field(default=1.0, ge=0)  # of the points aimed at about their class's mean; 0: the mean
-    pseudo_step: float = Field(default=0.09, gt=0)  # root mean square change of a normalised pixel in an iteration
+    pseudo_ratio: float = Field(default=1.0, ge=0)  # images made for each image of the task; 0: LwF
+    pseudo_ratio_shift: float | None = Field(
+        default=None, ge=0
+    )  # the same for the shift, which has these and maybe more
+    pseudo_noise: float = Field(default=1.0, ge=0)  # of the points aimed at about their class's mean; 0: the mean
+    pseudo_step_size: float = Field(default=0.09, gt=0)  # root mean square change of a normalised pixel in an iteration
     pseudo_iterations: int = Field(default=6, ge=1)
-    feature_weight: float = Field(default=0.0, ge=0)  # of the distance to the teacher's features, through a linear map
-    read_quarters: int = Field(default=0, ge=0, le=3)  # stages before the last whose quarters classifiers read as well
-    read_mirrored: bool = False  # what is read is the mean over an image and its mirror image
+    feature_distill_weight: float = Field(
+        default=0.0, ge=0
+    )  # of the distance to the teacher's features, through a linear map
+    intermediate_stages: int = Field(
+        default=0, ge=0, le=3
+    )  # stages before the last whose quarters classifiers read as well
+    flip_tta: bool = False  # what is read is the mean over an image and its mirror image
 
 
 class PseudoReplay(LwF):
@@ -57,38 +63,38 @@ class PseudoReplay(LwF):
     options_type = PseudoReplayOptions
 
     def __init__(self, options: Any, channels: int, machine: Machine, seed: int):
-        named = [name for name in ("read_quarters", "read_mirrored") if getattr(options, name)]
+        named = [name for name in ("intermediate_stages", "flip_tta") if getattr(options, name)]
         if is_timm(options.backbone) and named:
             raise OptionError(f"{named[0]} is for the stages of a ResNet, not for {options.backbone}: leave it out")
         super().__init__(options, channels, machine, seed)
-        quarters = options.read_quarters
+        quarters = options.intermediate_stages
         if quarters > 2 and isinstance(getattr(self.backbone, "layer4", None), nn.Identity):
             raise OptionError(
-                f"read_quarters={quarters}: {options.backbone} has three stages, the last is read as a whole"
+                f"intermediate_stages={quarters}: {options.backbone} has three stages, the last is read as a whole"
             )
-        dim: int = self.aimed(self.backbone).dim  # type: ignore[assignment]
+        dim: int = self.inversion_network(self.backbone).dim  # type: ignore[assignment]
         where: dict[str, Any] = {"dtype": DTYPE, "device": machine.device}
         self.means = torch.zeros(0, dim, **where)  # (classes, dim)
         self.covariance = torch.zeros(dim, dim, **where)  # within classes, the mean of theirs
         self.made: Tensor | None = None  # (m, channels, height, width) uint8, as many for each class, the nearest first
         self._own = self._learned = 0  # images of the task, and of those that were made, that are learned
         own: int = self.backbone.dim  # type: ignore[assignment]
-        self.projector = machine.place(nn.Linear(own, own)) if options.feature_weight else None
+        self.projector = machine.place(nn.Linear(own, own)) if options.feature_distill_weight else None
 
-    def reading(self, backbone: nn.Module) -> nn.Module:
+    def feature_extractor(self, backbone: nn.Module) -> nn.Module:
         """Return the backbone, or what reads more of it."""
         o = self.options
-        if not (o.read_quarters or o.read_mirrored):
+        if not (o.intermediate_stages or o.flip_tta):
             return backbone
         assert isinstance(backbone, ResNet)
-        return Reading(backbone, o.read_quarters, o.read_mirrored)
+        return Reading(backbone, o.intermediate_stages, o.flip_tta)
 
-    def aimed(self, backbone: nn.Module) -> nn.Module:
+    def inversion_network(self, backbone: nn.Module) -> nn.Module:
         """Return what draws images: all that is read of a backbone, of the image as it is."""
-        if not self.options.read_quarters:
+        if not self.options.intermediate_stages:
             return backbone
         assert isinstance(backbone, ResNet)
-        return Reading(backbone, self.options.read_quarters, mirrored=False)
+        return Reading(backbone, self.options.intermediate_stages, mirrored=False)
 
     def begin(self, task: Task) -> None:
         """Begin as LwF does; the linear map of features begins as the identity."""
@@ -97,42 +103,44 @@ class PseudoReplay(LwF):
             nn.init.eye_(self.projector.weight)
             nn.init.zeros_(self.projector.bias)
 
-    def prepare(self, stage: int, pixels: Pixels, labels: Tensor) -> None:
+    def before_stage(self, stage: int, pixels: Pixels, labels: Tensor) -> None:
         """Make images of the old classes from the task's."""
         self.made = None
-        wanted = round(max(self.options.pseudo, self.options.pseudo_shift or 0) * len(labels))
-        if not self.old or not wanted:
+        wanted = round(max(self.options.pseudo_ratio, self.options.pseudo_ratio_shift or 0) * len(labels))
+        if not self.num_old_classes or not wanted:
             return
-        source = extract(self.aimed(self.old_backbone), pixels, self.machine).to(DTYPE)
-        draws = generator("cpu", Purpose.PSEUDO, self.seed, self.old)
-        rows, goals = chosen(self.means, self.covariance, source, wanted, self.options.pseudo_spread, draws)
+        source = extract(self.inversion_network(self.old_backbone), pixels, self.machine).to(DTYPE)
+        draws = generator("cpu", Purpose.PSEUDO, self.seed, self.num_old_classes)
+        rows, goals = select_seeds_and_targets(
+            self.means, self.covariance, source, wanted, self.options.pseudo_noise, draws
+        )
         self.old_backbone.eval()
         found = []
         with memory_guard("making images of old classes"):
             for part in torch.arange(len(rows), device=rows.device).split(AT_ONCE):
                 (images,) = pixels.taken([rows[part]])
-                found.append(self._drawn(pixels, images, goals[part].clamp_min(0) if self.last_relu else goals[part]))
+                found.append(self._invert(pixels, images, goals[part].clamp_min(0) if self.last_relu else goals[part]))
         self.made = torch.cat(found)
         self.machine.group.copy_first_([self.made])  # GPUs do not round alike
 
-    def _drawn(self, pixels: Pixels, images: Tensor, goals: Tensor) -> Tensor:
+    def _invert(self, pixels: Pixels, images: Tensor, goals: Tensor) -> Tensor:
         """Draw images to goals, and round them to what can be stored."""
         black, white = -pixels.offset, 255 * pixels.scale - pixels.offset
-        step = self.options.pseudo_step * images[0].numel() ** 0.5
+        step = self.options.pseudo_step_size * images[0].numel() ** 0.5
         inputs = pixels.normalise(images)
-        network = self.aimed(self.old_backbone)
+        network = self.inversion_network(self.old_backbone)
         with self.machine.autocast():  # of a gradient only the direction counts
             inputs = towards(network, inputs, goals, step, self.options.pseudo_iterations, (black, white))
         return ((inputs + pixels.offset) / pixels.scale).round().clamp(0, 255).to(torch.uint8)
 
-    def pseudo(self) -> Tensor | None:
+    def pseudo_images(self) -> Tensor | None:
         """Return the images that were made for this task."""
         return self.made
 
-    def studied(self, stage: int, pixels: Pixels, labels: Tensor) -> tuple[Pixels, Tensor]:
+    def training_data(self, stage: int, pixels: Pixels, labels: Tensor) -> tuple[Pixels, Tensor]:
         """Return the task's images, and those that were made to be learned, without a label."""
         self._own, self._learned = len(labels), 0
-        wanted = round(self.options.pseudo * len(labels))
+        wanted = round(self.options.pseudo_ratio * len(labels))
         if self.made is None or not wanted:
             return pixels, labels
         classes = len(self.means)
@@ -148,35 +156,39 @@ class PseudoReplay(LwF):
         """
         if not self._learned:
             return super().classification(logits, labels)
-        new = torch.where(labels == UNLABELLED, UNLABELLED, labels - self.old)
-        total = cross_entropy(logits[:, self.old :].float(), new, ignore_index=UNLABELLED, reduction="sum")
+        new = torch.where(labels == UNLABELLED, UNLABELLED, labels - self.num_old_classes)
+        total = cross_entropy(logits[:, self.num_old_classes :].float(), new, ignore_index=UNLABELLED, reduction="sum")
         return total * (1 + self._learned / self._own) / len(labels)
 
-    def held(self, features: Tensor, before: Tensor, logits: Tensor, target: Tensor) -> Tensor:
+    def distillation_loss(self, features: Tensor, before: Tensor, logits: Tensor, target: Tensor) -> Tensor:
         """Add to the distillation the squared distance of unit features: what moved linearly is not held."""
-        loss = super().held(features, before, logits, target)
+        loss = super().distillation_loss(features, before, logits, target)
         if self.projector is None:
             return loss
-        distance: Tensor = self.options.feature_weight * feature_distance(self.projector(features), before)
+        distance: Tensor = self.options.feature_distill_weight * feature_distance(self.projector(features), before)
         return loss + distance
 
-    def through(self) -> Map | None:
+    def feature_projector(self) -> Map | None:
         """Return the linear map that features are held through, where they are held."""
-        if self.projector is None or not self.old:
+        if self.projector is None or not self.num_old_classes:
             return None
-        return self.projector.weight, self.projector.bias, self.options.feature_weight
+        return self.projector.weight, self.projector.bias, self.options.feature_distill_weight
 
     def _plain(self) -> bool:
         """Whether this is Eq. 1 and features held: a loss with made images is not."""
         own, here = type(self), PseudoReplay
-        plain = own.held is here.held and own.classification is here.classification and not self._learned
-        return plain and self.present is None and type(self.head) is CosineHead
+        plain = (
+            own.distillation_loss is here.distillation_loss
+            and own.classification is here.classification
+            and not self._learned
+        )
+        return plain and self.task_classes is None and type(self.head) is CosineHead
 
-    def finish(self, task: Learned) -> None:
+    def after_task(self, task: LearnedTask) -> None:
         """Move the means and the covariance with the task, and add those of its classes."""
         known = len(self.means)
         if known:
-            shift = moved_by(*task.pairs("pseudo"))
+            shift = shift_map(*task.pairs("pseudo"))
             self.means = self.means @ shift
             self.covariance = shift.T @ self.covariance @ shift
         features = task.new().to(DTYPE)
@@ -206,7 +218,7 @@ class PseudoReplay(LwF):
             self.projector.load_state_dict(own)
 
 
-def chosen(
+def select_seeds_and_targets(
     means: Tensor, covariance: Tensor, source: Tensor, wanted: int, spread: float, draws: torch.Generator
 ) -> tuple[Tensor, Tensor]:
     """Return which images are to be changed, (m,), and what features they are to have, (m, dim).
@@ -222,7 +234,7 @@ def chosen(
     return rows, centres + spread * (noise @ covariance_root(covariance).T)
 
 
-def moved_by(old: Tensor, new: Tensor) -> Tensor:
+def shift_map(old: Tensor, new: Tensor) -> Tensor:
     """Return the linear map (dim, dim) from old features to new ones; what they do not show stays."""
     gram, cross = feature_products(old, new)
     return task_shift_from_gram(gram, cross, relative_ridge(gram, RIDGE), "identity")

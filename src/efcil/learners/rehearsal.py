@@ -11,7 +11,7 @@ from torch import Tensor
 
 from efcil.accel.machine import Machine
 from efcil.errors import OptionError
-from efcil.learners.base import Learned, Representation, TrainingOptions
+from efcil.learners.base import LearnedTask, Learner, TrainingOptions
 from efcil.learners.exemplars import Exemplars
 from efcil.training.image_batches import Pixels
 from efcil.training.image_store import followed_by
@@ -24,7 +24,7 @@ class RehearsalOptions(TrainingOptions):
     memory_per_class: int | None = Field(default=None, ge=1)  # instead: so many of each class, however many classes
 
 
-class Rehearsal(Representation):
+class Rehearsal(Learner):
     """Trains on the new images and the exemplars; herds new exemplars after each task."""
 
     options_type: type[RehearsalOptions] = RehearsalOptions
@@ -46,18 +46,18 @@ class Rehearsal(Representation):
                 "set memory_per_class, or take an exemplar-free method (dpcr)"
             )
 
-    def studied(self, stage: int, pixels: Pixels, labels: Tensor) -> tuple[Pixels, Tensor]:
+    def training_data(self, stage: int, pixels: Pixels, labels: Tensor) -> tuple[Pixels, Tensor]:
         """Return the new images and the exemplars."""
         kept = self.exemplars
         if kept is None:
             return pixels, labels
         return pixels.showing(followed_by(pixels.images, kept.images)), torch.cat([labels, kept.labels])
 
-    def finish(self, task: Learned) -> None:
+    def after_task(self, task: LearnedTask) -> None:
         """Keep fewer exemplars of each old class, herd those of the new ones."""
         seen = int(task.labels.max()) + 1
-        new = Exemplars.chosen(task.new(), task.pixels(), task.labels, self.quota(seen))
-        self.exemplars = new if self.exemplars is None else self.exemplars.reduced(self.quota(seen)).joined(new)
+        new = Exemplars.select(task.new(), task.pixels(), task.labels, self.quota(seen))
+        self.exemplars = new if self.exemplars is None else self.exemplars.truncate(self.quota(seen)).merge(new)
 
     def state(self, teacher: bool) -> dict[str, Tensor]:
         """Return the tensors of the networks, and the exemplars."""

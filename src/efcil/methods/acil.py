@@ -47,7 +47,7 @@ def random_expansion(place: Tensor, buffer: int, device: torch.device) -> Tensor
 
 def expansion_place(task: TaskFeatures) -> Tensor:
     """What determines a run's expansion: the seed and the dimension of the features, (2,) int64."""
-    return torch.tensor([task.representation.seed, task.new().shape[1]])
+    return torch.tensor([task.learner.seed, task.new().shape[1]])
 
 
 def one_hot_labels(task: TaskFeatures) -> tuple[Tensor, int]:

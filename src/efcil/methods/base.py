@@ -1,4 +1,4 @@
-"""What a method is: a representation, and a readout that turns what the backbone sees into scores."""
+"""What a method is: a learner, and a readout that turns what the backbone sees into scores."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Method:
     name: str
     title: str
     paper: str  # citation
-    representation: str
+    learner: str
     shift: str
     head: str
     readout: ReadoutFactory
@@ -78,7 +78,7 @@ class Method:
     @property
     def frozen(self) -> bool:
         """Whether it reads the backbone as it was after the first task."""
-        return self.representation == "frozen"
+        return self.learner == "frozen"
 
     @property
     def classifiers(self) -> Mapping[str, ReadoutFactory]:

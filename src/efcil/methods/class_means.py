@@ -19,7 +19,7 @@ from torch import Tensor
 
 from efcil.config import Options
 from efcil.core.class_stats import ClassStats
-from efcil.core.gram_storage import Factors
+from efcil.core.gram_storage import LowRankGrams
 from efcil.core.nearest_mean import cosine_scores
 from efcil.features import TaskFeatures
 from efcil.methods.base import State
@@ -64,7 +64,7 @@ class LwFNCM:
         assert other.means is not None
         assert other.count is not None
         order = positions.argsort()
-        none = Factors.zero(len(order), other.means)  # no Grams are kept
+        none = LowRankGrams.zero(len(order), other.means)  # no Grams are kept
         self._add(ClassStats(positions[order], other.count[order], other.means[order], none))
 
     def scores(self, features: Tensor) -> Tensor:
@@ -95,18 +95,18 @@ class DPNCM:
 
     def learn(self, task: TaskFeatures) -> None:
         """Move the old classes, add the new ones."""
-        self.stats = task.joined(dual_projection(self.stats, task, self.options), memory=self.options.memory)
+        self.stats = task.merge(dual_projection(self.stats, task, self.options), memory=self.options.memory)
 
     def keep(self, positions: Tensor) -> None:
         """Keep some classes only."""
         assert self.stats is not None
-        self.stats = self.stats.select(positions).renumbered(range(len(positions)))
+        self.stats = self.stats.select(positions).relabel(range(len(positions)))
 
     def absorb(self, other: DPNCM, positions: Tensor) -> None:
         """Add the statistics of another."""
         assert self.stats is not None
         assert other.stats is not None
-        self.stats = self.stats.joined(other.stats.renumbered(positions), self.options.memory)
+        self.stats = self.stats.merge(other.stats.relabel(positions), self.options.memory)
 
     def scores(self, features: Tensor) -> Tensor:
         """Return the cosine to each moved mean."""

@@ -28,7 +28,7 @@ from efcil.core.class_stats import ClassStats
 from efcil.core.gaussian import gaussian_factors, log_densities, standardised
 from efcil.errors import OptionError
 from efcil.features import TaskFeatures
-from efcil.learners.base import Seen
+from efcil.learners.base import ImageView
 from efcil.methods.base import State
 from efcil.methods.dpcr import DPCR, DPCROptions
 from efcil.models.multi_stage import features_of, width
@@ -38,20 +38,20 @@ from efcil.shift.dual_projection import Share
 class DPCRPlusOptions(DPCROptions):
     """DPCR's options, those of a shift with made images that may keep to the identity, and the Gaussians'."""
 
-    shift_images: Seen = "pseudo"  # type: ignore[assignment]  # one more choice than the others have
-    shift_share: Share = "auto"
+    shift_view: ImageView = "pseudo"  # type: ignore[assignment]  # one more choice than the others have
+    shift_ridge_rel: Share = "auto"
     gaussian: float = Field(default=1.0, ge=0)  # weight of the Gaussians beside the ridge classifier; 0: DPCR's alone
     gaussian_shared: float = Field(default=0.9, ge=0, le=1)  # of a class's covariance is the one of all classes
     gaussian_ridge: float = Field(default=0.3, gt=0)  # added to it, a share of its trace / dim
     moved_bonus: float = Field(default=0.0, ge=0)  # added to a class's standardised score for every task that moved it
-    quarters: int | None = Field(default=None, ge=0, le=3)  # of so many stages of those that are read; None: of all
+    use_stages: int | None = Field(default=None, ge=0, le=3)  # of so many stages of those that are read; None: of all
 
     def check_training(self, training: Any) -> None:
         """Refuse to use more than is read."""
-        if self.quarters is not None and self.quarters > training.read_quarters:
+        if self.use_stages is not None and self.use_stages > training.intermediate_stages:
             raise OptionError(
-                f"quarters={self.quarters}: the quarters of {training.read_quarters} stages are read; set "
-                f"read_quarters={self.quarters} or more"
+                f"use_stages={self.use_stages}: the quarters of {training.intermediate_stages} stages are read; set "
+                f"intermediate_stages={self.use_stages} or more"
             )
 
 
@@ -68,10 +68,10 @@ class DPCRPlus(DPCR):
     def learn(self, task: TaskFeatures) -> None:
         """Learn as DPCR does, and count."""
         self._factors = None  # they take more memory than anything that is kept: gone before statistics move
-        before, known, quarters = self.stats, self.moves, self.options.quarters
-        if quarters is not None:
-            read = task.representation.options.read_quarters
-            task = task.narrowed(width(features_of(task.new().shape[1], read), quarters))
+        before, known, stages = self.stats, self.moves, self.options.use_stages
+        if stages is not None:
+            read = task.learner.options.intermediate_stages
+            task = task.narrowed(width(features_of(task.new().shape[1], read), stages))
         super().learn(task)
         assert self.stats is not None
         self.moves = torch.zeros_like(self.stats.classes)

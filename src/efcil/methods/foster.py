@@ -66,8 +66,8 @@ class Boosted(PartHead):
 
     def learn(self, task: TaskFeatures) -> None:
         """Copy the head."""
-        assert isinstance(task.representation, FOSTER)
-        self.head = copy.deepcopy(task.representation.boosted_head)
+        assert isinstance(task.learner, FOSTER)
+        self.head = copy.deepcopy(task.learner.boosted_head)
 
     def scores(self, features: Tensor) -> Tensor:
         """Return the logits of features (n, 3 dim), or (n, dim) after the first task."""

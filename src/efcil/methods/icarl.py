@@ -1,4 +1,4 @@
-"""iCaRL: incremental classifier and representation learning, with exemplars.
+"""iCaRL: incremental classifier and learner learning, with exemplars.
 
 Rebuffi et al., "iCaRL: Incremental Classifier and Representation Learning", CVPR 2017.
 
@@ -27,7 +27,7 @@ from torch import Tensor
 from efcil.config import Options
 from efcil.core.nearest_mean import cosine_scores
 from efcil.features import TaskFeatures
-from efcil.learners.exemplars import unit
+from efcil.learners.exemplars import l2_normalize
 from efcil.learners.rehearsal import Rehearsal
 from efcil.training.extraction import extract
 
@@ -46,11 +46,11 @@ class ExemplarMeans:
 
     def learn(self, task: TaskFeatures) -> None:
         """Take the means of all exemplars under the new backbone."""
-        r = task.representation
+        r = task.learner
         assert isinstance(r, Rehearsal)
         assert r.exemplars is not None
         shown = task.pixels().showing(r.exemplars.images)
-        features = unit(extract(r.backbone, shown, r.machine, r.options.crop))
+        features = l2_normalize(extract(r.backbone, shown, r.machine, r.options.crop))
         labels = r.exemplars.labels
         sums = features.new_zeros(int(labels.max()) + 1, features.shape[1]).index_add_(0, labels, features)
         self.means = sums / torch.bincount(labels)[:, None]

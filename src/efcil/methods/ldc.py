@@ -29,7 +29,7 @@ class LDC(LwFNCM):
     def learn(self, task: TaskFeatures) -> None:
         """Move the old means, add the new ones."""
         if self.means is not None and not task.rests:
-            old, new = task.pairs(self.options.shift_images)
-            source = generator(old.device, Purpose.SHIFT, task.representation.seed, task.index)
+            old, new = task.pairs(self.options.shift_view)
+            source = generator(old.device, Purpose.SHIFT, task.learner.seed, task.index)
             self.means = self.means @ learned_map(old, new, self.options, source).to(self.means)
         super().learn(task)

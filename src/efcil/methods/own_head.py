@@ -30,7 +30,7 @@ class OwnHead:
 
     def learn(self, task: TaskFeatures) -> None:
         """Copy the head."""
-        self.head = copy.deepcopy(task.representation.head)
+        self.head = copy.deepcopy(task.learner.head)
 
     def keep(self, positions: Tensor) -> None:
         """Keep the rows of some classes only."""

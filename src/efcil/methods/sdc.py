@@ -31,7 +31,7 @@ class SDC(LwFNCM):
 
     def learn(self, task: TaskFeatures) -> None:
         """Move the old means, add the new ones."""
-        o, view = self.options, self.options.shift_images
+        o, view = self.options, self.options.shift_view
         if self.means is not None and not task.rests:
             old_images, new_images = self._embedded(task.old(view)), self._embedded(task.new(view))
             self.means = self.means + kernel_drift(self.means, old_images, new_images, o.sigma, o.floor)

@@ -35,14 +35,14 @@ class Reading(nn.Module):
     """The backbone's features, and behind them what else is read; the backbone stays what it is.
 
     >>> from efcil.models import build
-    >>> reading = Reading(build("resnet10", width=4), quarters=2, mirrored=True)
+    >>> reading = Reading(build("resnet10", width=4), use_stages=2, mirrored=True)
     >>> reading(torch.zeros(2, 3, 8, 8)).shape, reading.dim  # 32 features, four times 16 planes, four times 8
     (torch.Size([2, 128]), 128)
     """
 
     def __init__(self, backbone: ResNet, quarters: int, mirrored: bool) -> None:
         super().__init__()
-        self.backbone, self.quarters, self.mirrored = backbone, quarters, mirrored  # quarters: of so many stages
+        self.backbone, self.use_stages, self.mirrored = backbone, quarters, mirrored  # quarters: of so many stages
         self.dim = width(backbone.dim, quarters)
 
     def forward(self, images: Tensor) -> Tensor:
@@ -52,5 +52,5 @@ class Reading(nn.Module):
 
     def _read(self, images: Tensor) -> Tensor:
         last, *before = reversed(self.backbone.stages(images))
-        quarters = [adaptive_avg_pool2d(maps, 2).flatten(1) for maps in before[: self.quarters]]
+        quarters = [adaptive_avg_pool2d(maps, 2).flatten(1) for maps in before[: self.use_stages]]
         return torch.cat([last.mean((2, 3)), *quarters], 1)

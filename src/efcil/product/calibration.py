@@ -32,14 +32,14 @@ RANGE = 1e6  # of temperatures, either way from the scale of the scores
 class Optimism:
     """By how much temperatures from draws are too low: the mean logarithm of the ratio, over held-out pictures.
 
-    >>> round(Optimism().joined(math.log(2.0), 30).factor, 3)
+    >>> round(Optimism().merge(math.log(2.0), 30).factor, 3)
     1.682
     """
 
     log_ratio: float = 0.0
     pictures: int = 10  # a little weight on no optimism, for first teachings of few pictures
 
-    def joined(self, log_ratio: float, pictures: int) -> Optimism:
+    def merge(self, log_ratio: float, pictures: int) -> Optimism:
         """The mean with another measurement."""
         total = self.pictures + pictures
         return Optimism((self.log_ratio * self.pictures + log_ratio * pictures) / total, total)
@@ -50,7 +50,7 @@ class Optimism:
         return math.exp(self.log_ratio)
 
 
-def drawn_features(stats: ClassStats, seed: int) -> tuple[Tensor, Tensor]:
+def draw_features(stats: ClassStats, seed: int) -> tuple[Tensor, Tensor]:
     """Return features (n, dim) drawn from each class's Gaussian, and their classes' places in `stats` (n,)."""
     each = max(DRAWS_EACH, DRAWS // max(1, len(stats)))
     source = generator("cpu", Purpose.DRAWS, seed)
@@ -64,7 +64,7 @@ def drawn_features(stats: ClassStats, seed: int) -> tuple[Tensor, Tensor]:
     return torch.cat(found), torch.arange(len(stats), device=stats.mean.device).repeat_interleave(each)
 
 
-def fitted_temperature(scores: Tensor, labels: Tensor) -> float:
+def fit_temperature(scores: Tensor, labels: Tensor) -> float:
     """Return the temperature under which `labels` (n,) are most likely given scores (n, classes).
 
     The log-likelihood is concave in 1 / temperature, so its slope is bisected. The target of a row has the share
@@ -74,7 +74,7 @@ def fitted_temperature(scores: Tensor, labels: Tensor) -> float:
     >>> rng = torch.Generator().manual_seed(0)
     >>> scores = torch.randn(20000, 3, generator=rng)
     >>> labels = torch.multinomial(torch.softmax(scores / 0.5, 1), 1, generator=rng)[:, 0]
-    >>> round(fitted_temperature(scores, labels), 1)
+    >>> round(fit_temperature(scores, labels), 1)
     0.5
     """
     scores = scores.to(DTYPE)

@@ -25,7 +25,7 @@ from efcil.core.class_stats import ClassStats
 from efcil.data.dataset import listed
 from efcil.errors import DataError, EfcilError, ModelError, OptionError, nearest
 from efcil.files import StrPath
-from efcil.learners import REPRESENTATIONS, Representation
+from efcil.learners import LEARNERS, Learner
 from efcil.methods.base import Readout
 from efcil.product import model_directory
 from efcil.product.calibration import Optimism
@@ -42,7 +42,7 @@ from efcil.training.trainer import EpochReport
 
 NONE_OF_THESE = ""
 SIMILAR = 10  # pairs of classes that a summary names
-_PREFIXES = ("", "backbone.", "student.backbone.", "representation.student.backbone.")  # of weights in a file
+_PREFIXES = ("", "backbone.", "student.backbone.", "learner.student.backbone.")  # of weights in a file
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,12 +126,12 @@ class IncrementalClassifier:
             raise OptionError("frozen=True needs weights=...: a backbone that never learned is of no use; or freeze()")
         if frozen and not self._rests_well:
             raise OptionError(f"frozen=True: {method} is nothing but its trained head; take dpcr")
-        representation = self._representation()
+        learner = self._representation()
         if weights is not None:
-            _load_backbone(representation, self._settings, weights)
+            _load_backbone(learner, self._settings, weights)
         state = State(
             classes=(),
-            weights=_weights(representation),
+            weights=_weights(learner),
             statistics={},
             temperature=1.0,
             optimism=Optimism(),
@@ -140,25 +140,25 @@ class IncrementalClassifier:
             frozen=frozen,
             previous=None,
         )
-        self._now = self._served(state, representation)
+        self._now = self._served(state, learner)
 
     # --- parts --------------------------------------------------------------------------------------------------------
 
-    def _representation(self) -> Representation:
-        kind = REPRESENTATIONS[self._settings.method.representation]
+    def _representation(self) -> Learner:
+        kind = LEARNERS[self._settings.method.learner]
         return kind(self._settings.training, CHANNELS, self._machine, self._settings.seed)
 
-    def _opened(self, state: State) -> Representation:
-        """A representation with the weights of a state, to be taught."""
+    def _opened(self, state: State) -> Learner:
+        """A learner with the weights of a state, to be taught."""
         if not state.weights:
             raise ModelError(f"there are no weights for {self._settings.training.backbone}")
-        representation = self._representation()
+        learner = self._representation()
         try:
-            representation.load_state({f"student.{k}": v.to(self._machine.device) for k, v in state.weights.items()})
+            learner.load_state({f"student.{k}": v.to(self._machine.device) for k, v in state.weights.items()})
         except (RuntimeError, KeyError) as error:
             why = " ".join(str(error).split())[:200]
             raise ModelError(f"the weights do not fit {self._settings.training.backbone}: {why}") from None
-        return representation
+        return learner
 
     def _readout(self, state: State) -> Readout:
         """A readout with the statistics of a state, to be taught or changed."""
@@ -167,8 +167,8 @@ class IncrementalClassifier:
             readout.load_state(copied(state.statistics, self._machine.device))
         return readout
 
-    def _served(self, state: State, representation: Representation | None = None) -> _Now:
-        backbone = (representation or self._opened(state)).backbone
+    def _served(self, state: State, learner: Learner | None = None) -> _Now:
+        backbone = (learner or self._opened(state)).backbone
         return _Now(state, backbone.requires_grad_(False).eval(), self._readout(state))
 
     @property
@@ -262,8 +262,8 @@ class IncrementalClassifier:
         lesson = Lesson(
             images, positions, len(state.classes), len(new), state.teachings, state.trainings, self._settings.held_out
         )
-        representation, readout = self._opened(state), self._readout(state)
-        at_rest = state.frozen or not representation.stages(state.trainings)
+        learner, readout = self._opened(state), self._readout(state)
+        at_rest = state.frozen or not learner.stages(state.trainings)
         rests = at_rest or (self._rests_well and (not new or len(taught) == 1))
         if rests and not at_rest and self._settings.method.frozen:
             raise ModelError(
@@ -280,7 +280,7 @@ class IncrementalClassifier:
 
         learned = teach(
             lesson,
-            representation,
+            learner,
             readout,
             rests=rests,
             imprints=rests and not at_rest,
@@ -293,14 +293,14 @@ class IncrementalClassifier:
         )
         after = state.changed(
             classes=_table(state, names, new, learned),
-            weights=state.weights if at_rest or not new else _weights(representation),
+            weights=state.weights if at_rest or not new else _weights(learner),
             statistics=dict(readout.state()),
             temperature=learned.temperature,
             optimism=learned.optimism,
             trainings=state.trainings + (not rests),
             teachings=state.teachings + 1,
         )
-        return self._served(after.after(state), representation)
+        return self._served(after.after(state), learner)
 
     def freeze(self) -> IncrementalClassifier:
         """Let the backbone rest for good: from now on a teaching is one pass and one solve."""
@@ -388,20 +388,20 @@ class IncrementalClassifier:
                 f"{self.method} keeps one sum over all classes, nothing of one can be taken out; "
                 "take one of dpcr, dp-ncm, lwf-ncm, sdc, adc, ldc, fecam, lwf"
             )
-        representation = self._opened(state)
+        learner = self._opened(state)
         positions = torch.tensor(kept, dtype=torch.int64, device=self.device)
-        head: Any = representation.head
+        head: Any = learner.head
         head.keep(positions[positions < len(head.weight)])
         if kept:
             readout.keep(positions)
         after = state.changed(
             classes=tuple(state.classes[place] for place in kept),
-            weights=_weights(representation),
+            weights=_weights(learner),
             statistics=dict(readout.state()) if kept else {},
             temperature=self._recalibrated(readout, state) if kept else 1.0,
             previous=None,
         )
-        self._now = self._served(after, representation)
+        self._now = self._served(after, learner)
         return self
 
     def undo(self) -> IncrementalClassifier:
@@ -540,8 +540,8 @@ def _check_effort(epochs: int | None, budget: float | None) -> None:
         raise OptionError(f"budget is {budget} seconds; wanted more than zero")
 
 
-def _weights(representation: Representation) -> dict[str, Tensor]:
-    return on_cpu(representation.student.state_dict())
+def _weights(learner: Learner) -> dict[str, Tensor]:
+    return on_cpu(learner.student.state_dict())
 
 
 def _backbone_only(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -575,9 +575,9 @@ def _similar(now: _Now) -> list[list[Any]]:
     return [[names[one[i]], names[other[i]], round(float(cosines[one[i], other[i]]), 4)] for i in order]
 
 
-def _load_backbone(representation: Representation, settings: Settings, weights: StrPath) -> None:
+def _load_backbone(learner: Learner, settings: Settings, weights: StrPath) -> None:
     """Give the student's backbone weights from a file, or those that timm fetches."""
-    name, backbone = settings.training.backbone, representation.student.backbone
+    name, backbone = settings.training.backbone, learner.student.backbone
     if os.fspath(weights) == "pretrained":
         if not models.is_timm(name):
             raise OptionError(f"weights='pretrained' is for timm/NAME, not {name}; give a safetensors file")

@@ -27,7 +27,7 @@ from torch import Tensor
 from efcil import __version__
 from efcil.config import Options, nested
 from efcil.core.class_stats import ClassStats
-from efcil.core.gram_storage import Factors
+from efcil.core.gram_storage import LowRankGrams
 from efcil.errors import EfcilError, ModelError
 from efcil.files import StrPath, exclusive_lock, read_json, sync_directory, sync_file, write_json
 from efcil.product.calibration import Optimism
@@ -144,7 +144,7 @@ def _write(folder: Path, settings: Settings, state: State) -> None:
 def format_of(statistics: Mapping[str, Tensor | ClassStats]) -> int:
     """The lowest format that can hold them."""
     stats = [value for value in statistics.values() if isinstance(value, ClassStats)]
-    return 2 if any(isinstance(part, Factors) for own in stats for part in own.parts) else 1
+    return 2 if any(isinstance(part, LowRankGrams) for own in stats for part in own.parts) else 1
 
 
 def _swap(fresh: Path, place: Path) -> None:

@@ -90,8 +90,8 @@ def resolve(
 
 def _family(name: str) -> Method:
     method = methods.find(name)
-    if method.representation not in KINDS or method.heads or method.exemplars:
-        able = [m.name for m in methods.registered().values() if m.representation in KINDS and not m.heads]
+    if method.learner not in KINDS or method.heads or method.exemplars:
+        able = [m.name for m in methods.registered().values() if m.learner in KINDS and not m.heads]
         raise OptionError(
             f"method {name} cannot be taught picture by picture: it needs old images or a backbone of its own; "
             f"take one of {', '.join(able)}"

@@ -18,10 +18,10 @@ from efcil.core.class_stats import ClassStats
 from efcil.data.cache import MEAN, STD
 from efcil.data.dataset import ImageSet
 from efcil.features import TaskFeatures
-from efcil.learners import Representation
+from efcil.learners import Learner
 from efcil.methods.base import Readout
 from efcil.models.heads import CosineHead
-from efcil.product.calibration import Optimism, drawn_features, fitted_temperature
+from efcil.product.calibration import Optimism, draw_features, fit_temperature
 from efcil.product.inputs import Images
 from efcil.product.settings import planned, with_epochs
 from efcil.randomness import Purpose, generator
@@ -55,7 +55,7 @@ class Lesson:
     share: float  # of a new class's pictures that is held out
 
     @property
-    def present(self) -> Tensor:
+    def task_classes(self) -> Tensor:
         """Positions of the classes in the call, ascending."""
         return torch.unique(self.labels)
 
@@ -73,7 +73,7 @@ class Lesson:
 
 @dataclass(frozen=True)
 class Learned:
-    """What came of it: representation and readout have changed; these are told beside."""
+    """What came of it: learner and readout have changed; these are told beside."""
 
     recall: dict[int, float]  # percent, by position
     temperature: float
@@ -87,7 +87,7 @@ def pixels_of(images: Images, machine: Machine) -> Pixels:
 
 def teach(
     lesson: Lesson,
-    representation: Representation,
+    learner: Learner,
     readout: Readout,
     *,
     rests: bool,
@@ -99,43 +99,43 @@ def teach(
     after_epoch: Told,
     solving: Callable[[], None],
 ) -> Learned:
-    """Teach `representation` (unless it `rests`) and `readout`, both in place.
+    """Teach `learner` (unless it `rests`) and `readout`, both in place.
 
     With `imprints` the auxiliary head gets its new rows without training, for a backbone that rests only this time.
     `deadline` (of `time.monotonic`) is when the teaching should be over: epochs are planned for it after the first
     steps were timed. Held-out pictures are kept from training; recall is measured on them with a readout that has not
     seen them; then the readout learns from all, so that none is wasted.
     """
-    machine, seed = representation.machine, representation.seed
+    machine, seed = learner.machine, learner.seed
     labels, held = lesson.labels.to(machine.device), lesson.held_out(seed)
     everything = pixels_of(lesson.images, machine)
-    transform = representation.transform(lesson.images.shape[-1])
+    transform = learner.transform(lesson.images.shape[-1])
     if rests:
-        representation.old = lesson.old
+        learner.num_old_classes = lesson.old
     else:
         rows = (~held).numpy()
         studied = ImageSet(lesson.images[rows], lesson.labels.numpy()[rows])
         task = Task(lesson.training, lesson.old, lesson.new, studied)
         kept = pixels_of(studied.images, machine)
-        present = lesson.present
-        representation.present = present.to(machine.device) if int(present[0]) < lesson.old else None
+        present = lesson.task_classes
+        learner.task_classes = present.to(machine.device) if int(present[0]) < lesson.old else None
         own = labels[(~held).to(machine.device)]
-        options = with_epochs(representation.options, epochs)
+        options = with_epochs(learner.options, epochs)
         if deadline is not None:
-            options = with_epochs(options, _affordable(representation, task, kept, own, deadline))
-        representation.options = options
+            options = with_epochs(options, _affordable(learner, task, kept, own, deadline))
+        learner.options = options
 
         def tell(report: EpochReport, optimiser: Optimiser) -> None:
             after_epoch(report)
 
-        train_task(representation, task, kept, own, transform, after_epoch=tell)
+        train_task(learner, task, kept, own, transform, after_epoch=tell)
     solving()
-    learned = TaskFeatures(lesson.teaching, representation, everything, labels, transform)
+    learned = TaskFeatures(lesson.teaching, learner, everything, labels, transform)
     learned.rests = rests
     with machine.uncaptured():
         learned.new()
         if imprints:
-            _imprint(representation, learned, lesson)
+            _imprint(learner, learned, lesson)
         elif lesson.old and not rests:
             learned.old()
         found = Learned({}, 0.0, optimism)
@@ -146,13 +146,13 @@ def teach(
         readout.learn(learned)
         temperature = calibrated(readout, found.optimism, seed)
         if temperature is None:  # no Grams: from the held-out pictures, or from all where none are
-            temperature = found.temperature or fitted_temperature(readout.scores(learned.new()), learned.labels)
+            temperature = found.temperature or fit_temperature(readout.scores(learned.new()), learned.labels)
     return Learned(found.recall, temperature, found.optimism)
 
 
-def _imprint(representation: Representation, learned: TaskFeatures, lesson: Lesson) -> None:
+def _imprint(learner: Learner, learned: TaskFeatures, lesson: Lesson) -> None:
     """Give the auxiliary head a row for each new class without training: the direction of its mean feature."""
-    head = representation.head
+    head = learner.head
     if lesson.new and isinstance(head, CosineHead):
         means = learned.stats().select(range(lesson.old, lesson.old + lesson.new)).mean
         head.extend(normalize(means, dim=1))
@@ -165,11 +165,11 @@ def _measured(readout: Readout, learned: TaskFeatures, held: Tensor, optimism: O
     scores, labels = trial.scores(learned.new()[held]), learned.labels[held]
     right = (scores.argmax(1) == labels).double()
     recall = {label: round(100 * float(right[labels == label].mean()), 2) for label in labels.unique().tolist()}
-    temperature, stats = fitted_temperature(scores, labels), _statistics(trial)
+    temperature, stats = fit_temperature(scores, labels), _statistics(trial)
     if stats is not None and scores.shape[1] > 1:
-        features, places = drawn_features(stats.select(labels.unique()), seed)
-        drawn = fitted_temperature(trial.scores(features), labels.unique()[places])
-        optimism = optimism.joined(math.log(temperature / drawn), len(labels))
+        features, places = draw_features(stats.select(labels.unique()), seed)
+        drawn = fit_temperature(trial.scores(features), labels.unique()[places])
+        optimism = optimism.merge(math.log(temperature / drawn), len(labels))
     return Learned(recall, temperature, optimism)
 
 
@@ -183,37 +183,37 @@ def calibrated(readout: Readout, optimism: Optimism, seed: int) -> float | None:
     stats = _statistics(readout)
     if stats is None:
         return None
-    features, places = drawn_features(stats, seed)
-    return fitted_temperature(readout.scores(features), places) * optimism.factor
+    features, places = draw_features(stats, seed)
+    return fit_temperature(readout.scores(features), places) * optimism.factor
 
 
-def _affordable(representation: Representation, task: Task, pixels: Pixels, labels: Tensor, deadline: float) -> int:
+def _affordable(learner: Learner, task: Task, pixels: Pixels, labels: Tensor, deadline: float) -> int:
     """Time some steps of training, undo them, and return how many epochs can be done until the deadline."""
-    options, batch = representation.options, representation.options.batch_size
-    before = on_cpu(representation.state(teacher=False))
+    options, batch = learner.options, learner.options.batch_size
+    before = on_cpu(learner.state(teacher=False))
     rows = torch.arange(min(len(labels), PROBE_STEPS * batch), device=labels.device)
     moments: list[float] = []
 
     def tick(report: EpochReport, optimiser: Optimiser) -> None:
-        representation.machine.synchronise()
+        learner.machine.synchronise()
         moments.append(time.monotonic())
 
     def short(schedule: Schedule) -> Schedule:
         return planned(schedule, 2)  # the first one warms up
 
-    representation.options = options.model_copy(update={"first": short(options.first), "later": short(options.later)})
+    learner.options = options.model_copy(update={"first": short(options.first), "later": short(options.later)})
     try:
         train_task(
-            representation,
+            learner,
             task,
             pixels.showing(part(pixels.images, rows)),
             labels[rows],
-            representation.transform(pixels.images.shape[-1]),
+            learner.transform(pixels.images.shape[-1]),
             after_epoch=tick,
         )
     finally:
-        representation.options = options
-        representation.load_state({k: v.to(representation.machine.device) for k, v in before.items()})
+        learner.options = options
+        learner.load_state({k: v.to(learner.machine.device) for k, v in before.items()})
     epoch = (moments[1] - moments[0]) * -(-len(labels) // batch) / -(-len(rows) // batch)
     left = deadline - time.monotonic()
     return max(1, min(MOST_EPOCHS, int(left / max(epoch, 1e-6)) - 1))  # one for what comes after training

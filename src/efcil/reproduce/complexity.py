@@ -14,7 +14,7 @@ from torch import Tensor
 
 from efcil.core.class_stats import ClassStats
 from efcil.core.projection import task_shift
-from efcil.core.ridge import normalise_columns, ridge_weight
+from efcil.core.ridge import normalize_columns, ridge_weight
 
 AXES: Mapping[str, Sequence[tuple[int, int, int]]] = {  # (samples of the new task, dimensions, classes seen)
     "samples N": [(n, 256, 20) for n in (1000, 2000, 4000, 8000, 16000)],
@@ -60,12 +60,12 @@ def measure(samples: int, dim: int, classes: int, device: torch.device, repeats:
     labels = (torch.arange(samples) % NEW + classes - NEW).to(device)
 
     def project() -> ClassStats:
-        return old.projected(task_shift(before, after), "positive")
+        return old.transform_projected(task_shift(before, after), "positive")
 
     moved = project()
 
     def reconstruct() -> Tensor:
         new = ClassStats.from_features(after, labels)
-        return normalise_columns(ridge_weight(moved.joined(new), 200.0))
+        return normalize_columns(ridge_weight(moved.merge(new), 200.0))
 
     return {"DP": _timed(project, device, repeats), "RRCR": _timed(reconstruct, device, repeats)}

@@ -189,7 +189,7 @@ def shift_figure(
 ) -> Figure:
     """Figure 1: an old class's test images under the old and the new backbone, and what they are then taken for.
 
-    `before`, `after` (n, 2) lie in one plane, in it `moved` (2,), the class's mean as the projection moves it;
+    `before`, `after` (n, 2) lie in one plane, in it `transform` (2,), the class's mean as the projection moves it;
     `shares`: classifier -> own class, other old classes, new classes, in percent.
     """
     figure, (left, right) = panels(2, 5.2, 4.0)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from efcil.core.class_stats import ClassStats
-from efcil.core.ridge import normalise_columns, ridge_weight
+from efcil.core.ridge import normalize_columns, ridge_weight
 from efcil.errors import CheckpointError, OptionError
 from efcil.tensor_files import load_tensors
 
@@ -52,7 +52,7 @@ class Snapshot:
     def weight(self, method: str, ridge: float, normalise: bool) -> Tensor:
         """Solve for a classifier (dim, classes) from the statistics of a method (Eq. 18-22)."""
         weight = ridge_weight(self.stats[method], ridge)
-        return normalise_columns(weight) if normalise else weight
+        return normalize_columns(weight) if normalise else weight
 
     def accuracy(self, weight: Tensor) -> float:
         """Percent of the test images that a classifier gets right."""

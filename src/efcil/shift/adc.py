@@ -39,12 +39,12 @@ class ADCOptions(Options):
     step: float = Field(default=25.0, gt=0)  # alpha
     iterations: int = Field(default=3, ge=1)  # i
     samples: int = Field(default=100, ge=1)  # m; a task with fewer images gives all of them
-    shift_images: View = "clean"  # the authors' code starts from augmented ones
+    shift_view: View = "clean"  # the authors' code starts from augmented ones
 
 
 def adversarial_drift(means: Tensor, task: TaskFeatures, options: ADCOptions) -> Tensor:
     """Return the drift (classes, dim) of the old `means` (classes, dim)."""
-    r, view = task.representation, options.shift_images
+    r, view = task.learner, options.shift_view
     means = means.to(DTYPE)
     old, new = task.old(view).to(DTYPE), task.new(view).to(DTYPE)
     pixels = task.pixels(view)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from efcil.config import Options
 from efcil.core.class_stats import ClassStats
-from efcil.core.gram_storage import Form, Memory
+from efcil.core.gram_storage import Form, StorageSpec
 from efcil.core.linear_algebra import ROWS_AT_ONCE, relative_ridge
 from efcil.core.projection import RankRule, cross_validated_ridge, feature_products, task_shift, task_shift_from_gram
 from efcil.errors import OptionError
@@ -36,20 +36,22 @@ class DualProjectionOptions(Options):
 
     shift: bool = True  # TSSP; without it old statistics stay where they were
     shift_ridge: float = Field(default=1e-9, ge=0)  # epsilon of Eq. 5
-    shift_images: View = "clean"
-    shift_share: Share = 0.0  # ridge towards the identity, of trace / dim; 0: Eq. 5; auto: by cross-validation
-    few_images: Literal["plain", "identity"] = "plain"  # a task of fewer than 4 dim images: Eq. 5 as it is, or ...
-    few_ridge: float = Field(default=0.1, gt=0)  # ... ridge towards the identity, this share of trace / dim at 4 dim
+    shift_view: View = "clean"
+    shift_ridge_rel: Share = 0.0  # ridge towards the identity, of trace / dim; 0: Eq. 5; auto: by cross-validation
+    small_task: Literal["plain", "identity"] = "plain"  # a task of fewer than 4 dim images: Eq. 5 as it is, or ...
+    small_task_ridge: float = Field(
+        default=0.1, gt=0
+    )  # ... ridge towards the identity, this share of trace / dim at 4 dim
     rank_rule: RankRule = "positive"  # CIP; "none" leaves it out
     rank_tolerance: float | None = Field(default=None, gt=0, lt=1)  # of the rules `tolerance` and `energy`
-    memory_form: Form = "gram"  # how old classes are kept; "factors": those of fewer than dim / 2 images take less
-    memory_rank: int | None = Field(default=None, ge=1)  # rows of a factor at most; exact no longer
-    memory_error: float | None = Field(default=None, gt=0, lt=1)  # or: share of a Gram's trace that may be left out
+    gram_storage: Form = "gram"  # how old classes are kept; "factors": those of fewer than dim / 2 images take less
+    gram_rank: int | None = Field(default=None, ge=1)  # rows of a factor at most; exact no longer
+    gram_tolerance: float | None = Field(default=None, gt=0, lt=1)  # or: share of a Gram's trace that may be left out
 
     @property
     def how(self) -> tuple[Hashable, ...]:
         """All that decides the map: methods compared on one trajectory that agree in it share the map."""
-        return (self.shift_images, self.shift_ridge, self.shift_share, self.few_images, self.few_ridge)
+        return (self.shift_view, self.shift_ridge, self.shift_ridge_rel, self.small_task, self.small_task_ridge)
 
     def towards_identity(self, images: int, dim: int) -> Share | None:
         """Return the ridge towards the identity for so many images, as a share of trace / dim; None for Eq. 5 as it is.
@@ -58,15 +60,15 @@ class DualProjectionOptions(Options):
         share of it. Fewer than dimensions are too few to choose by (tests/test_model.py), so `auto` has that share too.
         """
         fewness = FEW * dim / images
-        if self.shift_share and (self.shift_share != "auto" or images > dim):
-            return self.shift_share
-        plain = self.few_images == "plain" and self.shift_share != "auto"
-        return None if plain or fewness <= 1 else self.few_ridge * fewness
+        if self.shift_ridge_rel and (self.shift_ridge_rel != "auto" or images > dim):
+            return self.shift_ridge_rel
+        plain = self.small_task == "plain" and self.shift_ridge_rel != "auto"
+        return None if plain or fewness <= 1 else self.small_task_ridge * fewness
 
     @property
-    def memory(self) -> Memory:
+    def memory(self) -> StorageSpec:
         """In which form classes are kept."""
-        return Memory(self.memory_form, self.memory_rank, self.memory_error)
+        return StorageSpec(self.gram_storage, self.gram_rank, self.gram_tolerance)
 
     @model_validator(mode="after")
     def _tolerance_where_needed(self) -> DualProjectionOptions:
@@ -89,9 +91,9 @@ def dual_projection(stats: ClassStats | None, task: TaskFeatures, options: DualP
         return stats
 
     def move() -> ClassStats:
-        shared = task.once(("shift", options.how), lambda: _shift(*task.pairs(options.shift_images), options))
+        shared = task.once(("shift", options.how), lambda: _shift(*task.pairs(options.shift_view), options))
         rule, tolerance = options.rank_rule, options.rank_tolerance
-        return stats.projected(shared, rule=rule, tolerance=tolerance, release=task.alone(stats))
+        return stats.transform_projected(shared, rule=rule, tolerance=tolerance, release=task.alone(stats))
 
     # Methods compared on one trajectory start from the same statistics and move them once.
     return task.once((stats, options.how, options.rank_rule, options.rank_tolerance), move)

@@ -23,7 +23,7 @@ class LDCOptions(Options):
     map_lr: float = Field(default=0.001, gt=0)
     map_epochs: int = Field(default=20, ge=1)
     map_batch_size: int = Field(default=128, ge=1)
-    shift_images: View = "clean"  # the authors' code takes augmented ones
+    shift_view: View = "clean"  # the authors' code takes augmented ones
 
 
 @torch.no_grad()

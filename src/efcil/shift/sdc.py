@@ -22,7 +22,7 @@ class SDCOptions(Options):
     # SDC's networks end in an L2 normalisation, and sigma is meant for that. ADC's code runs SDC on raw features: all
     # kernels vanish beside the floor there, and every class drifts as the mean of all images does.
     unit_features: bool = True
-    shift_images: View = "clean"  # both repositories take augmented ones
+    shift_view: View = "clean"  # both repositories take augmented ones
 
 
 def kernel_drift(means: Tensor, old: Tensor, new: Tensor, sigma: float, floor: float) -> Tensor:
