@@ -17,7 +17,9 @@ import torch
 from torch import Tensor
 
 from efcil.accel.machine import Machine
-from efcil.core.class_stats import ClassStats
+from efcil.classifiers.gaussian import RidgeAndGaussian
+from efcil.classifiers.mahalanobis import Mahalanobis
+from efcil.core.linear_algebra import pack_symmetric
 from efcil.data import glyphs
 from efcil.data.dataset import ImageSet
 from efcil.errors import ModelError
@@ -26,6 +28,7 @@ from efcil.experiment.run import Run
 from efcil.experiment.specification import Request, resolve
 from efcil.product import IncrementalClassifier
 from efcil.training.extraction import extract
+from efcil.trajectory import Trajectory
 
 BATCH = 16  # test images whose logits are compared
 KNOWN_AS = {"means": "mean"}  # what a method calls a value -> what it means
@@ -42,15 +45,20 @@ def digest(tensors: Mapping[str, Tensor] | Tensor) -> str:
     return found.hexdigest()[:24]
 
 
-def _kept(state: Mapping[str, Any]) -> dict[str, str]:
+def _kept(trajectory: Trajectory, label: str) -> dict[str, str]:
     """Return digests of what a classifier keeps, statistics as count, mean and full Gram."""
-    found = {}
-    for key, value in state.items():
-        if isinstance(value, ClassStats):
-            found |= {name: digest(getattr(value, name)) for name in ("count", "mean", "gram")}
-        else:
-            found[KNOWN_AS.get(key, key)] = digest(value)
-    return found
+    part = trajectory.parts[label]
+    state = part.classifier.state_dict()
+    if isinstance(part.classifier, Mahalanobis):
+        c = part.classifier
+        return {"centres": digest(c.centers), "factors_packed": digest(pack_symmetric(c.factors.mT))}
+    if part.tracks:
+        stats = trajectory.tracks[part.tracks[0]].stats
+        assert stats is not None
+        state |= {"count": stats.count, "mean": stats.mean} | ({"gram": stats.gram} if part.method.keeps_gram else {})
+        if isinstance(part.classifier, RidgeAndGaussian):
+            state["moves"] = stats.moves
+    return {KNOWN_AS.get(key, key): digest(value) for key, value in state.items()}
 
 
 def _logits(values: Tensor) -> dict[str, Any]:
@@ -90,13 +98,13 @@ def run(case: Mapping[str, Any], out: Path, resume: bool, kill_at: tuple[int, in
     seen, _ = one.evaluator.seen(case["tasks"] - 1)
     images = torch.arange(0, len(seen.images), max(1, len(seen.images) // BATCH))[:BATCH]
     batch = seen.showing(seen.images[images])
-    frozen = {label for label, (method, _) in one.plan.methods.items() if method.frozen and not method.heads}
     methods = {}
-    for label, readout in one.readouts.items():
-        backbone = r.first_backbone if label in frozen else r.backbone
-        scores = readout.scores(extract(r.feature_extractor(backbone), batch, machine, r.options.crop))
+    for label, part in one.trajectory.parts.items():
+        backbone = r.first_backbone if part.first_backbone else r.backbone
+        features = extract(r.feature_extractor(backbone), batch, machine, r.options.crop)
+        scores = one.trajectory.logits(label, features)
         methods[label] = {
-            "kept": _kept(readout.state()),
+            "kept": _kept(one.trajectory, label),
             "logits": _logits(scores),
             "correct": one.matrices[label].correct.tolist(),
             "correct5": one.matrices[label].correct5.tolist(),
@@ -116,7 +124,7 @@ def _model(model: IncrementalClassifier, pictures: Any) -> dict[str, Any]:
     return {
         "backbone": digest({k.removeprefix("backbone."): v for k, v in weights.items() if k.startswith("backbone.")}),
         "head": digest({k.removeprefix("head."): v for k, v in weights.items() if k.startswith("head.")}),
-        "kept": _kept(state.statistics),
+        "kept": _kept(model._now.trajectory, model.method) if state.classes else {},
         "temperature": state.temperature,
         "classes": [[record.name, record.images, record.recall] for record in state.classes],
         "logits": _logits(torch.from_numpy(model.predict_proba(pictures))),

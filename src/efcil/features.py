@@ -1,159 +1,179 @@
-"""What a method may see of a task once the backbone has learned it."""
+"""The features of a task that the backbone has just learned, as shifts and classifiers see them."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Hashable
-from typing import Any, Literal, TypeVar
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from efcil.core.class_stats import ClassStats
+from efcil.core.feature_maps import FeatureMap
 from efcil.core.gram_storage import GRAMS, StorageSpec
 from efcil.data.augment import Transform
-from efcil.learners import Learner
-from efcil.learners.base import ImageView
+from efcil.errors import OptionError
+from efcil.learners.base import ImageView, Learner
 from efcil.randomness import Purpose, generator
 from efcil.training.extraction import extract
 from efcil.training.image_batches import Pixels
 from efcil.training.image_store import part
 
 R = TypeVar("R")
-View = Literal["clean", "augmented"]
+SAVED = {  # name in a file -> which backbone, and which view of the images
+    "new": ("new", "clean"),
+    "old": ("old", "clean"),
+    "first": ("first", "clean"),
+    "new_pseudo": ("new", "pseudo"),
+    "old_pseudo": ("old", "pseudo"),
+}
 
 
 class TaskFeatures:
-    """A learned task as statistics, shift estimators and heads see it. Features are computed once, when asked for."""
+    """Features of a task's images, computed when they are first asked for, or read from a file.
 
-    frozen = False  # whether `new` means the backbone after the first task
-    rests = False  # whether the backbone has not changed since the task before: nothing moves then
-    holders: tuple[int, ...] = ()  # identities of the statistics that methods hold, where all methods are known
+    `learner` is there while the task's images are; features that were saved know no learner.
+    """
 
-    def __init__(self, index: int, learner: Learner, pixels: Pixels, labels: Tensor, transform: Transform | None):
+    def __init__(
+        self,
+        index: int,
+        labels: Tensor,
+        seed: int,
+        learner: Learner | None = None,
+        pixels: Pixels | None = None,
+        transform: Transform | None = None,
+    ):
         self.index = index
         self.labels = labels  # (n,), positions in the class order
-        self.learner = learner
-        self._pixels: dict[ImageView, Pixels] = {"clean": pixels}
-        self._transform = transform
+        self.seed = seed
+        self.layout: tuple[int, ...] = () if learner is None else learner.feature_layout
+        self.backbone_unchanged = False  # the backbone did not learn in this task: nothing moves
+        self._learner, self._transform = learner, transform
+        self._pixels: dict[ImageView, Pixels] = {} if pixels is None else {"clean": pixels}
+        self._newest = "new"  # or "first": which backbone `new` means
+        self._map: FeatureMap | None = None
         self._found: dict[Hashable, Any] = {}
 
-    @property
-    def first(self) -> bool:
-        """Whether there is no task before this one."""
-        return self.index == 0
+    @classmethod
+    def from_saved(cls, index: int, seed: int, tensors: Mapping[str, Tensor], layout: Sequence[int]) -> TaskFeatures:
+        """Return the features of a run that saved them; its images and backbones are gone."""
+        features = cls(index, tensors["labels"], seed)
+        features.layout = tuple(layout)
+        features._found = {key: tensors[name] for name, key in SAVED.items() if name in tensors}
+        return features
 
-    @property
-    def has_pseudo(self) -> bool:
-        """Whether images were made in the place of old ones."""
-        return self.learner.pseudo_images() is not None
+    # --- what it can be narrowed to -----------------------------------------------------------------------------------
 
-    def at_first(self) -> TaskFeatures:
-        """Return the same task as methods with a frozen backbone see it: new features are the first backbone's."""
+    def with_first_backbone(self) -> TaskFeatures:
+        """Return the task as methods with a backbone that is frozen after the first task see it."""
         other = copy.copy(self)
-        other._found, other.frozen = {}, True
+        other._newest, other._found = "first", {k: v for k, v in self._found.items() if k == ("first", "clean")}
         return other
 
-    def only(self, rows: Tensor) -> TaskFeatures:
+    def subset(self, rows: Tensor) -> TaskFeatures:
         """Return the task as if it had these images (n,) alone; features that are known are not computed again."""
         other = copy.copy(self)
-        clean = self.pixels()
+        clean = self._pixels["clean"]
         other.labels, other._pixels = self.labels[rows], {"clean": clean.showing(part(clean.images, rows))}
         computed = ("new", "old", "first")
-        kept = {key: value for key, value in self._found.items() if isinstance(key, tuple) and key[0] in computed}
-        other._found = {key: value[rows] for key, value in kept.items() if key[1] == "clean"}
+        known = {key: value for key, value in self._found.items() if isinstance(key, tuple) and key[0] in computed}
+        other._found = {key: value[rows] for key, value in known.items() if key[1] == "clean"}
         return other
 
-    def narrowed(self, dim: int) -> TaskFeatures:
-        """Return the task as if the first `dim` numbers of what is read of an image were all."""
-        return self.once(("narrowed", dim), lambda: Narrowed(self, dim))
+    def mapped(self, feature_map: FeatureMap | None) -> TaskFeatures:
+        """Return the same task behind a feature map."""
+        if feature_map is None:
+            return self
+
+        def behind() -> TaskFeatures:
+            other = copy.copy(self)
+            other._map, other._found = feature_map, {}
+            other._features = lambda when, view: feature_map(self._features(when, view), self.layout)  # type: ignore[method-assign]
+            return other
+
+        return self.cached(("mapped", feature_map), behind)
+
+    # --- features -----------------------------------------------------------------------------------------------------
+
+    @property
+    def has_pseudo_images(self) -> bool:
+        """Whether there are pseudo-images of old classes."""
+        if self._learner is None:
+            return ("old", "pseudo") in self._found
+        return self._learner.pseudo_images() is not None
 
     def new(self, view: ImageView = "clean") -> Tensor:
         """Features (n, dim) of the task's images under the backbone that has just learned them."""
-        return self._features("first" if self.frozen else "new", view)
+        return self._features(self._newest, view)
 
     def old(self, view: ImageView = "clean") -> Tensor:
         """Features (n, dim) of the same images under the backbone before this task."""
         return self._features("old", view)
 
-    def pairs(self, view: ImageView = "clean") -> tuple[Tensor, Tensor]:
-        """Old and new features that show how things moved.
+    def old_new_pairs(self, view: ImageView = "clean") -> tuple[Tensor, Tensor]:
+        """Return old and new features of the same images, from which a shift is estimated.
 
-        `pseudo`: of the images as they are, and of those made in the place of old ones, where there are any.
+        `pseudo`: of the task's images and of the pseudo-images of old classes, where there are any.
         """
-        if view == "pseudo" and not self.has_pseudo:
-            view = "clean"
-        if view != "pseudo":
-            return self.old(view), self.new(view)
-        old = self.once(("pairs", "old"), lambda: torch.cat([self.old(), self.old("pseudo")]))
-        return old, self.once(("pairs", "new"), lambda: torch.cat([self.new(), self.new("pseudo")]))
+        if view == "pseudo" and self.has_pseudo_images:
+            old = self.cached(("pairs", "old"), lambda: torch.cat([self.old(), self.old("pseudo")]))
+            return old, self.cached(("pairs", "new"), lambda: torch.cat([self.new(), self.new("pseudo")]))
+        view = "clean" if view == "pseudo" else view
+        return self.old(view), self.new(view)
 
     def _features(self, when: str, view: ImageView) -> Tensor:
-        r = self.learner
-        if when == "first":
-            backbone = r.first_backbone
-        else:
-            backbone = r.backbone if when == "new" else r.old_backbone
+        if self._learner is None:
+            if (when, view) not in self._found:
+                raise OptionError(f"the {view} features of the {when} backbone were not saved; run the method anew")
+            found: Tensor = self._found[when, view]
+            return found
+        r = self._learner
+        backbone = {"first": lambda: r.first_backbone, "new": lambda: r.backbone, "old": lambda: r.old_backbone}[when]()
         crop = None if view == "augmented" else r.options.crop  # augmentation has cropped already
-        return self.once(
-            (when, view), lambda: extract(r.feature_extractor(backbone), self.pixels(view), r.machine, crop)
-        )
+        extractor = r.feature_extractor(backbone)
+        return self.cached((when, view), lambda: extract(extractor, self.pixels(view), r.machine, crop))
 
-    def stats(self, view: View = "clean", memory: StorageSpec = GRAMS) -> ClassStats:
-        """Statistics of the task's classes under the new backbone (Eq. 15)."""
-        if memory.form == "gram":
-            group = self.learner.machine.group
-            return self.once(("stats", view), lambda: group.class_stats(self.new(view), self.labels))
-        # Factors do not sum; each of several processes has all features and makes the same ones.
-        return self.once(("stats", view, memory), lambda: ClassStats.from_features(self.new(view), self.labels, memory))
+    def stats(self, view: ImageView = "clean", storage: StorageSpec = GRAMS) -> ClassStats:
+        """Return the statistics of the task's classes under the new backbone (Eq. 15)."""
 
-    def merge(self, old: ClassStats | None, view: View = "clean", memory: StorageSpec = GRAMS) -> ClassStats:
-        """Statistics of the old classes and of this task's."""
-        new = self.stats(view, memory)
-        return new if old is None else self.once(("merge", old, view, memory), lambda: old.merge(new, memory))
+        def computed() -> ClassStats:
+            if storage == GRAMS and self._learner is not None:
+                return self._learner.machine.group.class_stats(self.new(view), self.labels)
+            # Factors do not sum; each of several processes has all features and makes the same ones.
+            return ClassStats.from_features(self.new(view), self.labels, storage)
 
-    def alone(self, stats: ClassStats) -> bool:
-        """Whether only one method holds these statistics, so that they may go when they have moved."""
-        return self.holders.count(id(stats)) == 1
+        return self.cached(("stats", view, storage), computed)
 
-    def once(self, key: Hashable, compute: Callable[[], R]) -> R:
-        """Compute something about this task once, however many methods ask for it.
-
-        Statistics in a key count by identity, and the key keeps them alive: an identity is never used again.
-        """
+    def cached(self, key: Hashable, compute: Callable[[], R]) -> R:
+        """Compute something about this task once, however many methods ask for it."""
         if key not in self._found:
             self._found[key] = compute()
         found: R = self._found[key]
         return found
 
+    # --- images -------------------------------------------------------------------------------------------------------
+
+    @property
+    def learner(self) -> Learner:
+        """The learner, for shifts and classifiers that need more than features."""
+        if self._learner is None:
+            raise OptionError("the backbones and images of this run are gone; run the method anew")
+        return self._learner
+
     def pixels(self, view: ImageView = "clean") -> Pixels:
-        """The task's images themselves, for methods that change them; gone when the task is."""
+        """Return the task's images themselves; gone when the task is."""
         if view not in self._pixels:
-            clean, r = self._pixels["clean"], self.learner
+            r = self.learner
+            clean = self._pixels["clean"]
             if view == "pseudo":
-                made = r.pseudo_images()
-                assert made is not None, "asked for where none were made"
-                self._pixels[view] = clean.showing(made)
+                images = r.pseudo_images()
+                assert images is not None, "asked for where there are none"
+                self._pixels[view] = clean.showing(images)
             elif self._transform is None:
                 self._pixels[view] = clean
             else:  # one draw: old and new features are of the same augmented images
                 source = generator(r.machine.device, Purpose.VIEW, r.seed, self.index)
                 self._pixels[view] = clean.changed(self._transform, source)
         return self._pixels[view]
-
-
-class Narrowed(TaskFeatures):
-    """A task of which less is read than of `whole`: the first `dim` numbers of each image."""
-
-    def __init__(self, whole: TaskFeatures, dim: int):
-        super().__init__(whole.index, whole.learner, whole._pixels["clean"], whole.labels, whole._transform)
-        self.whole, self.dim = whole, dim
-        self.frozen, self.rests, self.holders = whole.frozen, whole.rests, whole.holders
-
-    def pairs(self, view: ImageView = "clean") -> tuple[Tensor, Tensor]:
-        """Old and new features that show how things moved."""
-        old, new = self.whole.pairs(view)
-        return old[:, : self.dim], new[:, : self.dim]
-
-    def _features(self, when: str, view: ImageView) -> Tensor:
-        return self.whole._features(when, view)[:, : self.dim]

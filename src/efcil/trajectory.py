@@ -1,210 +1,242 @@
-"""Run a stream of tasks through one learner and any number of readouts: train once, compare all."""
+"""One lifecycle: a learner learns task after task, class statistics follow it, classifiers are fitted to them.
+
+A track is the statistics of all classes seen, as they stand behind one feature map and follow one shift. Methods that
+agree in these share a track. Tracks have one owner, the `Trajectory`; experiments, models that are kept, the service
+and plug-ins all learn through it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
-from typing import Protocol
+import copy
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
-import numpy as np
 from torch import Tensor
 
-from efcil.accel.machine import Machine
-from efcil.core.metrics import AccuracyMatrix, count_correct
+from efcil.classifiers.base import Classifier
+from efcil.core.class_stats import ClassStats
+from efcil.core.feature_maps import FeatureMap
+from efcil.core.gram_storage import MEANS, StorageSpec
 from efcil.data.augment import Transform
-from efcil.data.dataset import DataSet
+from efcil.errors import OptionError
 from efcil.features import TaskFeatures
-from efcil.learners import Learner
-from efcil.methods.base import Readout
-from efcil.tasks import Task, TaskStream
-from efcil.training.extraction import extract
+from efcil.learners.base import Learner
+from efcil.methods import Method
+from efcil.shift.base import Shift
 from efcil.training.image_batches import Pixels
-from efcil.training.image_store import first, stored
-from efcil.training.step import Optimiser
-from efcil.training.trainer import EpochReport, Middle, OnStop, train
+
+Resolved = Mapping[str, tuple[Method, Any]]
+"""Methods and their validated options, by label."""
 
 
-class Observer(Protocol):
-    """Who is told how a run goes: progress, logs, checkpoints."""
+class TrackKey(NamedTuple):
+    """What makes two tracks the same."""
 
-    def after_epoch(self, report: EpochReport, optimiser: Optimiser) -> None:
-        """An epoch is done and its loss is finite."""
-
-    def before_readouts(self, task: int) -> None:
-        """Training of a task is done; statistics move and heads are solved now."""
-
-    def after_task(self, task: int) -> None:
-        """A task is learned and measured."""
+    first_backbone: bool  # features of the backbone after the first task, on a trajectory that goes on learning
+    feature_map: FeatureMap | None
+    shift: Hashable
+    storage: StorageSpec
 
 
-class Evaluator:
-    """The only one that holds test data: measures every readout on all classes seen so far."""
+@dataclass
+class Track:
+    """Statistics of all classes seen, and how they follow the backbone."""
 
-    def __init__(self, data: DataSet, stream: TaskStream, machine: Machine):
-        positions = stream.positions(data.test.labels)
-        rows = np.argsort(positions, kind="stable")  # in class order, so that the classes seen are a prefix
-        self.pixels = Pixels(stored(data.test.images[rows], machine.device), data.mean, data.std, machine, data.short)
-        self.labels = machine.tensor(positions[rows])
-        self.ends = np.cumsum(np.bincount(positions, minlength=len(data.class_names)))[np.array(stream.ends) - 1]
-        self.task_of_class = stream.task_of_class()
-        self.machine = machine
+    shift: Shift | None
+    storage: StorageSpec
+    stats: ClassStats | None = None
 
-    def totals(self) -> list[int]:
-        """Test images of each task."""
-        return np.diff(self.ends, prepend=0).tolist()
 
-    def seen(self, task: int) -> tuple[Pixels, Tensor]:
-        """Return the test images of the classes seen after a task, and their labels."""
-        end = int(self.ends[task])
-        return self.pixels.showing(first(self.pixels.images, end)), self.labels[:end]
+@dataclass
+class Part:
+    """One classifier of one method, and the tracks that it is fitted to."""
 
-    def rehearse(self, learner: Learner) -> None:
-        """Look at an image before a run begins: what cuDNN tries out for it, the steps of no other run disturb."""
-        if self.machine.branches and self.machine.group.size == 1:
-            one = self.pixels.showing(first(self.pixels.images, 1))
-            extract(learner.feature_extractor(learner.backbone), one, self.machine, learner.options.crop)
+    method: Method
+    classifier: Classifier
+    tracks: tuple[TrackKey, ...]
+    first_backbone: bool
 
-    def measure(
+
+class Trajectory:
+    """A learner and the methods that are evaluated on it; owns all state that is kept between tasks.
+
+    Without a learner it follows features that were saved.
+    """
+
+    def __init__(self, learner: Learner | None, methods: Resolved, freezes: bool = False):
+        """`freezes`: the learner itself does not learn after the first task, so there is no second backbone to keep."""
+        self.learner = learner
+        self.tracks: dict[TrackKey, Track] = {}
+        self.parts: dict[str, Part] = {}
+        for label, (method, options) in methods.items():
+            first = method.reads_first_backbone and not freezes
+            shift = None if method.shift is None else method.shift(options)
+            for head, kind in method.classifiers.items():
+                classifier = kind(options)
+                keys = tuple(self._track(first, method, shift, classifier, options))
+                self.parts[f"{label}/{head}" if head else label] = Part(method, classifier, keys, first)
+
+    def _track(
+        self, first: bool, method: Method, shift: Shift | None, classifier: Classifier, options: Any
+    ) -> Iterator[TrackKey]:
+        """Find or open the tracks of a classifier; one that some classifier or the shift needs Grams of has them."""
+        if classifier.needs in ("features", "learner"):
+            return
+        for feature_map, needs in zip(classifier.feature_maps, classifier.track_needs, strict=True):
+            feature_map = feature_map if shift is None or shift.feature_map is None else shift.feature_map
+            if shift is not None and shift.moves == "gram" and feature_map is not None and not feature_map.is_linear:
+                raise OptionError(
+                    f"{method.name}: {feature_map} is not linear and {type(shift).__name__} is; take none"
+                )
+            storage = method.storage(options)
+            key = TrackKey(first, feature_map, None if shift is None else shift.key, storage)
+            with_grams = needs == "gram" or (shift is not None and shift.needs_gram)
+            track = self.tracks.setdefault(key, Track(shift, MEANS))
+            track.storage = storage if with_grams else track.storage
+            yield key
+
+    # --- learning -----------------------------------------------------------------------------------------------------
+
+    @property
+    def uses_first_backbone(self) -> bool:
+        """Whether a method needs the backbone as it was after the first task."""
+        return any(part.first_backbone for part in self.parts.values())
+
+    def learn_task(
         self,
-        task: int,
-        learner: Learner,
-        readouts: Mapping[str, Readout],
-        frozen: Collection[str] = (),
-    ) -> dict[str, tuple[list[int], list[int]]]:
-        """Return (top-1, top-5) hits on each task's test images, for each readout; those in `frozen` see the first
-        backbone. Features of a backbone are computed once.
+        index: int,
+        pixels: Pixels,
+        labels: Tensor,
+        transform: Transform | None,
+        fit: Callable[[], None] | None,
+        on_training_end: Callable[[], None] = lambda: None,
+        on_features: Callable[[TaskFeatures], None] = lambda features: None,
+    ) -> TaskFeatures:
+        """Learn one task: `fit` trains the learner, None where its backbone does not learn this time.
+
+        `on_features` sees the features before statistics and classifiers have learned them.
         """
-        seen, labels = self.seen(task)
-        features: dict[bool, Tensor] = {}
-        hits = {}
-        for name, readout in readouts.items():
-            first = name in frozen
-            if first not in features:
-                backbone = learner.first_backbone if first else learner.backbone
-                reading = learner.feature_extractor(backbone)
-                features[first] = extract(reading, seen, self.machine, learner.options.crop)
-            correct, correct5, _ = count_correct(readout.scores(features[first]), labels, self.task_of_class)
-            hits[name] = (correct[: task + 1].tolist(), correct5[: task + 1].tolist())
-        return hits
-
-
-def train_task(
-    learner: Learner,
-    task: Task,
-    pixels: Pixels,
-    labels: Tensor,
-    transform: Transform | None,
-    *,
-    first_epoch: int = 0,
-    momenta: dict[str, Tensor] | None = None,
-    middle: Middle | None = None,
-    after_epoch: Callable[[EpochReport, Optimiser], None] = lambda report, optimiser: None,
-    stop: Callable[[], bool] = lambda: False,
-    on_stop: OnStop = lambda task, middle, optimiser: None,
-) -> None:
-    """Let the backbone learn one task, all stages of it; with `first_epoch` and `momenta` from the middle of it, with
-    `middle` from the middle of that epoch. `stop` and `on_stop` are those of `train`.
-    """
-    options, index = learner.options, task.index
-    stages, before = learner.stages(index), 0
-    taken_up = first_epoch > 0 or middle is not None
-    if stages and not taken_up:
-        learner.begin(task)
-    learner.num_old_classes = task.first_class
-    for stage, schedule in enumerate(stages):
-        start = max(0, first_epoch - before)  # beyond the stage's end: it was over when the run was taken up
-        if start == 0 and middle is None:
-            with learner.machine.uncaptured():
-                learner.before_stage(stage, pixels, labels)
-        if start < schedule.epochs:
-            learner.set_stage(stage)
-            train(
-                learner,
-                learner.loss,
-                *learner.training_data(stage, pixels, labels),
-                schedule=schedule,
-                transform=transform,
-                batch_size=options.batch_size,
-                last_batch=options.last_batch,
-                machine=learner.machine,
-                seed=learner.seed,
-                task=index,
-                rule=options.optimiser,
-                momentum=options.momentum,
-                noise=learner.loss_generator,
-                resting=learner.resting(),
-                hand_over=learner.hand_over,
-                before=before,
-                epochs=sum(s.epochs for s in stages),
-                start=start,
-                momenta=momenta if start or middle is not None else None,
-                middle=middle,
-                after_epoch=after_epoch,
-                stop=stop,
-                on_stop=on_stop,
-            )
-            middle = None
-        before += schedule.epochs
-
-
-def learn_stream(
-    stream: TaskStream,
-    data: DataSet,
-    evaluator: Evaluator,
-    learner: Learner,
-    readouts: Mapping[str, Readout],
-    matrices: Mapping[str, AccuracyMatrix],
-    observer: Observer,
-    *,
-    frozen: Collection[str] = (),
-    first_task: int = 0,
-    first_epoch: int = 0,
-    momenta: dict[str, Tensor] | None = None,
-    middle: Middle | None = None,
-    stop: Callable[[], bool] = lambda: False,
-    on_stop: OnStop = lambda task, middle, optimiser: None,
-    learned: Callable[[TaskFeatures], None] = lambda task: None,
-) -> None:
-    """Learn the tasks from `first_task` on; with `first_epoch`, `momenta` and `middle` as `train_task`.
-
-    `learned` sees every task once its readouts have learned it, while its images can still be read. The readouts named
-    in `frozen` learn and are measured with the backbone as it was after the first task.
-    """
-    machine = learner.machine
-    transform = learner.transform(data.size)
-    machine.awake()
-    with machine.uncaptured():
-        evaluator.rehearse(learner)
-    for index in range(first_task, len(stream)):
-        task = stream.upto(index) if learner.all_data else stream[index]
-        labels = machine.tensor(task.labels)
-        pixels = Pixels(stored(task.images, machine.device), data.mean, data.std, machine, data.short)
-        train_task(
-            learner,
-            task,
-            pixels,
-            labels,
-            transform,
-            first_epoch=first_epoch,
-            momenta=momenta,
-            middle=middle,
-            after_epoch=observer.after_epoch,
-            stop=stop,
-            on_stop=on_stop,
-        )
-        if frozen and index == 0:
+        learner = self.learner
+        assert learner is not None, "a trajectory of saved features has no backbone to train"
+        if fit is not None:
+            fit()
+        if index == 0 and self.uses_first_backbone:
             learner.keep_first()
-        first_epoch, momenta, middle = 0, None, None
-        observer.before_readouts(index)
-        features = TaskFeatures(index, learner, pixels, labels, transform)
-        features.holders = tuple(id(getattr(readout, "stats", None)) for readout in readouts.values())
-        with machine.uncaptured():
-            learner.after_task(features)
-            at_first = features.at_first()
-            for name, readout in readouts.items():
-                readout.learn(at_first if name in frozen else features)
-            learned(features)
-            hits = evaluator.measure(index, learner, readouts, frozen)
-        for name, (correct, correct5) in hits.items():
-            matrices[name].record(index, correct, correct5)
-        task.close()
-        observer.after_task(index)
+        on_training_end()
+        features = TaskFeatures(index, labels, learner.seed, learner, pixels, transform)
+        features.backbone_unchanged = fit is None
+        with learner.machine.uncaptured():
+            on_features(features)
+            self.update(features)
+        return features
+
+    def update(self, features: TaskFeatures, preview: bool = False) -> None:
+        """Shift the tracks, add the task's classes, and fit the classifiers; a preview leaves the learner alone."""
+        first = features.with_first_backbone() if self.uses_first_backbone else features
+        shifted: dict[TrackKey, ClassStats | None] = {}
+        for key, track in self.tracks.items():
+            behind = (first if key.first_backbone else features).mapped(key.feature_map)
+            old = track.stats
+            if old is not None and track.shift is not None and not features.backbone_unchanged:
+                old = track.shift(old, behind)
+            shifted[key] = old
+            track.stats = _merged(old, behind.stats(storage=track.storage), track.storage)
+        if self.learner is not None and not preview:
+            self.learner.after_task(features)
+        for part in self.parts.values():
+            seen = first if part.first_backbone else features
+            if part.classifier.needs == "features":
+                part.classifier.fit_features(seen)
+            elif part.classifier.needs == "learner":
+                part.classifier.fit_learner(features)
+            else:
+                part.classifier.fit(*(self._fitted_to(key, part.classifier, seen, shifted[key]) for key in part.tracks))
+
+    def _fitted_to(
+        self, key: TrackKey, classifier: Classifier, features: TaskFeatures, shifted: ClassStats | None
+    ) -> ClassStats:
+        track = self.tracks[key]
+        if classifier.stats_view == "clean":
+            assert track.stats is not None
+            return track.stats
+        new = features.mapped(key.feature_map).stats(classifier.stats_view, track.storage)
+        return _merged(shifted, new, track.storage)
+
+    def preview(self, features: TaskFeatures) -> Trajectory:
+        """Return what this trajectory would become with these features; it stays as it is."""
+        other = copy.copy(self)
+        other.tracks = {key: replace(track) for key, track in self.tracks.items()}
+        other.parts = {
+            label: replace(part, classifier=copy.deepcopy(part.classifier)) for label, part in self.parts.items()
+        }
+        other.update(features, preview=True)
+        return other
+
+    def logits(self, label: str, features: Tensor) -> Tensor:
+        """Score features (n, dim) of the backbone that the method uses, (n, classes)."""
+        return self.parts[label].classifier.logits(features)
+
+    def stats(self, label: str) -> ClassStats | None:
+        """Return the statistics that a method's classifier is fitted to, None where it keeps no Grams."""
+        keys = self.parts[label].tracks
+        return self.tracks[keys[0]].stats if keys and self.tracks[keys[0]].storage != MEANS else None
+
+    # --- changing what is known ---------------------------------------------------------------------------------------
+
+    def retain(self, positions: Tensor) -> None:
+        """Keep the classes at these positions (k,) only; they become 0 .. k - 1."""
+        self._change(lambda key, stats: stats.select(positions).relabel(range(len(positions))))
+        for part in self.parts.values():
+            if part.classifier.needs == "learner":
+                part.classifier.retain(positions)
+
+    def merge(self, other: Trajectory, positions: Tensor) -> None:
+        """Add what another trajectory with the same frozen backbone learned; its classes are at `positions` here."""
+
+        def merged(key: TrackKey, stats: ClassStats) -> ClassStats:
+            theirs = other.tracks[key].stats
+            assert theirs is not None
+            return stats.merge(theirs.relabel(positions), self.tracks[key].storage)
+
+        self._change(merged)
+
+    def _change(self, change: Callable[[TrackKey, ClassStats], ClassStats]) -> None:
+        for key, track in self.tracks.items():
+            if track.stats is not None:
+                track.stats = change(key, track.stats)
+        for part in self.parts.values():
+            if part.tracks:
+                part.classifier.fit(*self._stats_of(part))
+
+    def _stats_of(self, part: Part) -> list[ClassStats]:
+        found = [self.tracks[key].stats for key in part.tracks]
+        return [stats for stats in found if stats is not None]
+
+    # --- state --------------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return tracks and classifiers; the learner has a state of its own."""
+        state: dict[str, Tensor] = {}
+        for number, track in enumerate(self.tracks.values()):
+            if track.stats is not None:
+                state |= {f"tracks.{number}.{name}": tensor for name, tensor in track.stats.state().items()}
+        for label, part in self.parts.items():
+            own = part.classifier.state_dict()
+            state |= {f"classifiers/{label}/{name}": tensor for name, tensor in own.items()}
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Restore tracks and classifiers."""
+        for number, track in enumerate(self.tracks.values()):
+            track.stats = ClassStats.from_state(_below(state, f"tracks.{number}."))
+        for label, part in self.parts.items():
+            part.classifier.load_state_dict(_below(state, f"classifiers/{label}/"), *self._stats_of(part))
+
+
+def _merged(old: ClassStats | None, new: ClassStats, storage: StorageSpec) -> ClassStats:
+    return new if old is None else old.merge(new, storage)
+
+
+def _below(state: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)}

@@ -425,13 +425,13 @@ def methods() -> None:
 
     numbers = measured()
     table = Table(box=None, pad_edge=False)
-    for name in ("method", "learner", "shift", "head", "memory per class", "exemplars", "paper", "ours"):
+    for name in ("method", "learner", "shift", "classifier", "memory per class", "exemplars", "paper", "ours"):
         table.add_column(name, justify="right" if name in ("paper", "ours") else "left", no_wrap=name == "method")
     for m in registered().values():
         usual = f"{m.name} ({m.preset})" if m.preset else m.name
         found = numbers.get(f"{m.name}:memory=500/{m.published}" if m.exemplars else usual, {})
         cells = [f"{v[0]:.2f} / {v[1]:.2f}" if (v := found.get(who)) else "-" for who in ("paper", "ours")]
-        table.add_row(m.name, m.learner, m.shift, m.head, m.memory, "yes" if m.exemplars else "no", *cells)
+        table.add_row(m.name, *m.parts, m.memory_formula, "yes" if m.exemplars else "no", *cells)
     Console().print(table)
     print("paper, ours: A_f / A_avg on CIFAR-100 in ten tasks, mean over class orders; - is not measured")
     print("with exemplars: 500 in all, the classifier that the paper printed")

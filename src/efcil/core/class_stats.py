@@ -16,6 +16,7 @@ from torch import Tensor
 
 from efcil.core.gram_storage import (
     GRAMS,
+    MEANS,
     GramBlock,
     LowRankGrams,
     PackedGrams,
@@ -49,6 +50,7 @@ class ClassStats:
     count     (k,) int64      N_c
     mean      (k, dim)        mu_c of Eq. (15)
     gram      (k, dim, dim)   Phi_c = X_c' X_c of Eq. (15), uncentred, symmetric
+    moves     (k,) int64      how often each class was shifted since its last image
     ========  ==============  ======================================================
 
     Kept are k dim (dim + 1) / 2 numbers of the Grams, or fewer where they are factors; `gram` is made when asked for.
@@ -62,26 +64,35 @@ class ClassStats:
     [[[0.0, 0.0], [0.0, 4.0]], [[10.0, 0.0], [0.0, 0.0]]]
     """
 
-    __slots__ = ("_parts", "classes", "count", "mean")
+    __slots__ = ("_parts", "classes", "count", "mean", "moves")
 
     classes: Tensor
     count: Tensor
     mean: Tensor
-    _parts: tuple[GramBlock, ...] | None  # in the order of classes; None once they were released
+    moves: Tensor
+    _parts: tuple[GramBlock, ...]  # in the order of classes
 
     def __init__(
-        self, classes: Tensor, count: Tensor, mean: Tensor, gram: Tensor | GramBlock | Sequence[Tensor | GramBlock]
+        self,
+        classes: Tensor,
+        count: Tensor,
+        mean: Tensor,
+        gram: Tensor | GramBlock | Sequence[Tensor | GramBlock],
+        moves: Tensor | None = None,
     ) -> None:
         """Take `gram` as one tensor (k, dim, dim) or as several in the order of classes: so joining copies nothing.
 
-        Parts may also be `PackedGrams` and `LowRankGrams`, which are kept as they are.
+        Parts may also be `PackedGrams` and `LowRankGrams`, which are kept as they are. Without `moves` no class was
+        shifted yet.
         """
+        moves = torch.zeros_like(classes) if moves is None else moves
         given = (gram,) if isinstance(gram, Tensor | PackedGrams | LowRankGrams) else tuple(gram)
         k, dim = len(classes), mean.shape[-1]
         shapes = [tuple(g.shape) if isinstance(g, Tensor) else (len(g), g.dim, g.dim) for g in given]
         inner = next((shape[1:] for shape in shapes if shape[1:] != (dim, dim)), (dim, dim))
         gram_shape = (sum(shape[0] for shape in shapes), *inner)
         checks = [("count", count.shape, (k,)), ("mean", mean.shape, (k, dim)), ("gram", gram_shape, (k, dim, dim))]
+        checks.append(("moves", moves.shape, (k,)))
         for name, got, wanted in checks:
             if tuple(got) != wanted:
                 raise OptionError(f"ClassStats: {name} has shape {tuple(got)}; wanted {wanted}")
@@ -91,6 +102,7 @@ class ClassStats:
         object.__setattr__(self, "classes", classes.detach().to(torch.int64))
         object.__setattr__(self, "count", count.detach().to(torch.int64))
         object.__setattr__(self, "mean", mean.detach().to(DTYPE))
+        object.__setattr__(self, "moves", moves.detach().to(torch.int64))
         object.__setattr__(self, "_parts", tuple(part for part in parts if len(part)))
 
     def __setattr__(self, name: str, value: object) -> None:
@@ -99,8 +111,6 @@ class ClassStats:
     @property
     def parts(self) -> tuple[GramBlock, ...]:
         """The Grams as they are kept, in the order of classes."""
-        if self._parts is None:
-            raise OptionError("these statistics were released when they moved; use those that they became")
         return self._parts
 
     @property
@@ -117,7 +127,7 @@ class ClassStats:
         return sum(part.numel for part in self.parts) + self.mean.numel()
 
     def __reduce__(self) -> tuple[object, ...]:
-        return ClassStats, (self.classes, self.count, self.mean, self.parts)
+        return ClassStats, (self.classes, self.count, self.mean, self.parts, self.moves)
 
     def __len__(self) -> int:
         return len(self.classes)
@@ -238,17 +248,20 @@ class ClassStats:
                 torch.cat([self.count, other.count]),
                 torch.cat([self.mean, other.mean]),
                 (*self.parts, *other.parts),
+                torch.cat([self.moves, other.moves]),
             )
         classes = torch.unique(torch.cat([self.classes, other.classes]))
         count = self.count.new_zeros(len(classes))
         total = self.mean.new_zeros(len(classes), self.dim)
         alone = torch.zeros_like(total)
+        moves = torch.full_like(classes, torch.iinfo(torch.int64).max)  # of a class in both those of the fresher side
         places = []  # of each class of the union in either side, -1 where it is not
         for part in (self, other):
             at = torch.searchsorted(classes, part.classes)
             count[at] += part.count
             total[at] += part.mean * part.count[:, None]
             alone[at] = part.mean
+            moves[at] = torch.minimum(moves[at], part.moves)
             place = torch.full_like(classes, -1)
             place[at] = torch.arange(len(part), device=place.device)
             places.append(place)
@@ -266,7 +279,7 @@ class ClassStats:
                 gram += _sums(self._take(ours), other._take(others), centres, counts, memory)
             else:
                 gram += self._take(ours) if mine else other._take(others)
-        return ClassStats(classes, count, mean, gram)
+        return ClassStats(classes, count, mean, gram, moves)
 
     def select(self, classes: Iterable[int] | Tensor) -> ClassStats:
         """Only these classes.
@@ -296,7 +309,7 @@ class ClassStats:
         if numbers.shape != self.classes.shape:
             raise OptionError(f"renumbered got {len(numbers)} numbers for {len(self)} classes")
         ordered, order = torch.sort(numbers.to(self.classes))
-        return ClassStats(ordered, self.count[order], self.mean[order], self._take(order.tolist()))
+        return ClassStats(ordered, self.count[order], self.mean[order], self._take(order.tolist()), self.moves[order])
 
     def _known(self, classes: Iterable[int] | Tensor) -> Tensor:
         wanted = classes if isinstance(classes, Tensor) else torch.tensor(list(classes), dtype=torch.int64)
@@ -308,7 +321,7 @@ class ClassStats:
 
     def _where(self, mask: Tensor) -> ClassStats:
         places = mask.nonzero()[:, 0].tolist()
-        return ClassStats(self.classes[mask], self.count[mask], self.mean[mask], self._take(places))
+        return ClassStats(self.classes[mask], self.count[mask], self.mean[mask], self._take(places), self.moves[mask])
 
     def _take(self, places: Iterable[int]) -> list[GramBlock]:
         """The Grams at these places, in this order: copies, so that the others can go."""
@@ -322,13 +335,11 @@ class ClassStats:
 
     # --- moving ---------------------------------------------------------------------------------------------------
 
-    def transform(self, shift: Tensor, class_block: int | None = None, release: bool = False) -> ClassStats:
+    def transform(self, shift: Tensor, class_block: int | None = None) -> ClassStats:
         """Follow the backbone: Phi_c -> P_c' Phi_c P_c and mu_c -> mu_c P_c, Eq. (16) and (17).
 
         `shift` is one P (dim, dim_new) for all classes or one each, (k, dim, dim_new). Classes go through in blocks
-        of `class_block` (default: `BLOCK_BYTES` of Grams), which bounds the memory beyond old and new statistics. With
-        `release` each old block goes as soon as its new one is there: old and new together are then never more than
-        one of them and a block, and these statistics cannot be used again.
+        of `class_block` (default: `BLOCK_BYTES` of Grams), which bounds the memory beyond old and new statistics.
 
         >>> x, shift = torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([[0.0, 1.0], [2.0, 0.0]])
         >>> stats = ClassStats.from_features(x, torch.tensor([0, 0]))
@@ -343,11 +354,21 @@ class ClassStats:
             )
         shift = check_finite(shift.detach().to(self.mean.device, DTYPE), "shift")
         mean = self.mean @ shift if shift.ndim == 2 else (self.mean[:, None, :] @ shift)[:, 0]
-        gram = [
-            old.transform(shift if shift.ndim == 2 else shift[block])
-            for block, old in self._blocks(class_block, release)
-        ]
-        return ClassStats(self.classes, self.count, mean, gram)
+        gram = [old.transform(shift if shift.ndim == 2 else shift[block]) for block, old in self._blocks(class_block)]
+        return ClassStats(self.classes, self.count, mean, gram, self.moves + 1)
+
+    def translate(self, drift: Tensor) -> ClassStats:
+        """Move every mean by its drift (k, dim); only statistics without Grams can follow a translation here.
+
+        >>> stats = ClassStats.from_features(torch.ones(2, 2), torch.tensor([0, 0]), MEANS)
+        >>> stats.translate(torch.ones(1, 2)).mean.tolist()
+        [[2.0, 2.0]]
+        """
+        if any(part.numel for part in self.parts):
+            raise OptionError(
+                "translate moves means only; these statistics hold Grams, which a translation leaves behind"
+            )
+        return ClassStats(self.classes, self.count, self.mean + drift.to(self.mean), self.parts, self.moves + 1)
 
     def transform_projected(
         self,
@@ -355,13 +376,12 @@ class ClassStats:
         rule: RankRule = "numerical",
         tolerance: float | None = None,
         class_block: int | None = None,
-        release: bool = False,
     ) -> ClassStats:
         """Apply the dual projection: `transform(class_shift(task_shift, gram, rule, tolerance))`, P_c not held.
 
         With P_c = P U_r U_r' (Eq. 7, 9), Phi_c -> U_r U_r' (P' Phi_c P) U_r U_r' (Eq. 16) and mu_c -> mu_c P U_r U_r'
         (Eq. 17): the product with the shared P is common, and the projector costs only the directions it cuts. A factor
-        F_c becomes F_c P U_r U_r'. `class_block` and `release` are those of `transform`.
+        F_c becomes F_c P U_r U_r'. `class_block` is that of `transform`.
 
         >>> stats = ClassStats.from_features(torch.tensor([[1.0, 0.0]]), torch.tensor([0]))
         >>> stats.transform_projected(torch.tensor([[2.0, 5.0], [0.0, 1.0]])).mean.tolist()
@@ -372,18 +392,16 @@ class ClassStats:
         task_shift = check_finite(task_shift.detach().to(self.mean.device, DTYPE), "task_shift")
         gram: list[GramBlock] = []
         mean = self.mean @ task_shift
-        for block, old in self._blocks(class_block, release):
+        for block, old in self._blocks(class_block):
             moved, mean[block] = old.transform_projected(mean[block], task_shift, rule, tolerance)
             gram.append(moved)
-        return ClassStats(self.classes, self.count, mean, gram)
+        return ClassStats(self.classes, self.count, mean, gram, self.moves + 1)
 
-    def _blocks(self, class_block: int | None, release: bool = False) -> Iterator[tuple[slice, GramBlock]]:
-        """Classes in blocks of one form, small parts put together; with `release` none is held once it was given."""
+    def _blocks(self, class_block: int | None) -> Iterator[tuple[slice, GramBlock]]:
+        """Yield classes in blocks of one form, small parts put together."""
         if class_block is not None and class_block < 1:
             raise OptionError(f"class_block is {class_block}; wanted one class or more")
         waiting = deque(self.parts)
-        if release:
-            object.__setattr__(self, "_parts", None)
         budget = BLOCK_BYTES.get(self.mean.device.type, BLOCK_BYTES["cpu"]) // self.mean.element_size()
         first = 0
         while waiting:
@@ -409,7 +427,9 @@ class ClassStats:
         2
         """
         parts = [part.to(device) for part in self.parts]
-        return ClassStats(self.classes.to(device), self.count.to(device), self.mean.to(device), parts)
+        return ClassStats(
+            self.classes.to(device), self.count.to(device), self.mean.to(device), parts, self.moves.to(device)
+        )
 
     def state(self) -> dict[str, Tensor]:
         """Tensors to write to a file; of each Gram the upper triangle, dim (dim + 1) / 2 numbers.
@@ -418,13 +438,14 @@ class ClassStats:
         the rows of all factors, and `gram_packed` the Grams that are left.
 
         >>> {name: tuple(value.shape) for name, value in ClassStats.empty(3).state().items()}
-        {'classes': (0,), 'count': (0,), 'mean': (0, 3), 'gram_packed': (0, 6)}
+        {'classes': (0,), 'count': (0,), 'mean': (0, 3), 'moves': (0,), 'gram_packed': (0, 6)}
         """
         grams = [part.packed for part in self.parts if isinstance(part, PackedGrams)]
         state = {
             "classes": self.classes,
             "count": self.count,
             "mean": self.mean.contiguous(),
+            "moves": self.moves,
             "gram_packed": torch.cat(grams) if grams else self.mean.new_zeros(0, self.dim * (self.dim + 1) // 2),
         }
         factors = [part for part in self.parts if isinstance(part, LowRankGrams)]
@@ -442,7 +463,7 @@ class ClassStats:
         >>> torch.equal(ClassStats.from_state(stats.state()).gram, stats.gram)
         True
         """
-        wanted = {"classes", "count", "mean", "gram_packed"}
+        wanted = {"classes", "count", "mean", "moves", "gram_packed"}
         if "factor_rank" in state or "factor_rows" in state:
             wanted |= {"factor_rank", "factor_rows"}
         missing = wanted - set(state)
@@ -470,7 +491,7 @@ class ClassStats:
                 else:
                     parts.append(PackedGrams(concat_rows([packed[first_gram : first_gram + len(own)]])))
                     first_gram += len(own)
-        return cls(classes, state["count"], state["mean"], parts)
+        return cls(classes, state["count"], state["mean"], parts, state["moves"])
 
 
 def _sums(
@@ -484,6 +505,8 @@ def _sums(
     for one, other, centre, count in zip(_single(mine), _single(theirs), centres, counts, strict=True):
         if memory is not None and memory.is_lossy:
             found.append(compress_sum(one, other, centre, count, memory))
+        elif memory == MEANS:
+            found.append(LowRankGrams.zero(1, centre))
         elif isinstance(one, LowRankGrams) and isinstance(other, LowRankGrams):
             found.append(compress(torch.cat([one.rows, other.rows]), memory or StorageSpec("factors")))
         else:

@@ -40,12 +40,12 @@ from efcil.core.linear_algebra import (
 from efcil.core.projection import RankRule, factor_space, positive_space, row_space
 from efcil.errors import OptionError
 
-Form = Literal["gram", "factors"]
+Form = Literal["gram", "factors", "mean"]
 
 
 @dataclass(frozen=True)
 class StorageSpec:
-    """In which form classes are kept. `factors` alone is exact; `rank` or `error` cut the factors.
+    """Choose the form in which classes are stored; `factors` alone is exact, `rank` or `error` cut, `mean` has no Gram.
 
     `rank` rows at most, or the fewest rows that leave out at most the share `error` of the trace: of the scatter's
     eigenvalues, those left out sum to at most error * trace(G), which bounds |G - F'F| in the nuclear norm and all
@@ -61,8 +61,8 @@ class StorageSpec:
     error: float | None = None
 
     def __post_init__(self) -> None:
-        if self.form == "gram" and not self.rank is self.error is None:
-            raise OptionError("memory of form 'gram' takes no rank and no error; use form 'factors'")
+        if self.form != "factors" and not self.rank is self.error is None:
+            raise OptionError(f"memory of form '{self.form}' takes no rank and no error; use form 'factors'")
         if self.rank is not None and self.error is not None:
             raise OptionError(f"memory got rank={self.rank} and error={self.error}; give one of them")
         if self.rank is not None and self.rank < 1:
@@ -77,6 +77,7 @@ class StorageSpec:
 
 
 GRAMS = StorageSpec()
+MEANS = StorageSpec("mean")
 
 
 class PackedGrams:
@@ -308,6 +309,8 @@ def compress(features: Tensor, memory: StorageSpec = GRAMS) -> GramBlock:
     'PackedGrams'
     """
     count, dim = features.shape
+    if memory.form == "mean":
+        return LowRankGrams.zero(1, features)
     certain = memory.form == "gram" or (2 * min(count, dim) > dim and not memory.is_lossy)
     if certain:
         return compress_gram(symmetrize(features.T @ features))

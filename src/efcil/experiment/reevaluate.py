@@ -10,9 +10,8 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn, cast
+from typing import Any
 
 import torch
 import yaml
@@ -21,62 +20,14 @@ from torch import Tensor
 from efcil.accel.machine import Machine
 from efcil.core.metrics import AccuracyMatrix, count_correct
 from efcil.errors import OptionError, RunError
-from efcil.experiment.run import FEATURES, KEPT, heading
+from efcil.experiment.run import FEATURES, heading
 from efcil.experiment.specification import Plan, Request, commit, resolve
 from efcil.features import TaskFeatures
 from efcil.files import atomic_write_text, write_json
-from efcil.learners import Learner
-from efcil.learners.base import ImageView
-from efcil.methods import find
+from efcil.methods import FROZEN, find
 from efcil.report import html_page, markdown_table
 from efcil.tensor_files import load_tensors
-from efcil.training.image_batches import Pixels
-
-
-@dataclass(frozen=True)
-class _Gone:
-    """A learner of which only what readouts may ask beside features is left."""
-
-    machine: Machine
-    seed: int
-    options: Any
-
-    def __getattr__(self, name: str) -> NoReturn:
-        raise OptionError(f"the {name.replace('_', ' ')} is gone: what needs it cannot be replayed; run it")
-
-
-class SavedTask(TaskFeatures):
-    """A task as methods saw it, from the file that was kept."""
-
-    def __init__(self, index: int, tensors: Mapping[str, Tensor], rest: _Gone | Learner):
-        super().__init__(index, cast(Learner, rest), cast(Pixels, None), tensors["labels"], None)
-        for name, (when, view) in KEPT.items():
-            if name in tensors:
-                self._found[when, view] = tensors[name]
-
-    @property
-    def has_pseudo(self) -> bool:
-        """Whether the run kept features of images made in the place of old ones."""
-        return ("old", "pseudo") in self._found
-
-    def at_first(self) -> TaskFeatures:
-        """Return the task under the first backbone."""
-        other = super().at_first()
-        assert isinstance(other, SavedTask)
-        if ("first", "clean") not in self._found:
-            raise OptionError("the run kept no features of its first backbone: compare it with acil, ds-al or fecam")
-        other._found = {("first", "clean"): self._found["first", "clean"]}
-        return other
-
-    def _features(self, when: str, view: ImageView) -> Tensor:
-        if (when, view) not in self._found:
-            raise OptionError(f"the run kept no {view} features of its {when} backbone: run it")
-        found: Tensor = self._found[when, view]
-        return found
-
-    def pixels(self, view: ImageView = "clean") -> NoReturn:
-        """There are no images."""
-        raise OptionError("the images are gone: what needs them cannot be replayed; run it")
+from efcil.trajectory import Trajectory
 
 
 def config_of(home: Path) -> dict[str, Any]:
@@ -93,7 +44,7 @@ def plan_of(run: Mapping[str, Any], methods: Sequence[str], settings: Sequence[s
     """Resolve other methods as if they had been asked for with the run."""
     for name in methods:
         way = find(name.split(":")[0]).learner
-        if way not in (run["learner"], "frozen"):
+        if way not in (run["learner"], *FROZEN):
             raise OptionError(f"{name} trains its own way ({way}), the run is {run['learner']}: run it apart")
     given = {**run["training"], **{f"data.{key}": value for key, value in run["data"].items()}}
     request = Request(
@@ -109,19 +60,27 @@ def plan_of(run: Mapping[str, Any], methods: Sequence[str], settings: Sequence[s
     return resolve(request)
 
 
-def replay(home: Path, plan: Plan, machine: Machine, command: str) -> list[dict[str, Any]]:
+def _check_saved(trajectory: Trajectory, tensors: Mapping[str, Tensor]) -> None:
+    """Refuse what the saved features cannot give, naming the method and the remedy."""
+    for label, part in trajectory.parts.items():
+        if part.classifier.needs == "learner":
+            raise OptionError(f"{label} needs the learner itself, which is not saved; run it anew")
+        if part.method.shift is not None and part.method.shift.needs_images:
+            raise OptionError(f"{label} needs the training images, which are not saved; run it anew")
+        if part.first_backbone and "first" not in tensors:
+            raise OptionError(
+                f"{label} needs features of the backbone after the first task, which were not saved; compare it with "
+                "acil, ds-al or fecam in one run"
+            )
+
+
+def replay(home: Path, plan: Plan, trained: str, machine: Machine, command: str) -> list[dict[str, Any]]:
     """Read the plan's methods from the features in `home`; return their summaries."""
     began = time.perf_counter()
     files = sorted((home / FEATURES).glob("task-*.safetensors"))
     if not files:
         raise RunError(f"{home / FEATURES} holds no features: run it again with --keep-features")
-    readouts = {
-        f"{label}/{head}" if head else label: readout(options)
-        for label, (method, options) in plan.methods.items()
-        for head, readout in method.classifiers.items()
-    }
-    frozen = {label for label, (method, _) in plan.methods.items() if method.frozen}
-    rest = _Gone(machine, plan.seed, plan.training)
+    trajectory = Trajectory(None, plan.methods, freezes=trained in FROZEN)
     matrices: dict[str, AccuracyMatrix] = {}
     sizes: list[int] = []
     for index, file in enumerate(files):
@@ -130,18 +89,13 @@ def replay(home: Path, plan: Plan, machine: Machine, command: str) -> list[dict[
             raise RunError(f"{home / FEATURES}: task {index + 1} is missing")
         if not matrices:
             sizes = meta["sizes"]
-            matrices = {label: AccuracyMatrix(meta["totals"]) for label in readouts}
+            matrices = {label: AccuracyMatrix(meta["totals"]) for label in trajectory.parts}
             of_class = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes)).numpy()
         tensors = {name: tensor.to(machine.device) for name, tensor in tensors.items()}
-        task = SavedTask(index, tensors, rest)
-        at_first = task.at_first() if frozen else task
-        for label, readout in readouts.items():
-            first = label in frozen
-            try:
-                readout.learn(at_first if first else task)
-            except OptionError as error:
-                raise OptionError(f"{label}: {error}") from None
-            scores = readout.scores(tensors["test_first" if first else "test"])
+        _check_saved(trajectory, tensors)
+        trajectory.update(TaskFeatures.from_saved(index, plan.seed, tensors, meta["layout"]))
+        for label, part in trajectory.parts.items():
+            scores = trajectory.logits(label, tensors["test_first" if part.first_backbone else "test"])
             correct, correct5, _ = count_correct(scores, tensors["test_labels"], of_class)
             matrices[label].record(index, correct[: index + 1].tolist(), correct5[: index + 1].tolist())
     about = (sizes, time.perf_counter() - began, machine, command, commit())
@@ -155,7 +109,9 @@ def execute(
     names = [name.strip() for name in methods.split(",") if name.strip()]
     home = source / "trajectory" if (source / "trajectory" / "config.yaml").exists() else source
     config = config_of(home)
-    found = replay(home, plan_of(config["run"], names, settings), Machine.choose(device), command)
+    found = replay(
+        home, plan_of(config["run"], names, settings), config["run"]["learner"], Machine.choose(device), command
+    )
     summaries = [summary | {"replayed": config["command"]} for summary in found]
     out = source / "replay" if out is None else out
     for summary in summaries:

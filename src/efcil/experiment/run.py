@@ -25,7 +25,6 @@ from efcil import data as sources
 from efcil.accel.machine import Machine
 from efcil.accel.streams import own_stream
 from efcil.config import Options, load_yaml
-from efcil.core.class_stats import ClassStats
 from efcil.core.metrics import AccuracyMatrix
 from efcil.data.dataset import DataSet
 from efcil.errors import CheckpointError, EfcilError, Interrupted, OptionError, RunError
@@ -36,8 +35,8 @@ from efcil.experiment.tracking import Tracker
 from efcil.features import TaskFeatures
 from efcil.files import atomic_write_text, clear_unfinished, exclusive_lock, read_json, write_json
 from efcil.learners import LEARNERS
-from efcil.learners.base import ImageView
-from efcil.methods.base import Readout
+from efcil.methods import FROZEN
+from efcil.protocol import Evaluator, run_protocol
 from efcil.report import html_page
 from efcil.report.load import TIMING
 from efcil.tasks import TaskStream, class_order
@@ -45,19 +44,12 @@ from efcil.tensor_files import save_tensors
 from efcil.training.extraction import extract
 from efcil.training.step import Optimiser
 from efcil.training.trainer import EpochReport, Middle, Stopped
-from efcil.trajectory import Evaluator, learn_stream
+from efcil.trajectory import Trajectory
 
 Summary = dict[str, Any]
 APART = 10  # of several runs at once each begins when the one before has this part of a task behind it
 HEARD = 0.5  # seconds until a signal is heard at the latest
 FEATURES = "features"  # directory of kept features, beside config.yaml
-KEPT: dict[str, tuple[str, ImageView]] = {  # its tensors: features of a task's images, which backbone saw them and how
-    "new": ("new", "clean"),
-    "old": ("old", "clean"),
-    "first": ("first", "clean"),
-    "new_pseudo": ("new", "pseudo"),
-    "old_pseudo": ("old", "pseudo"),
-}
 
 
 @contextmanager
@@ -275,16 +267,12 @@ class Run:
         self.learner.transform(data.size)
         self.learner.check(len(data.class_names))
         # A method with several classifiers is measured with each of them.
-        self.readouts: dict[str, Readout] = {
-            f"{label}/{head}" if head else label: readout(options)
-            for label, (method, options) in plan.methods.items()
-            for head, readout in method.classifiers.items()
-        }
+        self.trajectory = Trajectory(self.learner, plan.methods, freezes=plan.learner in FROZEN)
 
     def _learn(self, data: DataSet) -> list[Summary]:
-        machine, stream, learner, readouts = self.machine, self.stream, self.learner, self.readouts
+        machine, stream, learner, trajectory = self.machine, self.stream, self.learner, self.trajectory
         self.evaluator = evaluator = Evaluator(data, stream, machine)
-        self.matrices = {label: AccuracyMatrix(evaluator.totals()) for label in readouts}
+        self.matrices = {label: AccuracyMatrix(evaluator.totals()) for label in trajectory.parts}
         point = self._newest()
         finished = None
         with self.group.agreeing():
@@ -317,25 +305,22 @@ class Run:
         if point is not None:
             where = f", epoch {epoch} of task {task + 1}" if epoch else f", in task {task + 1}" if middle else ""
             self.reporter.note(f"going on after task {task}{where}")
-            point = None  # what it held is the readouts' now, and goes when they move it
         self.reporter.started(title, epochs, sum(epochs[:task]) + epoch)
         self.training = True
-        learn_stream(
+        run_protocol(
             stream,
             data,
             evaluator,
-            learner,
-            readouts,
+            trajectory,
             self.matrices,
             self,
-            frozen=[label for label, (method, _) in self.plan.methods.items() if method.frozen and not method.heads],
             first_task=task,
             first_epoch=epoch,
             momenta=momenta,
             middle=middle,
             stop=self.stop.is_set,
             on_stop=self.on_stop,
-            learned=self._keep_features if self.keep_features else lambda task: None,
+            on_task_features=self._keep_features if self.keep_features else lambda features: None,
         )
         if not self.group.is_first:
             return []
@@ -364,7 +349,9 @@ class Run:
     def _finished(self, meta: Mapping[str, Any]) -> list[Summary] | None:
         """Return the summaries of a finished run, if all are there and say what the last checkpoint says."""
         with _fitting(self.store.directory):
-            self.matrices = {label: AccuracyMatrix.from_json(meta["matrices"][label]) for label in self.readouts}
+            self.matrices = {
+                label: AccuracyMatrix.from_json(meta["matrices"][label]) for label in self.trajectory.parts
+            }
         found = []
         for label in self.plan.methods:
             try:
@@ -382,13 +369,8 @@ class Run:
         if not tensors:
             return
         self.learner.load_state(_on(self.machine, _below(tensors, "learner.")))
-        shared = {
-            name: ClassStats.from_state(_on(self.machine, _below(tensors, f"{name}.")))
-            for name in sorted({name for own in meta["stats"].values() for name in own.values()})
-        }
-        for label, readout in self.readouts.items():
-            stats = {key: shared[name] for key, name in meta["stats"][label].items()}
-            readout.load_state({**_on(self.machine, _below(tensors, f"readout/{label}/")), **stats})
+        self.trajectory.load_state_dict(_on(self.machine, _below(tensors, "trajectory.")))
+        for label in self.trajectory.parts:
             self.matrices[label] = AccuracyMatrix.from_json(meta["matrices"][label])
 
     def after_epoch(self, report: EpochReport, optimiser: Optimiser) -> None:
@@ -419,7 +401,7 @@ class Run:
         self.store.save_epoch(task + 1, middle.epoch, tensors, {"seconds": self._clock(), "steps": middle.steps})
         self.store.wait()
 
-    def before_readouts(self, task: int) -> None:
+    def on_training_end(self, task: int) -> None:
         """Tell that training is over."""
         self.reporter.solving(task)
 
@@ -438,20 +420,10 @@ class Run:
         accuracies = {label: matrix.A_t[-1] for label, matrix in self.matrices.items()}
         self.log.add(task=task + 1, A_t=accuracies)
         tensors = {f"learner.{k}": v for k, v in self.learner.state(teacher=False).items()}
-        names: dict[int, str] = {}  # statistics that several methods share are written once
-        stats: dict[str, dict[str, str]] = {label: {} for label in self.readouts}
-        for label, readout in self.readouts.items():
-            for key, value in readout.state().items():
-                if isinstance(value, Tensor):
-                    tensors[f"readout/{label}/{key}"] = value
-                    continue
-                if id(value) not in names:
-                    names[id(value)] = f"stats{len(names)}"
-                    tensors |= {f"{names[id(value)]}.{k}": v for k, v in value.state().items()}
-                stats[label][key] = names[id(value)]
+        tensors |= {f"trajectory.{k}": v for k, v in self.trajectory.state_dict().items()}
         matrices = {label: matrix.to_json() for label, matrix in self.matrices.items()}
         self.seconds = self._clock()
-        self.store.save_task(task + 1, tensors, {"seconds": self.seconds, "matrices": matrices, "stats": stats})
+        self.store.save_task(task + 1, tensors, {"seconds": self.seconds, "matrices": matrices})
         self._saved = time.monotonic()
         self._write_summaries()
         self.reporter.task(task, len(self.stream), accuracies)
@@ -462,18 +434,23 @@ class Run:
         r = self.learner
         kept = {"labels": task.labels, "test_labels": labels, "new": task.new()}
         kept["test"] = extract(r.feature_extractor(r.backbone), seen, self.machine, r.options.crop)
-        if not task.first:
+        if task.index:
             kept["old"] = task.old()
-            if r.pseudo_images() is not None:
+            if task.has_pseudo_images:
                 kept |= {"old_pseudo": task.old("pseudo"), "new_pseudo": task.new("pseudo")}
         if r.anchor is not None:
-            kept["first"] = task.at_first().new()
+            kept["first"] = task.with_first_backbone().new()
             kept["test_first"] = extract(r.feature_extractor(r.first_backbone), seen, self.machine, r.options.crop)
         if not self.group.is_first:
             return
         path = self.home / FEATURES / f"task-{task.index + 1:02d}.safetensors"
         path.parent.mkdir(exist_ok=True)
-        meta = {"task": task.index + 1, "sizes": list(self.stream.sizes), "totals": self.evaluator.totals()}
+        meta = {
+            "task": task.index + 1,
+            "sizes": list(self.stream.sizes),
+            "totals": self.evaluator.totals(),
+            "layout": r.feature_layout,
+        }
         save_tensors(path, kept, meta)
 
     def _write_snapshot(self, task: int) -> None:
@@ -486,9 +463,9 @@ class Run:
         if not self.group.is_first:
             return
         for label in self.snapshots:
-            for value in self.readouts[label].state().values():
-                if isinstance(value, ClassStats):
-                    kept |= {f"stats/{label}/{key}": tensor for key, tensor in value.state().items()}
+            stats = self.trajectory.stats(label)
+            if stats is not None:
+                kept |= {f"stats/{label}/{key}": tensor for key, tensor in stats.state().items()}
         path = self.out / "snapshots" / f"task-{task + 1:02d}.safetensors"
         path.parent.mkdir(exist_ok=True)
         save_tensors(path, {**kept, "labels": labels}, {"task": task + 1, "class_names": self.class_names})
@@ -504,7 +481,7 @@ class Run:
         heads = {head: self.matrices[f"{label}/{head}"].summary() for head in method.heads}
         if not heads:
             return own | self.matrices[label].summary()
-        return own | heads[method.main(options)] | {"head": method.main(options), "heads": heads}
+        return own | heads[method.default_head(options)] | {"head": method.default_head(options), "heads": heads}
 
     def _write_summaries(self) -> list[Summary]:
         summaries, of = [], commit()

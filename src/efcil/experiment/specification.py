@@ -19,7 +19,7 @@ from efcil import data as sources
 from efcil.config import Options, Values, build, flat, keys, parse_settings, preset_names, preset_values
 from efcil.errors import OptionError, nearest
 from efcil.learners import LEARNERS
-from efcil.methods import Method, find, registered
+from efcil.methods import FROZEN, Method, find, registered
 from efcil.tasks import task_sizes
 
 NO_PRESET = "none"  # the options' own defaults, for data sets that no preset speaks of
@@ -93,7 +93,7 @@ def _unknown(key: str, methods: str, known: Collection[str]) -> str:
     others = [
         m.name
         for m in registered().values()
-        if key in (*keys(m.options), *keys(LEARNERS[m.learner].options_type)) and key not in m.fixed
+        if key in (*keys(m.options), *keys(LEARNERS[m.learner].options_type)) and key not in m.overrides
     ]
     if others:
         return f"{key} is not an option of {methods}, only of {', '.join(others)}"
@@ -107,7 +107,7 @@ def resolve(request: Request) -> Plan:
     source = sources.find(request.dataset)
     parsed = {label: _parse_label(label) for label in request.methods}
     kinds = {method.learner for method, _ in parsed.values()}
-    if kinds == {"lwf", "frozen"}:  # a frozen backbone is the first one of an LwF trajectory
+    if kinds == {"lwf", *FROZEN}:  # a frozen backbone is the first one of an LwF trajectory
         kinds = {"lwf"}
     if len(kinds) > 1:
         groups = "; ".join(f"{k}: {', '.join(n for n, (m, _) in parsed.items() if m.learner == k)}" for k in kinds)
@@ -120,7 +120,7 @@ def resolve(request: Request) -> Plan:
     if preset not in (*known_presets, NO_PRESET):
         raise OptionError(f"preset '{preset}' does not exist for {request.dataset}: {nearest(preset, known_presets)}")
     if preset != NO_PRESET and not preset_values(preset, request.dataset, "training"):
-        silent = [m.name for m, _ in parsed.values() if not preset_values(preset, request.dataset, m.section)]
+        silent = [m.name for m, _ in parsed.values() if not preset_values(preset, request.dataset, m.preset_key)]
         if silent:
             raise OptionError(f"preset '{preset}' says nothing of {', '.join(silent)}: pass another --preset")
 
@@ -137,8 +137,8 @@ def resolve(request: Request) -> Plan:
     of_training: Values = {}  # settings of training that a label gives: for the whole trajectory
     for label, (method, own) in parsed.items():
         for key in {**own, **{k: v for k, v in settings.items() if k in method_keys[label]}}:
-            if key in method.fixed:
-                problems.append(f"{method.name} fixes {key}={method.fixed[key]}: take dpcr to choose it")
+            if key in method.overrides:
+                problems.append(f"{method.name} fixes {key}={method.overrides[key]}: take dpcr to choose it")
             elif key in method_keys[label]:
                 continue
             elif key not in training_keys:
@@ -167,7 +167,10 @@ def resolve(request: Request) -> Plan:
     def given(section: str) -> Values:
         return {} if preset == NO_PRESET else preset_values(preset, request.dataset, section)
 
-    preset_training = given("training") | given(learner)  # a method that trains its own way has a section
+    preset_training = given("training") | given(learner)  # a learner of its own has a section
+    if learner not in ("lwf", *FROZEN):  # or its method has one for both
+        for method, _ in parsed.values():
+            preset_training |= given(method.preset_key)
     training = made(
         training_type,
         {k: v for k, v in preset_training.items() if k in training_keys} | chosen(training_keys) | of_training,
@@ -180,8 +183,8 @@ def resolve(request: Request) -> Plan:
     )
     methods = {}
     for label, (method, own) in parsed.items():
-        values = {k: v for k, v in given(method.section).items() if k in method_keys[label]}
-        values |= chosen(method_keys[label]) | method.fixed
+        values = {k: v for k, v in given(method.preset_key).items() if k in method_keys[label]}
+        values |= chosen(method_keys[label]) | method.overrides
         values |= {k: v for k, v in own.items() if k in method_keys[label]}
         methods[label] = (method, made(method.options, values, label))
         if None not in (methods[label][1], training):

@@ -91,8 +91,8 @@ def trials(label: str, tried: Mapping[str, Sequence[str]]) -> list[Trial]:
     for key in tried:
         if key not in (*own, *training):
             raise OptionError(f"--try {key}: not an option of {method.name}: {nearest(key, (*own, *training))}")
-        if key in method.fixed:
-            raise OptionError(f"--try {key}: {method.name} fixes {key}={method.fixed[key]}")
+        if key in method.overrides:
+            raise OptionError(f"--try {key}: {method.name} fixes {key}={method.overrides[key]}")
     found = []
     for values in itertools.product(*tried.values()):
         chosen = dict(zip(tried, values, strict=True))

@@ -16,11 +16,11 @@ from efcil.learners.pseudo_replay import PseudoReplay
 LEARNERS: dict[str, type[Learner]] = {
     "finetune": Finetune,
     "lwf": LwF,
-    "frozen": FirstTask,
+    "first-task": FirstTask,
     "joint": Joint,
     "icarl": ICaRL,
     "foster": FOSTER,
     "podnet": PODNet,
     "pass": PASS,
-    "dpcr-plus": PseudoReplay,
+    "pseudo-replay": PseudoReplay,
 }

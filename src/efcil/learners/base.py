@@ -63,7 +63,7 @@ class LearnedTask(Protocol):
     def new(self) -> Tensor:
         """Features (n, dim) of the task's images."""
 
-    def pairs(self, view: ImageView) -> tuple[Tensor, Tensor]:
+    def old_new_pairs(self, view: ImageView) -> tuple[Tensor, Tensor]:
         """Features of the same images under the backbone before the task and after it; with what `pseudo` returns."""
 
     def pixels(self) -> Pixels:
@@ -120,6 +120,11 @@ class Learner(nn.Module, ABC):
     def feature_extractor(self, backbone: nn.Module) -> nn.Module:
         """Return what classifiers and shifts read of a backbone: its features come first."""
         return backbone
+
+    @property
+    def feature_layout(self) -> tuple[int, ...]:
+        """How many features belong to each stage that `feature_extractor` extracts, the last stage's first."""
+        return (int(self.student.backbone.dim),)  # type: ignore[arg-type]
 
     @property
     def head(self) -> GrowingHead:

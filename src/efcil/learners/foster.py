@@ -98,9 +98,9 @@ class OnlyBoosted:
         """Features (n, 2 dim), of the first task (n, dim)."""
         return self.task.new()[:, : self.dim]
 
-    def pairs(self, view: ImageView) -> tuple[Tensor, Tensor]:
+    def old_new_pairs(self, view: ImageView) -> tuple[Tensor, Tensor]:
         """Old and new features of the same images."""
-        old, new = self.task.pairs(view)
+        old, new = self.task.old_new_pairs(view)
         return old[:, : self.dim], new[:, : self.dim]
 
     def pixels(self) -> Pixels:

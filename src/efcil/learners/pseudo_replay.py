@@ -89,6 +89,12 @@ class PseudoReplay(LwF):
         assert isinstance(backbone, ResNet)
         return Reading(backbone, o.intermediate_stages, o.flip_tta)
 
+    @property
+    def feature_layout(self) -> tuple[int, ...]:
+        """The features of the last stage and of the intermediate ones."""
+        extractor = self.feature_extractor(self.backbone)
+        return extractor.layout if isinstance(extractor, Reading) else super().feature_layout
+
     def inversion_network(self, backbone: nn.Module) -> nn.Module:
         """Return what draws images: all that is read of a backbone, of the image as it is."""
         if not self.options.intermediate_stages:
@@ -188,7 +194,7 @@ class PseudoReplay(LwF):
         """Move the means and the covariance with the task, and add those of its classes."""
         known = len(self.means)
         if known:
-            shift = shift_map(*task.pairs("pseudo"))
+            shift = shift_map(*task.old_new_pairs("pseudo"))
             self.means = self.means @ shift
             self.covariance = shift.T @ self.covariance @ shift
         features = task.new().to(DTYPE)

@@ -13,24 +13,6 @@ from torch.nn.functional import adaptive_avg_pool2d
 from efcil.models.resnet import ResNet
 
 
-def width(dim: int, quarters: int) -> int:
-    """Return how many numbers are read of a backbone of `dim` features, with the quarters of so many stages.
-
-    >>> [width(512, quarters) for quarters in range(4)]
-    [512, 1536, 2048, 2304]
-    """
-    return dim + 4 * sum(dim >> back for back in range(1, quarters + 1))  # a stage has half of the next one's planes
-
-
-def features_of(read: int, quarters: int) -> int:
-    """Return the features of a backbone of which `read` numbers are read: the inverse of `width`.
-
-    >>> [features_of(width(512, quarters), quarters) for quarters in range(4)]
-    [512, 512, 512, 512]
-    """
-    return (read << quarters) // (5 * (1 << quarters) - 4)
-
-
 class Reading(nn.Module):
     """The backbone's features, and behind them what else is read; the backbone stays what it is.
 
@@ -43,7 +25,9 @@ class Reading(nn.Module):
     def __init__(self, backbone: ResNet, quarters: int, mirrored: bool) -> None:
         super().__init__()
         self.backbone, self.use_stages, self.mirrored = backbone, quarters, mirrored  # quarters: of so many stages
-        self.dim = width(backbone.dim, quarters)
+        # A stage has half of the next one's planes, and four quarters of each.
+        self.layout = (backbone.dim, *(4 * (backbone.dim >> back) for back in range(1, quarters + 1)))
+        self.dim = sum(self.layout)
 
     def forward(self, images: Tensor) -> Tensor:
         """(n, dim): the features, then the quarters of the stages before the last, the latest first."""

@@ -21,24 +21,24 @@ from torch.nn.functional import normalize
 
 from efcil import models
 from efcil.accel.machine import Machine
-from efcil.core.class_stats import ClassStats
 from efcil.data.dataset import listed
 from efcil.errors import DataError, EfcilError, ModelError, OptionError, nearest
 from efcil.files import StrPath
 from efcil.learners import LEARNERS, Learner
-from efcil.methods.base import Readout
+from efcil.methods import registered
 from efcil.product import model_directory
 from efcil.product.calibration import Optimism
 from efcil.product.inputs import CHANNELS, Images, read_lesson, read_pictures
 from efcil.product.names import check_names
 from efcil.product.progress import Callback, Progress, telling
-from efcil.product.settings import Settings, resolve
-from efcil.product.state import ClassRecord, State, copied
-from efcil.product.teaching import Learned, Lesson, calibrated, pixels_of, teach
+from efcil.product.settings import TEACHABLE, Settings, resolve
+from efcil.product.state import ClassRecord, State
+from efcil.product.teaching import Learned, Lesson, calibrated, label_of, pixels_of, teach
 from efcil.tensor_files import digest, on_cpu
 from efcil.training.extraction import extract
 from efcil.training.image_batches import Pixels
 from efcil.training.trainer import EpochReport
+from efcil.trajectory import Trajectory
 
 NONE_OF_THESE = ""
 SIMILAR = 10  # pairs of classes that a summary names
@@ -50,8 +50,12 @@ class _Now:
     """A state and the modules that answer for it. It is replaced as a whole, never changed."""
 
     state: State
-    backbone: nn.Module
-    readout: Readout
+    backbone: nn.Module  # what extracts features
+    trajectory: Trajectory
+
+    def logits(self, features: Tensor) -> Tensor:
+        """Score features for every class."""
+        return self.trajectory.logits(label_of(self.trajectory), features)
 
 
 class Network(nn.Module):
@@ -60,9 +64,9 @@ class Network(nn.Module):
     scale: Tensor
     offset: Tensor
 
-    def __init__(self, backbone: nn.Module, readout: Readout, pixels: Pixels, temperature: float, crop: int | None):
+    def __init__(self, now: _Now, pixels: Pixels, crop: int | None):
         super().__init__()
-        self.backbone, self.readout, self.temperature, self.crop = backbone, readout, temperature, crop
+        self.backbone, self.logits, self.temperature, self.crop = now.backbone, now.logits, now.state.temperature, crop
         self.register_buffer("scale", pixels.scale)
         self.register_buffer("offset", pixels.offset)
 
@@ -72,7 +76,7 @@ class Network(nn.Module):
             margin = (images.shape[-1] - self.crop) // 2
             images = images[:, :, margin : margin + self.crop, margin : margin + self.crop]
         features = self.backbone(images.float() * self.scale - self.offset)
-        return torch.softmax(self.readout.scores(features) / self.temperature, 1).float()
+        return torch.softmax(self.logits(features) / self.temperature, 1).float()
 
 
 class IncrementalClassifier:
@@ -140,7 +144,7 @@ class IncrementalClassifier:
             frozen=frozen,
             previous=None,
         )
-        self._now = self._served(state, learner)
+        self._now = self._served(state, self._trajectory(state, learner))
 
     # --- parts --------------------------------------------------------------------------------------------------------
 
@@ -160,21 +164,27 @@ class IncrementalClassifier:
             raise ModelError(f"the weights do not fit {self._settings.training.backbone}: {why}") from None
         return learner
 
-    def _readout(self, state: State) -> Readout:
-        """A readout with the statistics of a state, to be taught or changed."""
-        readout = self._settings.method.readout(self._settings.options)
-        if state.classes:
-            readout.load_state(copied(state.statistics, self._machine.device))
-        return readout
+    def _trajectory(self, state: State, learner: Learner | None = None) -> Trajectory:
+        """A trajectory with the statistics of a state, to be taught or changed."""
+        method = self._settings.method
+        trajectory = Trajectory(
+            learner or self._opened(state), {method.name: (method, self._settings.options)}, freezes=True
+        )
+        if state.classes:  # copied: what is computed may be computed in place
+            trajectory.load_state_dict({k: v.to(self._machine.device, copy=True) for k, v in state.statistics.items()})
+        return trajectory
 
-    def _served(self, state: State, learner: Learner | None = None) -> _Now:
-        backbone = (learner or self._opened(state)).backbone
-        return _Now(state, backbone.requires_grad_(False).eval(), self._readout(state))
+    def _served(self, state: State, trajectory: Trajectory | None = None) -> _Now:
+        trajectory = trajectory or self._trajectory(state)
+        learner = trajectory.learner
+        assert learner is not None
+        backbone = learner.feature_extractor(learner.backbone)
+        return _Now(state, backbone.requires_grad_(False).eval(), trajectory)
 
     @property
     def _rests_well(self) -> bool:
         """Whether the method can learn while the backbone rests: all but a trained head can."""
-        return self._settings.method.head != "own"
+        return self._settings.method.classifier.needs != "learner"
 
     @property
     def method(self) -> str:
@@ -252,20 +262,19 @@ class IncrementalClassifier:
         table = {name: place for place, name in enumerate(state.names)}
         again = [name for name in taught if name in table]
         new = [name for name in taught if name not in table]
-        if again and not getattr(self._now.readout, "adds", False):
-            raise ModelError(
-                f"{self.method} keeps nothing that more pictures of a class it knows ({listed(again)}) could be added "
-                "to; leave them out, or take one of dpcr, dp-ncm, lwf-ncm, sdc, adc, ldc, acil, ds-al"
-            )
+        if again:
+            self._check_supports("update", f"add pictures to a class that it knows ({listed(again)})")
         table |= {name: len(state.classes) + place for place, name in enumerate(new)}
         positions = torch.tensor([table[name] for name in names])
         lesson = Lesson(
             images, positions, len(state.classes), len(new), state.teachings, state.trainings, self._settings.held_out
         )
-        learner, readout = self._opened(state), self._readout(state)
+        trajectory = self._trajectory(state)
+        learner = trajectory.learner
+        assert learner is not None
         at_rest = state.frozen or not learner.stages(state.trainings)
         rests = at_rest or (self._rests_well and (not new or len(taught) == 1))
-        if rests and not at_rest and self._settings.method.frozen:
+        if rests and not at_rest and self._settings.method.reads_first_backbone:
             raise ModelError(
                 f"{self.method} learns its backbone in the first teaching only, and one class teaches it nothing; "
                 "begin with two classes or more, or give weights"
@@ -280,8 +289,7 @@ class IncrementalClassifier:
 
         learned = teach(
             lesson,
-            learner,
-            readout,
+            trajectory,
             rests=rests,
             imprints=rests and not at_rest,
             frozen=state.frozen,
@@ -294,13 +302,13 @@ class IncrementalClassifier:
         after = state.changed(
             classes=_table(state, names, new, learned),
             weights=state.weights if at_rest or not new else _weights(learner),
-            statistics=dict(readout.state()),
+            statistics=on_cpu(trajectory.state_dict()),
             temperature=learned.temperature,
             optimism=learned.optimism,
             trainings=state.trainings + (not rests),
             teachings=state.teachings + 1,
         )
-        return self._served(after.after(state), learner)
+        return self._served(after.after(state), trajectory)
 
     def freeze(self) -> IncrementalClassifier:
         """Let the backbone rest for good: from now on a teaching is one pass and one solve."""
@@ -332,7 +340,7 @@ class IncrementalClassifier:
     def _probabilities(self, now: _Now, images: Any) -> npt.NDArray[np.float64]:
         features = self._features(now, read_pictures(images, self.size))
         with torch.no_grad():
-            scores = now.readout.scores(features).double()
+            scores = now.logits(features).double()
         found: npt.NDArray[np.float64] = torch.softmax(scores / now.state.temperature, 1).cpu().numpy()
         return found
 
@@ -364,7 +372,7 @@ class IncrementalClassifier:
         now = self._ready()
         pixels = pixels_of(np.zeros((1, CHANNELS, self.size, self.size), np.uint8), self._machine)
         crop = self._settings.training.crop
-        return Network(now.backbone, now.readout, pixels, now.state.temperature, crop).eval()
+        return Network(now, pixels, crop).eval()
 
     def _ready(self) -> _Now:
         now = self._now
@@ -382,26 +390,24 @@ class IncrementalClassifier:
         state = self._ready().state
         gone = self._known([names] if isinstance(names, str) else names)
         kept = [place for place, name in enumerate(state.names) if name not in gone]
-        readout: Any = self._readout(state)
-        if kept and not hasattr(readout, "keep"):
-            raise ModelError(
-                f"{self.method} keeps one sum over all classes, nothing of one can be taken out; "
-                "take one of dpcr, dp-ncm, lwf-ncm, sdc, adc, ldc, fecam, lwf"
-            )
-        learner = self._opened(state)
+        if kept:
+            self._check_supports("forget", "take a class out again")
+        trajectory = self._trajectory(state)
+        learner = trajectory.learner
+        assert learner is not None
         positions = torch.tensor(kept, dtype=torch.int64, device=self.device)
         head: Any = learner.head
         head.keep(positions[positions < len(head.weight)])
         if kept:
-            readout.keep(positions)
+            trajectory.retain(positions)
         after = state.changed(
             classes=tuple(state.classes[place] for place in kept),
             weights=_weights(learner),
-            statistics=dict(readout.state()) if kept else {},
-            temperature=self._recalibrated(readout, state) if kept else 1.0,
+            statistics=on_cpu(trajectory.state_dict()) if kept else {},
+            temperature=self._recalibrated(trajectory, state) if kept else 1.0,
             previous=None,
         )
-        self._now = self._served(after, learner)
+        self._now = self._served(after, trajectory if kept else self._trajectory(after, learner))
         return self
 
     def undo(self) -> IncrementalClassifier:
@@ -441,14 +447,14 @@ class IncrementalClassifier:
         new = [record for record in theirs.classes if record.name not in place]
         place |= {record.name: len(mine.classes) + index for index, record in enumerate(new)}
         positions = torch.tensor([place[name] for name in theirs.names], device=self.device)
-        readout: Any = self._readout(mine)
-        readout.absorb(self._readout(theirs), positions)
+        trajectory = self._trajectory(mine)
+        trajectory.merge(other._trajectory(theirs), positions)
         more = {record.name: record.images for record in theirs.classes}
         table = tuple(replace(r, images=r.images + more.get(r.name, 0)) for r in mine.classes) + tuple(new)
         after = mine.changed(
             classes=table,
-            statistics=dict(readout.state()),
-            temperature=self._recalibrated(readout, mine),
+            statistics=on_cpu(trajectory.state_dict()),
+            temperature=self._recalibrated(trajectory, mine),
             teachings=mine.teachings + theirs.teachings,
         )
         self._now = self._served(after.after(mine))
@@ -460,8 +466,7 @@ class IncrementalClassifier:
                 "both models must have a frozen backbone to be merged: statistics of backbones that learn apart do not "
                 "add; make them with frozen=True and the same weights, or freeze() one model and teach two copies"
             )
-        if not hasattr(self._now.readout, "absorb"):
-            raise ModelError(f"{self.method} cannot be merged; take one of dpcr, dp-ncm, lwf-ncm, sdc, adc, ldc")
+        self._check_supports("merge", "merge models")
         mine, theirs = self._settings.document(), other._settings.document()
         for key in ("method", "options", "size"):
             if mine[key] != theirs[key]:
@@ -481,18 +486,23 @@ class IncrementalClassifier:
                 raise DataError(f"the model does not know {name!r}: {nearest(str(name), self._now.state.names)}")
         return set(wanted)
 
-    def _recalibrated(self, readout: Any, state: State) -> float:
-        return calibrated(readout, state.optimism, self._settings.seed) or state.temperature
+    def _check_supports(self, capability: str, what: str) -> None:
+        """Refuse what the method does not declare, naming those that do."""
+        if capability not in self._settings.method.supports:
+            able = [m.name for m in registered().values() if capability in m.supports and m.learner in TEACHABLE]
+            raise ModelError(f"{self.method} cannot {what}; methods that can: {', '.join(able)}")
+
+    def _recalibrated(self, trajectory: Trajectory, state: State) -> float:
+        return calibrated(trajectory, state.optimism, self._settings.seed) or state.temperature
 
     # --- telling ------------------------------------------------------------------------------------------------------
 
     def summary(self) -> dict[str, Any]:
         """Return what the model is and knows, as plain values."""
         now = self._now
-        statistics = model_directory.flattened(now.state.statistics)
-        size = sum(t.numel() * t.element_size() for t in (*now.state.weights.values(), *statistics.values()))
+        size = sum(t.numel() * t.element_size() for t in (*now.state.weights.values(), *now.state.statistics.values()))
         return {
-            "format": model_directory.format_of(now.state.statistics),
+            "format": model_directory.FORMAT,
             "method": self.method,
             "backbone": self._settings.training.backbone,
             "frozen": now.state.frozen,
@@ -522,7 +532,7 @@ class IncrementalClassifier:
         try:
             model._now = model._served(state)
             if state.classes:
-                found = tuple(model._now.readout.scores(torch.zeros(1, model.dim, device=model.device)).shape)
+                found = tuple(model._now.logits(torch.zeros(1, model.dim, device=model.device)).shape)
                 if found != (1, len(state.classes)):
                     raise ModelError(f"{found[-1]} classes in the statistics, {len(state.classes)} in the table")
         except (KeyError, RuntimeError, EfcilError, TypeError, ValueError, IndexError, AttributeError) as error:
@@ -559,12 +569,7 @@ def _table(state: State, names: list[str], new: list[str], learned: Learned) -> 
 
 def _similar(now: _Now) -> list[list[Any]]:
     """The pairs of classes whose means (or rows of the head) point most alike."""
-    readout: Any = now.readout
-    if isinstance(getattr(readout, "stats", None), ClassStats):
-        rows = readout.stats.mean
-    else:
-        rows = next((getattr(readout, name) for name in ("means", "centres") if hasattr(readout, name)), None)
-        rows = readout.head.weight if rows is None and hasattr(readout, "head") else rows
+    rows = now.trajectory.parts[label_of(now.trajectory)].classifier.prototypes if now.state.classes else None
     if rows is None or len(now.state.classes) < 2:
         return []
     unit = normalize(rows.detach().double(), dim=1)

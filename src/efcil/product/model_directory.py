@@ -15,19 +15,16 @@ import os
 import secrets
 import shutil
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from pydantic import Field, ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import Tensor
 
 from efcil import __version__
-from efcil.config import Options, nested
-from efcil.core.class_stats import ClassStats
-from efcil.core.gram_storage import LowRankGrams
+from efcil.config import Options
 from efcil.errors import EfcilError, ModelError
 from efcil.files import StrPath, exclusive_lock, read_json, sync_directory, sync_file, write_json
 from efcil.product.calibration import Optimism
@@ -35,7 +32,7 @@ from efcil.product.settings import Settings
 from efcil.product.state import ClassRecord, State
 from efcil.tensor_files import aligned, on_cpu
 
-FORMAT = 2  # the newest: some classes may be kept as factors; 1: each as its Gram
+FORMAT = 3  # 1 and 2 were never released
 KIND = "efcil model"
 CARD, WEIGHTS, STATISTICS, PREVIOUS = "model.json", "weights.safetensors", "statistics.safetensors", "previous"
 _OWN = {CARD, WEIGHTS, STATISTICS, PREVIOUS}
@@ -116,7 +113,7 @@ def _unwritten(place: Path, error: OSError) -> ModelError:
 
 def _write(folder: Path, settings: Settings, state: State) -> None:
     folder.mkdir()
-    files = {WEIGHTS: state.weights, STATISTICS: flattened(state.statistics)}
+    files = {WEIGHTS: state.weights, STATISTICS: state.statistics}
     sums = {}
     for name, tensors in files.items():
         try:
@@ -127,7 +124,7 @@ def _write(folder: Path, settings: Settings, state: State) -> None:
         sums[name] = _sha256(folder / name)
     card = _Card(
         kind=KIND,
-        format=format_of(state.statistics),
+        format=FORMAT,
         efcil=__version__,
         settings=settings.document(),
         frozen=state.frozen,
@@ -139,12 +136,6 @@ def _write(folder: Path, settings: Settings, state: State) -> None:
         files=sums,
     )
     write_json(folder / CARD, card.model_dump())
-
-
-def format_of(statistics: Mapping[str, Tensor | ClassStats]) -> int:
-    """The lowest format that can hold them."""
-    stats = [value for value in statistics.values() if isinstance(value, ClassStats)]
-    return 2 if any(isinstance(part, LowRankGrams) for own in stats for part in own.parts) else 1
 
 
 def _swap(fresh: Path, place: Path) -> None:
@@ -218,14 +209,13 @@ def _read(place: Path) -> tuple[Settings, State]:
             raise ModelError(f"{path}: cannot be read: {error}") from None
     try:
         settings = Settings.restored(card.settings)
-        statistics = unflattened(tensors[STATISTICS])
     except (EfcilError, KeyError, TypeError, ValueError, AttributeError, OverflowError, RuntimeError) as error:
         raise ModelError(f"{place / CARD}: {error}; restore it from a copy") from None
     records = tuple(ClassRecord(**record.model_dump()) for record in card.classes)
     state = State(
         classes=records,
         weights=tensors[WEIGHTS],
-        statistics=statistics,
+        statistics=tensors[STATISTICS],
         temperature=card.temperature,
         optimism=Optimism(*card.optimism),
         trainings=card.trainings,
@@ -243,6 +233,8 @@ def _card(path: Path) -> _Card:
     version = found.get("format")
     if not isinstance(version, int) or version < 1:
         raise ModelError(f"{path}: format {version!r} is not one that was ever written; restore it from a copy")
+    if version < FORMAT:
+        raise ModelError(f"{path}: format {version} was made by an earlier version, before 0.2; teach the model anew")
     if version > FORMAT:
         writer = found.get("efcil", "a later version")
         raise ModelError(
@@ -259,23 +251,3 @@ def _card(path: Path) -> _Card:
 def _sha256(path: Path) -> str:
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def flattened(statistics: Mapping[str, Tensor | ClassStats]) -> dict[str, Tensor]:
-    """Take class statistics apart, as files hold them: `stats/count` and so on."""
-    found: dict[str, Tensor] = {}
-    for key, value in statistics.items():
-        if isinstance(value, ClassStats):
-            found |= {f"{key}/{name}": tensor for name, tensor in value.state().items()}
-        else:
-            found[key] = value
-    return found
-
-
-def unflattened(tensors: Mapping[str, Tensor]) -> dict[str, Tensor | ClassStats]:
-    """Undo `flattened`."""
-    tree = nested({key.replace(".", "\0").replace("/", "."): value for key, value in tensors.items()})
-    return {
-        key.replace("\0", "."): ClassStats.from_state(value) if isinstance(value, dict) else value
-        for key, value in tree.items()
-    }

@@ -9,11 +9,12 @@ from typing import Any
 from efcil import methods, models
 from efcil.config import Options, Values, build, flat, keys, preset_values
 from efcil.errors import OptionError, nearest
-from efcil.learners.lwf import LwFOptions
+from efcil.learners import LEARNERS
+from efcil.learners.base import TrainingOptions
 from efcil.methods import Method
 from efcil.training.schedule import Schedule
 
-KINDS = ("lwf", "frozen")  # the trajectory family: readouts of one backbone that no old image is needed for
+TEACHABLE = ("lwf", "first-task", "pseudo-replay")  # learners that need no old image
 DEFAULT_BACKBONE = "resnet10"
 SMALL_PICTURES = 40  # pixels up to which the first layer keeps the size
 
@@ -23,7 +24,7 @@ class Settings:
     """All choices, resolved and checked."""
 
     method: Method
-    training: LwFOptions
+    training: TrainingOptions
     options: Options
     size: int
     seed: int
@@ -44,7 +45,7 @@ class Settings:
     def restored(cls, document: Mapping[str, Any]) -> Settings:
         """Read what `document` wrote."""
         method = _family(document["method"])
-        training = build(LwFOptions, document["training"], "training")
+        training = build(LEARNERS[method.learner].options_type, document["training"], "training")
         options = build(method.options, document["options"], method.name)
         size, seed, held_out = int(document["size"]), int(document["seed"]), float(document["held_out"])
         return cls(method, training, options, size, seed, held_out)
@@ -62,10 +63,11 @@ def resolve(
     """Put preset, arguments and `options` (dotted keys of training and method, as `--set` takes them) together."""
     found = _family(method)
     given: Values = dict(options or {})
-    ours, theirs = set(keys(LwFOptions)), set(keys(found.options))
+    kind = LEARNERS[found.learner].options_type
+    ours, theirs = set(keys(kind)), set(keys(found.options))
     for key in given:
-        if key in found.fixed:
-            raise OptionError(f"{found.name} fixes {key}={found.fixed[key]}: take dpcr to choose it")
+        if key in found.overrides:
+            raise OptionError(f"{found.name} fixes {key}={found.overrides[key]}: take dpcr to choose it")
         if key not in ours | theirs:
             raise OptionError(f"{key} is not an option of {found.name}: {nearest(key, ours | theirs)}")
     if size < 8:
@@ -75,23 +77,24 @@ def resolve(
     if not 0 <= held_out <= 0.5:
         raise OptionError(f"held_out is {held_out}; wanted a share from 0 (measure no recall) to 0.5")
     preset = preset_values("model", "any", "training")
+    preset |= {k: v for k, v in preset_values("model", "any", found.preset_key).items() if k in ours}
     name = given.get("backbone", backbone)
     if name != DEFAULT_BACKBONE or width is not None:
         preset["width"] = width
     stem = "cifar" if size <= SMALL_PICTURES else "imagenet"
     values = {**preset, "backbone": name, "stem": stem} | {k: v for k, v in given.items() if k in ours}
-    training = build(LwFOptions, values, "options")
+    training = build(kind, values, "options")
     if not models.is_timm(name) and name not in models.NAMES:
         raise OptionError(f"backbone: unknown name '{name}'; {nearest(name, models.NAMES)}, or timm/NAME")
-    own = {k: v for k, v in preset_values("model", "any", found.section).items() if k in theirs}
-    own |= found.fixed | {k: v for k, v in given.items() if k in theirs}
+    own = {k: v for k, v in preset_values("model", "any", found.preset_key).items() if k in theirs}
+    own |= found.overrides | {k: v for k, v in given.items() if k in theirs}
     return Settings(found, training, build(found.options, own, "options"), size, seed, held_out)
 
 
 def _family(name: str) -> Method:
     method = methods.find(name)
-    if method.learner not in KINDS or method.heads or method.exemplars:
-        able = [m.name for m in methods.registered().values() if m.learner in KINDS and not m.heads]
+    if method.learner not in TEACHABLE or method.heads or method.exemplars:
+        able = [m.name for m in methods.registered().values() if m.learner in TEACHABLE and not m.heads]
         raise OptionError(
             f"method {name} cannot be taught picture by picture: it needs old images or a backbone of its own; "
             f"take one of {', '.join(able)}"
@@ -110,7 +113,7 @@ def planned(schedule: Schedule, epochs: int) -> Schedule:
     return schedule.model_copy(update={"epochs": epochs, "milestones": milestones})
 
 
-def with_epochs(training: LwFOptions, epochs: int | None) -> LwFOptions:
+def with_epochs(training: TrainingOptions, epochs: int | None) -> TrainingOptions:
     """The same options with another number of epochs a teaching."""
     if epochs is None:
         return training

@@ -8,10 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from efcil.core.class_stats import ClassStats
 from efcil.product.calibration import Optimism
-
-Statistics = Mapping[str, Tensor | ClassStats]
 
 
 @dataclass(frozen=True)
@@ -30,7 +27,7 @@ class State:
 
     classes: tuple[ClassRecord, ...]
     weights: Mapping[str, Tensor]  # "backbone. ..." and "head. ...", on the CPU
-    statistics: Statistics  # of the readout; empty before the first teaching
+    statistics: Mapping[str, Tensor]  # tracks and classifier, on the CPU; empty before the first teaching
     temperature: float
     optimism: Optimism
     trainings: int  # how often the backbone has learned; weights that were given count as one
@@ -50,11 +47,3 @@ class State:
     def changed(self, **values: Any) -> State:
         """This state with other values."""
         return replace(self, **values)
-
-
-def copied(statistics: Statistics, device: Any) -> dict[str, Tensor | ClassStats]:
-    """Copy statistics to a device: readouts may work on theirs in place."""
-    return {
-        key: value.to(device) if isinstance(value, ClassStats) else value.detach().to(device, copy=True)
-        for key, value in statistics.items()
-    }

@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
 from efcil.accel.machine import Machine
-from efcil.core.class_stats import ClassStats
 from efcil.data.cache import MEAN, STD
 from efcil.data.dataset import ImageSet
 from efcil.features import TaskFeatures
 from efcil.learners import Learner
-from efcil.methods.base import Readout
 from efcil.models.heads import CosineHead
 from efcil.product.calibration import Optimism, draw_features, fit_temperature
 from efcil.product.inputs import Images
 from efcil.product.settings import planned, with_epochs
+from efcil.protocol import fit_task
 from efcil.randomness import Purpose, generator
 from efcil.tasks import Task
 from efcil.tensor_files import on_cpu
@@ -32,7 +29,7 @@ from efcil.training.image_store import part, stored
 from efcil.training.schedule import Schedule
 from efcil.training.step import Optimiser
 from efcil.training.trainer import EpochReport
-from efcil.trajectory import train_task
+from efcil.trajectory import Trajectory
 
 HELD_OUT_FROM = 5  # pictures of a new class from which on some are not trained on, so that recall can be measured; ...
 HELD_OUT_MOST = 20  # ... more of them would cost training more than the measure gains
@@ -87,8 +84,7 @@ def pixels_of(images: Images, machine: Machine) -> Pixels:
 
 def teach(
     lesson: Lesson,
-    learner: Learner,
-    readout: Readout,
+    trajectory: Trajectory,
     *,
     rests: bool,
     imprints: bool,
@@ -99,55 +95,63 @@ def teach(
     after_epoch: Told,
     solving: Callable[[], None],
 ) -> Learned:
-    """Teach `learner` (unless it `rests`) and `readout`, both in place.
+    """Teach a trajectory of one method in place; its backbone learns unless it `rests`.
 
     With `imprints` the auxiliary head gets its new rows without training, for a backbone that rests only this time.
     `deadline` (of `time.monotonic`) is when the teaching should be over: epochs are planned for it after the first
-    steps were timed. Held-out pictures are kept from training; recall is measured on them with a readout that has not
-    seen them; then the readout learns from all, so that none is wasted.
+    steps were timed. Held-out pictures are kept from training; recall is measured on them with a preview that has not
+    seen them; then the classifier is fitted to all, so that none is wasted.
     """
+    learner = trajectory.learner
+    assert learner is not None
     machine, seed = learner.machine, learner.seed
     labels, held = lesson.labels.to(machine.device), lesson.held_out(seed)
     everything = pixels_of(lesson.images, machine)
     transform = learner.transform(lesson.images.shape[-1])
-    if rests:
-        learner.num_old_classes = lesson.old
-    else:
+    found = Learned({}, 0.0, optimism)
+
+    def fit() -> None:
         rows = (~held).numpy()
-        studied = ImageSet(lesson.images[rows], lesson.labels.numpy()[rows])
-        task = Task(lesson.training, lesson.old, lesson.new, studied)
-        kept = pixels_of(studied.images, machine)
-        present = lesson.task_classes
-        learner.task_classes = present.to(machine.device) if int(present[0]) < lesson.old else None
+        shown = ImageSet(lesson.images[rows], lesson.labels.numpy()[rows])
+        task = Task(lesson.training, lesson.old, lesson.new, shown)
+        pixels = pixels_of(shown.images, machine)
+        classes = lesson.task_classes
+        learner.task_classes = classes.to(machine.device) if int(classes[0]) < lesson.old else None
         own = labels[(~held).to(machine.device)]
         options = with_epochs(learner.options, epochs)
         if deadline is not None:
-            options = with_epochs(options, _affordable(learner, task, kept, own, deadline))
+            options = with_epochs(options, _affordable(learner, task, pixels, own, deadline))
         learner.options = options
+        fit_task(learner, task, pixels, own, transform, after_epoch=lambda report, optimiser: after_epoch(report))
 
-        def tell(report: EpochReport, optimiser: Optimiser) -> None:
-            after_epoch(report)
-
-        train_task(learner, task, kept, own, transform, after_epoch=tell)
-    solving()
-    learned = TaskFeatures(lesson.teaching, learner, everything, labels, transform)
-    learned.rests = rests
-    with machine.uncaptured():
-        learned.new()
+    def measure(features: TaskFeatures) -> None:
+        nonlocal found
+        features.new()
         if imprints:
-            _imprint(learner, learned, lesson)
+            _imprint(learner, features, lesson)
         elif lesson.old and not rests:
-            learned.old()
-        found = Learned({}, 0.0, optimism)
+            features.old()
         if bool(held.any()):
-            found = _measured(readout, learned, held.to(machine.device), optimism, seed)
+            found = _measured(trajectory, features, held.to(machine.device), optimism, seed)
             if frozen:  # the statistics alone decide, so that merged models equal one taught on both
                 found = replace(found, optimism=optimism)
-        readout.learn(learned)
-        temperature = calibrated(readout, found.optimism, seed)
-        if temperature is None:  # no Grams: from the held-out pictures, or from all where none are
-            temperature = found.temperature or fit_temperature(readout.scores(learned.new()), learned.labels)
+
+    if rests:
+        learner.num_old_classes = lesson.old
+    features = trajectory.learn_task(
+        lesson.teaching, everything, labels, transform, None if rests else fit, solving, measure
+    )
+    temperature = calibrated(trajectory, found.optimism, seed)
+    if temperature is None:  # no Grams: from the held-out pictures, or from all where none are
+        scores = trajectory.logits(label_of(trajectory), features.new())
+        temperature = found.temperature or fit_temperature(scores, features.labels)
     return Learned(found.recall, temperature, found.optimism)
+
+
+def label_of(trajectory: Trajectory) -> str:
+    """Return the label of the one method of a model's trajectory."""
+    (label,) = trajectory.parts
+    return label
 
 
 def _imprint(learner: Learner, learned: TaskFeatures, lesson: Lesson) -> None:
@@ -158,33 +162,29 @@ def _imprint(learner: Learner, learned: TaskFeatures, lesson: Lesson) -> None:
         head.extend(normalize(means, dim=1))
 
 
-def _measured(readout: Readout, learned: TaskFeatures, held: Tensor, optimism: Optimism, seed: int) -> Learned:
-    """Recall on the held-out pictures, and the temperature that fits them, by a copy that has not seen them."""
-    trial = copy.deepcopy(readout)
-    trial.learn(learned.only((~held).nonzero()[:, 0]))
-    scores, labels = trial.scores(learned.new()[held]), learned.labels[held]
+def _measured(trajectory: Trajectory, features: TaskFeatures, held: Tensor, optimism: Optimism, seed: int) -> Learned:
+    """Return recall on held-out pictures and the temperature that fits them, by a preview without them."""
+    label = label_of(trajectory)
+    trial = trajectory.preview(features.subset((~held).nonzero()[:, 0]))
+    scores, labels = trial.logits(label, features.new()[held]), features.labels[held]
     right = (scores.argmax(1) == labels).double()
-    recall = {label: round(100 * float(right[labels == label].mean()), 2) for label in labels.unique().tolist()}
-    temperature, stats = fit_temperature(scores, labels), _statistics(trial)
+    recall = {c: round(100 * float(right[labels == c].mean()), 2) for c in labels.unique().tolist()}
+    temperature, stats = fit_temperature(scores, labels), trial.stats(label)
     if stats is not None and scores.shape[1] > 1:
-        features, places = draw_features(stats.select(labels.unique()), seed)
-        drawn = fit_temperature(trial.scores(features), labels.unique()[places])
-        optimism = optimism.merge(math.log(temperature / drawn), len(labels))
+        drawn, places = draw_features(stats.select(labels.unique()), seed)
+        ideal = fit_temperature(trial.logits(label, drawn), labels.unique()[places])
+        optimism = optimism.merge(math.log(temperature / ideal), len(labels))
     return Learned(recall, temperature, optimism)
 
 
-def _statistics(readout: Any) -> ClassStats | None:
-    stats = getattr(readout, "stats", None)
-    return stats if isinstance(stats, ClassStats) else None
-
-
-def calibrated(readout: Readout, optimism: Optimism, seed: int) -> float | None:
-    """Temperature from features drawn from all classes' statistics (calibration.py); None where no Grams are kept."""
-    stats = _statistics(readout)
+def calibrated(trajectory: Trajectory, optimism: Optimism, seed: int) -> float | None:
+    """Return the temperature from features drawn from all classes' statistics; None where no Grams are kept."""
+    label = label_of(trajectory)
+    stats = trajectory.stats(label)
     if stats is None:
         return None
-    features, places = draw_features(stats, seed)
-    return fit_temperature(readout.scores(features), places) * optimism.factor
+    drawn, places = draw_features(stats, seed)
+    return fit_temperature(trajectory.logits(label, drawn), places) * optimism.factor
 
 
 def _affordable(learner: Learner, task: Task, pixels: Pixels, labels: Tensor, deadline: float) -> int:
@@ -203,7 +203,7 @@ def _affordable(learner: Learner, task: Task, pixels: Pixels, labels: Tensor, de
 
     learner.options = options.model_copy(update={"first": short(options.first), "later": short(options.later)})
     try:
-        train_task(
+        fit_task(
             learner,
             task,
             pixels.showing(part(pixels.images, rows)),

@@ -24,8 +24,11 @@ from torch import Tensor, nn
 
 from efcil.accel.machine import Machine
 from efcil.config import Options
+from efcil.core.class_stats import ClassStats
 from efcil.core.linear_algebra import DTYPE
-from efcil.features import TaskFeatures, View
+from efcil.features import TaskFeatures
+from efcil.learners.base import ImageView
+from efcil.shift.base import Shift
 from efcil.training.feature_inversion import in_parts, towards
 from efcil.training.memory import memory_guard
 
@@ -39,7 +42,7 @@ class ADCOptions(Options):
     step: float = Field(default=25.0, gt=0)  # alpha
     iterations: int = Field(default=3, ge=1)  # i
     samples: int = Field(default=100, ge=1)  # m; a task with fewer images gives all of them
-    shift_view: View = "clean"  # the authors' code starts from augmented ones
+    shift_view: ImageView = "clean"  # the authors' code starts from augmented ones
 
 
 def adversarial_drift(means: Tensor, task: TaskFeatures, options: ADCOptions) -> Tensor:
@@ -87,3 +90,15 @@ def _features(backbone: nn.Module, inputs: Tensor, machine: Machine) -> Tensor:
     """Features of inputs that are no stored images, in the arithmetic that the means come from."""
     with machine.autocast():
         return torch.cat([backbone(x).to(DTYPE) for x in inputs.split(in_parts(inputs))])
+
+
+class AdversarialDrift(Shift):
+    """Translate each mean as adversarial images of its class move (ADC); needs the task's images."""
+
+    options_type = ADCOptions
+    moves = "mean"
+    needs_images = True
+
+    def __call__(self, stats: ClassStats, features: TaskFeatures) -> ClassStats:
+        """Make the images, and translate."""
+        return stats.translate(adversarial_drift(stats.mean, features, self.options))

@@ -11,20 +11,20 @@ from torch import Tensor
 
 from efcil.config import Options
 from efcil.core.class_stats import ClassStats
-from efcil.core.gram_storage import Form, StorageSpec
 from efcil.core.linear_algebra import ROWS_AT_ONCE, relative_ridge
 from efcil.core.projection import RankRule, cross_validated_ridge, feature_products, task_shift, task_shift_from_gram
-from efcil.errors import OptionError
-from efcil.features import TaskFeatures, View
+from efcil.features import TaskFeatures
+from efcil.learners.base import ImageView
+from efcil.shift.base import Shift
 
 
-def _share(value: object) -> object:
+def _relative_ridge(value: object) -> object:
     if value == "auto" or (isinstance(value, int | float) and 0 <= value < math.inf):
         return value
     raise ValueError("should be auto, or a number of 0 or more")
 
 
-Share = Annotated[float | Literal["auto"], BeforeValidator(_share)]
+RelativeRidge = Annotated[float | Literal["auto"], BeforeValidator(_relative_ridge)]
 """A ridge as a share of trace / dim, which follows the scale and number of features; or chosen for each task."""
 
 FEW = 4
@@ -34,26 +34,20 @@ FEW = 4
 class DualProjectionOptions(Options):
     """Options of the shift, shared by every method that uses it."""
 
-    shift: bool = True  # TSSP; without it old statistics stay where they were
     shift_ridge: float = Field(default=1e-9, ge=0)  # epsilon of Eq. 5
-    shift_view: View = "clean"
-    shift_ridge_rel: Share = 0.0  # ridge towards the identity, of trace / dim; 0: Eq. 5; auto: by cross-validation
+    shift_view: ImageView = "clean"
+    shift_ridge_rel: RelativeRidge = 0.0  # towards the identity, of trace / dim; 0: Eq. 5; auto: by cross-validation
     small_task: Literal["plain", "identity"] = "plain"  # a task of fewer than 4 dim images: Eq. 5 as it is, or ...
-    small_task_ridge: float = Field(
-        default=0.1, gt=0
-    )  # ... ridge towards the identity, this share of trace / dim at 4 dim
+    small_task_ridge: float = Field(default=0.1, gt=0)  # ... ridge towards the identity, of trace / dim at 4 dim images
     rank_rule: RankRule = "positive"  # CIP; "none" leaves it out
     rank_tolerance: float | None = Field(default=None, gt=0, lt=1)  # of the rules `tolerance` and `energy`
-    gram_storage: Form = "gram"  # how old classes are kept; "factors": those of fewer than dim / 2 images take less
-    gram_rank: int | None = Field(default=None, ge=1)  # rows of a factor at most; exact no longer
-    gram_tolerance: float | None = Field(default=None, gt=0, lt=1)  # or: share of a Gram's trace that may be left out
 
     @property
-    def how(self) -> tuple[Hashable, ...]:
-        """All that decides the map: methods compared on one trajectory that agree in it share the map."""
+    def cache_key(self) -> tuple[Hashable, ...]:
+        """All that decides the linear map: methods compared on one trajectory that agree in it share the map."""
         return (self.shift_view, self.shift_ridge, self.shift_ridge_rel, self.small_task, self.small_task_ridge)
 
-    def towards_identity(self, images: int, dim: int) -> Share | None:
+    def towards_identity(self, images: int, dim: int) -> RelativeRidge | None:
         """Return the ridge towards the identity for so many images, as a share of trace / dim; None for Eq. 5 as it is.
 
         Of few images the trace grows with their number, a prior does not: the fewer they are the larger is the ridge's
@@ -65,41 +59,38 @@ class DualProjectionOptions(Options):
         plain = self.small_task == "plain" and self.shift_ridge_rel != "auto"
         return None if plain or fewness <= 1 else self.small_task_ridge * fewness
 
-    @property
-    def memory(self) -> StorageSpec:
-        """In which form classes are kept."""
-        return StorageSpec(self.gram_storage, self.gram_rank, self.gram_tolerance)
-
     @model_validator(mode="after")
     def _tolerance_where_needed(self) -> DualProjectionOptions:
         needed = self.rank_rule in ("tolerance", "energy")
         if needed != (self.rank_tolerance is not None):
             raise ValueError(f"rank_rule={self.rank_rule} {'needs' if needed else 'takes no'} rank_tolerance")
-        try:
-            _ = self.memory
-        except OptionError as error:
-            raise ValueError(str(error)) from None
         return self
 
 
-def dual_projection(stats: ClassStats | None, task: TaskFeatures, options: DualProjectionOptions) -> ClassStats | None:
-    """Move the statistics of old classes from the backbone before the task to the one after it.
+class DualProjection(Shift):
+    """Move statistics with the task's linear map (TSSP), each class within its own row space (CIP)."""
 
-    Where the task says that nobody else holds them, the old ones go block by block as they move (`release`).
-    """
-    if stats is None or not options.shift or task.rests:
-        return stats
+    options_type = DualProjectionOptions
+    needs_gram = True  # the row space of a class is that of its Gram
 
-    def move() -> ClassStats:
-        shared = task.once(("shift", options.how), lambda: _shift(*task.pairs(options.shift_view), options))
-        rule, tolerance = options.rank_rule, options.rank_tolerance
-        return stats.transform_projected(shared, rule=rule, tolerance=tolerance, release=task.alone(stats))
-
-    # Methods compared on one trajectory start from the same statistics and move them once.
-    return task.once((stats, options.how, options.rank_rule, options.rank_tolerance), move)
+    def __call__(self, stats: ClassStats, features: TaskFeatures) -> ClassStats:
+        """Return the moved statistics (Eq. 5-7, 16, 17)."""
+        o = self.options
+        pairs = features.old_new_pairs(o.shift_view)
+        shift = features.cached(("shift", o.cache_key), lambda: estimate_shift(*pairs, o))  # Eq. 5
+        return stats.transform_projected(shift, rule=o.rank_rule, tolerance=o.rank_tolerance)  # Eq. 6, 7, 16, 17
 
 
-def _shift(old: Tensor, new: Tensor, options: DualProjectionOptions) -> Tensor:
+class TaskShift(DualProjection):
+    """The task's linear map alone (TSSP)."""
+
+    needs_gram = False
+
+    def __init__(self, options: Options | None = None, **values: object):
+        super().__init__(options, **{"rank_rule": "none", **values})
+
+
+def estimate_shift(old: Tensor, new: Tensor, options: DualProjectionOptions) -> Tensor:
     """Eq. 5, or with a ridge towards the identity: what the images do not show stays."""
     share = options.towards_identity(*old.shape)
     if share is None:

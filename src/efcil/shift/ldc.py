@@ -14,7 +14,11 @@ from pydantic import Field
 from torch import Tensor
 
 from efcil.config import Options
-from efcil.features import View
+from efcil.core.class_stats import ClassStats
+from efcil.features import TaskFeatures
+from efcil.learners.base import ImageView
+from efcil.randomness import Purpose, generator
+from efcil.shift.base import Shift
 
 
 class LDCOptions(Options):
@@ -23,7 +27,7 @@ class LDCOptions(Options):
     map_lr: float = Field(default=0.001, gt=0)
     map_epochs: int = Field(default=20, ge=1)
     map_batch_size: int = Field(default=128, ge=1)
-    shift_view: View = "clean"  # the authors' code takes augmented ones
+    shift_view: ImageView = "clean"  # the authors' code takes augmented ones
 
 
 @torch.no_grad()
@@ -44,3 +48,15 @@ def learned_map(old: Tensor, new: Tensor, options: LDCOptions, source: torch.Gen
             weight.grad = x.T @ error.mul_(2 / error.numel())
             adam.step()
     return weight
+
+
+class LearnedMap(Shift):
+    """Move statistics with a linear map that is learned by gradient descent (LDC)."""
+
+    options_type = LDCOptions
+
+    def __call__(self, stats: ClassStats, features: TaskFeatures) -> ClassStats:
+        """Fit the map to the task's features, and transform."""
+        old, new = features.old_new_pairs(self.options.shift_view)
+        source = generator(old.device, Purpose.SHIFT, features.seed, features.index)
+        return stats.transform(learned_map(old, new, self.options, source))

@@ -10,8 +10,12 @@ from pydantic import Field
 from torch import Tensor
 
 from efcil.config import Options
+from efcil.core.class_stats import ClassStats
+from efcil.core.feature_maps import FeatureMap, UnitLength
 from efcil.core.linear_algebra import DTYPE
-from efcil.features import View
+from efcil.features import TaskFeatures
+from efcil.learners.base import ImageView
+from efcil.shift.base import Shift
 
 
 class SDCOptions(Options):
@@ -22,7 +26,7 @@ class SDCOptions(Options):
     # SDC's networks end in an L2 normalisation, and sigma is meant for that. ADC's code runs SDC on raw features: all
     # kernels vanish beside the floor there, and every class drifts as the mean of all images does.
     unit_features: bool = True
-    shift_view: View = "clean"  # both repositories take augmented ones
+    shift_view: ImageView = "clean"  # both repositories take augmented ones
 
 
 def kernel_drift(means: Tensor, old: Tensor, new: Tensor, sigma: float, floor: float) -> Tensor:
@@ -39,3 +43,20 @@ def kernel_drift(means: Tensor, old: Tensor, new: Tensor, sigma: float, floor: f
     exponent = torch.cdist(means, old).square_().div_(-2 * sigma**2)
     log_floor = torch.tensor(floor, dtype=DTYPE, device=old.device).log()  # -inf without a floor
     return torch.softmax(torch.logaddexp(exponent, log_floor), dim=1) @ (new - old)
+
+
+class KernelDrift(Shift):
+    """Translate each mean as the current images near it move (SDC)."""
+
+    options_type = SDCOptions
+    moves = "mean"
+
+    @property
+    def feature_map(self) -> FeatureMap | None:
+        """Means of features of length one, which sigma is meant for."""
+        return UnitLength() if self.options.unit_features else None
+
+    def __call__(self, stats: ClassStats, features: TaskFeatures) -> ClassStats:
+        """Weigh the moves of the task's images by their distance to each mean."""
+        old, new = features.old_new_pairs(self.options.shift_view)
+        return stats.translate(kernel_drift(stats.mean, old, new, self.options.sigma, self.options.floor))

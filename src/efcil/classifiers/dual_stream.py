@@ -24,66 +24,52 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from efcil.classifiers.random_features import ExpandedClassifier, RandomFeatureRidgeOptions
+from efcil.core.class_stats import ClassStats
 from efcil.core.recursive_ridge import ExpandedRidge
 from efcil.features import TaskFeatures
-from efcil.methods.acil import ACILOptions, expansion_place, one_hot_labels, random_expansion
 from efcil.training.memory import memory_guard
 
 
-class DSALOptions(ACILOptions):
+class DualStreamRidgeOptions(RandomFeatureRidgeOptions):
     """Options of DS-AL: ACIL's for both streams, and the weight of the second."""
 
     compensation: float = Field(default=1.0, ge=0)  # C of Eq. 19
 
 
-class DSAL:
+class DualStreamRidge(ExpandedClassifier):
     """Two streams: ReLU and tanh of one expansion."""
 
-    adds = True
+    options_type = DualStreamRidgeOptions
+    main: ExpandedRidge
+    second: ExpandedRidge
 
-    def __init__(self, options: DSALOptions):
-        self.options = options
-        self.place: Tensor | None = None
-        self.main: ExpandedRidge | None = None
-        self.second: ExpandedRidge | None = None
+    def begin(self, expansion: Tensor) -> None:
+        """Start both streams."""
+        self.main = ExpandedRidge(expansion, torch.relu_, self.options.ridge)
+        self.second = ExpandedRidge(expansion, torch.tanh_, self.options.ridge)
 
-    def _begin(self, place: Tensor, device: torch.device) -> tuple[ExpandedRidge, ExpandedRidge]:
-        o, self.place = self.options, place
-        expansion = random_expansion(place, o.buffer, device)
-        self.main = ExpandedRidge(expansion, torch.relu_, o.ridge)
-        self.second = ExpandedRidge(expansion, torch.tanh_, o.ridge)
-        return self.main, self.second
-
-    def learn(self, task: TaskFeatures) -> None:
+    def fit_features(self, features: TaskFeatures) -> None:
         """Solve the main stream, then the second for what is left over."""
-        features = task.new()
         with memory_guard(f"solving two ridge regressions {self.options.buffer} wide, see --set buffer=..."):
-            if self.main is None or self.second is None:
-                main, second = self._begin(expansion_place(task), features.device)
-            else:
-                main, second = self.main, self.second
-            targets, first = one_hot_labels(task)
-            main.learn(features, targets, first)  # Eq. 11, 12
-            answer = main.scores(features, first)[:, : targets.shape[1]]
+            x, targets, first = self.prepare(features)
+            self.main.learn(x, targets, first)  # Eq. 11, 12
+            answer = self.main.scores(x, first)[:, : targets.shape[1]]
             residue = targets - answer  # Eq. 13; of the task's classes only: cleansed, Eq. 15
-            second.learn(features, residue, first)  # Eq. 17, 18
+            self.second.learn(x, residue, first)  # Eq. 17, 18
 
-    def scores(self, features: Tensor) -> Tensor:
+    def logits(self, features: Tensor) -> Tensor:
         """Return the sum of both streams (Eq. 19)."""
-        assert self.main is not None
-        assert self.second is not None
         return self.main.scores(features) + self.options.compensation * self.second.scores(features)
 
-    def state(self) -> dict[str, Tensor]:
+    def state_dict(self) -> dict[str, Tensor]:
         """Return both streams, and what the expansion is drawn from."""
-        assert self.main is not None
-        assert self.second is not None
         assert self.place is not None
         streams = {"main": self.main.state(), "second": self.second.state()}
         return {"expansion": self.place} | {f"{name}.{k}": v for name, own in streams.items() for k, v in own.items()}
 
-    def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Take them up."""
-        main, second = self._begin(state["expansion"].cpu(), state["main.weight"].device)
-        for name, stream in (("main.", main), ("second.", second)):
+    def load_state_dict(self, state: Mapping[str, Tensor], *stats: ClassStats) -> None:
+        """Restore them."""
+        self.begin(self.expansion(state["expansion"].cpu(), state["main.weight"].device))
+        for name, stream in (("main.", self.main), ("second.", self.second)):
             stream.load_state({k.removeprefix(name): v for k, v in state.items() if k.startswith(name)})

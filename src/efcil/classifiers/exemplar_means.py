@@ -19,12 +19,12 @@ Measured on CIFAR-100, A_f / A_avg, in brackets the paper's: `icarl:memory=1000/
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
 
 import torch
 from torch import Tensor
 
-from efcil.config import Options
+from efcil.classifiers.base import Classifier
+from efcil.core.class_stats import ClassStats
 from efcil.core.nearest_mean import cosine_scores
 from efcil.features import TaskFeatures
 from efcil.learners.exemplars import l2_normalize
@@ -32,39 +32,33 @@ from efcil.learners.rehearsal import Rehearsal
 from efcil.training.extraction import extract
 
 
-class ICaRLReadoutOptions(Options):
-    """Which classifier's accuracy is the method's; both are measured."""
-
-    head: Literal["nme", "cnn"] = "nme"
-
-
-class ExemplarMeans:
+class ExemplarMeans(Classifier):
     """Nearest mean of exemplars, by features of length one (Algorithm 1)."""
 
-    def __init__(self, options: Options):
-        self.means: Tensor | None = None  # (classes, dim)
+    needs = "learner"
+    supports = frozenset()
+    learner_type = Rehearsal
+    means: Tensor  # (classes, dim)
 
-    def learn(self, task: TaskFeatures) -> None:
+    def fit_learner(self, features: TaskFeatures) -> None:
         """Take the means of all exemplars under the new backbone."""
-        r = task.learner
+        r = features.learner
         assert isinstance(r, Rehearsal)
         assert r.exemplars is not None
-        shown = task.pixels().showing(r.exemplars.images)
-        features = l2_normalize(extract(r.backbone, shown, r.machine, r.options.crop))
+        shown = features.pixels().showing(r.exemplars.images)
+        found = l2_normalize(extract(r.backbone, shown, r.machine, r.options.crop))
         labels = r.exemplars.labels
-        sums = features.new_zeros(int(labels.max()) + 1, features.shape[1]).index_add_(0, labels, features)
+        sums = found.new_zeros(int(labels.max()) + 1, found.shape[1]).index_add_(0, labels, found)
         self.means = sums / torch.bincount(labels)[:, None]
 
-    def scores(self, features: Tensor) -> Tensor:
+    def logits(self, features: Tensor) -> Tensor:
         """Return the cosine to each mean."""
-        assert self.means is not None
         return cosine_scores(features, self.means)
 
-    def state(self) -> dict[str, Tensor]:
+    def state_dict(self) -> dict[str, Tensor]:
         """Return the means."""
-        assert self.means is not None
         return {"means": self.means}
 
-    def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Take them up."""
+    def load_state_dict(self, state: Mapping[str, Tensor], *stats: ClassStats) -> None:
+        """Restore the means."""
         self.means = state["means"]

@@ -24,7 +24,9 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import one_hot
 
+from efcil.classifiers.base import Classifier
 from efcil.config import Options
+from efcil.core.class_stats import ClassStats
 from efcil.core.linear_algebra import DTYPE
 from efcil.core.recursive_ridge import ExpandedRidge, expansion_matrix
 from efcil.features import TaskFeatures
@@ -32,65 +34,65 @@ from efcil.randomness import Purpose, generator
 from efcil.training.memory import memory_guard
 
 
-class ACILOptions(Options):
+class RandomFeatureRidgeOptions(Options):
     """Options of ACIL."""
 
     buffer: int = Field(default=10_000, ge=1)  # width of the random expansion
     ridge: float = Field(default=0.1, gt=0)  # gamma
 
 
-def random_expansion(place: Tensor, buffer: int, device: torch.device) -> Tensor:
-    """Draw the expansion matrix (dim, buffer) anew from `place`: seed and dim, (2,) int64."""
-    seed, dim = place.tolist()
-    return expansion_matrix(dim, buffer, generator("cpu", Purpose.EXPANSION, seed)).to(device)
+class ExpandedClassifier(Classifier):
+    """What ACIL and DS-AL share: a random expansion that is a function of the seed, and labels as targets."""
+
+    needs = "features"
+    supports = frozenset({"update"})
+    place: Tensor | None = None  # what the expansion is drawn from: seed and dim, (2,) int64
+
+    def expansion(self, place: Tensor, device: torch.device) -> Tensor:
+        """Draw the expansion matrix (dim, buffer) anew."""
+        self.place = place
+        seed, dim = place.tolist()
+        return expansion_matrix(dim, self.options.buffer, generator("cpu", Purpose.EXPANSION, seed)).to(device)
+
+    def begin(self, expansion: Tensor) -> None:
+        """Start the regressions behind an expansion."""
+        raise NotImplementedError
+
+    def prepare(self, features: TaskFeatures) -> tuple[Tensor, Tensor, int]:
+        """Return features, one-hot labels (n, k) over the classes of a task, and the position of the first of them."""
+        x = features.new()
+        if self.place is None:
+            self.begin(self.expansion(torch.tensor([features.seed, x.shape[1]]), x.device))
+        first = int(features.labels.min())
+        return x, one_hot(features.labels - first).to(DTYPE), first
 
 
-def expansion_place(task: TaskFeatures) -> Tensor:
-    """What determines a run's expansion: the seed and the dimension of the features, (2,) int64."""
-    return torch.tensor([task.learner.seed, task.new().shape[1]])
-
-
-def one_hot_labels(task: TaskFeatures) -> tuple[Tensor, int]:
-    """One-hot labels (n, k) over the classes of a task, and the position of the first of them."""
-    first = int(task.labels.min())
-    return one_hot(task.labels - first).to(DTYPE), first
-
-
-class ACIL:
+class RandomFeatureRidge(ExpandedClassifier):
     """One stream: ReLU of the expansion."""
 
-    adds = True
+    options_type = RandomFeatureRidgeOptions
+    stream: ExpandedRidge
 
-    def __init__(self, options: ACILOptions):
-        self.options = options
-        self.place: Tensor | None = None
-        self.stream: ExpandedRidge | None = None
+    def begin(self, expansion: Tensor) -> None:
+        """Start the stream."""
+        self.stream = ExpandedRidge(expansion, torch.relu_, self.options.ridge)
 
-    def _begin(self, place: Tensor, device: torch.device) -> ExpandedRidge:
-        o, self.place = self.options, place
-        return ExpandedRidge(random_expansion(place, o.buffer, device), torch.relu_, o.ridge)
-
-    def learn(self, task: TaskFeatures) -> None:
+    def fit_features(self, features: TaskFeatures) -> None:
         """Add the task's images to the sums and solve."""
-        features = task.new()
         with memory_guard(f"solving a ridge regression {self.options.buffer} wide, see --set buffer=..."):
-            if self.stream is None:
-                self.stream = self._begin(expansion_place(task), features.device)
-            targets, first = one_hot_labels(task)
-            self.stream.learn(features, targets, first)
+            x, targets, first = self.prepare(features)
+            self.stream.learn(x, targets, first)
 
-    def scores(self, features: Tensor) -> Tensor:
+    def logits(self, features: Tensor) -> Tensor:
         """Return the regression's answer for each class."""
-        assert self.stream is not None
         return self.stream.scores(features)
 
-    def state(self) -> dict[str, Tensor]:
+    def state_dict(self) -> dict[str, Tensor]:
         """Return the sums, the classifier, and what the expansion is drawn from."""
-        assert self.stream is not None
         assert self.place is not None
         return {"expansion": self.place, **self.stream.state()}
 
-    def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Take them up."""
-        self.stream = self._begin(state["expansion"].cpu(), state["weight"].device)
+    def load_state_dict(self, state: Mapping[str, Tensor], *stats: ClassStats) -> None:
+        """Restore them."""
+        self.begin(self.expansion(state["expansion"].cpu(), state["weight"].device))
         self.stream.load_state(state)

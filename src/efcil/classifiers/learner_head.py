@@ -1,0 +1,108 @@
+"""The backbone's own auxiliary head as classifier: LwF, finetuning and joint training as they were published.
+
+Idea: nothing is added; the head that was trained with the backbone answers.
+What survives a task: the head, for LwF one row of `dim` numbers per class, and its scale.
+Measured on CIFAR-100, A_f / A_avg, in brackets the paper's: `icarl:memory=1000/cnn` T = 10 33.79 / 56.33 (32.33 /
+53.15), T = 20 27.13 / 52.07 (28.45 / 49.92); `icarl:memory=500/cnn` T = 10 25.38 / 49.19 (22.28 / 45.91), T = 20 16.51
+/ 42.30 (20.12 / 41.59); `lwf` T = 10 28.18 ± 1.12 / 49.00 ± 0.92, T = 20 23.98 ± 2.91 / 42.72 ± 3.18;
+`podnet:memory=1000/cnn` T = 10 40.45 / 58.80 (35.57 / 55.00), T = 20 32.57 / 52.46 (28.71 / 49.09);
+`podnet:memory=500/cnn` T = 10 34.17 / 54.89 (31.90 / 51.17), T = 20 23.16 / 44.94 (23.44 / 42.42).
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from efcil.classifiers.base import Classifier
+from efcil.core.class_stats import ClassStats
+from efcil.features import TaskFeatures
+from efcil.learners.base import Learner
+from efcil.learners.foster import FOSTER
+from efcil.learners.pass_ import PASS, TURNS
+from efcil.models.heads import CosineHead, GrowingHead, restored
+
+
+class LearnerHead(Classifier):
+    """A copy of the auxiliary head after the task."""
+
+    needs = "learner"
+    supports = frozenset({"forget"})
+    head: GrowingHead
+
+    def head_of(self, learner: Learner) -> GrowingHead:
+        """Return the head that answers."""
+        return learner.head
+
+    def fit_learner(self, features: TaskFeatures) -> None:
+        """Copy the head."""
+        self.head = copy.deepcopy(self.head_of(features.learner))
+
+    def retain(self, positions: Tensor) -> None:
+        """Keep the rows of some classes only."""
+        assert isinstance(self.head, CosineHead)
+        self.head.keep(positions)
+
+    @torch.no_grad()
+    def logits(self, features: Tensor) -> Tensor:
+        """Return the head's logits."""
+        logits: Tensor = self.head(features)
+        return logits
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return the head's tensors."""
+        return dict(self.head.state_dict())
+
+    def load_state_dict(self, state: Mapping[str, Tensor], *stats: ClassStats) -> None:
+        """Restore the head."""
+        self.head = restored(state)
+
+    @property
+    def prototypes(self) -> Tensor | None:
+        """The rows of the head."""
+        weight: Tensor | None = getattr(self.head, "weight", None)
+        return weight
+
+
+class UnrotatedHead(LearnerHead):
+    """PASS: the trained head's rows for images that are not rotated."""
+
+    supports: ClassVar[frozenset[str]] = frozenset()
+    learner_type = PASS
+
+    def logits(self, features: Tensor) -> Tensor:
+        """Return one logit per class."""
+        return super().logits(features)[:, ::TURNS]
+
+
+class CompressedHead(LearnerHead):
+    """FOSTER: the student's head on its features, the last ones."""
+
+    supports: ClassVar[frozenset[str]] = frozenset()
+    learner_type = FOSTER
+
+    @property
+    def dim(self) -> int:
+        """How many features the head reads."""
+        return self.state_dict()["weight"].shape[1]
+
+    def logits(self, features: Tensor) -> Tensor:
+        """Return the logits of features (n, 3 dim), or (n, dim) after the first task."""
+        return super().logits(features[:, -self.dim :])
+
+
+class BoostedHead(CompressedHead):
+    """FOSTER: the head of the boosted model on old and new features, the first ones."""
+
+    def head_of(self, learner: Learner) -> GrowingHead:
+        """Return the boosted model's head."""
+        assert isinstance(learner, FOSTER)
+        return learner.boosted_head
+
+    def logits(self, features: Tensor) -> Tensor:
+        """Return the logits of features (n, 3 dim), or (n, dim) after the first task."""
+        return LearnerHead.logits(self, features[:, : self.dim])

@@ -1,0 +1,66 @@
+"""Ridge reconstruction of the classifier from class statistics (RRCR), each class's column normalized (CN): DPCR's.
+
+He et al., "Semantic Shift Estimation via Dual-Projection and Classifier Reconstruction for Exemplar-Free
+Class-Incremental Learning", ICML 2025, Eq. 11-22.
+
+State kept between tasks: per class its count, mean and Gram matrix, dim (dim + 1) / 2 + dim + 1 numbers; with
+`gram_storage=factors` the factor of a class of n < dim / 2 images, n dim numbers, instead of its Gram.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from pydantic import Field
+from torch import Tensor
+
+from efcil.classifiers.base import Classifier
+from efcil.config import Options
+from efcil.core.class_stats import ClassStats
+from efcil.core.ridge import normalize_columns, ridge_weight
+from efcil.learners.base import ImageView
+
+
+class RidgeOptions(Options):
+    """Options of the reconstruction."""
+
+    ridge: float = Field(default=200.0, ge=0)  # gamma of Eq. 11
+    normalise: bool = True  # CN, Eq. 22
+    ridge_view: ImageView = "clean"  # of the new classes, in the reconstruction; what is stored is always clean
+
+
+class Ridge(Classifier):
+    """features @ weight."""
+
+    options_type = RidgeOptions
+    weight: Tensor  # (dim, classes)
+    means: Tensor
+
+    @property
+    def stats_view(self) -> ImageView:
+        """The view of `ridge_view`."""
+        view: ImageView = self.options.ridge_view
+        return view
+
+    def fit(self, stats: ClassStats) -> None:  # type: ignore[override]
+        """Solve the ridge regression, and normalize."""
+        weight = ridge_weight(stats, self.options.ridge)  # Eq. 18-21
+        self.weight = normalize_columns(weight) if self.options.normalise else weight  # Eq. 22
+        self.means = stats.mean
+
+    def logits(self, features: Tensor) -> Tensor:
+        """Return features @ weight."""
+        return features.to(self.weight) @ self.weight
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return the weight: with `ridge_view=augmented` it does not follow from what is stored."""
+        return {"weight": self.weight}
+
+    def load_state_dict(self, state: Mapping[str, Tensor], *stats: ClassStats) -> None:
+        """Restore the weight."""
+        self.weight, self.means = state["weight"], stats[0].mean
+
+    @property
+    def prototypes(self) -> Tensor:
+        """The means."""
+        return self.means
