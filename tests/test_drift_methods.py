@@ -7,6 +7,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from efcil.methods.adc import ADC
+from efcil.methods.ldc import LDC
+from efcil.methods.sdc import SDC
 from torch import nn
 from torch.nn.functional import mse_loss, normalize
 
@@ -16,9 +19,6 @@ from efcil.core.metrics import AccuracyMatrix
 from efcil.errors import OptionError
 from efcil.features import TaskFeatures
 from efcil.learners import LEARNERS
-from efcil.methods.adc import ADC
-from efcil.methods.ldc import LDC
-from efcil.methods.sdc import SDC
 from efcil.randomness import Purpose, generator
 from efcil.shift import adc
 from efcil.shift.adc import ADCOptions, adversarial_drift

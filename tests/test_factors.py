@@ -10,6 +10,7 @@ import weakref
 import numpy as np
 import pytest
 import torch
+from efcil.methods.dpcr import DPCROptions
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -24,7 +25,6 @@ from efcil.core.ridge import normalize_columns, ridge_weight
 from efcil.errors import NotFiniteError, OptionError
 from efcil.learners import LEARNERS
 from efcil.methods import METHODS
-from efcil.methods.dpcr import DPCROptions
 from efcil.product import IncrementalClassifier
 from efcil.tasks import TaskStream
 from efcil.trajectory import Evaluator, learn_stream

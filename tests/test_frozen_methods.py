@@ -5,6 +5,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from efcil.methods.acil import ACIL, ACILOptions
+from efcil.methods.ds_al import DSAL, DSALOptions
+from efcil.methods.fecam import FeCAM, FeCAMOptions
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -18,9 +21,6 @@ from efcil.core.recursive_ridge import RecursiveRidge, expansion_matrix
 from efcil.errors import NotFiniteError, NotPositiveDefiniteError, OptionError, TrainingError
 from efcil.features import TaskFeatures
 from efcil.learners import LEARNERS
-from efcil.methods.acil import ACIL, ACILOptions
-from efcil.methods.ds_al import DSAL, DSALOptions
-from efcil.methods.fecam import FeCAM, FeCAMOptions
 from efcil.tasks import TaskStream
 from efcil.trajectory import Evaluator, learn_stream
 from messages import raises

@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 import torch
+from efcil.methods.icarl import ExemplarMeans, ICaRLReadoutOptions
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -17,7 +18,6 @@ from efcil.experiment.specification import Request, resolve
 from efcil.features import TaskFeatures
 from efcil.learners.exemplars import Exemplars, herd, l2_normalize
 from efcil.learners.icarl import ICaRL, ICaRLOptions
-from efcil.methods.icarl import ExemplarMeans, ICaRLReadoutOptions
 from efcil.models.heads import LinearHead, restored
 from efcil.tasks import TaskStream
 from efcil.training.extraction import extract

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from efcil.methods.own_head import OwnHead
 from torch.nn import functional as F
 
 from efcil.accel.machine import Machine
@@ -13,7 +14,6 @@ from efcil.core.metrics import AccuracyMatrix
 from efcil.experiment.specification import Request, resolve
 from efcil.learners.podnet import PODNet, PODNetOptions, nca, observed, pod_flat, pod_spatial, pooled
 from efcil.methods import METHODS
-from efcil.methods.own_head import OwnHead
 from efcil.models import build
 from efcil.models.heads import ProxyHead, restored
 from efcil.tasks import TaskStream
