@@ -30,18 +30,20 @@ Log (Xeon 2.8 GHz, one thread, machine shared with other jobs; per class unless 
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # runs as a script, too
+
+from benchmarks import naive
+from efcil import reference
 from efcil.core.class_stats import ClassStats
 from efcil.core.gram_storage import PackedGrams
 from efcil.core.linear_algebra import empty_grams
@@ -57,20 +59,6 @@ RIDGE = 200.0
 PER_CLASS = 500
 NEW_CLASSES = 10
 DEVIATION_CLASSES = 6
-
-
-def _load(path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"core_{path.stem}", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-HERE = Path(__file__).resolve().parent
-naive = _load(HERE / "naive.py")
-reference = _load(HERE.parent / "tests" / "reference.py")
 
 
 @dataclass

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-import reference
+from efcil import reference
 from efcil.core import class_stats as stats_module
 from efcil.core.class_stats import ClassStats
 from efcil.core.gram_storage import LowRankGrams, PackedGrams, StorageSpec, compress, compress_gram

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-import reference
+from efcil import reference
 from efcil.core import linear_algebra, projection
 from efcil.core.class_stats import ClassStats
 from efcil.core.gaussian import gaussian_factors

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-import reference
+from efcil import reference
 from efcil.accel.machine import Machine
 from efcil.config import build, keys
 from efcil.core.class_stats import ClassStats

@@ -16,6 +16,7 @@ from efcil.core.class_stats import ClassStats
 from efcil.errors import OptionError
 from efcil.files import write_json_lines
 from efcil.methods import METHODS
+from efcil.reference import ridge_joint
 from efcil.report.groups import NONE, Value
 from efcil.reproduce import NAMES, Wanted, find
 from efcil.reproduce.cells import EXEMPLARS, GROUPS, Cell, Measured, published
@@ -25,7 +26,6 @@ from efcil.reproduce.snapshots import Snapshot, gamma_grid
 from efcil.reproduce.tables import Block, Table
 from messages import assert_names, raises
 from problems import draw
-from reference import ridge_joint
 
 SMALL = (
     *("backbone=resnet10", "width=2", "first.epochs=1", "first.milestones=[]", "later.epochs=1", "later.milestones=[]"),

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from sklearn.linear_model import Ridge
 from torch import Tensor
 
-import reference
+from efcil import reference
 from efcil.core import class_stats as stats_module
 from efcil.core.class_stats import ClassStats
 from efcil.core.projection import class_shift, task_shift
