@@ -130,7 +130,7 @@ class IncrementalClassifier:
             raise OptionError("frozen=True needs weights=...: a backbone that never learned is of no use; or freeze()")
         if frozen and not self._rests_well:
             raise OptionError(f"frozen=True: {method} is nothing but its trained head; take dpcr")
-        learner = self._representation()
+        learner = self._new_learner()
         if weights is not None:
             _load_backbone(learner, self._settings, weights)
         state = State(
@@ -148,7 +148,7 @@ class IncrementalClassifier:
 
     # --- parts --------------------------------------------------------------------------------------------------------
 
-    def _representation(self) -> Learner:
+    def _new_learner(self) -> Learner:
         kind = LEARNERS[self._settings.method.learner]
         return kind(self._settings.training, CHANNELS, self._machine, self._settings.seed)
 
@@ -156,7 +156,7 @@ class IncrementalClassifier:
         """A learner with the weights of a state, to be taught."""
         if not state.weights:
             raise ModelError(f"there are no weights for {self._settings.training.backbone}")
-        learner = self._representation()
+        learner = self._new_learner()
         try:
             learner.load_state({f"student.{k}": v.to(self._machine.device) for k, v in state.weights.items()})
         except (RuntimeError, KeyError) as error:

@@ -1,4 +1,4 @@
-"""One teaching: the backbone learns the call's classes, old statistics follow it, the readout is solved again."""
+"""One teaching: the backbone learns the call's classes, statistics follow it, the classifier is fitted again."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Lesson:
 
 @dataclass(frozen=True)
 class Learned:
-    """What came of it: learner and readout have changed; these are told beside."""
+    """What a teaching returns; the trajectory has changed in place."""
 
     recall: dict[int, float]  # percent, by position
     temperature: float
