@@ -72,9 +72,9 @@ def test_a_trajectory_serves_all_that_can_be_read_from_it():
     """What shares a backbone is measured together, and every label is one that can be run."""
     for group, labels in GROUPS.items():
         kinds = {METHODS[label.split(":")[0]].learner for label in labels}
-        assert kinds <= {"lwf", "frozen"} if group == "trajectory" else len(kinds) == 1
+        assert kinds <= {"lwf", "first-task"} if group == "trajectory" else len(kinds) == 1
         Cell("cifar100", 10, "identity", group).plan()
-    assert {m.name for m in METHODS.values() if m.learner in ("lwf", "frozen")} <= {
+    assert {m.name for m in METHODS.values() if m.learner in ("lwf", "first-task")} <= {
         *(label.split(":")[0] for label in GROUPS["trajectory"]),
         "rrcr+tssp+cip+cn",  # the same as dpcr
     }
