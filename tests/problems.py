@@ -38,7 +38,7 @@ class Watch:
     def __init__(self, each_epoch=lambda report, optimiser: None, each_task=lambda task: None):
         self.after_epoch, self.after_task = each_epoch, each_task
 
-    def before_readouts(self, task):
+    def on_training_end(self, task):
         pass
 
 

@@ -16,11 +16,12 @@ from efcil.features import TaskFeatures
 from efcil.learners.exemplars import Exemplars
 from efcil.learners.foster import FOSTER, Booster, FOSTEROptions, class_weights
 from efcil.methods import METHODS
+from efcil.protocol import Evaluator, run_protocol
 from efcil.tasks import TaskStream
 from efcil.training.extraction import extract
 from efcil.training.image_batches import Pixels
 from efcil.training.schedule import Schedule
-from efcil.trajectory import Evaluator, learn_stream
+from efcil.trajectory import Trajectory
 from problems import TINY, blobs
 
 SIZES = (2, 3, 1)
@@ -46,7 +47,7 @@ class Watch:
         momenta = {k: v.clone() for k, v in optimiser.momenta().items()}
         self.reports.append((report.task, report.epoch, report.loss, state, momenta, set(optimiser.named)))
 
-    def before_readouts(self, task):
+    def on_training_end(self, task):
         pass
 
     def after_task(self, task):
@@ -57,20 +58,21 @@ def made(machine, channels=3, **options):
     return FOSTER(FOSTEROptions(**{**SHORT, **options}), channels, machine, 0)
 
 
-def learn(learner, data, sizes=SIZES, readouts=None, **where):
+def learn(learner, data, sizes=SIZES, **where):
     """Run the protocol with both classifiers; return them, their matrices and what was seen."""
     machine = learner.machine
     stream = TaskStream(data.train, np.arange(len(data.class_names)), sizes)
     evaluator = Evaluator(data, stream, machine)
-    factories = METHODS["foster"].heads
-    readouts = readouts or {name: factory(METHODS["foster"].options()) for name, factory in factories.items()}
-    matrices = {name: AccuracyMatrix(evaluator.totals()) for name in readouts}
+    method = METHODS["foster"]
+    trajectory = Trajectory(learner, {"foster": (method, method.options())})
+    matrices = {label: AccuracyMatrix(evaluator.totals()) for label in trajectory.parts}
     for matrix in matrices.values():  # tasks that were learned before
         for task in range(where.get("first_task", 0)):
             matrix.record(task, [0] * (task + 1), [0] * (task + 1))
     watch = Watch(learner)
-    learn_stream(stream, data, evaluator, learner, readouts, matrices, watch, **where)
-    return readouts, matrices, watch
+    run_protocol(stream, data, evaluator, trajectory, matrices, watch, **where)
+    classifiers = {head: trajectory.parts[f"foster/{head}"].classifier for head in method.heads}
+    return classifiers, {head: matrices[f"foster/{head}"] for head in method.heads}, watch
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +99,7 @@ def at_task(machine, data, index=1, **options):
             nn.init.uniform_(head.bias, generator=torch.Generator().manual_seed(earlier))
         learner.before_stage(0, pixels, labels)
         if earlier < index:
-            learner.after_task(TaskFeatures(earlier, learner, pixels, labels, None))
+            learner.after_task(TaskFeatures(earlier, labels, 0, learner, pixels))
     return learner, pixels, labels
 
 
@@ -327,44 +329,44 @@ def test_exemplars_are_herded_with_the_boosted_features(machine, data):
         }.items()
     }
     assert all(not torch.equal(chosen["both"], chosen[other]) for other in ("all", "old", "student"))
-    r.after_task(TaskFeatures(1, r, pixels, labels, None))
+    r.after_task(TaskFeatures(1, labels, 0, r, pixels))
     kept = r.exemplars.labels
     assert kept.tolist() == [0] * 3 + [1] * 3 + [2] * 3 + [3] * 3 + [4] * 3
     assert torch.equal(r.exemplars.images[kept >= 2], chosen["both"])
-    assert torch.equal(r.exemplars.images[kept < 2], before.reduced(3).images)
+    assert torch.equal(r.exemplars.images[kept < 2], before.truncate(3).images)
 
 
 def test_two_classifiers_are_the_student_and_the_boosted_model(whole, data, machine):
-    r, readouts, *_ = whole
+    r, classifiers, *_ = whole
     pixels = Pixels(machine.tensor(data.test.images), data.mean, data.std, machine)
     features = extract(r.backbone, pixels, machine)
     assert features.shape == (30, r.backbone.dim) == (30, 3 * r.dim)
     with torch.no_grad():
         x = pixels.normalise(pixels.images)
         old, new, single = (n.backbone.eval()(x) for n in (r.teacher, r.booster, r.student))
-        torch.testing.assert_close(readouts["compressed"].scores(features), r.student.head(single))
-        torch.testing.assert_close(readouts["boosted"].scores(features), r.booster.head(torch.cat([old, new], 1)))
-    assert not torch.allclose(readouts["boosted"].scores(features), readouts["compressed"].scores(features))
+        torch.testing.assert_close(classifiers["compressed"].logits(features), r.student.head(single))
+        torch.testing.assert_close(classifiers["boosted"].logits(features), r.booster.head(torch.cat([old, new], 1)))
+    assert not torch.allclose(classifiers["boosted"].logits(features), classifiers["compressed"].logits(features))
     assert list(METHODS["foster"].heads) == ["compressed", "boosted"]
-    assert METHODS["foster"].main(METHODS["foster"].options()) == "compressed"
+    assert METHODS["foster"].default_head(METHODS["foster"].options()) == "compressed"
     assert METHODS["foster"].published == "boosted"
 
 
 def test_classifiers_are_copies(whole):
-    """What is learned later does not change what was read out."""
-    r, readouts, *_ = whole
-    assert readouts["compressed"].head.weight.data_ptr() != r.student.head.weight.data_ptr()
-    assert readouts["boosted"].head.weight.data_ptr() != r.booster.head.weight.data_ptr()
+    """What is learned later does not change them."""
+    r, classifiers, *_ = whole
+    assert classifiers["compressed"].head.weight.data_ptr() != r.student.head.weight.data_ptr()
+    assert classifiers["boosted"].head.weight.data_ptr() != r.booster.head.weight.data_ptr()
 
 
 def test_after_the_first_task_both_are_the_only_network(machine, data):
     r = made(machine)
-    readouts, matrices, _ = learn(r, data, sizes=(6,))
+    classifiers, matrices, _ = learn(r, data, sizes=(6,))
     assert matrices["compressed"] == matrices["boosted"]
     features = torch.rand(4, r.backbone.dim)
     assert features.shape == (4, r.dim)
-    assert torch.equal(readouts["compressed"].scores(features), readouts["boosted"].scores(features))
-    assert readouts["boosted"].scores(features).shape == (4, 6)
+    assert torch.equal(classifiers["compressed"].logits(features), classifiers["boosted"].logits(features))
+    assert classifiers["boosted"].logits(features).shape == (4, 6)
 
 
 # --- states -----------------------------------------------------------------------------------------------------------
@@ -373,7 +375,7 @@ def test_after_the_first_task_both_are_the_only_network(machine, data):
 @pytest.mark.parametrize("epoch", range(1, 5))
 def test_a_run_taken_up_in_either_stage_is_bit_identical(machine, data, whole, epoch):
     """After one and two epochs of boosting, at its end, and in the middle of compression."""
-    _, readouts, matrices, watch = whole
+    _, classifiers, matrices, watch = whole
     _, _, _, state, momenta, _ = next(r for r in watch.reports if r[:2] == (1, epoch - 1))
     again = made(machine)
     again.load_state({k: v.clone() for k, v in watch.ends[0].items()})
@@ -383,8 +385,8 @@ def test_a_run_taken_up_in_either_stage_is_bit_identical(machine, data, whole, e
     assert all(r[2] == losses[r[:2]] for r in seen.reports)
     assert len(seen.reports) == 5 - epoch + 5
     assert same(seen.ends[-1], watch.ends[-1])
-    for name, readout in others.items():
-        assert same(readout.state(), readouts[name].state())
+    for name, classifier in others.items():
+        assert same(classifier.state_dict(), classifiers[name].state_dict())
         assert measured[name].A_t[1:] == matrices[name].A_t[1:]
 
 
@@ -397,16 +399,16 @@ def test_what_survives_a_task_is_enough_for_the_next(machine, data, whole, task)
 
 
 def test_what_survives_keeps_both_classifiers_working(machine, data, whole):
-    r, readouts, _, watch = whole
+    r, classifiers, _, watch = whole
     again = made(machine)
     again.load_state({k: v.clone() for k, v in watch.ends[-1].items()})
     pixels = Pixels(machine.tensor(data.test.images), data.mean, data.std, machine)
     features = extract(again.backbone, pixels, machine)
     assert torch.equal(features, extract(r.backbone, pixels, machine))
-    for name, readout in readouts.items():
+    for name, classifier in classifiers.items():
         other = METHODS["foster"].heads[name](METHODS["foster"].options())
-        other.load_state(readout.state())
-        assert torch.equal(other.scores(features), readout.scores(features))
+        other.load_state_dict(classifier.state_dict())
+        assert torch.equal(other.logits(features), classifier.logits(features))
     assert not part(watch.ends[0], "booster."), "there is none in the first task"
     assert not part(watch.ends[0], "teacher.")
     assert "counts" not in watch.ends[-1]

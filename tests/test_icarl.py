@@ -5,7 +5,6 @@ import json
 import numpy as np
 import pytest
 import torch
-from efcil.methods.icarl import ExemplarMeans, ICaRLReadoutOptions
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -18,13 +17,15 @@ from efcil.experiment.specification import Request, resolve
 from efcil.features import TaskFeatures
 from efcil.learners.exemplars import Exemplars, herd, l2_normalize
 from efcil.learners.icarl import ICaRL, ICaRLOptions
+from efcil.methods import METHODS
 from efcil.models.heads import LinearHead, restored
+from efcil.protocol import Evaluator, run_protocol
 from efcil.tasks import TaskStream
 from efcil.training.extraction import extract
 from efcil.training.image_batches import Pixels
-from efcil.trajectory import Evaluator, learn_stream
+from efcil.trajectory import Trajectory
 from messages import raises
-from problems import TINY, draw, gap
+from problems import TINY, Watch, draw, gap
 
 # -- herding -----------------------------------------------------------------------------------------------------------
 
@@ -128,24 +129,14 @@ def stream(data, sizes=(2, 3, 1)):
     return TaskStream(data.train, np.arange(len(data.class_names)), sizes)
 
 
-class Watch:
-    def __init__(self, after_epoch=lambda *a: None):
-        self.after_epoch = after_epoch
-
-    def before_readouts(self, task):
-        pass
-
-    def after_task(self, task):
-        pass
-
-
-def learn(learner, data, machine, readouts=None, watch=None, **where):
+def learn(learner, data, machine, methods=None, watch=None, **where):
+    """Run the protocol; return the trajectory."""
     tasks = stream(data)
     evaluator = Evaluator(data, tasks, machine)
-    readouts = readouts or {}
-    matrices = {name: AccuracyMatrix(evaluator.totals()) for name in readouts}
-    learn_stream(tasks, data, evaluator, learner, readouts, matrices, watch or Watch(), **where)
-    return matrices
+    trajectory = Trajectory(learner, methods or {})
+    matrices = {label: AccuracyMatrix(evaluator.totals()) for label in trajectory.parts}
+    run_protocol(tasks, data, evaluator, trajectory, matrices, watch or Watch(), **where)
+    return trajectory
 
 
 def test_loss_is_classification_over_all_classes_plus_distillation(data, machine):
@@ -204,7 +195,7 @@ def test_memory_is_shared_or_fixed_per_class(data, machine, options, counts):
     for index, task in enumerate(tasks):
         r.begin(task)
         pixels = Pixels(machine.tensor(task.images), data.mean, data.std, machine)
-        r.after_task(TaskFeatures(index, r, pixels, machine.tensor(task.labels), None))
+        r.after_task(TaskFeatures(index, machine.tensor(task.labels), 0, r, pixels))
         assert r.exemplars.labels.unique().tolist() == list(range(task.seen))
         seen.append(torch.bincount(r.exemplars.labels).unique().tolist())
     assert seen == [[c] for c in counts]
@@ -242,8 +233,8 @@ def test_going_on_in_the_middle_of_a_task_changes_no_bit(data, machine):
 
 def test_nearest_mean_of_exemplars_is_algorithm_1(data, machine):
     r = make_learner(machine)
-    nme = ExemplarMeans(ICaRLReadoutOptions())
-    learn(r, data, machine, {"nme": nme})
+    method = METHODS["icarl"]
+    nme = learn(r, data, machine, {"icarl": (method, method.options())}).parts["icarl/nme"].classifier
     pixels = Pixels(r.exemplars.images, data.mean, data.std, machine)
     phi = extract(r.backbone, pixels, machine).double()
     phi = phi / phi.norm(dim=1, keepdim=True)
@@ -254,7 +245,7 @@ def test_nearest_mean_of_exemplars_is_algorithm_1(data, machine):
     ).double()
     tests = tests / tests.norm(dim=1, keepdim=True)
     distance = torch.stack([((tests - m / m.norm()) ** 2).sum(1) for m in means], 1)
-    assert torch.equal(nme.scores(tests.float()).argmax(1), distance.argmin(1))
+    assert torch.equal(nme.logits(tests.float()).argmax(1), distance.argmin(1))
 
 
 def test_unit_features():
@@ -296,8 +287,8 @@ def test_a_summary_has_both_classifiers_and_the_chosen_one_counts(tmp_path, mach
         ("dpcr", ["memory=500"], ("memory", "dpcr", "icarl")),
         ("dpcr:memory=500", [], ("memory", "dpcr", "icarl")),
         ("dpcr", ["memory_per_class=5"], ("memory_per_class", "dpcr", "icarl")),
-        ("acil", ["shift=true"], ("shift", "acil", "dpcr")),
-        ("fecam:shift=true", [], ("shift", "fecam", "dpcr")),
+        ("acil", ["rank_rule=none"], ("rank_rule", "acil", "dpcr")),
+        ("fecam:rank_rule=none", [], ("rank_rule", "fecam", "dpcr")),
         ("lwf", ["head=nme"], ("head", "lwf", "icarl")),
         ("icarl", ["head=nearest"], ("head='nearest'", "'nme'", "'cnn'")),
         ("icarl", ["memory=0"], ("memory=0",)),

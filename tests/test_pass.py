@@ -7,16 +7,18 @@ import pytest
 import torch
 
 from efcil.accel.machine import Machine
+from efcil.classifiers.learner_head import UnrotatedHead
 from efcil.core.metrics import AccuracyMatrix
 from efcil.data.dataset import DataSet, ImageSet
 from efcil.errors import DataError
 from efcil.experiment.specification import Request, resolve
 from efcil.learners.pass_ import PASS, PASSOptions, class_spread, rotated
 from efcil.methods import METHODS
+from efcil.protocol import Evaluator, run_protocol
 from efcil.tasks import TaskStream
 from efcil.training.image_batches import Pixels
 from efcil.training.schedule import Schedule
-from efcil.trajectory import Evaluator, learn_stream
+from efcil.trajectory import Trajectory
 from messages import raises
 from problems import TINY, Watch, blobs, stopped_in_the_second_task
 
@@ -31,14 +33,15 @@ def make_learner(machine, channels=3, seed=0, **options):
 
 
 def run(learner, data, watch=None, sizes=SIZES, **where):
-    """Learn a stream; return the readout and the accuracies."""
+    """Learn a stream; return the classifier and the accuracies."""
     stream = TaskStream(data.train, np.arange(sum(sizes)), sizes)
     evaluator = Evaluator(data, stream, learner.machine)
-    readout, matrix = METHODS["pass"].readout(None), AccuracyMatrix(evaluator.totals())
+    method, matrix = METHODS["pass"], AccuracyMatrix(evaluator.totals())
+    trajectory = Trajectory(learner, {"pass": (method, method.options())})
     for _ in range(where.get("first_task", 0)):
         matrix.record(matrix.tasks_done, [0] * (matrix.tasks_done + 1), [0] * (matrix.tasks_done + 1))
-    learn_stream(stream, data, evaluator, learner, {"pass": readout}, {"pass": matrix}, watch or Watch(), **where)
-    return readout, matrix
+    run_protocol(stream, data, evaluator, trajectory, {"pass": matrix}, watch or Watch(), **where)
+    return trajectory.parts["pass"].classifier, matrix
 
 
 def batch(data, classes, count=5):
@@ -276,22 +279,22 @@ def test_prototypes_stay_and_the_radius_is_the_root_of_the_mean_spread(machine, 
     assert (len({round(r, 6) for r in radii}) == 1) == (classes == "first")
 
 
-# --- head, readout, memory --------------------------------------------------------------------------------------------
+# --- head, classifier, memory -----------------------------------------------------------------------------------------
 
 
 def test_scores_are_the_rows_of_images_that_are_not_rotated(machine, data):
     learner = make_learner(machine)
-    readout, _ = run(learner, data)
+    classifier, _ = run(learner, data)
     features = torch.rand(5, learner.head.weight.shape[1])
     head = learner.head
     want = torch.stack([features @ head.weight[4 * c] + head.bias[4 * c] for c in range(6)], 1)
-    torch.testing.assert_close(readout.scores(features), want.detach(), rtol=1e-5, atol=1e-6)
-    again = METHODS["pass"].readout(None)
-    again.load_state({k: v.clone() for k, v in readout.state().items()})
-    assert torch.equal(again.scores(features), readout.scores(features))
-    kept = sum(v.numel() for v in readout.state().values()) + learner.prototypes.numel()
+    torch.testing.assert_close(classifier.logits(features), want.detach(), rtol=1e-5, atol=1e-6)
+    again = UnrotatedHead()
+    again.load_state_dict({k: v.clone() for k, v in classifier.state_dict().items()})
+    assert torch.equal(again.logits(features), classifier.logits(features))
+    kept = sum(v.numel() for v in classifier.state_dict().values()) + learner.prototypes.numel()
     assert kept == 6 * (5 * features.shape[1] + 4)
-    assert METHODS["pass"].memory == "5d + 4"
+    assert METHODS["pass"].memory_formula == "5d + 4"
 
 
 # --- what learns, what rests ------------------------------------------------------------------------------------------
@@ -335,13 +338,13 @@ def test_a_run_taken_up_in_the_middle_is_the_same_to_the_bit(machine, data, task
             kept["state"] = {k: v.clone() for k, v in whole.state(teacher=True).items()}
             kept["momenta"] = {k: v.clone() for k, v in optimiser.momenta().items()}
 
-    readout, matrix = run(whole, data, Watch(each_epoch))
+    classifier, matrix = run(whole, data, Watch(each_epoch))
     resumed = make_learner(machine, seed=0, **options)
     resumed.load_state(kept["state"])
     again, other = run(resumed, data, first_task=task, first_epoch=epoch, momenta=kept["momenta"])
     for name, value in whole.state(teacher=True).items():
         assert torch.equal(resumed.state(teacher=True)[name], value), name
-    assert all(torch.equal(v, again.state()[k]) for k, v in readout.state().items())
+    assert all(torch.equal(v, again.state_dict()[k]) for k, v in classifier.state_dict().items())
     assert other.A_t[-1] == matrix.A_t[-1]
 
 
@@ -352,8 +355,8 @@ def test_a_run_taken_up_in_the_middle_is_the_same_to_the_bit(machine, data, task
 def test_other_sizes_and_grey_images(machine, size, channels, crop):
     data = blobs(classes=4, size=size, channels=channels)
     learner = make_learner(machine, channels, augment="crop-flip", crop=crop)
-    readout, matrix = run(learner, data, sizes=(2, 2))
-    assert readout.scores(torch.rand(3, 16)).shape == (3, 4)
+    classifier, matrix = run(learner, data, sizes=(2, 2))
+    assert classifier.logits(torch.rand(3, 16)).shape == (3, 4)
     assert torch.isfinite(learner.prototypes).all()
     assert matrix.tasks_done == 2
 

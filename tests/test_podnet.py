@@ -6,21 +6,22 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from efcil.methods.own_head import OwnHead
 from torch.nn import functional as F
 
 from efcil.accel.machine import Machine
+from efcil.classifiers.learner_head import LearnerHead
 from efcil.core.metrics import AccuracyMatrix
 from efcil.experiment.specification import Request, resolve
 from efcil.learners.podnet import PODNet, PODNetOptions, nca, observed, pod_flat, pod_spatial, pooled
 from efcil.methods import METHODS
 from efcil.models import build
 from efcil.models.heads import ProxyHead, restored
+from efcil.protocol import Evaluator, run_protocol
 from efcil.tasks import TaskStream
 from efcil.training.extraction import extract
 from efcil.training.image_batches import Pixels
 from efcil.training.schedule import Schedule
-from efcil.trajectory import Evaluator, learn_stream
+from efcil.trajectory import Trajectory
 from problems import TINY, blobs, draw, gap
 
 SIZES = (2, 3, 1)
@@ -41,21 +42,21 @@ class Watch:
     def __init__(self, at_epoch, at_end):
         self.after_epoch = at_epoch
         self.after_task = at_end
-        self.before_readouts = lambda task: None
+        self.on_training_end = lambda task: None
 
 
 def learn(learner, data, at_epoch=lambda *a: None, at_end=lambda task: None, sizes=SIZES, **resume):
     stream = TaskStream(data.train, np.arange(len(data.class_names)), sizes)
     evaluator = Evaluator(data, stream, learner.machine)
     method = METHODS["podnet"]
-    readouts = {name: make(method.options()) for name, make in method.heads.items()}
-    matrices = {name: AccuracyMatrix(evaluator.totals()) for name in readouts}
+    trajectory = Trajectory(learner, {"podnet": (method, method.options())})
+    matrices = {label: AccuracyMatrix(evaluator.totals()) for label in trajectory.parts}
     for matrix in matrices.values():
         for task in range(resume.get("first_task", 0)):
             matrix.record(task, [0] * (task + 1), [0] * (task + 1))
     watch = Watch(at_epoch, at_end)
-    learn_stream(stream, data, evaluator, learner, readouts, matrices, watch, **resume)
-    return readouts, matrices
+    run_protocol(stream, data, evaluator, trajectory, matrices, watch, **resume)
+    return matrices
 
 
 def copied(state):
@@ -317,7 +318,7 @@ def test_the_second_stage_studies_as_many_images_of_every_class(machine, data, m
     def spy(self, stage, pixels, labels):
         found = original(self, stage, pixels, labels)
         features = extract(self.backbone, pixels, machine) if stage else None
-        studied.append((self.old, stage, self.exemplars, pixels, labels, features, *found))
+        studied.append((self.num_old_classes, stage, self.exemplars, pixels, labels, features, *found))
         return found
 
     monkeypatch.setattr(PODNet, "training_data", spy)
@@ -465,26 +466,26 @@ def test_it_learns(machine, channels, size):
     data = blobs(classes=4, per_class=20, size=size, channels=channels)
     schedule = Schedule(epochs=10, lr=0.1, curve="cosine", weight_decay=5e-4)
     learner = student(machine, channels, width=4, memory=16, augment="none", first=schedule, later=schedule)
-    _, matrices = learn(learner, data, sizes=(2, 2))
-    assert matrices["cnn"].A_t[-1] > 80, "chance is 25"
-    assert matrices["nme"].A_t[-1] > 80
+    matrices = learn(learner, data, sizes=(2, 2))
+    assert matrices["podnet/cnn"].A_t[-1] > 80, "chance is 25"
+    assert matrices["podnet/nme"].A_t[-1] > 80
 
 
 def test_the_trained_head_answers_and_the_means_stand_beside_it():
     method = METHODS["podnet"]
-    assert method.heads["cnn"] is OwnHead
+    assert method.heads["cnn"] is LearnerHead
     assert list(method.heads) == ["cnn", "nme"]
     assert method.heads["nme"] is METHODS["icarl"].heads["nme"]
-    assert (method.main(method.options()), method.main(method.options(head="nme"))) == ("cnn", "nme")
+    assert (method.default_head(method.options()), method.default_head(method.options(head="nme"))) == ("cnn", "nme")
     assert method.exemplars
 
 
 def test_memory_per_class_is_ten_proxies(machine, data):
     learner = student(machine)
-    readout = OwnHead(None)
+    classifier = LearnerHead()
     learn(learner, data, sizes=(3, 3))
-    readout.learn(SimpleNamespace(learner=learner))
-    assert sum(v.numel() for v in readout.state().values()) == 6 * 10 * learner.backbone.dim + 1
+    classifier.fit_learner(SimpleNamespace(learner=learner))
+    assert sum(v.numel() for v in classifier.state_dict().values()) == 6 * 10 * learner.backbone.dim + 1
 
 
 def test_paper_preset_is_pycils():

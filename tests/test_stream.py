@@ -22,15 +22,16 @@ from efcil.data.workers import starting
 from efcil.errors import DataError
 from efcil.learners import LEARNERS
 from efcil.methods import METHODS
+from efcil.protocol import Evaluator, run_protocol
 from efcil.tasks import TaskStream
 from efcil.training import image_store as stores
 from efcil.training.extraction import extract
 from efcil.training.image_batches import Pixels
 from efcil.training.image_store import Mapped, OnDemand, fetched, first, followed_by, stored
 from efcil.training.loader import epoch_batches
-from efcil.trajectory import Evaluator, learn_stream
+from efcil.trajectory import Trajectory
 from messages import raises
-from problems import TINY, blobs
+from problems import TINY, Watch, blobs
 
 SIZE = 8
 
@@ -246,17 +247,6 @@ def streamed_copy(data, home):
     return replace(data, train=parts[0], test=parts[1])
 
 
-class Silent:
-    def after_epoch(self, report, optimiser):
-        pass
-
-    def before_readouts(self, task):
-        pass
-
-    def after_task(self, task):
-        pass
-
-
 @pytest.mark.parametrize(("kind", "names"), [("lwf", ["dpcr", "adc", "acil"]), ("icarl", ["icarl"])])
 def test_a_whole_run_is_bit_identical(tmp_path, machine, kind, names):
     data = blobs(classes=4, per_class=6)
@@ -267,18 +257,10 @@ def test_a_whole_run_is_bit_identical(tmp_path, machine, kind, names):
         tasks = TaskStream(problem.train, np.arange(4), (2, 2))
         evaluator = Evaluator(problem, tasks, machine)
         small = {"buffer": 16}
-        readouts = {n: METHODS[n].readout(build(METHODS[n].options, small if n == "acil" else {}, n)) for n in names}
-        matrices = {n: AccuracyMatrix(evaluator.totals()) for n in names}
-        learn_stream(
-            tasks,
-            problem,
-            evaluator,
-            learner,
-            readouts,
-            matrices,
-            Silent(),
-            frozen=["acil"] if "acil" in names else (),
-        )
+        methods = {n: (METHODS[n], build(METHODS[n].options, small if n == "acil" else {}, n)) for n in names}
+        trajectory = Trajectory(learner, methods)
+        matrices = {label: AccuracyMatrix(evaluator.totals()) for label in trajectory.parts}
+        run_protocol(tasks, problem, evaluator, trajectory, matrices, Watch())
         found.append((matrices, learner.state(teacher=False)))
     (first_matrices, weights), (other_matrices, others) = found
     assert first_matrices == other_matrices
