@@ -5,14 +5,13 @@ from __future__ import annotations
 import copy
 import json
 import pickle
-import weakref
 
 import numpy as np
 import pytest
 import torch
-from efcil.methods.dpcr import DPCROptions
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors import safe_open
 from torch import Tensor
 
 from efcil import reference
@@ -24,13 +23,13 @@ from efcil.core.projection import class_shift, factor_space, row_projector, task
 from efcil.core.ridge import normalize_columns, ridge_weight
 from efcil.errors import NotFiniteError, OptionError
 from efcil.learners import LEARNERS
-from efcil.methods import METHODS
+from efcil.methods import METHODS, StorageOptions
 from efcil.product import IncrementalClassifier
+from efcil.protocol import Evaluator, run_protocol
 from efcil.tasks import TaskStream
-from efcil.trajectory import Evaluator, learn_stream
+from efcil.trajectory import Trajectory
 from messages import raises
-from problems import TINY, blobs, draw, gap
-from test_methods import Watch
+from problems import TINY, Watch, blobs, draw, gap
 
 FACTORS = StorageSpec("factors")
 DIM = 16
@@ -322,7 +321,7 @@ def test_memory_refuses_what_makes_no_sense() -> None:
         with raises(OptionError, *named):
             StorageSpec(**bad)
     with pytest.raises(ValueError, match="gram_rank"):
-        DPCROptions(gram_rank=3)
+        StorageOptions(gram_rank=3)
     with raises(OptionError, (2, 4), 3):
         LowRankGrams(torch.ones(2, 4), [1, 2])
     with pytest.raises(NotFiniteError):
@@ -343,59 +342,6 @@ def test_hostile_features_make_sound_factors(scale: float) -> None:
         moved, mean = nothing.transform_projected(torch.ones(2, 20).double(), torch.eye(20).double(), rule, None)
         assert moved.numel == 0
         assert float(mean.abs().max()) == 0.0
-
-
-# --- released ---------------------------------------------------------------------------------------------------------
-
-
-def test_released_statistics_are_gone_and_say_so(pair) -> None:
-    shift = draw(DIM, DIM, seed=1)
-    for stats in pair:
-        shared = stats.select([0, 1]).merge(stats.select([2, 3]))
-        first = shared.select([0, 1])
-        whole = shared.transform_projected(shift, "numerical")
-        moved = shared.transform_projected(shift, "numerical", release=True)
-        assert torch.equal(moved.gram, whole.gram)
-        assert torch.equal(first.gram, stats.select([0, 1]).gram), "what others hold stays"
-        for use in (lambda s=shared: s.gram, shared.state, shared.gram_sum, lambda s=shared: s.transform(shift)):
-            with pytest.raises(OptionError, match="released"):
-                use()
-        assert len(moved.transform(shift, release=True)) == 4
-
-
-def test_old_blocks_go_while_new_ones_come() -> None:
-    """Counted in tensors alive: with release never more than one set of statistics and two blocks."""
-    dim, classes = 24, 40
-    x, y = draw(2 * classes, dim), torch.arange(classes).repeat_interleave(2)
-    stats = ClassStats.from_features(x, y).transform(torch.eye(dim).double(), class_block=4)
-    count = {}
-    for release in (False, True):
-        alive = [part.packed.untyped_storage().nbytes() for part in stats.parts]
-        watched = copy.deepcopy(stats)
-        old = [_Watch(part.packed) for part in watched.parts]
-        most = 0
-        generator = watched._blocks(4, release)
-        made = []
-        for _, block in generator:
-            made.append(block.transform(torch.eye(dim).double()))
-            held = sum(w.bytes for w in old if w.alive) + sum(p.packed.untyped_storage().nbytes() for p in made)
-            most = max(most, held)
-            del block
-        count[release] = most / sum(alive)
-    assert count[False] == pytest.approx(2.0)
-    assert count[True] <= 1.0 + 2 * 4 / classes
-
-
-class _Watch:
-    """Whether a tensor is still held by anyone."""
-
-    def __init__(self, tensor: Tensor) -> None:
-        self.bytes = tensor.untyped_storage().nbytes()
-        self.reference = weakref.ref(tensor)
-
-    @property
-    def alive(self) -> bool:
-        return self.reference() is not None
 
 
 # --- files ------------------------------------------------------------------------------------------------------------
@@ -458,53 +404,49 @@ FEW = blobs(per_class=6)  # 16 dimensions: 6 images are a factor
 
 @pytest.fixture(scope="module")
 def learned(machine):
-    """DPCR and DP-NCM with Grams, with factors, and with cut ones, all on one trajectory; those with Grams share."""
+    """DPCR and DP-NCM with Grams, with factors, and with cut ones, all on one trajectory; equal ones share a track."""
     kind = LEARNERS["lwf"]
     learner = kind(kind.options_type(**TINY), FEW.channels, machine, 0)
     stream = TaskStream(FEW.train, np.arange(len(FEW.class_names)), (2, 3, 1))
     evaluator = Evaluator(FEW, stream, machine)
-    readouts = {
-        f"{name} {label}": METHODS[name].readout(METHODS[name].options(**given))
+    methods = {
+        f"{name} {label}": (METHODS[name], METHODS[name].options(**given))
         for name in ("dpcr", "dp-ncm")
         for label, given in FORMS.items()
     }
-    readouts["alone"] = METHODS["dpcr"].readout(METHODS["dpcr"].options(rank_rule="numerical"))
-    matrices = {label: AccuracyMatrix(evaluator.totals()) for label in readouts}
-    released: list[bool] = []
-    watched = ClassStats.transform_projected
-
-    def projected(self, *args, release=False, **options):
-        released.append(release)
-        return watched(self, *args, release=release, **options)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ClassStats, "transform_projected", projected)
-        learn_stream(stream, FEW, evaluator, learner, readouts, matrices, Watch())
-    return readouts, matrices, released
+    trajectory = Trajectory(learner, methods)
+    matrices = {label: AccuracyMatrix(evaluator.totals()) for label in methods}
+    run_protocol(stream, FEW, evaluator, trajectory, matrices, Watch())
+    return trajectory, matrices
 
 
 @pytest.mark.parametrize("name", ["dpcr", "dp-ncm"])
 def test_methods_with_factors_give_what_they_give_with_grams(learned, name) -> None:
-    readouts, matrices, _ = learned
-    grams, factors, cut = (readouts[f"{name} {label}"] for label in FORMS)
-    assert all(isinstance(part, LowRankGrams) for part in factors.stats.parts)
-    same(factors.stats, grams.stats)
+    trajectory, matrices = learned
+    grams, factors, cut = (trajectory.stats(f"{name} {label}") for label in FORMS)
+    assert all(isinstance(part, LowRankGrams) for part in factors.parts)
+    same(factors, grams)
     assert matrices[f"{name} gram"] == matrices[f"{name} factors"]
     if name == "dpcr":
-        assert gap(factors.weight, grams.weight) < 1e-8
-    assert cut.stats.numel < factors.stats.numel < grams.stats.numel
-    assert gap(cut.stats.gram, grams.stats.gram) > 1e-6
-    assert float(left_out(cut.stats.select([5]), grams.stats.select([5])).max()) <= 0.05 + 1e-9  # it has not moved
-    again = METHODS[name].readout(METHODS[name].options(**FORMS["factors"]))
-    again.load_state({k: ClassStats.from_state(v.state()) if k == "stats" else v for k, v in factors.state().items()})
+        weights = [trajectory.parts[f"dpcr {label}"].classifier.weight for label in ("factors", "gram")]
+        assert gap(*weights) < 1e-8
+    assert cut.numel < factors.numel < grams.numel
+    assert gap(cut.gram, grams.gram) > 1e-6
+    assert float(left_out(cut.select([5]), grams.select([5])).max()) <= 0.05 + 1e-9  # it has not moved
+    again = Trajectory(None, {name: (METHODS[name], METHODS[name].options(**FORMS["factors"]))})
+    (classifier,) = (part.classifier for part in again.parts.values())
+    state = trajectory.parts[f"{name} factors"].classifier.state_dict()
+    classifier.load_state_dict(state, ClassStats.from_state(factors.state()))
     x = draw(5, 16)
-    assert torch.equal(again.scores(x), factors.scores(x))
+    assert torch.equal(again.logits(name, x), trajectory.logits(f"{name} factors", x))
 
 
-def test_statistics_of_one_method_alone_are_released_and_shared_ones_are_not(learned) -> None:
-    """After the first task all six hold what they share by form; then DPCR and DP-NCM share, `alone` has its own."""
-    _, _, released = learned
-    assert released == [False] * 4 + [False] * 3 + [True]
+def test_methods_that_agree_in_storage_share_a_track(learned) -> None:
+    """DPCR and DP-NCM shift alike, so three ways of storage are three tracks for six methods."""
+    trajectory, _ = learned
+    assert len(trajectory.tracks) == len(FORMS)
+    for label in FORMS:
+        assert trajectory.stats(f"dpcr {label}") is trajectory.stats(f"dp-ncm {label}")
 
 
 def test_a_model_keeps_factors_on_disk_and_off(tmp_path) -> None:
@@ -520,7 +462,9 @@ def test_a_model_keeps_factors_on_disk_and_off(tmp_path) -> None:
         model.save(tmp_path / form)
         models[form] = model
         card = json.loads((tmp_path / form / "model.json").read_text())
-        assert card["format"] == model.summary()["format"] == (2 if form == "factors" else 1)
+        assert card["settings"]["options"]["gram_storage"] == form
+        with safe_open(tmp_path / form / "statistics.safetensors", "pt") as file:
+            assert any(name.endswith("factor_rows") for name in file.keys()) == (form == "factors")  # noqa: SIM118
     grams, factors = models.values()
     assert np.abs(grams.predict_proba(FEW.test.images) - factors.predict_proba(FEW.test.images)).max() < 1e-6
     assert factors.summary()["bytes"] < grams.summary()["bytes"]
@@ -529,17 +473,3 @@ def test_a_model_keeps_factors_on_disk_and_off(tmp_path) -> None:
     again.learn(*(images[late], [label for label, row in zip(labels, late, strict=True) if row]))  # the same once more
     again.forget("class1")
     assert np.isfinite(again.predict_proba(FEW.test.images)).all()
-
-
-def test_a_model_directory_of_the_first_format_still_loads(tmp_path) -> None:
-    """Written before there were factors: no key of the options, format 1."""
-    model = IncrementalClassifier("dpcr", width=2, size=8, epochs=1, device="cpu", progress=False)
-    model.learn(FEW.train.images, [FEW.class_names[label] for label in FEW.train.labels])
-    model.save(tmp_path / "m")
-    card = tmp_path / "m" / "model.json"
-    document = json.loads(card.read_text())
-    removed = [document["settings"]["options"].pop(f"memory_{key}") for key in ("form", "rank", "error")]
-    assert removed == ["gram", None, None]
-    card.write_text(json.dumps(document))
-    again = IncrementalClassifier.load(tmp_path / "m")
-    assert np.array_equal(again.predict_proba(FEW.test.images), model.predict_proba(FEW.test.images))
