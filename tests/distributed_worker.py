@@ -23,7 +23,8 @@ from efcil.data import augment
 from efcil.errors import DataError, Elsewhere, OptionError
 from efcil.features import TaskFeatures
 from efcil.learners import LEARNERS
-from efcil.methods import METHODS
+from efcil.methods import FROZEN, METHODS
+from efcil.protocol import Evaluator, run_protocol
 from efcil.tasks import TaskStream
 from efcil.tensor_files import save_tensors
 from efcil.training.distributed import joined
@@ -31,8 +32,8 @@ from efcil.training.extraction import extract
 from efcil.training.image_batches import Pixels
 from efcil.training.schedule import Schedule
 from efcil.training.trainer import train
-from efcil.trajectory import Evaluator, learn_stream
-from problems import TINY, blobs, draw
+from efcil.trajectory import Trajectory
+from problems import TINY, Watch, blobs, draw
 
 CPU = Machine(torch.device("cpu"))
 WHOLE = {
@@ -137,17 +138,17 @@ def images(group):
     machine, data, learner, stream = untrained(group)
     task = stream[0]
     pixels = Pixels(machine.tensor(task.images[:47]), data.mean, data.std, machine)
-    learned = TaskFeatures(0, learner, pixels, machine.tensor(task.labels[:47]), learner.transform(8))
-    readout = METHODS["dpcr"].readout(METHODS["dpcr"].options())
-    readout.learn(learned)
+    learned = TaskFeatures(0, machine.tensor(task.labels[:47]), 0, learner, pixels, learner.transform(8))
+    trajectory = Trajectory(learner, {"dpcr": (METHODS["dpcr"], METHODS["dpcr"].options())})
+    trajectory.update(learned)
     evaluator = Evaluator(data, stream, machine)
     seen, _ = evaluator.seen(0)
-    scores = readout.scores(extract(learner.backbone, seen, machine))
+    scores = trajectory.logits("dpcr", extract(learner.backbone, seen, machine))
     found = {"features": learned.new(), "augmented": learned.new("augmented"), "scores": scores}
     return {
         **found,
         **learned.stats().state(),
-        "hits": torch.tensor(evaluator.measure(0, learner, {"": readout})[""]),
+        "hits": torch.tensor(evaluator.measure(0, trajectory)["dpcr"]),
     }
 
 
@@ -165,25 +166,13 @@ def methods(group):
         learner = kind(options, data.channels, machine, 0)
         stream = TaskStream(data.train, np.arange(6), (4, 2))
         evaluator = Evaluator(data, stream, machine)
-        readout = method.readout(build(method.options, {"buffer": 16} if name == "acil" else {}, name))
-        matrices = {name: AccuracyMatrix(evaluator.totals())}
-        learn_stream(stream, data, evaluator, learner, {name: readout}, matrices, Watch())
+        own = build(method.options, {"buffer": 16} if name == "acil" else {}, name)
+        trajectory = Trajectory(learner, {name: (method, own)}, freezes=method.learner in FROZEN)
+        matrices = {label: AccuracyMatrix(evaluator.totals()) for label in trajectory.parts}
+        run_protocol(stream, data, evaluator, trajectory, matrices, Watch())
         found |= {f"{name}.{k}": v.clone() for k, v in learner.state(teacher=True).items()}
-        found[f"{name}/counts"] = torch.tensor(matrices[name].A_t)
+        found |= {f"{label}/counts": torch.tensor(matrix.A_t) for label, matrix in matrices.items()}
     return found
-
-
-class Watch:
-    """Sees nothing."""
-
-    def after_epoch(self, report, optimiser):
-        pass
-
-    def before_readouts(self, task):
-        pass
-
-    def after_task(self, task):
-        pass
 
 
 def talk(group):
