@@ -79,12 +79,12 @@ def rate(group: Group, o: argparse.Namespace) -> float:
 def work(o: argparse.Namespace) -> None:
     """Be one of the processes; the first one writes what was measured."""
     torch.set_num_threads(1)
-    found: dict[str, list[float]] = {"coalesce": [], "alone": []}
+    found: dict[str, list[float]] = {"together": [], "alone": []}
     with joined() as group:
         own = sorted(os.sched_getaffinity(0))
         os.sched_setaffinity(0, {own[group.local_rank % len(own)]})
         for _ in range(o.repeats):
-            found["coalesce"].append(rate(group, o))
+            found["together"].append(rate(group, o))
             with group.first_of_node():
                 if group.is_first:
                     found["alone"].append(rate(ALONE, o))
@@ -101,7 +101,7 @@ def measure(o: argparse.Namespace) -> dict[str, Any]:
         command = [*launcher, __file__, "--worker", f"--out={to}", *sizes]
         subprocess.run(command, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
         found: dict[str, list[float]] = json.loads(to.read_text())
-    ratios = [both / one for both, one in zip(found["coalesce"], found["alone"], strict=True)]
+    ratios = [both / one for both, one in zip(found["together"], found["alone"], strict=True)]
     return {
         "processes": o.processes,
         "cores": len(os.sched_getaffinity(0)),
