@@ -225,7 +225,7 @@ def compression(error: float, dim: int, images: int) -> dict[str, Any]:
     """What cutting factors to an error loses, before a move and after it, and saves."""
     x = torch.cat([features(images, dim, 10 + c, _centre(c, dim)) for c in range(4)])
     y = torch.arange(4).repeat_interleave(images)
-    grams, cut = (ClassStats.from_features(x, y, m) for m in (StorageSpec(), StorageSpec("factors", error=error)))
+    grams, cut = (ClassStats.from_features(x, y, m) for m in (StorageSpec(), StorageSpec("factors", tolerance=error)))
     shift = task_shift(*new_task(Size(10, dim, images))[:2])
     weights = [normalize_columns(ridge_weight(s.transform_projected(shift, "positive"), RIDGE)) for s in (grams, cut)]
     return {

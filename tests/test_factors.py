@@ -1,4 +1,4 @@
-"""Class memory as factors: the same numbers as with Grams where it is exact, a bounded error where it is cut."""
+"""Class statistics as factors: the same numbers as with Grams where it is exact, a bounded error where it is cut."""
 
 from __future__ import annotations
 
@@ -148,9 +148,9 @@ def test_one_whole_task_gives_the_same_classifier(pair) -> None:
     before, y = draw(60, DIM, seed=4).abs(), 9 + torch.arange(12).repeat_interleave(5)
     after = before @ (torch.eye(DIM).double() + 0.2 * draw(DIM, DIM, seed=5))
     weights = []
-    for stats, memory in zip(pair, (StorageSpec(), FACTORS), strict=True):
-        new = ClassStats.from_features(after, y, memory)
-        moved = stats.transform_projected(task_shift(before, after), "positive").merge(new, memory)
+    for stats, storage in zip(pair, (StorageSpec(), FACTORS), strict=True):
+        new = ClassStats.from_features(after, y, storage)
+        moved = stats.transform_projected(task_shift(before, after), "positive").merge(new, storage)
         weights.append(normalize_columns(ridge_weight(moved, 5.0)))
     assert gap(weights[1], weights[0]) < 1e-8
     assert gap(weights[0], weights[0].roll(1, 1)) > 1e-2
@@ -183,11 +183,11 @@ def test_a_factor_is_a_function_of_the_gram_alone(features: Tensor) -> None:
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=24), st.integers(0, 24), st.sampled_from([None, FACTORS]))
 @settings(deadline=None, max_examples=25)
-def test_factors_of_batches_add_to_the_whole(labels: list[int], cut: int, memory: StorageSpec | None) -> None:
+def test_factors_of_batches_add_to_the_whole(labels: list[int], cut: int, storage: StorageSpec | None) -> None:
     x, y = draw(len(labels), 6), torch.tensor(labels)
     whole = ClassStats.from_features(x, y)
     parts = [ClassStats.from_features(x[s], y[s], FACTORS) for s in (slice(cut), slice(cut, None))]
-    for joined in (parts[0].merge(parts[1], memory), parts[1].merge(parts[0], memory)):
+    for joined in (parts[0].merge(parts[1], storage), parts[1].merge(parts[0], storage)):
         same(joined, whole, 1e-11)
         if "factor_rank" in joined.state():
             assert max(ranks(joined)) <= 3, "a factor that takes more than a Gram"
@@ -235,7 +235,7 @@ def scatters(stats: ClassStats) -> Tensor:
 @pytest.mark.parametrize("error", [0.3, 0.1, 1e-2, 1e-4])
 def test_the_error_of_cut_factors_is_bounded(pair, features: Tensor, error: float) -> None:
     grams = pair[0]
-    cut = ClassStats.from_features(features, LABELS, StorageSpec("factors", error=error))
+    cut = ClassStats.from_features(features, LABELS, StorageSpec("factors", tolerance=error))
     lost = left_out(cut, grams)
     assert float(lost.max()) <= error * (1 + 1e-9)
     assert torch.equal(cut.mean, grams.mean), "means are not cut"
@@ -265,13 +265,17 @@ def test_cut_to_a_rank_what_is_lost_is_the_smallest_eigenvalues(pair, features: 
 
 def test_a_cut_class_has_a_covariance_before_and_after_moves_and_joins(pair, features: Tensor) -> None:
     """Gram and mean belong together: a cut of the Gram alone would leave less than the mean's own product."""
-    for memory in (StorageSpec("factors", rank=1), StorageSpec("factors", rank=3), StorageSpec("factors", error=0.3)):
-        cut = ClassStats.from_features(features, LABELS, memory)
-        rest = ClassStats.from_features(features.flip(1), LABELS, memory)
-        for stats in (cut, cut.transform(draw(DIM, DIM, seed=1)), cut.merge(rest, memory)):
+    for storage in (
+        StorageSpec("factors", rank=1),
+        StorageSpec("factors", rank=3),
+        StorageSpec("factors", tolerance=0.3),
+    ):
+        cut = ClassStats.from_features(features, LABELS, storage)
+        rest = ClassStats.from_features(features.flip(1), LABELS, storage)
+        for stats in (cut, cut.transform(draw(DIM, DIM, seed=1)), cut.merge(rest, storage)):
             values = torch.linalg.eigvalsh(stats.covariance())
             assert float(values.min()) > -1e-12 * float(stats.gram.abs().max())
-            if memory.rank == 1:
+            if storage.rank == 1:
                 assert float(values.abs().max()) < 1e-12 * float(stats.gram.abs().max()), "nothing but the mean"
     values = torch.linalg.eigvalsh(scatters(pair[0]))
     compress = torch.linalg.eigvalsh(
@@ -282,27 +286,27 @@ def test_a_cut_class_has_a_covariance_before_and_after_moves_and_joins(pair, fea
 
 def test_a_class_that_comes_again_is_cut_without_its_gram(features: Tensor) -> None:
     """Two cut factors are joined by their rows; the same is found from the two Grams. After moves as well."""
-    memory = StorageSpec("factors", rank=3)
-    one = ClassStats.from_features(features, LABELS, memory)
-    other = ClassStats.from_features(features.flip(1).repeat(2, 1), LABELS.repeat(2), memory)  # twice the images
+    storage = StorageSpec("factors", rank=3)
+    one = ClassStats.from_features(features, LABELS, storage)
+    other = ClassStats.from_features(features.flip(1).repeat(2, 1), LABELS.repeat(2), storage)  # twice the images
     other = other.transform(draw(DIM, DIM, seed=1))
-    quick = one.merge(other, memory)
+    quick = one.merge(other, storage)
     assert all(isinstance(part, LowRankGrams) for part in quick.parts)
     for own, a, b, count, mean in zip(quick.gram, one.gram, other.gram, quick.count, quick.mean, strict=True):
-        slow = compress_gram(a + b, memory, count.double().sqrt() * mean)
+        slow = compress_gram(a + b, storage, count.double().sqrt() * mean)
         torch.testing.assert_close(own, slow.dense()[0], rtol=1e-9, atol=1e-9)
     exact = ClassStats.from_features(features, LABELS, FACTORS)
-    mixed = exact.merge(other, memory)  # one side begins with another row than its mean
+    mixed = exact.merge(other, storage)  # one side begins with another row than its mean
     torch.testing.assert_close(mixed.mean, quick.mean)
     for own, a, b, count, mean in zip(mixed.gram, exact.gram, other.gram, mixed.count, mixed.mean, strict=True):
-        slow = compress_gram(a + b, memory, count.double().sqrt() * mean)
+        slow = compress_gram(a + b, storage, count.double().sqrt() * mean)
         torch.testing.assert_close(own, slow.dense()[0], rtol=1e-9, atol=1e-9)
 
 
 def test_what_was_left_out_moves_as_a_gram_and_stays_bounded(pair, features: Tensor) -> None:
     """G - F'F is positive, so after P its trace is at most |P|^2 times what it was."""
     shift = draw(DIM, DIM, seed=1)
-    cut = ClassStats.from_features(features, LABELS, StorageSpec("factors", error=0.05))
+    cut = ClassStats.from_features(features, LABELS, StorageSpec("factors", tolerance=0.05))
     before = (pair[0].gram - cut.gram).diagonal(dim1=1, dim2=2).sum(1)
     after = pair[0].transform(shift).gram - cut.transform(shift).gram
     most = torch.linalg.matrix_norm(shift, 2) ** 2 * before
@@ -310,13 +314,13 @@ def test_what_was_left_out_moves_as_a_gram_and_stays_bounded(pair, features: Ten
     assert float(torch.linalg.eigvalsh(after).min()) > -1e-9 * float(after.abs().max())
 
 
-def test_memory_refuses_what_makes_no_sense() -> None:
+def test_storage_refuses_what_makes_no_sense() -> None:
     for bad, named in (
         ({"rank": 2}, ("gram", "factors")),
-        ({"error": 0.1}, ("gram", "factors")),
-        ({"form": "factors", "rank": 2, "error": 0.1}, ("rank=2", "error=0.1")),
+        ({"tolerance": 0.1}, ("gram", "factors")),
+        ({"form": "factors", "rank": 2, "tolerance": 0.1}, ("rank=2", "tolerance=0.1")),
         ({"form": "factors", "rank": 0}, ("rank", 0)),
-        ({"form": "factors", "error": 1.5}, ("error", 1.5, 0, 1)),
+        ({"form": "factors", "tolerance": 1.5}, ("tolerance", 1.5, 0, 1)),
     ):
         with raises(OptionError, *named):
             StorageSpec(**bad)

@@ -1,7 +1,7 @@
-"""What a learner keeps of a class: count, mean and uncentred Gram. They add, they move, they can be dropped.
+"""What is stored of a class: count, mean and uncentred Gram. They add, they follow the backbone, they can be dropped.
 
-`ClassStats` is a value: every method gives a new one. The images are not in it and cannot be had back from it.
-A Gram is stored as its upper triangle or as a factor (`efcil.core.gram_storage`); `gram` returns it whole.
+`ClassStats` is a value: every method returns a new one. It holds no images, and none can be recovered from it.
+A Gram is stored as its upper triangle, as a factor, or not at all (`efcil.core.gram_storage`); `gram` returns it whole.
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ from efcil.core.linear_algebra import (
     check_finite,
     concat_rows,
     pack_symmetric,
-    packed_dim,
     symmetrize,
     unpack_symmetric,
 )
@@ -38,8 +37,8 @@ from efcil.core.projection import RankRule
 from efcil.errors import OptionError
 
 BLOCK_BYTES = {"cpu": 1 << 24, "cuda": 1 << 28}
-"""Default size of a block of Grams, as whole matrices, while statistics move: what a cache likes, what keeps a GPU
-busy. At 512 dimensions 8 classes on the CPU and 128 on a GPU."""
+"""Default size of a block of Grams, as whole matrices, while statistics are shifted: what fits a cache, what keeps a
+GPU busy. At 512 dimensions 8 classes on the CPU and 128 on a GPU."""
 
 
 class ClassStats:
@@ -53,7 +52,8 @@ class ClassStats:
     moves     (k,) int64      how often each class was shifted since its last image
     ========  ==============  ======================================================
 
-    Kept are k dim (dim + 1) / 2 numbers of the Grams, or fewer where they are factors; `gram` is made when asked for.
+    Of the Grams k dim (dim + 1) / 2 numbers are stored, or fewer where they are factors; `gram` is computed on demand.
+    Statistics of means only (storage `MEANS`) have Grams of zeros: they can be shifted, merged and translated.
 
     >>> stats = ClassStats.from_features(torch.tensor([[1.0, 0.0], [3.0, 0.0], [0.0, 2.0]]), torch.tensor([7, 7, 4]))
     >>> stats
@@ -80,9 +80,9 @@ class ClassStats:
         gram: Tensor | GramBlock | Sequence[Tensor | GramBlock],
         moves: Tensor | None = None,
     ) -> None:
-        """Take `gram` as one tensor (k, dim, dim) or as several in the order of classes: so joining copies nothing.
+        """Take `gram` as one tensor (k, dim, dim) or as several in the order of classes: so merging copies nothing.
 
-        Parts may also be `PackedGrams` and `LowRankGrams`, which are kept as they are. Without `moves` no class was
+        Parts may also be `PackedGrams` and `LowRankGrams`, which are stored as they are. Without `moves` no class was
         shifted yet.
         """
         moves = torch.zeros_like(classes) if moves is None else moves
@@ -110,12 +110,12 @@ class ClassStats:
 
     @property
     def parts(self) -> tuple[GramBlock, ...]:
-        """The Grams as they are kept, in the order of classes."""
+        """The Grams as they are stored, in the order of classes."""
         return self._parts
 
     @property
     def gram(self) -> Tensor:
-        """Phi_c = X_c' X_c of every class, (k, dim, dim), made anew each time."""
+        """Phi_c = X_c' X_c of every class, (k, dim, dim), computed anew each time."""
         whole = self.mean.new_empty(len(self), self.dim, self.dim)
         for block, part in self._blocks(None):
             whole[block] = part.dense()
@@ -123,7 +123,7 @@ class ClassStats:
 
     @property
     def numel(self) -> int:
-        """How many numbers are kept of all classes: Grams or factors, and means."""
+        """How many numbers are stored of all classes: Grams or factors, and means."""
         return sum(part.numel for part in self.parts) + self.mean.numel()
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -135,11 +135,11 @@ class ClassStats:
     def __repr__(self) -> str:
         return f"ClassStats({len(self)} classes, dim {self.dim}, {int(self.count.sum())} images)"
 
-    # --- making ---------------------------------------------------------------------------------------------------
+    # --- construction -------------------------------------------------------------------------------------------------
 
     @classmethod
     def empty(cls, dim: int, device: torch.device | str = "cpu") -> ClassStats:
-        """Statistics of no class: joining it changes nothing.
+        """Return statistics of no class: merging them changes nothing.
 
         >>> ClassStats.empty(512)
         ClassStats(0 classes, dim 512, 0 images)
@@ -149,12 +149,12 @@ class ClassStats:
         return cls(none, none, floats.view(0, dim), ())
 
     @classmethod
-    def from_features(cls, features: Tensor, labels: Tensor, memory: StorageSpec = GRAMS) -> ClassStats:
-        """Count, mean and Gram of each class, Eq. (15), from features (n, dim) and integer labels (n,).
+    def from_features(cls, features: Tensor, labels: Tensor, storage: StorageSpec = GRAMS) -> ClassStats:
+        """Compute count, mean and Gram of each class, Eq. (15), from features (n, dim) and integer labels (n,).
 
         N_c = rows of class c, mu_c = 1/N_c sum x, Phi_c = X_c' X_c. Sorted by class, then one product a class in
-        float64: deterministic on CUDA too, which `index_add` is not. No row (0, dim) gives `empty(dim)`. In which form
-        the Grams are kept is `memory`.
+        float64: deterministic on CUDA too, which `index_add` is not. No row (0, dim) gives `empty(dim)`. `storage`
+        says in which form the Grams are stored.
 
         >>> ClassStats.from_features(torch.ones(3, 2), torch.tensor([0, 0, 5])).gram[0].tolist()
         [[2.0, 2.0], [2.0, 2.0]]
@@ -176,10 +176,10 @@ class ClassStats:
         for index, (start, stop) in enumerate(zip([0, *stops], stops, strict=False)):
             x = features[order[start:stop]].detach().to(DTYPE)
             mean[index] = x.mean(0)
-            parts.append(compress(x, memory))
+            parts.append(compress(x, storage))
         return cls(classes, count, mean, parts)
 
-    # --- reading --------------------------------------------------------------------------------------------------
+    # --- what follows from them ---------------------------------------------------------------------------------------
 
     @property
     def dim(self) -> int:
@@ -220,14 +220,14 @@ class ClassStats:
         centred = self.gram - count * (self.mean[:, :, None] * self.mean[:, None, :])
         return centred / (count - 1 if unbiased else count).clamp_min(1.0)
 
-    # --- combining ------------------------------------------------------------------------------------------------
+    # --- combining ----------------------------------------------------------------------------------------------------
 
-    def merge(self, other: ClassStats, memory: StorageSpec | None = None) -> ClassStats:
-        """Union of the classes; of a class in both, counts and Grams add and means are weighted by count.
+    def merge(self, other: ClassStats, storage: StorageSpec | None = None) -> ClassStats:
+        """Return the union of the classes; of a class in both, counts and Grams add and means are weighted by count.
 
-        A class of one side is kept as it is. One in both is kept as `memory` says: by default exactly, as factor where
-        both are factors and their rows together are fewer numbers than a Gram. Where `memory` cuts, it cuts the sum:
-        errors of one class add up over the times it is joined.
+        A class of one side stays as it is. One in both is stored as `storage` says: by default exactly, as factor where
+        both are factors and their rows together are fewer numbers than a Gram. Where `storage` cuts, it cuts the sum:
+        errors of one class add up over its merges. Of its moves the smaller number counts, that of the fresher side.
 
         >>> one = ClassStats.from_features(torch.tensor([[1.0]]), torch.tensor([0]))
         >>> two = ClassStats.from_features(torch.tensor([[4.0], [4.0], [9.0]]), torch.tensor([0, 0, 3]))
@@ -237,7 +237,7 @@ class ClassStats:
         """
         if self.dim != other.dim:
             raise OptionError(
-                f"cannot join statistics of {self.dim} and {other.dim} dimensions; both must come from one backbone"
+                f"cannot merge statistics of {self.dim} and {other.dim} dimensions; both must come from one backbone"
             )
         if len(self) == 0 or len(other) == 0:
             return other if len(self) == 0 else self
@@ -276,13 +276,13 @@ class ClassStats:
                 sides = ((self, list(ours)), (other, list(others)))
                 counts = torch.stack([side.count[at] for side, at in sides], 1)
                 centres = counts.to(DTYPE).sqrt()[..., None] * torch.stack([side.mean[at] for side, at in sides], 1)
-                gram += _sums(self._take(ours), other._take(others), centres, counts, memory)
+                gram += _sums(self._take(ours), other._take(others), centres, counts, storage)
             else:
                 gram += self._take(ours) if mine else other._take(others)
         return ClassStats(classes, count, mean, gram, moves)
 
     def select(self, classes: Iterable[int] | Tensor) -> ClassStats:
-        """Only these classes.
+        """Return the statistics of these classes only.
 
         >>> stats = ClassStats.from_features(torch.eye(3), torch.arange(3))
         >>> stats.select([2, 0]).classes.tolist()
@@ -291,7 +291,7 @@ class ClassStats:
         return self._where(torch.isin(self.classes, self._known(classes)))
 
     def drop(self, classes: Iterable[int] | Tensor) -> ClassStats:
-        """All but these classes: forgetting them for good.
+        """Return the statistics of all but these classes: they are forgotten for good.
 
         >>> stats = ClassStats.from_features(torch.eye(3), torch.arange(3))
         >>> stats.drop([1]).classes.tolist()
@@ -300,14 +300,14 @@ class ClassStats:
         return self._where(~torch.isin(self.classes, self._known(classes)))
 
     def relabel(self, classes: Iterable[int] | Tensor) -> ClassStats:
-        """The same statistics under other numbers, one for each class in order; no number twice.
+        """Return the same statistics under other class numbers, one for each class in order; no number twice.
 
         >>> ClassStats.from_features(torch.eye(2), torch.arange(2)).relabel([5, 3]).mean.tolist()
         [[0.0, 1.0], [1.0, 0.0]]
         """
         numbers = classes if isinstance(classes, Tensor) else torch.tensor(list(classes), dtype=torch.int64)
         if numbers.shape != self.classes.shape:
-            raise OptionError(f"renumbered got {len(numbers)} numbers for {len(self)} classes")
+            raise OptionError(f"relabel got {len(numbers)} numbers for {len(self)} classes")
         ordered, order = torch.sort(numbers.to(self.classes))
         return ClassStats(ordered, self.count[order], self.mean[order], self._take(order.tolist()), self.moves[order])
 
@@ -324,7 +324,7 @@ class ClassStats:
         return ClassStats(self.classes[mask], self.count[mask], self.mean[mask], self._take(places), self.moves[mask])
 
     def _take(self, places: Iterable[int]) -> list[GramBlock]:
-        """The Grams at these places, in this order: copies, so that the others can go."""
+        """Return the Grams at these places, in this order: copies, so that the others can go."""
         ends = list(itertools.accumulate(len(part) for part in self.parts))
         found: list[GramBlock] = []
         for index, run in itertools.groupby(places, key=lambda place: bisect.bisect_right(ends, place)):
@@ -333,7 +333,7 @@ class ClassStats:
             found.append(part.take(torch.tensor([place - first for place in run], device=self.mean.device)))
         return found
 
-    # --- moving ---------------------------------------------------------------------------------------------------
+    # --- shifting -----------------------------------------------------------------------------------------------------
 
     def transform(self, shift: Tensor, class_block: int | None = None) -> ClassStats:
         """Follow the backbone: Phi_c -> P_c' Phi_c P_c and mu_c -> mu_c P_c, Eq. (16) and (17).
@@ -418,10 +418,10 @@ class ClassStats:
                 yield slice(first + start, first + start + len(block)), block
             first += len(part)
 
-    # --- keeping --------------------------------------------------------------------------------------------------
+    # --- device and files ---------------------------------------------------------------------------------------------
 
     def to(self, device: torch.device | str) -> ClassStats:
-        """The same statistics on another device.
+        """Return the same statistics on another device.
 
         >>> ClassStats.empty(2).to("cpu").dim
         2
@@ -432,9 +432,9 @@ class ClassStats:
         )
 
     def state(self) -> dict[str, Tensor]:
-        """Tensors to write to a file; of each Gram the upper triangle, dim (dim + 1) / 2 numbers.
+        """Return tensors to write to a file; of each Gram the upper triangle, dim (dim + 1) / 2 numbers.
 
-        Where classes are kept as factors, `factor_rank` is the rank of each class, -1 for a Gram, `factor_rows` holds
+        Where classes are stored as factors, `factor_rank` is the rank of each class, -1 for a Gram, `factor_rows` holds
         the rows of all factors, and `gram_packed` the Grams that are left.
 
         >>> {name: tuple(value.shape) for name, value in ClassStats.empty(3).state().items()}
@@ -478,24 +478,21 @@ class ClassStats:
                 f"state of ClassStats: gram_packed has shape {tuple(packed.shape)} and factor_rows {tuple(rows.shape)} "
                 f"beside factor_rank; wanted {grams} Grams and {int(ranks.clamp_min(0).sum())} rows"
             )
-        # In blocks of their own, so that each can go when it was moved.
-        size = max(1, BLOCK_BYTES["cpu"] // (8 * max(1, packed_dim(packed)) ** 2))
         parts: list[GramBlock] = []
         first_gram = first_row = 0
         for factor, run in itertools.groupby(ranks.tolist(), key=lambda rank: rank >= 0):
-            alike = list(run)
-            for own in (alike[start : start + size] for start in range(0, len(alike), size)):
-                if factor:
-                    parts.append(LowRankGrams(concat_rows([rows[first_row : first_row + sum(own)]]), own))
-                    first_row += sum(own)
-                else:
-                    parts.append(PackedGrams(concat_rows([packed[first_gram : first_gram + len(own)]])))
-                    first_gram += len(own)
+            own = list(run)
+            if factor:
+                parts.append(LowRankGrams(concat_rows([rows[first_row : first_row + sum(own)]]), own))
+                first_row += sum(own)
+            else:
+                parts.append(PackedGrams(concat_rows([packed[first_gram : first_gram + len(own)]])))
+                first_gram += len(own)
         return cls(classes, state["count"], state["mean"], parts, state["moves"])
 
 
 def _sums(
-    mine: list[GramBlock], theirs: list[GramBlock], centres: Tensor, counts: Tensor, memory: StorageSpec | None
+    mine: list[GramBlock], theirs: list[GramBlock], centres: Tensor, counts: Tensor, storage: StorageSpec | None
 ) -> list[GramBlock]:
     """Add the Grams of the same classes from two sides; factors add as rows below each other.
 
@@ -503,12 +500,12 @@ def _sums(
     """
     found: list[GramBlock] = []
     for one, other, centre, count in zip(_single(mine), _single(theirs), centres, counts, strict=True):
-        if memory is not None and memory.is_lossy:
-            found.append(compress_sum(one, other, centre, count, memory))
-        elif memory == MEANS:
+        if storage is not None and storage.is_lossy:
+            found.append(compress_sum(one, other, centre, count, storage))
+        elif storage == MEANS:
             found.append(LowRankGrams.zero(1, centre))
         elif isinstance(one, LowRankGrams) and isinstance(other, LowRankGrams):
-            found.append(compress(torch.cat([one.rows, other.rows]), memory or StorageSpec("factors")))
+            found.append(compress(torch.cat([one.rows, other.rows]), storage or StorageSpec("factors")))
         else:
             packed = [
                 side.packed if isinstance(side, PackedGrams) else pack_symmetric(side.dense()) for side in (one, other)

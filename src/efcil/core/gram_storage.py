@@ -1,17 +1,19 @@
-"""How the Grams of classes are kept between tasks: upper triangles, or factors F with F'F = Gram.
+"""How the Grams of classes are stored between tasks: upper triangles, or factors F with F'F = Gram.
 
-===========  ====================  ==========================  ==========================================
-form         numbers a class       a move, operations          exact
-===========  ====================  ==========================  ==========================================
-`PackedGrams`      dim (dim + 1) / 2     3.25 dim^3                  always
-`LowRankGrams`    rank * dim            2 rank * dim^2              rank up to the count; bounded where cut
-===========  ====================  ==========================  ==========================================
+==============  ===================  =====================  ========================================
+form            numbers per class    operations of a shift  exact
+==============  ===================  =====================  ========================================
+`PackedGrams`   dim (dim + 1) / 2    3.25 dim^3             always
+`LowRankGrams`  rank * dim           2 rank * dim^2         rank up to the count; bounded where cut
+==============  ===================  =====================  ========================================
 
 The rows of a factor are sqrt(value) * vector of the Gram's eigenvalues from the largest down: a function of the Gram,
-so that it tells no more of the images than the Gram does. A factor is kept only where it takes fewer numbers.
+so that it tells no more of the images than the Gram does. A factor is stored only where it takes fewer numbers. Where
+means alone are stored (`MEANS`), every class has a factor without rows.
 
 One that is cut begins with sqrt(count) * mean, whole, and goes on with the largest eigenvalues of what is left, the
-class's scatter about its mean. So Gram and mean still belong together, and the covariance is positive, after moves too.
+class's scatter about its mean. So Gram and mean still belong together, and the covariance stays positive semidefinite,
+after shifts too.
 """
 
 from __future__ import annotations
@@ -45,35 +47,35 @@ Form = Literal["gram", "factors", "mean"]
 
 @dataclass(frozen=True)
 class StorageSpec:
-    """Choose the form in which classes are stored; `factors` alone is exact, `rank` or `error` cut, `mean` has no Gram.
+    """Choose the form in which classes are stored; `rank` or `tolerance` cut factors; `mean` has no Gram.
 
-    `rank` rows at most, or the fewest rows that leave out at most the share `error` of the trace: of the scatter's
-    eigenvalues, those left out sum to at most error * trace(G), which bounds |G - F'F| in the nuclear norm and all
+    `rank` rows at most, or the fewest rows that leave out at most the share `tolerance` of the trace: of the scatter's
+    eigenvalues, those left out sum to at most tolerance * trace(G), which bounds |G - F'F| in the nuclear norm and all
     that are smaller. The mean is one of the rows and never left out.
 
     >>> StorageSpec("gram", rank=3)
     Traceback (most recent call last):
-    efcil.errors.OptionError: memory of form 'gram' takes no rank and no error; use form 'factors'
+    efcil.errors.OptionError: storage of form 'gram' takes no rank and no tolerance; use form 'factors'
     """
 
     form: Form = "gram"
     rank: int | None = None
-    error: float | None = None
+    tolerance: float | None = None
 
     def __post_init__(self) -> None:
-        if self.form != "factors" and not self.rank is self.error is None:
-            raise OptionError(f"memory of form '{self.form}' takes no rank and no error; use form 'factors'")
-        if self.rank is not None and self.error is not None:
-            raise OptionError(f"memory got rank={self.rank} and error={self.error}; give one of them")
+        if self.form != "factors" and not self.rank is self.tolerance is None:
+            raise OptionError(f"storage of form '{self.form}' takes no rank and no tolerance; use form 'factors'")
+        if self.rank is not None and self.tolerance is not None:
+            raise OptionError(f"storage got rank={self.rank} and tolerance={self.tolerance}; give one of them")
         if self.rank is not None and self.rank < 1:
-            raise OptionError(f"memory rank is {self.rank}; wanted one or more")
-        if self.error is not None and not 0 < self.error < 1:
-            raise OptionError(f"memory error is {self.error}; wanted a share of the trace between 0 and 1")
+            raise OptionError(f"storage rank is {self.rank}; wanted one or more")
+        if self.tolerance is not None and not 0 < self.tolerance < 1:
+            raise OptionError(f"storage tolerance is {self.tolerance}; wanted a share of the trace between 0 and 1")
 
     @property
     def is_lossy(self) -> bool:
         """Whether something may be lost."""
-        return self.rank is not None or self.error is not None
+        return self.rank is not None or self.tolerance is not None
 
 
 GRAMS = StorageSpec()
@@ -102,12 +104,12 @@ class PackedGrams:
 
     @property
     def numel(self) -> int:
-        """Numbers kept."""
+        """How many numbers are stored."""
         return self.packed.numel()
 
     @property
     def work(self) -> int:
-        """Numbers of the largest matrix that a class becomes while it moves."""
+        """Numbers of the largest matrix that a class becomes while it is shifted."""
         return self.dim * self.dim
 
     def dense(self) -> Tensor:
@@ -166,7 +168,7 @@ class LowRankGrams:
 
     @classmethod
     def zero(cls, classes: int, means: Tensor) -> LowRankGrams:
-        """Grams of nothing but zeros, beside means (..., dim): they take no room.
+        """Grams of nothing but zeros, beside means (..., dim): they take no memory.
 
         >>> LowRankGrams.zero(3, torch.ones(3, 2)).dense().abs().sum().item()
         0.0
@@ -183,7 +185,7 @@ class LowRankGrams:
 
     @property
     def numel(self) -> int:
-        """Numbers kept."""
+        """How many numbers are stored."""
         return self.rows.numel()
 
     @property
@@ -298,8 +300,8 @@ def coalesce(parts: Sequence[GramBlock]) -> list[GramBlock]:
 # --- from features and Grams ------------------------------------------------------------------------------------------
 
 
-def compress(features: Tensor, memory: StorageSpec = GRAMS) -> GramBlock:
-    """Keep one class of features (n, dim) in float64: as Gram, or as factor where smaller.
+def compress(features: Tensor, storage: StorageSpec = GRAMS) -> GramBlock:
+    """Store one class of features (n, dim) in float64: as Gram, or as factor where that is smaller.
 
     Rows of factors will do as well, as long as nothing is cut: their mean is not the class's.
 
@@ -309,19 +311,19 @@ def compress(features: Tensor, memory: StorageSpec = GRAMS) -> GramBlock:
     'PackedGrams'
     """
     count, dim = features.shape
-    if memory.form == "mean":
+    if storage.form == "mean":
         return LowRankGrams.zero(1, features)
-    certain = memory.form == "gram" or (2 * min(count, dim) > dim and not memory.is_lossy)
+    certain = storage.form == "gram" or (2 * min(count, dim) > dim and not storage.is_lossy)
     if certain:
         return compress_gram(symmetrize(features.T @ features))
-    if not memory.is_lossy:
-        return _factored(features, memory)
+    if not storage.is_lossy:
+        return _factored(features, storage)
     mean = features.mean(0)
-    return _factored(features - mean, memory, count**0.5 * mean)
+    return _factored(features - mean, storage, count**0.5 * mean)
 
 
-def compress_sum(one: GramBlock, other: GramBlock, centres: Tensor, counts: Tensor, memory: StorageSpec) -> GramBlock:
-    """Keep the sum of two Grams of one class, cut. `centres` (2, dim) are sqrt(count) * mean of either side.
+def compress_sum(one: GramBlock, other: GramBlock, centres: Tensor, counts: Tensor, storage: StorageSpec) -> GramBlock:
+    """Store the sum of two Grams of one class, cut. `centres` (2, dim) are sqrt(count) * mean of either side.
 
     Of two factors that were cut, the first rows are turned into sqrt(count) * mean of both together and what separates
     the two means; so no Gram has to be made.
@@ -340,43 +342,43 @@ def compress_sum(one: GramBlock, other: GramBlock, centres: Tensor, counts: Tens
     ]
     if len(spread) == 2:
         apart = share[1] * centres[0] - share[0] * centres[1]
-        return _factored(torch.cat([apart[None], *spread]), memory, centre)
-    return compress_gram(one.dense()[0] + other.dense()[0], memory, centre)
+        return _factored(torch.cat([apart[None], *spread]), storage, centre)
+    return compress_gram(one.dense()[0] + other.dense()[0], storage, centre)
 
 
-def _factored(spread: Tensor, memory: StorageSpec, centre: Tensor | None = None) -> GramBlock:
-    """Keep the Gram of rows (n, dim), and of `centre`, as a factor where that is smaller."""
+def _factored(spread: Tensor, storage: StorageSpec, centre: Tensor | None = None) -> GramBlock:
+    """Store the Gram of rows (n, dim), and of `centre`, as a factor where that is smaller."""
     count, dim = spread.shape
     if count <= dim:
         values, vectors = torch.linalg.eigh(symmetrize(spread @ spread.T))
-        rows = _cut(vectors.T @ spread, values, memory, centre)
+        rows = _cut(vectors.T @ spread, values, storage, centre)
         if 2 * len(rows) <= dim:
             return LowRankGrams(rows, [len(rows)])
     gram = symmetrize(spread.T @ spread)
     if centre is not None:
         gram = gram + centre[:, None] * centre
-    return compress_gram(gram, GRAMS if count <= dim else memory, centre)
+    return compress_gram(gram, GRAMS if count <= dim else storage, centre)
 
 
-def compress_gram(gram: Tensor, memory: StorageSpec = GRAMS, centre: Tensor | None = None) -> GramBlock:
-    """Keep one Gram (dim, dim): as it is, or as factor where that is smaller; a cut leaves sqrt(count) * mean whole.
+def compress_gram(gram: Tensor, storage: StorageSpec = GRAMS, centre: Tensor | None = None) -> GramBlock:
+    """Store one Gram (dim, dim): as it is, or as factor where that is smaller; a cut leaves sqrt(count) * mean whole.
 
     >>> gram, centre = torch.diag(torch.tensor([4.0, 9.0, 1.0, 0.0])), torch.tensor([0.0, 0.0, 1.0, 0.0])
     >>> compress_gram(gram, StorageSpec("factors", rank=2), centre).dense()[0].diag()
     tensor([0., 9., 1., 0.], dtype=torch.float64)
     """
     gram = gram.to(DTYPE)
-    if memory.form == "factors":
+    if storage.form == "factors":
         spread = gram if centre is None else gram - centre[:, None] * centre
         values, vectors = torch.linalg.eigh(check_finite(spread, "gram"))
-        rows = _cut(vectors.T * values.clamp_min(0.0).sqrt()[:, None], values, memory, centre)
+        rows = _cut(vectors.T * values.clamp_min(0.0).sqrt()[:, None], values, storage, centre)
         if 2 * len(rows) <= len(gram):
             return LowRankGrams(rows, [len(rows)])
     return PackedGrams(pack_symmetric(gram)[None])
 
 
-def _cut(rows: Tensor, values: Tensor, memory: StorageSpec, centre: Tensor | None) -> Tensor:
-    """Rows of a factor from the largest down, as many as the memory allows, of rows for ascending eigenvalues (n,).
+def _cut(rows: Tensor, values: Tensor, storage: StorageSpec, centre: Tensor | None) -> Tensor:
+    """Return the rows of a factor from the largest down, as many as `storage` allows, of rows by ascending eigenvalues.
 
     Eigenvalues of rounding only (up to dim * eps of the largest) are no rows. Signs are free: the largest entry of a
     row is positive, so that the factor is a function of the Gram.
@@ -385,11 +387,11 @@ def _cut(rows: Tensor, values: Tensor, memory: StorageSpec, centre: Tensor | Non
     first = rows.new_zeros(0, rows.shape[1]) if centre is None else centre.to(rows)[None]
     moment = first.square().sum()  # its part of the trace
     rank = int((values > rows.shape[1] * EPS * torch.maximum(values[:1], moment)).sum())
-    if memory.rank is not None:
-        rank = min(rank, memory.rank - len(first))
-    if memory.error is not None:
+    if storage.rank is not None:
+        rank = min(rank, storage.rank - len(first))
+    if storage.tolerance is not None:
         left_out = values.flip(0).cumsum(0).flip(0)  # when the rows from here on are
-        rank = min(rank, int((left_out > memory.error * (values.sum() + moment)).sum()))
+        rank = min(rank, int((left_out > storage.tolerance * (values.sum() + moment)).sum()))
     rows = rows[:rank]
     largest = rows.gather(1, rows.abs().argmax(1, keepdim=True))
     return torch.cat([first, rows * torch.where(largest < 0, -1.0, 1.0)])
