@@ -1,4 +1,4 @@
-"""How a backbone learns a task: one short file each."""
+"""Learners: how a backbone learns a task, one short file per algorithm."""
 
 from __future__ import annotations
 

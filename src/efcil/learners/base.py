@@ -1,4 +1,4 @@
-"""What all learners share: a classifier that learns tasks, its frozen predecessor, and their options."""
+"""Base class of all learners: a student that learns tasks, its frozen teacher, and the training options."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from efcil.training.schedule import Schedule
 from efcil.training.step import Rule
 
 ImageView = Literal["clean", "augmented", "pseudo"]
-"""How a task's images are looked at: as they are, as in training, or with those made in the place of old ones."""
+"""Which images features are computed from: the task's as stored, augmented as in training, or the pseudo-images."""
 
 
 class TrainingOptions(Options):
-    """How a backbone learns a task; the same for every learner."""
+    """Training options that every learner has."""
 
     backbone: str = "resnet18"
     stem: str = "cifar"
@@ -56,7 +56,7 @@ class Classifier(nn.Module):
 
 
 class LearnedTask(Protocol):
-    """A task that has just been learned, as `after_task` sees it."""
+    """What `after_task` uses of a task that the backbone has just learned."""
 
     labels: Tensor
 
@@ -64,7 +64,7 @@ class LearnedTask(Protocol):
         """Features (n, dim) of the task's images."""
 
     def old_new_pairs(self, view: ImageView) -> tuple[Tensor, Tensor]:
-        """Features of the same images under the backbone before the task and after it; with what `pseudo` returns."""
+        """Features of the same images before and after the task; with view `pseudo` also of pseudo-images."""
 
     def pixels(self) -> Pixels:
         """The images."""
@@ -73,14 +73,14 @@ class LearnedTask(Protocol):
 class Learner(nn.Module, ABC):
     """A student that learns task after task, and a teacher: the student as it was when the task began.
 
-    A task goes: `begin`; for each of its `stages` `before_stage`, `set_stage` and training on `training_data`; then
-    `after_task`. A resumed run goes on with `set_stage`: what the steps before it made is in `state`.
+    Per task: `begin`; for each of its `stages`, `before_stage`, `set_stage` and training on `training_data`; finally
+    `after_task`. A resumed run continues with `set_stage`; the results of the earlier steps are in `state`.
     """
 
     options_type: type[TrainingOptions] = TrainingOptions
     all_data = False  # trains on the data of all tasks so far: only the joint upper bound
     last_relu = True  # whether the backbone ends in a ReLU
-    hands_over = True  # no part of the loss knows a weight of the student's backbone but through its features
+    hands_over = True  # the loss depends on the weights of the student's backbone only through its features
 
     def __init__(self, options: Any, channels: int, machine: Machine, seed: int):
         super().__init__()
@@ -90,8 +90,8 @@ class Learner(nn.Module, ABC):
         self.teacher.requires_grad_(False)
         self.num_old_classes = 0  # classes learned before this task
         self.task_classes: Tensor | None = None  # positions of the classes in this task, where old ones are among them
-        self.anchor: nn.Module | None = None  # the backbone as it was after the first task, where a method asks for it
-        self.loss_generator = torch.Generator(machine.device)  # what the loss may draw from; seeded anew for each epoch
+        self.anchor: nn.Module | None = None  # copy of the backbone after the first task, where a method needs it
+        self.loss_generator = torch.Generator(machine.device)  # random source of the loss; reseeded in each epoch
         # Compiled once for all tasks: weights are copied into the same modules, the growing head stays outside.
         self.student_features = self.in_training(self.student.backbone)
         self.teacher_features = machine.compiled(self.teacher.backbone)
@@ -118,12 +118,12 @@ class Learner(nn.Module, ABC):
         return self.teacher.backbone
 
     def feature_extractor(self, backbone: nn.Module) -> nn.Module:
-        """Return what classifiers and shifts read of a backbone: its features come first."""
+        """Return the module that computes features for classifiers and shifts: the backbone's own come first."""
         return backbone
 
     @property
     def feature_layout(self) -> tuple[int, ...]:
-        """How many features belong to each stage that `feature_extractor` extracts, the last stage's first."""
+        """Number of features of each stage that `feature_extractor` returns, the last stage's first."""
         return (int(self.student.backbone.dim),)  # type: ignore[arg-type]
 
     @property
@@ -139,14 +139,14 @@ class Learner(nn.Module, ABC):
         return self.anchor
 
     def keep_first(self) -> None:
-        """Keep a copy of the backbone: called after the first task when a method reads a frozen backbone."""
+        """Keep a copy of the backbone: called after the first task when a method uses a frozen backbone."""
         self.anchor = copy.deepcopy(self.student.backbone).requires_grad_(False).eval()
 
     def check(self, classes: int) -> None:
-        """Refuse what cannot work with so many classes, before anything is computed."""
+        """Reject options that cannot work with this number of classes, before training starts."""
 
     def stages(self, task: int) -> tuple[Schedule, ...]:
-        """Epochs and rates of the stages in which a task (0 is the first) is learned; none if the backbone rests."""
+        """Schedule of each training stage of a task (0 is the first); none if the backbone stays frozen."""
         return (self.options.later if task else self.options.first,)
 
     def transform(self, stored: int) -> augment.Transform | None:
@@ -154,7 +154,7 @@ class Learner(nn.Module, ABC):
         return augment.named(self.options.augment, self.options.crop or stored)
 
     def begin(self, task: Task) -> None:
-        """Freeze a copy of the student as teacher, and give the head a row for each new class."""
+        """Copy the student to the frozen teacher, and give the head a row for each new class."""
         self.num_old_classes = task.first_class
         self._copy_to_teacher()
         self.head.grow(len(task.classes), generator("cpu", Purpose.WEIGHTS, self.seed, task.index))
@@ -165,60 +165,60 @@ class Learner(nn.Module, ABC):
         self.teacher.load_state_dict(self.student.state_dict())
 
     def before_stage(self, stage: int, pixels: Pixels, labels: Tensor) -> None:
-        """Make what a stage needs, from the task's images and labels; kept in `state`."""
+        """Prepare a stage from the task's images and labels; the result is part of `state`."""
 
     def set_stage(self, stage: int) -> None:
-        """Switch to a stage: which loss, which parameters learn."""
+        """Select the loss and the trainable parameters of a stage."""
 
     def resting(self) -> Resting | None:
-        """Return what the stage's loss asks networks that do not learn in it, None if nothing can be asked ahead."""
+        """Return what the loss needs of frozen networks, as a function of images, so that it can be computed ahead."""
         return None
 
     def hand_over(self, updates: Updates | None) -> None:
-        """Let the student's weights be updated while other gradients are still computed, where that is done."""
+        """Update the student's weights while other gradients are still being computed, where supported."""
         if isinstance(self.student_features, InTraining):
             self.student_features.hand_over(updates if self.hands_over else None)
 
     def in_training(self, backbone: nn.Module) -> Callable[[Tensor], Tensor]:
-        """Return a fast way to the features of a backbone that learns."""
+        """Return a fast forward pass of a backbone in training."""
         if self.machine.branches and isinstance(backbone, models.ResNet):
             return InTraining(backbone, self.machine.dtype, self.machine.compiled(backbone))
         return self.machine.compiled(backbone)
 
     def at_rest(self, backbone: nn.Module, features: Resting) -> Resting:
-        """Return a fast way to many images' features under a backbone that does not learn now; `features` is slower."""
+        """Return a fast forward pass of a frozen backbone for many images, or `features` where there is none."""
         return rested(backbone, self.machine.device, self.machine.dtype) or features
 
     def training_data(self, stage: int, pixels: Pixels, labels: Tensor) -> tuple[Pixels, Tensor]:
-        """Return the images and labels a stage trains on."""
+        """Return the training images and labels of a stage."""
         return pixels, labels
 
     def pseudo_images(self) -> Tensor | None:
-        """Return images (m, c, h, w) that were made for this task in the place of old ones, where that is done."""
+        """Return this task's pseudo-images of old classes (m, c, h, w), or None."""
         return None
 
     def after_task(self, task: LearnedTask) -> None:
-        """Keep what later tasks need of this one."""
+        """Store what later tasks need of this one."""
 
     @abstractmethod
     def loss(self, images: Tensor, labels: Tensor) -> Tensor:
         """Return the loss of a batch: normalised images (n, c, h, w), positions in the class order (n,)."""
 
     def train(self, mode: bool = True) -> Learner:
-        """Switch the student; the teacher always rests."""
+        """Set the student's mode; the teacher is always in evaluation mode."""
         self.student.train(mode)
         self.teacher.eval()
         return self
 
     def state(self, teacher: bool) -> dict[str, Tensor]:
-        """Return the student's tensors, and in the middle of a task the teacher's as well."""
+        """Return the student's tensors; with `teacher`, in the middle of a task, the teacher's as well."""
         kept = {f"student.{k}": v for k, v in self.student.state_dict().items()}
         if self.anchor is not None:
             kept |= {f"anchor.{k}": v for k, v in self.anchor.state_dict().items()}
         return kept | ({f"teacher.{k}": v for k, v in self.teacher.state_dict().items()} if teacher else {})
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Take up what `state` returned."""
+        """Restore what `state` returned."""
         for name, classifier in (("student.", self.student), ("teacher.", self.teacher)):
             own = {k.removeprefix(name): v for k, v in state.items() if k.startswith(name)}
             if own:
@@ -239,7 +239,7 @@ def new_class_loss(logits: Tensor, labels: Tensor, old: int) -> Tensor:
 def task_class_loss(logits: Tensor, labels: Tensor, present: Tensor) -> Tensor:
     """Cross-entropy over the logits of the classes in the task, `task_classes` (ascending), old and new.
 
-    It is the first term of Eq. 1 for a task in which old classes come again; classes that are absent have no part.
+    The first term of Eq. 1 for a task that contains images of old classes; logits of absent classes are left out.
 
     >>> logits = torch.tensor([[1.0, 2.0, 4.0]])
     >>> float(task_class_loss(logits, torch.tensor([2]), torch.tensor([1, 2])))  # log(1 + exp(2 - 4))

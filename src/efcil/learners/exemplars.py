@@ -1,4 +1,4 @@
-"""Exemplars: the images that rehearsal methods keep, chosen by herding.
+"""Exemplars: the images that rehearsal methods store, selected by herding.
 
 Rebuffi et al., "iCaRL: Incremental Classifier and Representation Learning", CVPR 2017, Algorithms 4 and 5.
 """
@@ -43,7 +43,7 @@ def l2_normalize(features: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Exemplars:
-    """Images of old classes, in each class the most important first."""
+    """Images of old classes, the most important of each class first."""
 
     images: Tensor  # (n, channels, height, width) uint8
     labels: Tensor  # (n,) positions in the class order, ascending
@@ -72,10 +72,10 @@ class Exemplars:
         return Exemplars(torch.cat([self.images, other.images]), torch.cat([self.labels, other.labels]))
 
     def state(self) -> dict[str, Tensor]:
-        """Return what must survive."""
+        """Return the tensors to save."""
         return {"images": self.images, "labels": self.labels}
 
     @classmethod
     def from_state(cls, state: Mapping[str, Tensor]) -> Exemplars:
-        """Take up what `state` returned."""
+        """Restore what `state` returned."""
         return cls(state["images"], state["labels"])

@@ -1,4 +1,4 @@
-"""Finetuning: each task is learned with cross-entropy alone. The lower bound everybody compares with."""
+"""Finetuning: cross-entropy on each task alone, the usual lower bound."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from efcil.learners.base import Learner, new_class_loss
 
 
 class Finetune(Learner):
-    """Cross-entropy over the new classes, nothing that holds the old ones."""
+    """Cross-entropy over the new classes, without any regularization for the old ones."""
 
     def loss(self, images: Tensor, labels: Tensor) -> Tensor:
         """Return the cross-entropy of a batch."""

@@ -1,6 +1,7 @@
-"""Frozen after the first task: that task is learned as LwF learns it, then the backbone rests.
+"""LwF's first task, then a frozen backbone.
 
-ACIL, DS-AL and FeCAM stand on it. On an LwF trajectory they read its first backbone, which is the same one.
+ACIL, DS-AL and FeCAM use it. Evaluated together with methods on LwF they use LwF's backbone after the first task, which
+is the same one.
 """
 
 from __future__ import annotations
@@ -10,8 +11,8 @@ from efcil.training.schedule import Schedule
 
 
 class FirstTask(LwF):
-    """LwF's first task, and nothing after it."""
+    """Trains as LwF in the first task and not at all afterwards."""
 
     def stages(self, task: int) -> tuple[Schedule, ...]:
-        """Only in the first task."""
+        """Return LwF's stages for the first task, none for later ones."""
         return () if task else super().stages(task)

@@ -1,9 +1,26 @@
-"""FOSTER's training: a second backbone boosts the old one, then both are compressed into one.
+"""FOSTER: a second backbone boosts the old one, then both are compressed into one.
 
 Wang et al., "FOSTER: Feature Boosting and Compression for Class-Incremental Learning", ECCV 2022, with the settings of
-PyCIL, which the DPCR paper ran. The first task is plain cross-entropy. A later task has two stages. Boosting: the old
-network rests, a new backbone learns beside it what the old one misses. Compression: the student, still the old
-network, learns from the two together, and goes on alone.
+PyCIL, which the DPCR paper used.
+
+Idea: as gradient boosting adds a learner for the errors of those before it, a new backbone is trained beside the frozen
+old one, on new images and exemplars (boosting, after a first task of plain cross-entropy). Both are then distilled into
+the student, so that the model does not grow from task to task (compression).
+
+Two classifiers are evaluated (classifiers/learner_head.py). `compressed`: the single backbone, which survives the task;
+the paper's FOSTER. `boosted`: the two backbones before compression; the paper's FOSTER B4. PyCIL logs the second as
+"CNN top1", so that is the one in the DPCR paper's table. In the first task they are the same.
+
+What survives a task: the compressed backbone; its head, dim + 1 numbers per class; `memory` images in all. A checkpoint
+holds the two backbones of `boosted` as well, so that it can be evaluated again; the next task does not use them.
+
+Differences from the paper, all as in PyCIL: the whole head on old and new features learns; the paper also allows zeros
+for the new classes on old features (PyCIL's oofc = ft and az). Every class has a weight of its own, instead of one for
+all old and one for all new classes. Weights are not aligned after a stage (is_teacher_wa, is_student_wa = false).
+Exemplars are herded with the features of the boosted model, old and new, not with the compressed ones.
+
+Difference from PyCIL: the images of a class are counted, of an old class its exemplars. There an old class has
+memory // old classes and a new one of CIFAR-100 500: the same on balanced sets.
 """
 
 from __future__ import annotations
@@ -28,19 +45,19 @@ from efcil.training.schedule import Schedule
 
 
 class FOSTEROptions(RehearsalOptions):
-    """Training options, memory, and those of the two stages; `later` is the boosting's schedule."""
+    """Options of training, memory and the two stages; `later` is the schedule of boosting."""
 
     first: Schedule = Schedule(epochs=200, lr=0.1, curve="cosine", weight_decay=5e-4)
     later: Schedule = Schedule(epochs=170, lr=0.1, curve="cosine", weight_decay=5e-4)
     compression: Schedule = Schedule(epochs=130, lr=0.1, curve="cosine")
-    boosting_beta: float = Field(default=0.96, ge=0, lt=1)  # of the class weights; 0: all are one
+    boosting_beta: float = Field(default=0.96, ge=0, lt=1)  # of the class weights; 0: all weights are one
     compression_beta: float = Field(default=0.97, ge=0, lt=1)
     okd_weight: float = Field(default=1.0, ge=0)  # of the old logits' distillation while boosting
     temperature: float = Field(default=2.0, gt=0)
 
 
 def class_weights(counts: Tensor, beta: float) -> Tensor:
-    """Weights (classes,) of mean one, inverse to the effective number of images, (1 - beta^n) / (1 - beta).
+    """Weights (classes,) with mean one, inverse to the effective number of images, (1 - beta^n) / (1 - beta).
 
     >>> [round(w, 6) for w in class_weights(torch.tensor([1, 2]), 0.5).tolist()]
     [1.2, 0.8]
@@ -50,7 +67,7 @@ def class_weights(counts: Tensor, beta: float) -> Tensor:
 
 
 class SideBySide(nn.Module):
-    """Features of several backbones, one after the other."""
+    """Concatenated features of several backbones."""
 
     def __init__(self, dim: int, *parts: nn.Module):
         super().__init__()
@@ -70,7 +87,7 @@ class Booster(nn.Module):
         self.head, self.auxiliary = LinearHead(2 * dim), LinearHead(dim)
 
     def begin(self, old: Classifier, classes: int, source: torch.Generator) -> None:
-        """Start from the old network: its backbone, its head on its features; the rest is drawn from `source`."""
+        """Start from the old network's backbone and head; draw the remaining weights from `source`."""
         self.backbone.load_state_dict(old.backbone.state_dict())
         for head in (self.head, self.auxiliary):
             head.make_room({"weight": head.weight[:0], "bias": head.bias[:0]})
@@ -82,14 +99,14 @@ class Booster(nn.Module):
             self.head.bias[:known] = kept["bias"]
 
     def load(self, state: Mapping[str, Tensor]) -> None:
-        """Take up a state with any number of classes."""
+        """Restore a state with any number of classes."""
         for name, head in (("head.", self.head), ("auxiliary.", self.auxiliary)):
             head.make_room({k.removeprefix(name): v for k, v in state.items() if k.startswith(name)})
         self.load_state_dict(dict(state))
 
 
 class OnlyBoosted:
-    """A learned task in the features of the boosted model: what stands before the student's."""
+    """A learned task seen through the features of the boosted model, which precede the student's."""
 
     def __init__(self, task: LearnedTask, dim: int):
         self.task, self.dim, self.labels = task, dim, task.labels
@@ -109,7 +126,7 @@ class OnlyBoosted:
 
 
 class FOSTER(Rehearsal):
-    """The student is the single network that survives a task; the booster lives for the task and its measurement."""
+    """The student is the network that survives a task; the booster is used in the task and its evaluation only."""
 
     options_type = FOSTEROptions
 
@@ -119,7 +136,7 @@ class FOSTER(Rehearsal):
         self.booster = machine.place(Booster(self._new_classifier(seed).backbone, self.dim))
         self.booster.requires_grad_(False)
         self.booster_features = machine.compiled(self.booster.backbone)
-        self.boosting = False  # else the student learns: in the first task, and in the second stage of the others
+        self.boosting = False  # else the student learns: in the first task and in the compression stage
         self.counts: Tensor | None = None  # (classes,) training images of each class in this task
         self.weights: Tensor | None = None  # (classes,) of the stage
 
@@ -134,7 +151,7 @@ class FOSTER(Rehearsal):
 
     @property
     def boosted_head(self) -> GrowingHead:
-        """The head on the first features of `backbone`: the boosted model's, in the first task the only one."""
+        """The boosted model's head, on the first features of `backbone`; in the first task the only head."""
         return self.booster.head if self.boosted else self.head
 
     @property
@@ -145,24 +162,24 @@ class FOSTER(Rehearsal):
         return SideBySide(self.dim, self.teacher.backbone, self.booster.backbone, self.student.backbone)
 
     def stages(self, task: int) -> tuple[Schedule, ...]:
-        """Boosting and compression, after a first task of one stage."""
+        """Return one stage for the first task, boosting and compression for later ones."""
         o = self.options
         return (o.later, o.compression) if task else (o.first,)
 
     def begin(self, task: Task) -> None:
-        """Let the new backbone start from the old network, as the student does."""
+        """Initialize the new backbone from the old network, like the student."""
         super().begin(task)
         if task.index:
             source = generator("cpu", Purpose.WEIGHTS, self.seed, task.index, 1)
             self.booster.begin(self.teacher, task.seen, source)
 
     def before_stage(self, stage: int, pixels: Pixels, labels: Tensor) -> None:
-        """Count the images of each class: the new ones and the exemplars."""
+        """Count the images of each class, exemplars included."""
         kept = self.exemplars
         self.counts = torch.bincount(labels if kept is None else torch.cat([labels, kept.labels]))
 
     def set_stage(self, stage: int) -> None:
-        """Let the booster learn, or the student, with the stage's class weights."""
+        """Make the booster or the student trainable, with the stage's class weights."""
         self.boosting = bool(self.num_old_classes) and stage == 0
         self.booster.requires_grad_(self.boosting)
         self.student.requires_grad_(not self.boosting)
@@ -171,13 +188,13 @@ class FOSTER(Rehearsal):
         self.weights = class_weights(self.counts, beta)
 
     def train(self, mode: bool = True) -> FOSTER:
-        """Switch the network that learns in this stage; the others rest."""
+        """Set the mode of the network trained in this stage; the others stay in evaluation mode."""
         super().train(mode and not self.boosting)
         self.booster.train(mode and self.boosting)
         return self
 
     def resting(self) -> Resting | None:
-        """Return the old backbone's features; for the compression those of the boosted model."""
+        """Return the old backbone's features; for compression those of the boosted model."""
         if not self.num_old_classes:
             return None
         known = self.at_rest(self.teacher.backbone, self.teacher_features)
@@ -207,7 +224,7 @@ class FOSTER(Rehearsal):
         return new_class_loss(aligned, labels, 0) + new_class_loss(alone, labels, 0) + self.options.okd_weight * kept
 
     def _compression(self, images: Tensor, both: Tensor | None) -> Tensor:
-        """Distillation of the boosted model, whose predictions are weighted by class and add to one again."""
+        """Distillation of the boosted model, whose predictions are weighted by class and renormalized."""
         assert self.weights is not None
         temperature = self.options.temperature
         with torch.no_grad(), self.machine.beside():
@@ -224,14 +241,14 @@ class FOSTER(Rehearsal):
         super().after_task(OnlyBoosted(task, 2 * self.dim))
 
     def state(self, teacher: bool) -> dict[str, Tensor]:
-        """Return the student and the exemplars; of a later task the boosted model as well, which is still measured."""
+        """Return the student and the exemplars; from the second task on also the boosted model, for its evaluation."""
         kept = super().state(teacher or self.boosted)
         if self.boosted:
             kept |= {f"booster.{k}": v for k, v in self.booster.state_dict().items()}
         return kept | ({"counts": self.counts} if teacher and self.counts is not None else {})
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Take up what `state` returned."""
+        """Restore what `state` returned."""
         super().load_state(state)
         own = {k.removeprefix("booster."): v for k, v in state.items() if k.startswith("booster.")}
         if own:

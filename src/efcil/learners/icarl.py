@@ -1,7 +1,7 @@
 """iCaRL's training: cross-entropy over all classes on new images and exemplars, and distillation of the old ones.
 
 Rebuffi et al., "iCaRL: Incremental Classifier and Representation Learning", CVPR 2017, Algorithm 3. The paper writes
-both terms with sigmoids; PyCIL, which the DPCR paper ran, with softmaxes and a temperature, and so do we.
+both terms with sigmoids; PyCIL, which the DPCR paper used, with softmaxes and a temperature, and so do we.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from efcil.training.schedule import Schedule
 
 
 class ICaRLOptions(RehearsalOptions):
-    """Training options, memory, and the distillation's."""
+    """Options of training, memory and distillation."""
 
     temperature: float = Field(default=2.0, gt=0)
     first: Schedule = Schedule(epochs=200, lr=0.1, milestones=(60, 120, 170), weight_decay=5e-4)

@@ -11,7 +11,7 @@ from efcil.training.schedule import Schedule
 
 
 class Joint(Learner):
-    """From scratch on everything, with the first task's schedule, cross-entropy over all classes."""
+    """Trains from scratch on all data, with the first task's schedule and cross-entropy over all classes."""
 
     all_data = True
 
@@ -25,7 +25,7 @@ class Joint(Learner):
         self.head.grow(task.seen, generator("cpu", Purpose.WEIGHTS, self.seed, task.index))
 
     def stages(self, task: int) -> tuple[Schedule, ...]:
-        """Every task is a first one."""
+        """Return the first task's schedule for every task."""
         return super().stages(0)
 
     def loss(self, images: Tensor, labels: Tensor) -> Tensor:

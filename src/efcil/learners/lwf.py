@@ -18,7 +18,7 @@ from efcil.accel.prefetch import Resting
 from efcil.learners.base import Learner, TrainingOptions, new_class_loss, task_class_loss
 from efcil.models.heads import CosineHead
 
-Map = tuple[Tensor, Tensor, float]  # weight (dim, dim) and bias of what features are held through, and how much
+Map = tuple[Tensor, Tensor, float]  # weight (dim, dim) and bias of a linear projector, and the loss weight
 
 
 class LwFOptions(TrainingOptions):
@@ -37,7 +37,7 @@ def distillation(logits: Tensor, target: Tensor, temperature: float) -> Tensor:
 
 
 def feature_distance(mapped: Tensor, before: Tensor) -> Tensor:
-    """Squared distance of features (n, dim) to those before the task, both of length one, mean over the batch."""
+    """Squared distance of L2-normalized features (n, dim) to those before the task, mean over the batch."""
     return (normalize(mapped.float(), dim=1) - normalize(before.float(), dim=1)).square().sum(1).mean()
 
 
@@ -48,13 +48,13 @@ def _cosine(head: nn.Module) -> tuple[Tensor, Tensor]:
 
 
 class LwF(Learner):
-    """The teacher's logits over the old classes are what must not be forgotten."""
+    """Distils the teacher's logits over the old classes."""
 
     options_type = LwFOptions
 
     def __init__(self, options: Any, channels: int, machine: Machine, seed: int):
         super().__init__(options, channels, machine, seed)
-        # Loss and gradients in few kernels.
+        # Loss and gradients in fused kernels.
         self.at_once = machine.compile and machine.capture and works(machine.device, machine.dtype)
 
     def resting(self) -> Resting | None:
@@ -62,7 +62,7 @@ class LwF(Learner):
         return self.at_rest(self.teacher.backbone, self.teacher_features) if self.num_old_classes else None
 
     def loss(self, images: Tensor, labels: Tensor, before: Tensor | None = None) -> Tensor:
-        """Return the loss of Eq. 1 on a batch, whose features `before` the task may be known."""
+        """Return the loss of Eq. 1 on a batch; `before`: the teacher's features, where they are computed already."""
         if self.at_once and self._plain():
             return self._judged(images, labels, before)
         if self.num_old_classes:
@@ -85,7 +85,7 @@ class LwF(Learner):
         return plain and self.task_classes is None and type(self.head) is CosineHead
 
     def _judged(self, images: Tensor, labels: Tensor, before: Tensor | None) -> Tensor:
-        """Return the same loss, from few kernels."""
+        """Return the same loss, computed by fused kernels."""
         o, dtype = self.options, self.machine.dtype
         target, old_scale = None, None
         if self.num_old_classes:
@@ -105,11 +105,11 @@ class LwF(Learner):
         return loss + share * feature_distance(linear(features, weight, bias), before)
 
     def feature_projector(self) -> Map | None:
-        """Return the linear map that features are held through, where they are held."""
+        """Return the linear projector of the feature distillation and its weight, None without one."""
         return None
 
     def distillation_loss(self, features: Tensor, before: Tensor, logits: Tensor, target: Tensor) -> Tensor:
-        """Return what holds the student to the teacher: features (n, dim) and logits (n, old), its own and before."""
+        """Return the distillation loss of features (n, dim) and logits (n, old), of the student and of the teacher."""
         found: Tensor = self.options.distill_weight * distillation(logits, target, self.options.temperature)
         return found
 

@@ -1,7 +1,27 @@
-"""PASS's training: four rotations as classes of their own, a feature distance, and old prototypes with noise.
+"""PASS: self-supervision by rotations, feature distillation, and augmented prototypes of old classes.
 
-Zhu et al., "Prototype Augmentation and Self-Supervision for Incremental Learning", CVPR 2021. The method as a whole,
-and where it differs from the published code, is in methods/pass_.py.
+Zhu et al., "Prototype Augmentation and Self-Supervision for Incremental Learning", CVPR 2021.
+
+Idea: each image is learned in four rotations, each a class of its own, so that features are richer than one task
+requires. Features must stay near the teacher's, and the head must still classify the old classes' prototypes when noise
+of the classes' usual spread is added to them. Predictions use the head's rows for images that are not rotated
+(classifiers/learner_head.py).
+
+What survives a task: a prototype per class, dim numbers, and its four rows of the head, 4 (dim + 1); one radius.
+
+Differences from the published code (the authors', and PyCIL's, which the DPCR paper used):
+
+- The backbone is a plain ResNet-18. Theirs is called resnet18_cbam, but its blocks create attention modules and never
+  call them: it computes the same.
+- Prototypes are means over the training images without augmentation, as in PyCIL; the authors' are over augmented ones.
+- The radius is the first task's in the paper and the authors' code (`radius_classes=first`); PyCIL's also includes each
+  later task's classes (`all`, the preset `paper`).
+- A step draws `batch_size` prototypes in the authors' code (`proto_draws=batch`), in PyCIL that times old // new
+  classes (`balanced`, the preset `paper`), which fails with fewer old classes than new; we draw one batch then.
+- `proto_weight` is 10 in both; the DPCR paper tuned it: 0.1 on CIFAR-100 and Tiny-ImageNet, 10 on ImageNet-100.
+- Theirs run the network twice on a batch, once for logits and once for features, which updates the running statistics
+  of batch normalisation twice per step; we run it once.
+- The rate drops after 45 and 90 epochs, as in PyCIL; the authors' own scheduler steps before the epoch, one sooner.
 """
 
 from __future__ import annotations
@@ -34,7 +54,7 @@ class PASSOptions(TrainingOptions):
     softmax_temperature: float = Field(default=0.1, gt=0)  # logits are divided by it
     fkd_weight: float = Field(default=10.0, ge=0)  # of the distance to the teacher's features
     proto_weight: float = Field(default=10.0, ge=0)  # of the old prototypes' classification
-    proto_draws: Literal["batch", "balanced"] = "batch"  # a step: batch_size, or that times old // new classes
+    proto_draws: Literal["batch", "balanced"] = "batch"  # per step: batch_size, or that times old // new classes
     radius_classes: Literal["first", "all"] = "first"  # whose spread sets the noise: the first task's, or all so far
 
 
@@ -73,7 +93,7 @@ def class_spread(features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class PASS(Learner):
-    """A linear head with four rows per class; of old classes prototypes are left, and one radius."""
+    """A linear head with four rows per class; stores a prototype of each old class, and one radius."""
 
     options_type = PASSOptions
 
@@ -93,7 +113,7 @@ class PASS(Learner):
         return self.student.head
 
     def loss(self, images: Tensor, labels: Tensor) -> Tensor:
-        """Return classification of all rotations; later also the features' distance and the old prototypes' loss."""
+        """Return the loss of all rotations; from the second task on plus feature distillation and prototype loss."""
         turned, targets = rotated(images, labels)
         if self.num_old_classes:
             with torch.no_grad(), self.machine.beside():
@@ -124,7 +144,7 @@ class PASS(Learner):
         return self.prototypes[drawn] + self.radius.float() * noise, TURNS * drawn
 
     def after_task(self, task: LearnedTask) -> None:
-        """Keep a prototype of each new class, and the radius: root of the mean spread of the classes it is of."""
+        """Store a prototype of each new class, and update the radius: the root of the mean spread of classes."""
         known = len(self.prototypes)
         means, spread = class_spread(task.new(), task.labels)
         self.prototypes = torch.cat([self.prototypes, means.float()])
@@ -136,6 +156,6 @@ class PASS(Learner):
         return super().state(teacher) | {"prototypes": self.prototypes, "radius": self.radius}
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Take up what `state` returned."""
+        """Restore what `state` returned."""
         super().load_state(state)
         self.prototypes, self.radius = state["prototypes"], state["radius"]

@@ -1,7 +1,23 @@
-"""PODNet's training: proxies, pooled outputs distillation, and a second stage on as many images of every class.
+"""PODNet: proxies, pooled outputs distillation, and a second stage on a balanced training set.
 
-Douillard et al., "PODNet: Pooled Outputs Distillation for Small-Tasks Incremental Learning", ECCV 2020, as PyCIL has
-it; methods/podnet.py says where the two differ.
+Douillard et al., "PODNet: Pooled Outputs Distillation for Small-Tasks Incremental Learning", ECCV 2020.
+
+Idea: the outputs of every stage of the old backbone are distilled, but only up to sums over rows and columns, so that
+the new one has room to learn. A class is several proxies, compared by cosine (models/heads.py). A second stage on as
+many images of new classes as of old ones removes the bias. The trained head predicts (`cnn`); the nearest mean of
+exemplars, which the paper also reports, is evaluated as well (`nme`).
+
+What survives a task: `memory` images in all; ten proxies of dim numbers per class, and a scale.
+
+Differences from the paper and its authors' code, all as in PyCIL, which the DPCR paper used:
+
+- The loss has neither margin nor hinge, see `nca`; so has the authors' code.
+- New proxies start at random, not at centres (k-means) of the new classes' features.
+- The second stage trains everything but the old proxies, with the whole loss; theirs the classifier alone, at lr 0.05.
+- POD weighs 5 (spatial) and 1 (flat) on every data set; theirs 3 and 1 on CIFAR-100, 8 and 10 on ImageNet-100.
+- Gradients are not clipped.
+
+Difference from PyCIL: its resnet32 for this method has convolutions in the shortcuts, ours the usual padding.
 """
 
 from __future__ import annotations
@@ -27,9 +43,9 @@ from efcil.training.schedule import Schedule
 
 
 class PODNetOptions(RehearsalOptions):
-    """Training options, memory, the classifier's, the distillation's, and the second stage of each later task."""
+    """Options of training, memory, head, distillation, and the second stage of later tasks."""
 
-    proxies: int = Field(default=10, ge=1)  # of each class
+    proxies: int = Field(default=10, ge=1)  # per class
     spatial_weight: float = Field(default=5.0, ge=0)
     flat_weight: float = Field(default=1.0, ge=0)
     first: Schedule = Schedule(epochs=160, lr=0.1, curve="cosine", weight_decay=5e-4)
@@ -60,7 +76,7 @@ def pooled(maps: Tensor) -> Tensor:
 def pod_spatial(student: Sequence[Tensor], teacher: Sequence[Tensor]) -> Tensor:
     """Euclidean distance between pooled maps (n, .), mean over the batch and the stages.
 
-    The norm's gradient at zero is zero: a student that equals its teacher feels no pull.
+    The norm's gradient at zero is zero: it has no effect on a student that equals its teacher.
     """
     distances = [torch.linalg.vector_norm(a - b, dim=1).mean() for a, b in zip(student, teacher, strict=True)]
     return torch.stack(distances).mean()
@@ -78,7 +94,7 @@ def observed(backbone: ResNet, images: Tensor) -> tuple[Tensor, list[Tensor]]:
 
 
 class PODNet(Rehearsal):
-    """The teacher's maps and features are distilled; the backbone and the new proxies learn in both stages."""
+    """Distils the teacher's feature maps and features; trains the backbone and the new proxies in both stages."""
 
     options_type = PODNetOptions
     last_relu = False
@@ -97,7 +113,7 @@ class PODNet(Rehearsal):
         return ProxyHead(dim, self.options.proxies)
 
     def stages(self, task: int) -> tuple[Schedule, ...]:
-        """After the first task there is a second, balanced stage."""
+        """Return one stage for the first task, and a second, balanced one for later tasks."""
         return (*super().stages(task), *([self.options.balance] if task else []))
 
     def before_stage(self, stage: int, pixels: Pixels, labels: Tensor) -> None:
@@ -129,17 +145,17 @@ class PODNet(Rehearsal):
         return loss
 
     def after_task(self, task: LearnedTask) -> None:
-        """Herd the exemplars anew, with the final features."""
+        """Select the exemplars again, with the final features."""
         super().after_task(task)
         self.herded = None
 
     def state(self, teacher: bool) -> dict[str, Tensor]:
-        """Return the networks' tensors, the exemplars, and in the middle of a second stage its new images."""
+        """Return the networks' tensors, the exemplars, and in the middle of a second stage its herded images."""
         kept = self.herded.state() if teacher and self.herded is not None else {}
         return super().state(teacher) | {f"herded.{k}": v for k, v in kept.items()}
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Take up what `state` returned."""
+        """Restore what `state` returned."""
         super().load_state(state)
         kept = {k.removeprefix("herded."): v for k, v in state.items() if k.startswith("herded.")}
         self.herded = Exemplars.from_state(kept) if kept else None

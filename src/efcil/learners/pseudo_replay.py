@@ -1,9 +1,10 @@
-"""LwF that also distils on images made in the place of old ones: docs/dpcr-plus.md has the equations.
+"""LwF with distillation on pseudo-images of old classes, and feature distillation; equations in docs/dpcr-plus.md.
 
-Before a task is learned, its images are changed until the backbone of the last task takes them for images of an old
-class: their features are drawn to points of that class's Gaussian. The task is learned with both; of those that were
-made only the distillation has a part, so the backbone is held where old classes live, which the task's own images do
-not show. They are gone when the task is. Between tasks a mean of each class is kept, and one covariance for all.
+Before a task is learned, pseudo-images are synthesized from its images: these are changed by gradient steps until their
+features under the old backbone match points drawn from the Gaussian of an old class. Training uses both; pseudo-images
+have no label and enter the distillation only, which so constrains the backbone where the features of old classes are
+and not just on the task's own images. They are discarded after the task. Between tasks the mean of each class and one
+shared covariance are stored.
 """
 
 from __future__ import annotations
@@ -33,32 +34,26 @@ from efcil.training.image_batches import Pixels
 from efcil.training.image_store import followed_by
 from efcil.training.memory import memory_guard
 
-UNLABELLED = -100  # what cross_entropy leaves out
-RIDGE = 1e-3  # of the map that moves means and covariance, towards the identity: a share of trace / dim
-AT_ONCE = 2000  # images made at once
+UNLABELLED = -100  # ignored by cross_entropy
+RIDGE = 1e-3  # of the linear map of means and covariance, towards the identity: a share of trace / dim
+AT_ONCE = 2000  # pseudo-images per chunk
 
 
 class PseudoReplayOptions(LwFOptions):
-    """LwF's options, and how images of old classes are made."""
+    """LwF's options, and those of pseudo-images and features."""
 
-    pseudo_ratio: float = Field(default=1.0, ge=0)  # images made for each image of the task; 0: LwF
-    pseudo_ratio_shift: float | None = Field(
-        default=None, ge=0
-    )  # the same for the shift, which has these and maybe more
-    pseudo_noise: float = Field(default=1.0, ge=0)  # of the points aimed at about their class's mean; 0: the mean
-    pseudo_step_size: float = Field(default=0.09, gt=0)  # root mean square change of a normalised pixel in an iteration
+    pseudo_ratio: float = Field(default=1.0, ge=0)  # pseudo-images per image of the task; 0: LwF
+    pseudo_ratio_shift: float | None = Field(default=None, ge=0)  # for the shift, where it uses more than training
+    pseudo_noise: float = Field(default=1.0, ge=0)  # spread of the targets around the class mean; 0: the mean itself
+    pseudo_step_size: float = Field(default=0.09, gt=0)  # root mean square change of a normalised pixel per iteration
     pseudo_iterations: int = Field(default=6, ge=1)
-    feature_distill_weight: float = Field(
-        default=0.0, ge=0
-    )  # of the distance to the teacher's features, through a linear map
-    intermediate_stages: int = Field(
-        default=0, ge=0, le=3
-    )  # stages before the last whose quarters classifiers read as well
-    flip_tta: bool = False  # what is read is the mean over an image and its mirror image
+    feature_distill_weight: float = Field(default=0.0, ge=0)  # feature distillation through a linear projector
+    intermediate_stages: int = Field(default=0, ge=0, le=3)  # stages before the last whose 2x2-pooled maps are features
+    flip_tta: bool = False  # features are the mean over an image and its mirror image
 
 
 class PseudoReplay(LwF):
-    """Old classes are means and a shared covariance, and for the time of a task images that stand for them."""
+    """Stores class means and a shared covariance; synthesizes pseudo-images of old classes for each task."""
 
     options_type = PseudoReplayOptions
 
@@ -75,14 +70,14 @@ class PseudoReplay(LwF):
         dim: int = self.inversion_network(self.backbone).dim  # type: ignore[assignment]
         where: dict[str, Any] = {"dtype": DTYPE, "device": machine.device}
         self.means = torch.zeros(0, dim, **where)  # (classes, dim)
-        self.covariance = torch.zeros(dim, dim, **where)  # within classes, the mean of theirs
-        self.made: Tensor | None = None  # (m, channels, height, width) uint8, as many for each class, the nearest first
-        self._own = self._learned = 0  # images of the task, and of those that were made, that are learned
+        self.covariance = torch.zeros(dim, dim, **where)  # within classes, the mean over classes
+        self.made: Tensor | None = None  # pseudo-images (m, c, h, w) uint8, as many per class, the nearest first
+        self._own = self._learned = 0  # images of the task and pseudo-images in its training set
         own: int = self.backbone.dim  # type: ignore[assignment]
         self.projector = machine.place(nn.Linear(own, own)) if options.feature_distill_weight else None
 
     def feature_extractor(self, backbone: nn.Module) -> nn.Module:
-        """Return the backbone, or what reads more of it."""
+        """Return the backbone, or a network that adds features of intermediate stages or of the mirror image."""
         o = self.options
         if not (o.intermediate_stages or o.flip_tta):
             return backbone
@@ -91,26 +86,26 @@ class PseudoReplay(LwF):
 
     @property
     def feature_layout(self) -> tuple[int, ...]:
-        """The features of the last stage and of the intermediate ones."""
+        """Number of features of the last stage and of each intermediate one."""
         extractor = self.feature_extractor(self.backbone)
         return extractor.layout if isinstance(extractor, Reading) else super().feature_layout
 
     def inversion_network(self, backbone: nn.Module) -> nn.Module:
-        """Return what draws images: all that is read of a backbone, of the image as it is."""
+        """Return the network for feature inversion: all features, without the mirror image."""
         if not self.options.intermediate_stages:
             return backbone
         assert isinstance(backbone, ResNet)
         return Reading(backbone, self.options.intermediate_stages, mirrored=False)
 
     def begin(self, task: Task) -> None:
-        """Begin as LwF does; the linear map of features begins as the identity."""
+        """Begin as LwF does; reset the linear projector to the identity."""
         super().begin(task)
         if self.projector is not None:
             nn.init.eye_(self.projector.weight)
             nn.init.zeros_(self.projector.bias)
 
     def before_stage(self, stage: int, pixels: Pixels, labels: Tensor) -> None:
-        """Make images of the old classes from the task's."""
+        """Synthesize pseudo-images of the old classes from the task's images."""
         self.made = None
         wanted = round(max(self.options.pseudo_ratio, self.options.pseudo_ratio_shift or 0) * len(labels))
         if not self.num_old_classes or not wanted:
@@ -130,21 +125,21 @@ class PseudoReplay(LwF):
         self.machine.group.copy_first_([self.made])  # GPUs do not round alike
 
     def _invert(self, pixels: Pixels, images: Tensor, goals: Tensor) -> Tensor:
-        """Draw images to goals, and round them to what can be stored."""
+        """Change images until their features reach the goals, and round them to uint8."""
         black, white = -pixels.offset, 255 * pixels.scale - pixels.offset
         step = self.options.pseudo_step_size * images[0].numel() ** 0.5
         inputs = pixels.normalise(images)
         network = self.inversion_network(self.old_backbone)
-        with self.machine.autocast():  # of a gradient only the direction counts
+        with self.machine.autocast():  # only the direction of the gradient is used
             inputs = towards(network, inputs, goals, step, self.options.pseudo_iterations, (black, white))
         return ((inputs + pixels.offset) / pixels.scale).round().clamp(0, 255).to(torch.uint8)
 
     def pseudo_images(self) -> Tensor | None:
-        """Return the images that were made for this task."""
+        """Return the pseudo-images of this task."""
         return self.made
 
     def training_data(self, stage: int, pixels: Pixels, labels: Tensor) -> tuple[Pixels, Tensor]:
-        """Return the task's images, and those that were made to be learned, without a label."""
+        """Return the task's images and, without labels, the pseudo-images to train on."""
         self._own, self._learned = len(labels), 0
         wanted = round(self.options.pseudo_ratio * len(labels))
         if self.made is None or not wanted:
@@ -156,9 +151,9 @@ class PseudoReplay(LwF):
         return pixels.showing(followed_by(pixels.images, made)), torch.cat([labels, none])
 
     def classification(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Cross-entropy of the images that have a label, as a mean over their usual number in a batch.
+        """Cross-entropy of the labelled images, divided by their expected number in a batch.
 
-        The number at hand would do as well for one process; of several, each has another one in its share.
+        The actual number differs between the shares of several processes.
         """
         if not self._learned:
             return super().classification(logits, labels)
@@ -167,7 +162,7 @@ class PseudoReplay(LwF):
         return total * (1 + self._learned / self._own) / len(labels)
 
     def distillation_loss(self, features: Tensor, before: Tensor, logits: Tensor, target: Tensor) -> Tensor:
-        """Add to the distillation the squared distance of unit features: what moved linearly is not held."""
+        """Add feature distillation through a linear projector: linear changes of the features are free."""
         loss = super().distillation_loss(features, before, logits, target)
         if self.projector is None:
             return loss
@@ -175,13 +170,13 @@ class PseudoReplay(LwF):
         return loss + distance
 
     def feature_projector(self) -> Map | None:
-        """Return the linear map that features are held through, where they are held."""
+        """Return the linear projector of the feature distillation and its weight, None without one."""
         if self.projector is None or not self.num_old_classes:
             return None
         return self.projector.weight, self.projector.bias, self.options.feature_distill_weight
 
     def _plain(self) -> bool:
-        """Whether this is Eq. 1 and features held: a loss with made images is not."""
+        """Whether the loss is Eq. 1 and feature distillation alone, without pseudo-images."""
         own, here = type(self), PseudoReplay
         plain = (
             own.distillation_loss is here.distillation_loss
@@ -191,7 +186,7 @@ class PseudoReplay(LwF):
         return plain and self.task_classes is None and type(self.head) is CosineHead
 
     def after_task(self, task: LearnedTask) -> None:
-        """Move the means and the covariance with the task, and add those of its classes."""
+        """Shift the means and the covariance with the task's linear map, and add those of its classes."""
         known = len(self.means)
         if known:
             shift = shift_map(*task.old_new_pairs("pseudo"))
@@ -207,7 +202,7 @@ class PseudoReplay(LwF):
         self.covariance = (known * self.covariance + within) / len(self.means)
 
     def state(self, teacher: bool) -> dict[str, Tensor]:
-        """Return the tensors of the networks and of the old classes; in the middle of a task what was made for it."""
+        """Return the tensors of the networks and of the old classes; in the middle of a task also its pseudo-images."""
         kept = super().state(teacher) | {"means": self.means, "covariance": self.covariance}
         if teacher and self.made is not None:
             kept["made"] = self.made
@@ -216,7 +211,7 @@ class PseudoReplay(LwF):
         return kept
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Take up what `state` returned."""
+        """Restore what `state` returned."""
         super().load_state(state)
         self.means, self.covariance, self.made = state["means"], state["covariance"], state.get("made")
         own = {k.removeprefix("projector."): v for k, v in state.items() if k.startswith("projector.")}
@@ -227,9 +222,9 @@ class PseudoReplay(LwF):
 def select_seeds_and_targets(
     means: Tensor, covariance: Tensor, source: Tensor, wanted: int, spread: float, draws: torch.Generator
 ) -> tuple[Tensor, Tensor]:
-    """Return which images are to be changed, (m,), and what features they are to have, (m, dim).
+    """Return the rows (m,) of the images to start from, and the target features (m, dim).
 
-    For each class the images nearest to its mean, as many for each, and points drawn from its Gaussian.
+    For each class the same number of images, those nearest to its mean, and points drawn from its Gaussian.
     """
     each = min(len(source), max(1, wanted // len(means)))
     rows = torch.cdist(means, source).topk(each, largest=False).indices.flatten()
@@ -241,6 +236,6 @@ def select_seeds_and_targets(
 
 
 def shift_map(old: Tensor, new: Tensor) -> Tensor:
-    """Return the linear map (dim, dim) from old features to new ones; what they do not show stays."""
+    """Return the linear map (dim, dim) from old features to new ones, the identity outside their span."""
     gram, cross = feature_products(old, new)
     return task_shift_from_gram(gram, cross, relative_ridge(gram, RIDGE), "identity")

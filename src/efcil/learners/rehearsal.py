@@ -1,4 +1,4 @@
-"""What the methods with exemplars share: a memory of old images, trained on beside the new ones."""
+"""Base class of the learners with exemplars: old images are stored and trained on together with the new ones."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from efcil.training.image_store import followed_by
 class RehearsalOptions(TrainingOptions):
     """Training options and the size of the memory."""
 
-    memory: int = Field(default=2000, ge=1)  # exemplars in all, shared equally by the classes seen
-    memory_per_class: int | None = Field(default=None, ge=1)  # instead: so many of each class, however many classes
+    memory: int = Field(default=2000, ge=1)  # total number of exemplars, split equally among the classes seen
+    memory_per_class: int | None = Field(default=None, ge=1)  # instead: a fixed number per class
 
 
 class Rehearsal(Learner):
@@ -34,12 +34,12 @@ class Rehearsal(Learner):
         self.exemplars: Exemplars | None = None
 
     def quota(self, seen: int) -> int:
-        """Return the exemplars of each class when so many classes are seen."""
+        """Return the number of exemplars per class when `seen` classes are known."""
         of_each: int | None = self.options.memory_per_class
         return int(self.options.memory) // seen if of_each is None else of_each
 
     def check(self, classes: int) -> None:
-        """Refuse a memory without room for one exemplar of each class."""
+        """Reject a memory too small for one exemplar per class."""
         if not self.quota(classes):
             raise OptionError(
                 f"memory={self.options.memory} leaves no exemplar for each of {classes} classes: raise it, "
@@ -54,7 +54,7 @@ class Rehearsal(Learner):
         return pixels.showing(followed_by(pixels.images, kept.images)), torch.cat([labels, kept.labels])
 
     def after_task(self, task: LearnedTask) -> None:
-        """Keep fewer exemplars of each old class, herd those of the new ones."""
+        """Reduce the exemplars of each old class, and herd those of the new ones."""
         seen = int(task.labels.max()) + 1
         new = Exemplars.select(task.new(), task.pixels(), task.labels, self.quota(seen))
         self.exemplars = new if self.exemplars is None else self.exemplars.truncate(self.quota(seen)).merge(new)
@@ -65,7 +65,7 @@ class Rehearsal(Learner):
         return super().state(teacher) | {f"exemplars.{k}": v for k, v in kept.items()}
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Take up what `state` returned."""
+        """Restore what `state` returned."""
         super().load_state(state)
         kept = {k.removeprefix("exemplars."): v for k, v in state.items() if k.startswith("exemplars.")}
         if kept:
