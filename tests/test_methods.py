@@ -1,28 +1,29 @@
 """The contract of every method on one small problem, and DPCR against a literal Algorithm 1."""
 
-from types import SimpleNamespace
+import itertools
 
 import numpy as np
 import pytest
 import torch
 
 from efcil import reference
-from efcil.accel.machine import Machine
+from efcil.classifiers import CLASSIFIERS
 from efcil.config import build, keys
-from efcil.core.class_stats import ClassStats
 from efcil.core.metrics import AccuracyMatrix
 from efcil.data.dataset import ImageSet
 from efcil.errors import DataError, OptionError
 from efcil.experiment.specification import Request, resolve
 from efcil.features import TaskFeatures
 from efcil.learners import LEARNERS
-from efcil.methods import METHODS, find
+from efcil.methods import FROZEN, METHODS, find
+from efcil.protocol import Evaluator, run_protocol
+from efcil.shift import SHIFTS
 from efcil.tasks import Task, TaskStream
 from efcil.training.extraction import extract
 from efcil.training.image_batches import Pixels
 from efcil.training.schedule import Schedule
-from efcil.trajectory import Evaluator, learn_stream
-from messages import raises
+from efcil.trajectory import Trajectory
+from messages import assert_names, raises
 from problems import TINY, blobs
 
 SIZES = (2, 3, 1)
@@ -33,8 +34,14 @@ BRIEF = Schedule(epochs=2, lr=0.02)  # of further stages
 SMALL = {"acil": {"buffer": 64}, "ds-al": {"buffer": 64}}  # 10,000 is for real problems
 
 
-def options_of(name):
-    return build(METHODS[name].options, {**SMALL.get(name, {}), **METHODS[name].fixed}, name)
+def options_of(name, **options):
+    method = find(name)
+    return build(method.options, {**SMALL.get(name, {}), **options, **method.overrides}, name)
+
+
+def resolved(*names, **options):
+    """Methods and their options by label, as a plan has them."""
+    return {name: (find(name), options_of(name, **options)) for name in names}
 
 
 class Watch:
@@ -46,7 +53,7 @@ class Watch:
     def after_epoch(self, report, optimiser):
         self.losses.append(report.loss)
 
-    def before_readouts(self, task):
+    def on_training_end(self, task):
         pass
 
     def after_task(self, task):
@@ -54,33 +61,30 @@ class Watch:
 
 
 def experiment(names, machine, data, at_end=lambda task: None, seed=0):
-    representation_name = METHODS[names[0]].learner
-    kind = LEARNERS[representation_name]
-    short = {name: BRIEF for name in ("balance", "compression") if name in kind.options_type.model_fields}
+    """Learn the tasks with the learner of the first method: (trajectory, matrices, watch)."""
+    return learned_by(find(names[0]).learner, resolved(*names), machine, data, SIZES, at_end, seed)
+
+
+def learned_by(name, methods, machine, data, sizes, at_end=lambda task: None, seed=0):
+    kind = LEARNERS[name]
+    short = {key: BRIEF for key in ("balance", "compression") if key in kind.options_type.model_fields}
     learner = kind(kind.options_type(**{**TINY, **short}), data.channels, machine, seed)
-    stream = TaskStream(data.train, np.arange(len(data.class_names)), SIZES)
+    stream = TaskStream(data.train, np.arange(len(data.class_names)), sizes)
     evaluator = Evaluator(data, stream, machine)
-    readouts = {name: METHODS[name].readout(options_of(name)) for name in names}
-    for name in names:  # a method's further classifiers, beside its own
-        for head, readout in list(METHODS[name].heads.items())[1:]:
-            readouts[f"{name}/{head}"] = readout(options_of(name))
-    matrices = {name: AccuracyMatrix(evaluator.totals()) for name in readouts}
+    trajectory = Trajectory(learner, methods, freezes=name in FROZEN)
+    matrices = {label: AccuracyMatrix(evaluator.totals()) for label in trajectory.parts}
     watch = Watch(at_end)
-    frozen = [name for name in names if METHODS[name].frozen]
-    learn_stream(stream, data, evaluator, learner, readouts, matrices, watch, frozen=frozen)
-    return learner, readouts, matrices, watch
+    run_protocol(stream, data, evaluator, trajectory, matrices, watch)
+    return trajectory, matrices, watch
 
 
-def tensors(state):
-    """A state with statistics taken apart, as it is written to a file."""
-    flat = {}
-    for key, value in state.items():
-        flat |= {f"{key}.{k}": v for k, v in value.state().items()} if isinstance(value, ClassStats) else {key: value}
-    return flat
-
-
-def copied(value):
-    return ClassStats.from_state(value.state()) if isinstance(value, ClassStats) else value.clone()
+def state_of(trajectory, label):
+    """What is kept for one method: its tracks and its classifier, whoever else shares them."""
+    part = trajectory.parts[label]
+    state = part.classifier.state_dict()
+    for number, key in enumerate(part.tracks):
+        state |= {f"tracks.{number}.{name}": value for name, value in trajectory.tracks[key].stats.state().items()}
+    return state
 
 
 def test_the_suite_sees_every_method():
@@ -96,59 +100,53 @@ def results(machine, data):
     found = {}
     for kind in KINDS:
         names = [m.name for m in METHODS.values() if m.learner == kind]
-        learner, readouts, matrices, _ = experiment(names, machine, data)
-        found |= {name: (learner, readouts[name], matrices[name]) for name in readouts}
+        trajectory, matrices, _ = experiment(names, machine, data)
+        found |= {label: (trajectory, matrices[label]) for label in trajectory.parts}
     return found
 
 
-CLASSIFIERS = sorted([*METHODS, *(f"{m.name}/{head}" for m in METHODS.values() for head in list(m.heads)[1:])])
+LABELS = sorted(f"{m.name}/{head}" if head else m.name for m in METHODS.values() for head in m.classifiers)
 
 
-def fresh(name):
-    """A new readout of a method, or of one of its further classifiers."""
-    method, _, head = name.partition("/")
-    factory = METHODS[method].heads[head] if head else METHODS[method].readout
-    return factory(options_of(method))
-
-
-@pytest.mark.parametrize("name", CLASSIFIERS)
-def test_scores_are_finite_and_of_the_right_shape(results, name):
-    learner, readout, matrix = results[name]
-    features = torch.rand(7, learner.backbone.dim)
-    scores = readout.scores(features)
+@pytest.mark.parametrize("label", LABELS)
+def test_scores_are_finite_and_of_the_right_shape(results, label):
+    trajectory, matrix = results[label]
+    scores = trajectory.logits(label, torch.rand(7, trajectory.learner.backbone.dim))
     assert scores.shape == (7, sum(SIZES))
     assert torch.isfinite(scores).all()
     assert matrix.tasks_done == 3
 
 
-@pytest.mark.parametrize("name", CLASSIFIERS)
-def test_state_round_trip(results, name):
-    learner, readout, _ = results[name]
-    again = fresh(name)
-    again.load_state({k: copied(v) for k, v in readout.state().items()})
-    features = torch.rand(5, learner.backbone.dim)
-    assert torch.equal(again.scores(features), readout.scores(features))
-    kept, got = tensors(readout.state()), tensors(again.state())
-    assert all(torch.equal(v, got[k]) for k, v in kept.items())
+@pytest.mark.parametrize("label", LABELS)
+def test_state_round_trip(results, label):
+    trajectory, _ = results[label]
+    methods = [m.name for m in METHODS.values() if m.learner == trajectory.parts[label].method.learner]
+    again = Trajectory(None, resolved(*methods), freezes=METHODS[methods[0]].reads_first_backbone)
+    again.load_state_dict({key: value.clone() for key, value in trajectory.state_dict().items()})
+    features = torch.rand(5, trajectory.learner.backbone.dim)
+    assert torch.equal(again.logits(label, features), trajectory.logits(label, features))
+    kept, got = state_of(trajectory, label), state_of(again, label)
+    assert kept.keys() == got.keys()
+    assert all(torch.equal(value, got[key]) for key, value in kept.items())
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_same_seed_is_bitwise_equal(machine, data, results, kind):
     names = [m.name for m in METHODS.values() if m.learner == kind]
-    _, readouts, matrices, _ = experiment(names, machine, data)
-    for name in names:
-        assert matrices[name] == results[name][2]
-        expected = tensors(results[name][1].state())
-        for key, value in tensors(readouts[name].state()).items():
-            assert torch.equal(value, expected[key]), (name, key)
+    trajectory, matrices, _ = experiment(names, machine, data)
+    for label in trajectory.parts:
+        assert matrices[label] == results[label][1]
+        expected = state_of(results[label][0], label)
+        for key, value in state_of(trajectory, label).items():
+            assert torch.equal(value, expected[key]), (label, key)
 
 
-@pytest.mark.parametrize("kind", ["lwf", "dpcr-plus", "frozen", "finetune", "pass"])
+@pytest.mark.parametrize("kind", ["lwf", "pseudo-replay", "first-task", "finetune", "pass"])
 def test_old_images_are_out_of_reach(machine, kind, monkeypatch):
     """After each task its pixels are poisoned and its Task refuses: nothing that is learned later may change."""
     names = [m.name for m in METHODS.values() if m.learner == kind]
     honest = blobs(seed=3)
-    expected = experiment(names, machine, honest)[2]
+    expected = experiment(names, machine, honest)[1]
     poisoned = blobs(seed=3)
     ends = np.cumsum(SIZES)
     tasks = []
@@ -163,13 +161,13 @@ def test_old_images_are_out_of_reach(machine, kind, monkeypatch):
             with raises(DataError, f"task {number}"):
                 _ = gone.images
 
-    assert experiment(names, machine, poisoned, poison)[2] == expected
+    assert experiment(names, machine, poisoned, poison)[1] == expected
 
 
 def test_methods_with_exemplars_say_so_and_keep_no_more_than_they_may(results):
     """Who has exemplars keeps some of every class, within the memory; who says it has none has nothing of the kind."""
     for name, method in METHODS.items():
-        learner = results[name][0]
+        learner = next(found.learner for label, (found, _) in results.items() if label.split("/")[0] == name)
         kept = getattr(learner, "exemplars", None)
         if not method.exemplars:
             assert kept is None, name
@@ -186,59 +184,65 @@ def test_joint_is_not_exemplar_free(machine):
     def poison(task):
         poisoned.train.images[poisoned.train.labels < SIZES[0]] = 0
 
-    expected = experiment(["joint"], machine, honest)[3].losses
-    assert experiment(["joint"], machine, poisoned, poison)[3].losses != expected
+    expected = experiment(["joint"], machine, honest)[2].losses
+    assert experiment(["joint"], machine, poisoned, poison)[2].losses != expected
+
+
+ABOUT_A_GRAM = 3  # of a class: its number, how many images are behind it, how often it was shifted
+ABOUT_A_MEAN = 4  # and that it has no Gram
 
 
 @pytest.mark.parametrize(
     ("name", "numbers"),
     [
-        ("dpcr", lambda d: d * (d + 1) // 2 + d + 2 + d),  # statistics, count, class, and the classifier's column
-        ("dp-ncm", lambda d: d * (d + 1) // 2 + d + 2),
-        ("lwf-ncm", lambda d: d + 1),  # the mean, and how many images are behind it
-        ("sdc", lambda d: d + 1),
-        ("adc", lambda d: d + 1),
-        ("ldc", lambda d: d + 1),
-        ("fecam", lambda d: d * (d + 1) // 2 + d),
+        ("dpcr", lambda d: d * (d + 1) // 2 + d + d + ABOUT_A_GRAM),  # statistics and the classifier's column
+        ("dp-ncm", lambda d: d * (d + 1) // 2 + d + ABOUT_A_GRAM),
+        ("lwf-ncm", lambda d: d + ABOUT_A_MEAN),
+        ("sdc", lambda d: d + ABOUT_A_MEAN),
+        ("adc", lambda d: d + ABOUT_A_MEAN),
+        ("ldc", lambda d: d + ABOUT_A_MEAN),
+        ("fecam", lambda d: d * (d + 1) // 2 + 2 * d + ABOUT_A_GRAM + ABOUT_A_MEAN),
         ("icarl", lambda d: d),  # the means, made anew; the head is measured below
     ],
 )
-def test_memory_per_class_is_what_the_file_says(results, name, numbers):
-    learner, readout, _ = results[name]
-    kept = sum(v.numel() for v in tensors(readout.state()).values())
-    assert kept == sum(SIZES) * numbers(learner.backbone.dim)
+def test_memory_per_class_is_what_the_file_says(machine, data, name, numbers):
+    trajectory, _, _ = experiment([name], machine, data)
+    kept = sum(v.numel() for v in state_of(trajectory, next(iter(trajectory.parts))).values())
+    assert kept == sum(SIZES) * numbers(trajectory.learner.backbone.dim)
 
 
 @pytest.mark.parametrize(("name", "streams"), [("acil", 1), ("ds-al", 2)])
 def test_memory_of_the_recursive_ridge_is_what_the_file_says(results, name, streams):
-    kept = sum(v.numel() for v in tensors(results[name][1].state()).values())
+    kept = sum(v.numel() for v in state_of(results[name][0], name).values())
     assert kept == streams * (64 * 65 // 2 + 2 * 64 * sum(SIZES)) + 2
 
 
 def test_frozen_methods_read_the_first_backbone_of_an_lwf_trajectory(machine, data, results):
     """Alone, with a backbone that rests, and beside DPCR, whose backbone goes on, they measure the same."""
     names = ["dpcr", "acil", "ds-al", "fecam"]
-    learner, _, matrices, _ = experiment(names, machine, data)
+    trajectory, matrices, _ = experiment(names, machine, data)
     for name in names:
-        assert matrices[name] == results[name][2], name
-    first, now = learner.first_backbone.state_dict(), learner.backbone.state_dict()
+        assert matrices[name] == results[name][1], name
+    first, now = trajectory.learner.first_backbone.state_dict(), trajectory.learner.backbone.state_dict()
     assert any(not torch.equal(v, now[k]) for k, v in first.items()), "the trajectory went on"
-    alone = results["acil"][0]
+    alone = results["acil"][0].learner
     assert all(torch.equal(v, alone.backbone.state_dict()[k]) for k, v in first.items())
 
 
 # --- DPCR is Algorithm 1 ----------------------------------------------------------------------------------------------
 
 
-class FakeTask(TaskFeatures):
-    """A task whose features are given."""
+def following(tasks, methods):
+    """A trajectory that has learned tasks whose features are given."""
+    trajectory = Trajectory(None, methods)
+    for index, (labels, old, new) in enumerate(tasks):
+        tensors = {"labels": labels, "new": new} | ({"old": old} if index else {})
+        trajectory.update(TaskFeatures.from_saved(index, 0, tensors, (new.shape[1],)))
+    return trajectory
 
-    def __init__(self, index, labels, old, new):
-        self.index, self.labels, self._given, self._found = index, labels, {"old": old, "new": new}, {}
-        self.learner = SimpleNamespace(machine=Machine.choose("cpu"))
 
-    def _features(self, when, view):
-        return self._given[when]
+def learned(name, tasks, **options):
+    return following(tasks, resolved(name, **options)).parts[name].classifier
 
 
 def literal_dpcr(tasks, ridge, shift_ridge, normalise=True):
@@ -274,41 +278,26 @@ def feature_tasks(seed=0, dim=12):
 
 @pytest.mark.parametrize("normalise", [True, False])
 def test_dpcr_is_algorithm_1(normalise):
-    method = METHODS["dpcr"]
-    options = method.options(ridge=3.0, shift_ridge=1e-6, rank_rule="positive", normalise=normalise)
-    readout = method.readout(options)
     tasks = feature_tasks()
-    for index, (labels, old, new) in enumerate(tasks):
-        readout.learn(FakeTask(index, labels, old, new))
+    found = learned("dpcr", tasks, ridge=3.0, shift_ridge=1e-6, rank_rule="positive", normalise=normalise)
     want = literal_dpcr(tasks, 3.0, 1e-6, normalise)
-    assert torch.allclose(readout.weight, want, rtol=1e-8, atol=1e-10)
+    assert torch.allclose(found.weight, want, rtol=1e-8, atol=1e-10)
 
 
 def test_lwf_ncm_keeps_means_and_dp_ncm_moves_them():
     tasks = feature_tasks()
-    still, moving = METHODS["lwf-ncm"].readout(None), METHODS["dp-ncm"].readout(METHODS["dp-ncm"].options())
-    for index, task in enumerate(tasks):
-        still.learn(FakeTask(index, *task))
-        moving.learn(FakeTask(index, *task))
+    trajectory = following(tasks, resolved("lwf-ncm", "dp-ncm"))
     labels, _, new = tasks[0]
     first = torch.stack([new.double()[labels == c].mean(0) for c in range(3)])
-    assert torch.allclose(still.means[:3], first)
+    assert torch.allclose(trajectory.parts["lwf-ncm"].classifier.means[:3], first)
     want = first
     for _, old, new in tasks[1:]:
         want = want @ reference.task_shift(old.double(), new.double(), 1e-9)
-    assert torch.allclose(moving.stats.mean[:3], want, rtol=1e-6)
+    moved = trajectory.stats("dp-ncm")
+    assert torch.allclose(moved.mean[:3], want, rtol=1e-6)
     probe = torch.rand(4, 12)
-    scores = moving.scores(probe)
-    cosine = torch.nn.functional.cosine_similarity(probe.double()[:, None], moving.stats.mean[None], dim=2)
-    assert torch.allclose(scores, cosine)
-
-
-def learned(name, tasks, **options):
-    method = METHODS[name]
-    readout = method.readout(build(method.options, {**options, **method.fixed}, name))
-    for index, task in enumerate(tasks):
-        readout.learn(FakeTask(index, *task))
-    return readout
+    cosine = torch.nn.functional.cosine_similarity(probe.double()[:, None], moved.mean[None], dim=2)
+    assert torch.allclose(trajectory.logits("dp-ncm", probe), cosine)
 
 
 def test_ablations_differ_where_they_should():
@@ -321,18 +310,124 @@ def test_ablations_differ_where_they_should():
         assert not torch.allclose(weights[a], weights[b]), (a, b)
 
 
-def test_company_changes_nothing():
-    """Methods share what they compute of a task; statistics that are freed must never be taken for others."""
+def test_methods_with_the_same_shift_share_one_track():
     tasks = feature_tasks()
     alone = learned("dpcr", tasks).weight
-    for _ in range(25):
-        company = [METHODS[n].readout(options_of(n)) for n in ("rrcr", "dpcr", "dp-ncm")]
-        for index, task in enumerate(tasks):
-            shared = FakeTask(index, *task)
-            for readout in company:
-                readout.learn(shared)
-        assert torch.equal(company[1].weight, alone)
-        assert company[1].stats is company[2].stats, "equal shifts are computed once"
+    company = following(tasks, resolved("rrcr", "dpcr", "dp-ncm", "lwf+dual-projection+gaussian", "lwf-ncm", "ldc"))
+    assert torch.equal(company.parts["dpcr"].classifier.weight, alone)
+    assert company.stats("dpcr") is company.stats("dp-ncm") is company.stats("lwf+dual-projection+gaussian")
+    assert company.stats("rrcr") is company.tracks[company.parts["lwf-ncm"].tracks[0]].stats, "neither moves"
+    assert len(company.tracks) == 3, "the dual projection, none, and LDC's map"
+
+
+def test_other_options_of_a_shift_are_another_track():
+    tasks = feature_tasks()
+    methods = {f"dpcr:{ridge}": resolved("dpcr", shift_ridge=ridge)["dpcr"] for ridge in (1e-9, 5.0)}
+    company = following(tasks, methods | resolved("dp-ncm"))
+    assert company.stats("dpcr:1e-09") is company.stats("dp-ncm")
+    assert company.stats("dpcr:5.0") is not company.stats("dp-ncm")
+    for ridge in (1e-9, 5.0):
+        got = company.parts[f"dpcr:{ridge}"].classifier.weight
+        assert torch.equal(got, learned("dpcr", tasks, shift_ridge=ridge).weight)
+
+
+@pytest.mark.parametrize("name", ["dpcr", "ldc", "adc", "sdc", "lwf-ncm", "lwf", "rrcr+tssp", "icarl", "dpcr-plus"])
+def test_company_changes_nothing(machine, data, results, name):
+    """A method alone on its trajectory has the numbers that it has beside all others of its learner."""
+    trajectory, matrices, _ = experiment([name], machine, data)
+    for label in trajectory.parts:
+        company, matrix = results[label]
+        assert matrices[label] == matrix
+        features = torch.rand(5, trajectory.learner.backbone.dim)
+        assert torch.equal(trajectory.logits(label, features), company.logits(label, features))
+
+
+# --- free combinations ------------------------------------------------------------------------------------------------
+
+
+def test_free_combinations_run_end_to_end(machine, data):
+    names = ["lwf+ldc+ridge", "lwf+dual-projection+gaussian", "lwf+none+ridge", "rrcr", "ldc"]
+    trajectory, matrices, _ = experiment(names, machine, data)
+    for name in names:
+        assert matrices[name].tasks_done == 3
+        assert trajectory.logits(name, torch.rand(7, trajectory.learner.backbone.dim)).shape == (7, sum(SIZES))
+    means = [trajectory.tracks[trajectory.parts[name].tracks[0]].stats.mean for name in ("lwf+ldc+ridge", "ldc")]
+    assert torch.equal(*means), "one map, whichever classifier follows it"
+    assert trajectory.stats("lwf+dual-projection+gaussian").moves.tolist() == [2, 2, 1, 1, 1, 0]
+
+
+def test_a_registered_method_is_the_combination_of_its_parts():
+    tasks = feature_tasks()
+    for name, parts in (("dpcr", "lwf+dual-projection+ridge"), ("dp-ncm", "lwf+dual-projection+ncm")):
+        probe = torch.rand(4, 12)
+        found = [following(tasks, resolved(own)).logits(own, probe) for own in (name, parts)]
+        assert torch.equal(*found)
+        assert find(name).parts == find(parts).parts == tuple(parts.split("+"))
+
+
+def test_tssp_is_the_task_shift_without_a_projection():
+    tasks = feature_tasks(dim=40)
+    alone, numerical = (learned("lwf+tssp+ridge", tasks), learned("dpcr", tasks, rank_rule="numerical"))
+    assert torch.equal(alone.weight, learned("dpcr", tasks, rank_rule="none").weight)
+    assert not torch.allclose(alone.weight, numerical.weight)
+    with raises(OptionError, "rank_rule", "numerical"):
+        options_of("lwf+tssp+ridge", rank_rule="numerical")
+
+
+@pytest.mark.parametrize(
+    ("name", "named"),
+    [
+        ("first-task+sdc+ncm", ("first-task", "sdc", "take none")),
+        ("lwf+sdc+ridge", ("ridge", "sdc", "take dual-projection or ldc")),
+        ("lwf+none+random-features", ("random-features", "lwf", "take first-task")),
+        ("lwf+ldc+head", ("head", "ldc", "take none")),
+        ("lwf+none+exemplar-means", ("exemplar-means", "lwf", "take icarl, foster, podnet")),
+        ("lwf+ldc+mahalanobis", ("mahalanobis", "ldc", "take none")),
+        ("foster+none+ncm", ("ncm", "foster", "take finetune, lwf")),
+        ("first-task+none+head", ("head", "first-task", "take finetune, lwf")),
+        ("pass+none+head", ("head", "pass", "take finetune, lwf")),
+    ],
+)
+def test_impossible_combinations_are_refused_with_their_parts_and_the_remedy(name, named):
+    with pytest.raises(OptionError) as error:
+        find(name)
+    assert_names(str(error.value), f"method {name}", *named)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "named"),
+    [
+        ("lfw+ldc+ridge", ("lfw+ldc+ridge",)),
+        ("lwf+lcd+ridge", ("lcd", "'ldc'")),
+        ("lwf+ldc+rigde", ("rigde", "'ridge'")),
+    ],
+)
+def test_a_misspelt_part_is_named_with_the_nearest(name, named):
+    with raises(OptionError, *named):
+        find(name)
+
+
+def possible(learner):
+    """Every free combination on a learner that is not refused."""
+    for shift, classifier in itertools.product(SHIFTS, CLASSIFIERS):
+        try:
+            yield find(f"{learner}+{shift}+{classifier}").name
+        except OptionError:
+            continue
+
+
+@pytest.mark.parametrize("learner", LEARNERS)
+def test_every_combination_that_is_not_refused_learns_the_stream(machine, data, learner):
+    names = list(possible(learner))
+    assert names
+    methods = {}
+    for name in names:
+        small = {"buffer": 64} if "buffer" in find(name).options.model_fields else {}
+        methods |= {name: (find(name), options_of(name, **small))}
+    _, matrices, _ = learned_by(learner, methods, machine, data, SIZES)
+    assert list(matrices) == names
+    assert all(matrix.tasks_done == 3 for matrix in matrices.values())
 
 
 def test_rank_rules_really_cut():
@@ -346,18 +441,15 @@ def test_rank_rules_really_cut():
 
 def test_released_code_uses_augmented_images_for_shift_and_new_classes(machine, data):
     method = METHODS["dpcr"]
-    clean = method.readout(method.options())
-    released = method.readout(method.options(shift_view="augmented", ridge_view="augmented"))
-    kind = LEARNERS["lwf"]
-    learner = kind(kind.options_type(**TINY), 3, machine, 0)
-    stream = TaskStream(data.train, np.arange(6), (3, 3))
-    evaluator = Evaluator(data, stream, machine)
-    matrices = {n: AccuracyMatrix(evaluator.totals()) for n in ("clean", "released")}
-    learn_stream(stream, data, evaluator, learner, {"clean": clean, "released": released}, matrices, Watch())
+    augmented = method.options(shift_view="augmented", ridge_view="augmented")
+    methods = {"clean": (method, method.options()), "released": (method, augmented)}
+    trajectory, _, _ = learned_by("lwf", methods, machine, data, (3, 3))
+    clean, released = (trajectory.stats(label) for label in methods)
     new = slice(3, 6)
-    assert torch.equal(clean.stats.gram[new], released.stats.gram[new]), "what is stored is always clean"
-    assert not torch.allclose(clean.stats.gram[:3], released.stats.gram[:3])
-    assert not torch.allclose(clean.weight, released.weight)
+    assert torch.equal(clean.gram[new], released.gram[new]), "what is stored is always clean"
+    assert not torch.allclose(clean.gram[:3], released.gram[:3])
+    weights = [trajectory.parts[label].classifier.weight for label in methods]
+    assert not torch.allclose(*weights)
 
 
 # --- names and options ------------------------------------------------------------------------------------------------
@@ -397,7 +489,7 @@ def test_every_method_has_its_words():
     for method in METHODS.values():
         assert method.title
         assert method.learner in LEARNERS
-        assert set(method.fixed) <= set(keys(method.options))
+        assert set(method.overrides) <= set(keys(method.options))
 
 
 def test_features_come_from_a_backbone_at_rest(machine, data):
@@ -416,44 +508,35 @@ def test_only_the_evaluator_looks_at_test_images(machine):
     honest, other = blobs(seed=3), blobs(seed=3)
     other.test.images[:] = np.random.default_rng(0).integers(0, 256, other.test.images.shape)
     runs = [experiment(["dpcr", "lwf"], machine, data) for data in (honest, other)]
-    assert runs[0][3].losses == runs[1][3].losses
+    assert runs[0][2].losses == runs[1][2].losses
     for name in ("dpcr", "lwf"):
-        states = [tensors(run[1][name].state()) for run in runs]
+        states = [state_of(run[0], name) for run in runs]
         assert all(torch.equal(value, states[1][key]) for key, value in states[0].items())
-        assert runs[0][2][name] != runs[1][2][name]
+        assert runs[0][1][name] != runs[1][1][name]
 
 
 def test_augmented_images_of_new_classes_reach_the_classifier_alone(machine, data):
     method = METHODS["dpcr"]
-    readouts = {view: method.readout(method.options(ridge_view=view)) for view in ("clean", "augmented")}
-    kind = LEARNERS["lwf"]
-    learner = kind(kind.options_type(**TINY), 3, machine, 0)
-    stream = TaskStream(data.train, np.arange(6), (3, 3))
-    evaluator = Evaluator(data, stream, machine)
-    matrices = {name: AccuracyMatrix(evaluator.totals()) for name in readouts}
-    learn_stream(stream, data, evaluator, learner, readouts, matrices, Watch())
-    clean, augmented = readouts["clean"], readouts["augmented"]
-    assert torch.equal(clean.stats.gram, augmented.stats.gram)
+    methods = {view: (method, method.options(ridge_view=view)) for view in ("clean", "augmented")}
+    trajectory, _, _ = learned_by("lwf", methods, machine, data, (3, 3))
+    assert trajectory.stats("clean") is trajectory.stats("augmented"), "one track"
+    clean, augmented = (trajectory.parts[view].classifier for view in methods)
     assert not torch.allclose(clean.weight, augmented.weight)
 
 
 def test_ablations_leave_out_what_their_names_leave_out():
-    without_cip = {"shift": True, "rank_rule": "none"}
-    assert {name: method.fixed for name, method in METHODS.items() if name.startswith("rrcr")} == {
-        "rrcr": {"shift": False, "normalise": False},
-        "rrcr+tssp": {**without_cip, "normalise": False},
-        "rrcr+tssp+cn": {**without_cip, "normalise": True},
-        "rrcr+tssp+cip": {"shift": True, "normalise": False},
-        "rrcr+tssp+cip+cn": {"shift": True, "normalise": True},
+    found = {n: (m.parts[1], m.overrides) for n, m in METHODS.items() if n.startswith("rrcr")}
+    assert found == {
+        "rrcr": ("none", {"normalise": False}),
+        "rrcr+tssp": ("tssp", {"rank_rule": "none", "normalise": False}),
+        "rrcr+tssp+cn": ("tssp", {"rank_rule": "none", "normalise": True}),
+        "rrcr+tssp+cip": ("dual-projection", {"normalise": False}),
+        "rrcr+tssp+cip+cn": ("dual-projection", {"normalise": True}),
     }
 
 
 def test_company_of_other_rank_rules_changes_nothing():
     tasks = feature_tasks(dim=40)
-    company = {rule: METHODS["dpcr"].readout(METHODS["dpcr"].options(rank_rule=rule)) for rule in ("none", "numerical")}
-    for index, task in enumerate(tasks):
-        shared = FakeTask(index, *task)
-        for readout in company.values():
-            readout.learn(shared)
-    for rule, readout in company.items():
-        assert torch.equal(readout.weight, learned("dpcr", tasks, rank_rule=rule).weight), rule
+    company = following(tasks, {r: resolved("dpcr", rank_rule=r)["dpcr"] for r in ("none", "numerical")})
+    for rule, part in company.parts.items():
+        assert torch.equal(part.classifier.weight, learned("dpcr", tasks, rank_rule=rule).weight), rule

@@ -94,8 +94,8 @@ class Method:
                 "follow; take none"
             )
         for head in self.classifiers.values():
-            if self.learner in LEARNERS and not issubclass(LEARNERS[self.learner], head.learner_type):
-                wanted = ", ".join(name for name, kind in LEARNERS.items() if issubclass(kind, head.learner_type))
+            if self.learner in LEARNERS and not head.reads(LEARNERS[self.learner]):
+                wanted = ", ".join(name for name, kind in LEARNERS.items() if head.reads(kind))
                 raise OptionError(
                     f"{named}{_name(CLASSIFIERS, head)} cannot read the learner {self.learner}; take {wanted}"
                 )
@@ -113,6 +113,12 @@ class Method:
             raise OptionError(
                 f"{named}{_name(CLASSIFIERS, classifier)} needs the Grams of old classes, and "
                 f"{_name(SHIFTS, shift)} moves means only; take dual-projection or ldc"
+            )
+        maps = classifier().feature_maps if shift is not None and shift.moves == "gram" else ()
+        if any(feature_map is not None and not feature_map.is_linear for feature_map in maps):
+            raise OptionError(
+                f"{named}{_name(CLASSIFIERS, classifier)} reads statistics behind a map that is not linear, and "
+                f"{_name(SHIFTS, shift)} is linear in the features; take none"
             )
 
     # --- options ------------------------------------------------------------------------------------------------------

@@ -28,6 +28,11 @@ class Classifier(Component):
     supports: ClassVar[frozenset[str]] = frozenset({"update", "forget", "merge"})  # of a model that is kept
     learner_type: ClassVar[type[Any]] = Learner  # of which kind a learner must be that it can read
 
+    @classmethod
+    def reads(cls, learner: type[Learner]) -> bool:
+        """Whether it can read a learner of this kind."""
+        return issubclass(learner, cls.learner_type) and (learner.same_features or cls.needs == "learner")
+
     @property
     def feature_maps(self) -> tuple[FeatureMap | None, ...]:
         """The maps that it wants statistics behind, one for each argument of `fit`."""

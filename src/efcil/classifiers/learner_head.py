@@ -22,6 +22,7 @@ from efcil.classifiers.base import Classifier
 from efcil.core.class_stats import ClassStats
 from efcil.features import TaskFeatures
 from efcil.learners.base import Learner
+from efcil.learners.first_task import FirstTask
 from efcil.learners.foster import FOSTER
 from efcil.learners.pass_ import PASS, TURNS
 from efcil.models.heads import CosineHead, GrowingHead, restored
@@ -33,6 +34,12 @@ class LearnerHead(Classifier):
     needs = "learner"
     supports = frozenset({"forget"})
     head: GrowingHead
+
+    @classmethod
+    def reads(cls, learner: type[Learner]) -> bool:
+        """Those whose head has a row for each class, of the features that are evaluated."""
+        others = issubclass(learner, PASS | FOSTER | FirstTask)  # two have classifiers of their own below
+        return super().reads(learner) and (cls.learner_type is not Learner or not others)
 
     def head_of(self, learner: Learner) -> GrowingHead:
         """Return the head that answers."""

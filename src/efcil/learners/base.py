@@ -80,6 +80,7 @@ class Learner(nn.Module, ABC):
     options_type: type[TrainingOptions] = TrainingOptions
     all_data = False  # trains on the data of all tasks so far: only the joint upper bound
     last_relu = True  # whether the backbone ends in a ReLU
+    same_features = True  # whether features keep their dimension from task to task, as statistics of them must
     hands_over = True  # the loss depends on the weights of the student's backbone only through its features
 
     def __init__(self, options: Any, channels: int, machine: Machine, seed: int):

@@ -129,6 +129,7 @@ class FOSTER(Rehearsal):
     """The student is the network that survives a task; the booster is used in the task and its evaluation only."""
 
     options_type = FOSTEROptions
+    same_features = False
 
     def __init__(self, options: Any, channels: int, machine: Machine, seed: int):
         super().__init__(options, channels, machine, seed)

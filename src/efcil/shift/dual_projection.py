@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 from torch import Tensor
@@ -70,7 +70,7 @@ class DualProjectionOptions(Options):
 class DualProjection(Shift):
     """Move statistics with the task's linear map (TSSP), each class within its own row space (CIP)."""
 
-    options_type = DualProjectionOptions
+    options_type: ClassVar[type[Options]] = DualProjectionOptions
     needs_gram = True  # the row space of a class is that of its Gram
 
     def __call__(self, stats: ClassStats, features: TaskFeatures) -> ClassStats:
@@ -81,13 +81,17 @@ class DualProjection(Shift):
         return stats.transform_projected(shift, rule=o.rank_rule, tolerance=o.rank_tolerance)  # Eq. 6, 7, 16, 17
 
 
+class TaskShiftOptions(DualProjectionOptions):
+    """Options of the linear map."""
+
+    rank_rule: Literal["none"] = "none"
+
+
 class TaskShift(DualProjection):
     """The task's linear map alone (TSSP)."""
 
+    options_type = TaskShiftOptions
     needs_gram = False
-
-    def __init__(self, options: Options | None = None, **values: object):
-        super().__init__(options, **{"rank_rule": "none", **values})
 
 
 def estimate_shift(old: Tensor, new: Tensor, options: DualProjectionOptions) -> Tensor:
