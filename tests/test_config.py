@@ -1,16 +1,22 @@
 """Options, presets with their sources, and the way from a request to a plan."""
 
+import subprocess
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+from efcil import __version__
+from efcil.classifiers import CLASSIFIERS
 from efcil.config import Options, build, flat, keys, nested, parse_settings, preset_names, preset_values, presets
 from efcil.data import SOURCES
 from efcil.errors import OptionError
 from efcil.experiment import specification
 from efcil.experiment.specification import Request, commit, resolve
 from efcil.learners import LEARNERS
-from efcil.methods import METHODS
+from efcil.methods import FROZEN, METHODS
+from efcil.shift import SHIFTS
+from messages import raises
 
 
 class Inner(Options):
@@ -68,7 +74,7 @@ def test_settings_are_yaml(text, value):
 
 
 def test_every_preset_value_has_a_source_and_an_option():
-    sections = {m.section: set(keys(m.options)) for m in METHODS.values()}
+    sections = {m.preset_key: set(keys(m.options)) for m in METHODS.values()}
     training = set().union(*(keys(r.options_type) for r in LEARNERS.values()))
     count = 0
     for name, preset in presets().items():
@@ -76,8 +82,8 @@ def test_every_preset_value_has_a_source_and_an_option():
             assert dataset == "any" or dataset in SOURCES, (name, dataset)
             for section, entries in parts.items():
                 known = training if section == "training" else sections.get(section)
-                if section in LEARNERS and known is not None:  # a method that trains its own way
-                    known = known | set(keys(LEARNERS[section].options_type))
+                if section in METHODS and METHODS[section].learner not in ("lwf", *FROZEN):  # it trains its own way
+                    known = known | set(keys(LEARNERS[METHODS[section].learner].options_type))
                 assert known is not None, f"{name}: {section} is no method"
                 for key, (_, source) in entries.items():
                     assert key in known, (name, dataset, section, key)
@@ -143,27 +149,44 @@ def test_an_option_has_one_meaning():
     training = set().union(*(keys(r.options_type) for r in LEARNERS.values()))
     owners = {}
     for method in METHODS.values():
-        own = set(keys(method.options))
-        assert not own & training, (method.name, own & training)
-        for key in own:
-            owners.setdefault(key, set()).add(method.options.__name__)
-    shared = {key for key, names in owners.items() if len(names) > 1}
-    ridge = {"shift", "shift_ridge", "shift_ridge_rel", "shift_view", "rank_rule", "rank_tolerance", "ridge", "buffer"}
-    dpcr = {"normalise", "ridge_view"}
-    assert shared <= ridge | dpcr | {
-        "small_task",
-        "small_task_ridge",
-        "head",
-        "gram_storage",
-        "gram_rank",
-        "gram_tolerance",
-    }
+        assert not set(keys(method.options)) & training, method.name
+    for part in [*filter(None, SHIFTS.values()), *CLASSIFIERS.values()]:
+        for model in part.options_type.__mro__:
+            for key in vars(model).get("__annotations__", {}).keys() & part.options_type.model_fields.keys():
+                owners.setdefault(key, set()).add(model)
+    shared = {key for key, models in owners.items() if len(models) > 1}
+    assert shared == {"shift_view", "ridge", "rank_rule"}, "what a shift looks at; a ridge; TSSP has one rule alone"
 
 
 def test_ablations_take_dpcrs_preset():
     plan = resolve(Request(("rrcr", "dpcr"), "cifar100", tasks=10))
     assert plan.methods["rrcr"][1].ridge == 200
-    assert plan.methods["rrcr"][1].shift is False
+    assert plan.methods["rrcr"][0].shift is None
+
+
+def test_a_free_combination_takes_the_preset_values_of_its_parts():
+    names = ("lwf+ldc+ridge", "lwf+dual-projection+ncm", "lwf+tssp+ridge", "dpcr", "ldc", "dp-ncm")
+    plan = resolve(Request(names, "digits", tasks=5))
+    options = {name: own for name, (_, own) in plan.methods.items()}
+    free = options["lwf+ldc+ridge"]
+    assert (free.map_epochs, free.ridge) == (options["ldc"].map_epochs, options["dpcr"].ridge) == (200, 300)
+    assert options["lwf+dual-projection+ncm"].shift_ridge == options["dpcr"].shift_ridge == 20
+    assert (options["lwf+tssp+ridge"].rank_rule, options["lwf+tssp+ridge"].shift_ridge) == ("none", 20)
+
+
+def test_what_is_set_wins_over_the_preset_of_a_part():
+    plan = resolve(Request(("lwf+ldc+ridge:ridge=5", "ldc"), "digits", tasks=5, settings=("map_epochs=3",)))
+    assert flat(plan.methods["lwf+ldc+ridge:ridge=5"][1])["ridge"] == 5
+    assert {own.map_epochs for _, own in plan.methods.values()} == {3}
+    with raises(OptionError, "rigde", "'ridge'"):
+        resolve(Request(("lwf+ldc+ridge:rigde=5",), "digits", tasks=5))
+
+
+def test_a_free_combination_is_trained_as_the_preset_trains_its_learner():
+    free = resolve(Request(("pseudo-replay+ldc+ncm",), "cifar100", tasks=10, preset="tuned"))
+    assert free.training == resolve(Request(("dpcr-plus",), "cifar100", tasks=10, preset="tuned")).training
+    with raises(OptionError, "'tuned'", "lwf+ldc+ncm", "--preset"):
+        resolve(Request(("lwf+ldc+ncm",), "cifar100", tasks=10, preset="tuned"))
 
 
 def test_commit_can_be_given(monkeypatch):
@@ -171,6 +194,14 @@ def test_commit_can_be_given(monkeypatch):
     assert commit() == "abc123"
     monkeypatch.delenv("EFCIL_COMMIT")
     assert commit()
+
+
+def test_the_commit_is_gits_where_the_package_is_a_checkout(monkeypatch):
+    monkeypatch.delenv("EFCIL_COMMIT", raising=False)
+    here = Path(specification.__file__)
+    known = subprocess.run(["git", "-C", here.parent, "ls-files", "--error-unmatch", here.name], capture_output=True)
+    head = subprocess.run(["git", "-C", here.parent, "rev-parse", "HEAD"], capture_output=True, text=True).stdout[:12]
+    assert commit().partition("+")[0] == (f"v{__version__}" if known.returncode else head)
 
 
 def test_the_commit_is_the_one_of_the_beginning(monkeypatch):
@@ -193,8 +224,8 @@ def test_the_commit_is_the_one_of_the_beginning(monkeypatch):
 def test_a_data_sets_own_value_wins_over_that_of_any(monkeypatch):
     source = "a test"
     tree = {
-        "any": {"dpcr": {"ridge": (1.0, source), "shift": (True, source)}},
+        "any": {"dpcr": {"ridge": (1.0, source), "normalise": (True, source)}},
         "digits": {"dpcr": {"ridge": (2.0, source)}},
     }
     monkeypatch.setattr("efcil.config.presets", lambda: {"own": tree})
-    assert preset_values("own", "digits", "dpcr") == {"ridge": 2.0, "shift": True}
+    assert preset_values("own", "digits", "dpcr") == {"ridge": 2.0, "normalise": True}

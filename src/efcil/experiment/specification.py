@@ -6,7 +6,7 @@ import functools
 import os
 import platform
 import subprocess
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -19,7 +19,7 @@ from efcil import data as sources
 from efcil.config import Options, Values, build, flat, keys, parse_settings, preset_names, preset_values
 from efcil.errors import OptionError, nearest
 from efcil.learners import LEARNERS
-from efcil.methods import FROZEN, Method, find, registered
+from efcil.methods import FROZEN, METHODS, Method, find, registered
 from efcil.tasks import task_sizes
 
 NO_PRESET = "none"  # the options' own defaults, for data sets that no preset speaks of
@@ -88,6 +88,25 @@ def _parse_label(label: str) -> tuple[Method, Values]:
     return find(name), parse_settings(settings)
 
 
+def _like(method: Method, kind: str) -> Method:
+    """Return the method whose preset values apply: of a free combination the first one with the same `kind` of part."""
+    known = {**METHODS, **registered()}
+    part = getattr(method, kind)
+    return known.get(method.name) or next((own for own in known.values() if getattr(own, kind) == part), method)
+
+
+def _method_values(method: Method, given: Callable[[str], Values]) -> Values:
+    """Return what a preset gives to a method's options: to those of its shift and to those of its classifier."""
+    if method.name in registered():
+        return given(method.preset_key)
+    found: Values = {}
+    for kind, part in (("shift", method.shift), ("classifier", method.classifier)):
+        like = _like(method, kind)
+        values = given(like.preset_key) | like.overrides
+        found |= {k: v for k, v in values.items() if part is not None and k in part.options_type.model_fields}
+    return found
+
+
 def _unknown(key: str, methods: str, known: Collection[str]) -> str:
     """Say that methods have no such option: who has it, or which known one is nearest."""
     others = [
@@ -120,7 +139,8 @@ def resolve(request: Request) -> Plan:
     if preset not in (*known_presets, NO_PRESET):
         raise OptionError(f"preset '{preset}' does not exist for {request.dataset}: {nearest(preset, known_presets)}")
     if preset != NO_PRESET and not preset_values(preset, request.dataset, "training"):
-        silent = [m.name for m, _ in parsed.values() if not preset_values(preset, request.dataset, m.preset_key)]
+        sections = {m.name: _like(m, "learner").preset_key for m, _ in parsed.values()}
+        silent = [name for name, section in sections.items() if not preset_values(preset, request.dataset, section)]
         if silent:
             raise OptionError(f"preset '{preset}' says nothing of {', '.join(silent)}: pass another --preset")
 
@@ -170,7 +190,7 @@ def resolve(request: Request) -> Plan:
     preset_training = given("training") | given(learner)  # a learner of its own has a section
     if learner not in ("lwf", *FROZEN):  # or its method has one for both
         for method, _ in parsed.values():
-            preset_training |= given(method.preset_key)
+            preset_training |= given(_like(method, "learner").preset_key)
     training = made(
         training_type,
         {k: v for k, v in preset_training.items() if k in training_keys} | chosen(training_keys) | of_training,
@@ -183,7 +203,7 @@ def resolve(request: Request) -> Plan:
     )
     methods = {}
     for label, (method, own) in parsed.items():
-        values = {k: v for k, v in given(method.preset_key).items() if k in method_keys[label]}
+        values = {k: v for k, v in _method_values(method, given).items() if k in method_keys[label]}
         values |= chosen(method_keys[label]) | method.overrides
         values |= {k: v for k, v in own.items() if k in method_keys[label]}
         methods[label] = (method, made(method.options, values, label))
@@ -214,7 +234,7 @@ def _checked_out() -> str:
     try:
         git = ["git", "-C", str(here)]  # which must be this package's repository, not one it is installed into
         subprocess.run(  # nosec B603 # here and below: constant arguments and the package's own path, no shell
-            [*git, "ls-files", "--error-unmatch", "experiment.py"], capture_output=True, check=True, timeout=10
+            [*git, "ls-files", "--error-unmatch", Path(__file__).name], capture_output=True, check=True, timeout=10
         )
         how: Any = {"capture_output": True, "text": True, "check": True, "timeout": 10}
         head = subprocess.run([*git, "rev-parse", "HEAD"], **how)  # nosec B603
