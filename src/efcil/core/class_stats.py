@@ -114,6 +114,11 @@ class ClassStats:
         return self._parts
 
     @property
+    def _has_grams(self) -> bool:
+        """Whether more than means is stored."""
+        return any(part.numel for part in self.parts)
+
+    @property
     def gram(self) -> Tensor:
         """Phi_c = X_c' X_c of every class, (k, dim, dim), computed anew each time."""
         whole = self.mean.new_empty(len(self), self.dim, self.dim)
@@ -364,7 +369,7 @@ class ClassStats:
         >>> stats.translate(torch.ones(1, 2)).mean.tolist()
         [[2.0, 2.0]]
         """
-        if any(part.numel for part in self.parts):
+        if self._has_grams:
             raise OptionError(
                 "translate moves means only; these statistics hold Grams, which a translation leaves behind"
             )
@@ -389,6 +394,10 @@ class ClassStats:
         """
         if task_shift.shape != (self.dim, self.dim):
             raise OptionError(f"task_shift has shape {tuple(task_shift.shape)}; wanted ({self.dim}, {self.dim})")
+        if rule != "none" and not self._has_grams and bool(self.mean.any()):
+            raise OptionError(
+                "transform_projected needs the row spaces of Grams; these statistics hold means only, use transform"
+            )
         task_shift = check_finite(task_shift.detach().to(self.mean.device, DTYPE), "task_shift")
         gram: list[GramBlock] = []
         mean = self.mean @ task_shift
