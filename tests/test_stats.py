@@ -16,6 +16,7 @@ from torch import Tensor
 from efcil import reference
 from efcil.core import class_stats as stats_module
 from efcil.core.class_stats import ClassStats
+from efcil.core.gram_storage import GRAMS, MEANS, StorageSpec
 from efcil.core.projection import class_shift, task_shift
 from efcil.core.ridge import normalize_columns, ridge_weight
 from efcil.errors import NotFiniteError, OptionError
@@ -207,19 +208,18 @@ def test_one_whole_task_equals_the_literal_algorithm() -> None:
     stats = stats.merge(ClassStats.from_features(after, new_labels))
     weight = normalize_columns(ridge_weight(stats, 5.0))
 
-    shift = reference.task_shift(before, after)
-    means, grams = [], []
-    for c in range(3):
-        mean, gram = reference.prototype(first[old_labels == c])
-        moved = reference.rectify(gram, mean, reference.class_shift(shift, gram, reference.rank_numerical))
-        grams.append(moved[0])
-        means.append(moved[1])
-    for c in (3, 4):
-        mean, gram = reference.prototype(after[new_labels == c])
-        grams.append(gram)
-        means.append(mean)
-    literal = reference.ridge_from_statistics([25, 25, 25, 20, 20], means, grams, 5.0)
-    assert gap(weight, reference.normalize_columns(literal)) < 1e-8
+    images = list(range(40))  # stand for themselves: a backbone looks their features up
+    known = {c: (25, *reference.prototype(first[old_labels == c])) for c in range(3)}
+    networks = before.__getitem__, after.__getitem__
+    found, _, literal = reference.dpcr(
+        known, images, new_labels, networks[0], lambda old: networks[1], 5.0, rank=reference.rank_numerical
+    )
+    assert gap(weight, literal) < 1e-8
+    for place, c in enumerate(stats.classes.tolist()):
+        count, mean, gram = found[c]
+        assert count == stats.count[place]
+        assert gap(stats.mean[place], mean) < 1e-8
+        assert gap(stats.gram[place], gram) < 1e-8
 
 
 def test_forgetting_is_as_if_the_class_had_never_come(features: Tensor) -> None:
@@ -300,3 +300,115 @@ def test_a_class_in_both_parts_is_that_of_all_its_images() -> None:
         second = ClassStats.from_features(x[cut:], labels[cut:])
         same(first.merge(second), whole)
         same(second.merge(first), whole)
+
+
+# --- how often a class was shifted ------------------------------------------------------------------------------------
+
+
+OPERATIONS = ["transform", "project", "translate", "add", "again", "merge", "select", "relabel", "state", "copy"]
+
+
+@given(st.sampled_from([GRAMS, StorageSpec("factors"), MEANS]), st.lists(st.sampled_from(OPERATIONS), max_size=12))
+@settings(deadline=None, max_examples=60)
+def test_moves_are_counted_through_every_change(storage: StorageSpec, program: list[str]) -> None:
+    """A dictionary from class to moves goes along: each shift counts one, new images of a class count from zero."""
+    shift = torch.eye(4, dtype=torch.float64) + 0.1 * draw(4, 4, seed=1)
+
+    def of(*classes: int) -> ClassStats:
+        return ClassStats.from_features(draw(2 * len(classes), 4).abs(), torch.tensor(classes).repeat(2), storage)
+
+    stats, moves = of(3, 5, 8), {3: 0, 5: 0, 8: 0}
+    for step, operation in enumerate(program):
+        if operation == "transform" or (operation == "project" and storage == MEANS):
+            stats, moves = stats.transform(shift), {c: n + 1 for c, n in moves.items()}
+        elif operation == "project":
+            stats, moves = stats.transform_projected(shift), {c: n + 1 for c, n in moves.items()}
+        elif operation == "translate" and storage == MEANS:
+            stats, moves = stats.translate(torch.ones(len(stats), 4)), {c: n + 1 for c, n in moves.items()}
+        elif operation == "add":  # below, between and above those that are there
+            new = [100 + step, -step - 1]
+            stats, moves = stats.merge(of(*new), storage), {**moves, **dict.fromkeys(new, 0)}
+        elif operation == "again":
+            stats, moves = stats.merge(of(min(moves)), storage), {**moves, min(moves): 0}
+        elif operation == "merge":  # with another model's, whose classes were shifted twice
+            other = of(min(moves), 50).transform(shift).transform(shift)
+            stats = other.merge(stats, storage)
+            moves = {**moves, **{c: min(2, moves.get(c, 2)) for c in (min(moves), 50)}}
+        elif operation == "select" and len(moves) > 1:
+            stats = stats.drop([max(moves)])
+            del moves[max(moves)]
+        elif operation == "relabel":
+            order = sorted(moves)
+            stats = stats.relabel([-c for c in order])  # the last becomes the first
+            moves = {-c: n for c, n in moves.items()}
+        elif operation == "state":
+            stats = ClassStats.from_state(stats.state())
+        elif operation == "copy":
+            stats = pickle.loads(pickle.dumps(copy.deepcopy(stats.to("cpu"))))
+        assert dict(zip(stats.classes.tolist(), stats.moves.tolist(), strict=True)) == moves
+
+
+def test_moves_must_fit_the_classes(features: Tensor) -> None:
+    stats = ClassStats.from_features(features, LABELS)
+    with raises(OptionError, "moves", (3,), (4,)):
+        ClassStats(stats.classes, stats.count, stats.mean, stats.gram, torch.zeros(3))
+    state = stats.state()
+    del state["moves"]
+    with raises(OptionError, "ClassStats", "moves"):
+        ClassStats.from_state(state)
+
+
+# --- means alone ------------------------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.integers(0, 4), min_size=1, max_size=40), st.integers(0, 40), st.integers(1, 5))
+@settings(deadline=None, max_examples=25)
+def test_means_alone_are_those_beside_grams(labels: list[int], cut: int, dim: int) -> None:
+    """Of a batch to the bit, merged and shifted as with Grams; nothing but means is stored."""
+    x, y = draw(len(labels), dim), torch.tensor(labels)
+    whole, shift = ClassStats.from_features(x, y), draw(dim, 3, seed=1)
+    batches = []
+    for storage in (MEANS, GRAMS):
+        parts = [ClassStats.from_features(x[rows], y[rows], storage) for rows in (slice(cut), slice(cut, None))]
+        batches.append((parts[0].merge(parts[1], storage), parts[1].merge(parts[0], storage)))
+    for means, grams in zip(*batches, strict=True):
+        for one, other in ((means, grams), (means.transform(shift), grams.transform(shift))):
+            for name in ("classes", "count", "mean", "moves"):
+                assert torch.equal(getattr(one, name), getattr(other, name)), name
+            assert one.numel == one.mean.numel()
+        assert gap(means.mean, whole.mean) < 1e-12
+    alone = ClassStats.from_features(x, y, MEANS)
+    assert torch.equal(alone.mean, whole.mean)
+    assert torch.equal(alone.merge(ClassStats.from_features(x, y, MEANS)).mean, whole.merge(whole).mean)
+
+
+def test_a_translation_moves_every_mean_by_its_drift(features: Tensor) -> None:
+    stats = ClassStats.from_features(features, LABELS, MEANS)
+    one, two = draw(4, 6, seed=1), draw(4, 6, seed=2)
+    moved = stats.translate(one).translate(two)
+    assert gap(moved.mean, stats.mean + one + two) < 1e-14
+    assert torch.equal(moved.count, stats.count)
+    same_drift = stats.translate(one[:1].expand(4, 6))  # as if all images had moved
+    assert gap(same_drift.mean, ClassStats.from_features(features + one[0], LABELS, MEANS).mean) < 1e-14
+    back = ClassStats.from_state(moved.state())
+    assert torch.equal(back.mean, moved.mean)
+    assert back.numel == moved.numel == moved.mean.numel()
+    assert torch.equal(back.select([3, 9]).relabel([7, 1]).mean, moved.mean[[3, 1]])
+
+
+@pytest.mark.parametrize("storage", [GRAMS, StorageSpec("factors")])
+def test_a_translation_of_grams_is_refused(features: Tensor, storage: StorageSpec) -> None:
+    """It would leave the Gram behind: Phi of x + d is no function of Phi and d without the mean's own part."""
+    stats = ClassStats.from_features(features, LABELS, storage)
+    with raises(OptionError, "translate", "Grams"):
+        stats.translate(torch.zeros(4, 6))
+
+
+def test_a_projection_needs_grams(features: Tensor) -> None:
+    """The row space of a class without a Gram is empty: its mean would become zero."""
+    stats = ClassStats.from_features(features, LABELS, MEANS)
+    for rule in ("positive", "numerical"):
+        with raises(OptionError, "transform_projected", "Grams"):
+            stats.transform_projected(torch.eye(6), rule)
+    shift = draw(6, 6, seed=1)
+    assert torch.equal(stats.transform_projected(shift, "none").mean, stats.transform(shift).mean)
