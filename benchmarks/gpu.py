@@ -61,7 +61,7 @@ from efcil.training.step import Optimiser, Step
 from efcil.training.trainer import EpochReport, train
 
 ROOT = Path(__file__).resolve().parent.parent
-SECTIONS = ("step", "epoch", "coalesce", "augment", "update", "startup")
+SECTIONS = ("step", "epoch", "together", "augment", "update", "startup")
 VARIANTS = {  # name -> precision, compile, capture
     "fp32 eager": ("fp32", False, False),
     "bf16 eager": ("bf16", False, False),
@@ -412,7 +412,7 @@ def measure(size: Size, device: str, steps: int, only: tuple[str, ...] = SECTION
     calls: dict[str, Callable[[], Any]] = {
         "step": lambda: measure_steps(size, device, steps, data),
         "epoch": lambda: measure_epochs(size, device, steps, data),
-        "coalesce": lambda: measure_together(size, device, data),
+        "together": lambda: measure_together(size, device, data),
         "augment": lambda: measure_augment(size, device),
         "update": lambda: measure_update(size, device),
         "startup": lambda: measure_startup(device, size == TINY),
@@ -453,7 +453,7 @@ def lines(result: Result) -> Iterator[str]:
                 f"epoch of {epoch['images']} images, {name.replace('_', ' ')}: {_plus_minus(epoch['seconds'])} s, "
                 f"{epoch['images_per_second']:,.0f} images/s, {epoch['share']:.2f} of the step on a resident batch"
             )
-    for row in result.get("coalesce", ()):
+    for row in result.get("together", ()):
         words = f"{row['runs']} at once, {'with' if row['teacher'] else 'without'} teacher"
         yield f"{words}: {row['step_seconds'] * 1e3:.3f} ms a step of all of them"
     if "augment" in result:

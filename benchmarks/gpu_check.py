@@ -234,7 +234,7 @@ class Check:
         found: Row = {"warm_up": {tree.side: self.warm_up(tree) for tree in (self.old, self.new)}}
         return found | {tree.side: self.together(tree) for tree in (self.old, self.new)}
 
-    def coalesce(self, tree: Tree) -> Row:
+    def together(self, tree: Tree) -> Row:
         """Time `efcil compare` of three orders that train at the same time."""
         out = self.work / f"{tree.side}-compare-{time.monotonic_ns()}"
         command = self.training(tree, "compare", "1,2,3", out, self.epochs())
