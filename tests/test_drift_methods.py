@@ -7,18 +7,18 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from efcil.methods.adc import ADC
-from efcil.methods.ldc import LDC
-from efcil.methods.sdc import SDC
 from torch import nn
 from torch.nn.functional import mse_loss, normalize
 
-from efcil.accel.machine import Machine
 from efcil.config import build
+from efcil.core.class_stats import ClassStats
+from efcil.core.gram_storage import LowRankGrams
 from efcil.core.metrics import AccuracyMatrix
 from efcil.errors import OptionError
 from efcil.features import TaskFeatures
 from efcil.learners import LEARNERS
+from efcil.methods import METHODS
+from efcil.protocol import Evaluator, run_protocol
 from efcil.randomness import Purpose, generator
 from efcil.shift import adc
 from efcil.shift.adc import ADCOptions, adversarial_drift
@@ -27,23 +27,28 @@ from efcil.shift.sdc import SDCOptions, kernel_drift
 from efcil.tasks import TaskStream
 from efcil.training import feature_inversion
 from efcil.training.image_batches import Pixels
-from efcil.trajectory import Evaluator, learn_stream
+from efcil.trajectory import Trajectory
 from messages import raises
-from problems import TINY, blobs
+from problems import TINY, Watch, blobs
 
 SIZES = (2, 3, 1)
-KINDS = {"sdc": (SDC, SDCOptions), "ldc": (LDC, LDCOptions), "adc": (ADC, ADCOptions)}
+KINDS = ("sdc", "ldc", "adc")
 
 
-class FakeTask(TaskFeatures):
+def following(name, **options):
+    """A trajectory of saved features with one of the methods."""
+    return Trajectory(None, {name: (METHODS[name], METHODS[name].options(**options))})
+
+
+def means_of(trajectory):
+    """The means that the only classifier goes by."""
+    (part,) = trajectory.parts.values()
+    return part.classifier.means
+
+
+def task_of(index, labels, old, new, seed=0):
     """A task whose features are given."""
-
-    def __init__(self, index, labels, old, new, seed=0):
-        self.index, self.labels, self._given, self._found = index, labels, {"old": old, "new": new}, {}
-        self.learner = SimpleNamespace(seed=seed, machine=Machine.choose("cpu"))
-
-    def _features(self, when, view):
-        return self._given[when]
+    return TaskFeatures.from_saved(index, seed, {"labels": labels, "old": old, "new": new}, new.shape[1:])
 
 
 def random(*shape, seed=0):
@@ -91,27 +96,27 @@ def test_sdc_is_its_equation(sigma, floor, count):
 @pytest.mark.parametrize("unit", [True, False])
 def test_sdc_moves_means_task_after_task(unit):
     tasks = feature_tasks()
-    readout = SDC(SDCOptions(sigma=0.5, unit_features=unit))
+    trajectory = following("sdc", sigma=0.5, unit_features=unit)
     means = torch.zeros(0, 7).double()
     for index, (labels, old, new) in enumerate(tasks):
-        readout.learn(FakeTask(index, labels, old, new))
+        trajectory.update(task_of(index, labels, old, new))
         before, after = ([normalize(x.double()), x.double()][not unit] for x in (old, new))
         if index:
             means = means + literal_sdc(means, before, after, 0.5, 1e-5)
         means = torch.cat([means, torch.stack([after[labels == c].mean(0) for c in labels.unique()])])
-    torch.testing.assert_close(readout.means, means, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(means_of(trajectory), means, rtol=1e-10, atol=1e-10)
 
 
 def test_sdc_recovers_a_translation():
     old, means, shift = random(30, 5), random(4, 5, seed=2), random(5, seed=3).double()
     got = kernel_drift(means, old.double(), old.double() + shift, 0.3, 1e-5)
     torch.testing.assert_close(got, shift.expand(4, 5), rtol=0, atol=1e-12)
-    # The readout on raw features, where a translation is one.
-    readout = SDC(SDCOptions(unit_features=False))
-    readout.learn(FakeTask(0, torch.arange(30) % 2, old, old))
-    first = readout.means
-    readout.learn(FakeTask(1, torch.arange(30) % 2 + 2, old.double(), old.double() + shift))
-    torch.testing.assert_close(readout.means[:2], first + shift, rtol=0, atol=1e-12)
+    # The method on raw features, where a translation is one.
+    trajectory = following("sdc", unit_features=False)
+    trajectory.update(task_of(0, torch.arange(30) % 2, old, old))
+    first = means_of(trajectory)
+    trajectory.update(task_of(1, torch.arange(30) % 2 + 2, old.double(), old.double() + shift))
+    torch.testing.assert_close(means_of(trajectory)[:2], first + shift, rtol=0, atol=1e-12)
 
 
 def test_sdc_on_far_means_is_never_zero_by_zero():
@@ -188,15 +193,15 @@ def test_ldc_starts_as_torch_starts_a_linear_layer():
 
 def test_ldc_moves_means_task_after_task():
     tasks = feature_tasks()
-    readout = LDC(LDCOptions(map_epochs=2, map_lr=0.05, map_batch_size=16))
+    trajectory = following("ldc", map_epochs=2, map_lr=0.05, map_batch_size=16)
     means = torch.zeros(0, 7).double()
     for index, (labels, old, new) in enumerate(tasks):
-        readout.learn(FakeTask(index, labels, old, new, seed=4))
+        trajectory.update(task_of(index, labels, old, new, seed=4))
         if index:
             source = generator("cpu", Purpose.SHIFT, 4, index)
             means = means @ literal_ldc(old, new, 2, 0.05, 16, source).double()
         means = torch.cat([means, torch.stack([new[labels == c].double().mean(0) for c in labels.unique()])])
-    torch.testing.assert_close(readout.means, means, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(means_of(trajectory), means, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("moves", [True, False])
@@ -216,10 +221,10 @@ def test_ldc_is_a_function_of_seed_and_task():
     tasks = feature_tasks()
 
     def moved(seed, index):
-        readout = LDC(LDCOptions(map_epochs=1))
-        readout.learn(FakeTask(0, *tasks[0]))
-        readout.learn(FakeTask(index, *tasks[1], seed=seed))
-        return readout.means[:2]
+        trajectory = following("ldc", map_epochs=1)
+        trajectory.update(task_of(0, *tasks[0]))
+        trajectory.update(task_of(index, *tasks[1], seed=seed))
+        return means_of(trajectory)[:2]
 
     assert torch.equal(moved(0, 1), moved(0, 1))
     assert not torch.equal(moved(0, 1), moved(1, 1))
@@ -230,7 +235,7 @@ def test_ldc_is_a_function_of_seed_and_task():
 
 
 class Conv(nn.Module):
-    """A small backbone with everything that must be at rest."""
+    """A small backbone with everything that must be in eval mode."""
 
     dim = 5
 
@@ -250,9 +255,9 @@ def image_task(machine, old, new, crop=None, count=30, size=8):
     images = np.random.default_rng(0).integers(20, 230, (count, 2, size, size)).astype(np.uint8)
     pixels = Pixels(torch.from_numpy(images), (0.5, 0.4), (0.25, 0.2), machine)
     options = SimpleNamespace(crop=crop)
-    there = SimpleNamespace(backbone=new, old_backbone=old, options=options, machine=machine, seed=0)
-    there.reading = lambda backbone: backbone
-    return TaskFeatures(1, there, pixels, torch.arange(count) % 2 + 4, None)  # behind four old classes
+    there = SimpleNamespace(backbone=new, old_backbone=old, options=options, machine=machine, feature_layout=(5,))
+    there.feature_extractor = lambda backbone: backbone
+    return TaskFeatures(1, torch.arange(count) % 2 + 4, 0, there, pixels)  # after four old classes
 
 
 def old_means(task, classes=4, spread=1.0):
@@ -332,12 +337,13 @@ def test_adc_recovers_a_translation_and_rest(machine):
 def test_adc_adds_the_drift_to_the_means(machine):
     shift = random(5, seed=3)
     task = image_task(machine, Conv(0), Conv(0, shift))
-    readout = ADC(ADCOptions(samples=8))
+    trajectory = following("adc", samples=8)
     before = old_means(task)
-    readout.load_state({"means": before})
-    readout.learn(task)
-    torch.testing.assert_close(readout.means[:4], before + shift.double(), rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(readout.means[4:], task.stats().mean)
+    (track,) = trajectory.tracks.values()
+    track.stats = ClassStats(torch.arange(4), torch.ones(4), before, LowRankGrams.zero(4, before))
+    trajectory.update(task)
+    torch.testing.assert_close(means_of(trajectory)[:4], before + shift.double(), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(means_of(trajectory)[4:], task.stats().mean)
 
 
 def test_adc_in_small_pieces_is_the_same(machine, monkeypatch):
@@ -371,49 +377,40 @@ def test_adc_survives_a_backbone_without_gradient(machine):
 # --- all three --------------------------------------------------------------------------------------------------------
 
 
-class Watch:
-    def __init__(self, at_end=lambda task: None):
-        self.after_task = at_end
-
-    def after_epoch(self, report, optimiser):
-        pass
-
-    def before_readouts(self, task):
-        pass
-
-
-def trajectory(machine, data, at_end=lambda task: None, view="clean"):
-    """The three on one LwF trajectory: readouts, and their states after each task."""
+def learned(machine, data, at_end=lambda task: None, view="clean"):
+    """The three on one LwF trajectory, and their means after each task."""
     kind = LEARNERS["lwf"]
     learner = kind(kind.options_type(**TINY), data.channels, machine, 0)
     stream = TaskStream(data.train, np.arange(len(data.class_names)), SIZES)
     evaluator = Evaluator(data, stream, machine)
-    readouts = {name: readout(options(shift_view=view)) for name, (readout, options) in KINDS.items()}
-    matrices = {name: AccuracyMatrix(evaluator.totals()) for name in readouts}
+    trajectory = Trajectory(learner, {name: (METHODS[name], METHODS[name].options(shift_view=view)) for name in KINDS})
+    matrices = {name: AccuracyMatrix(evaluator.totals()) for name in KINDS}
     means = []
 
     def after_task(task):
-        means.append({name: readout.means.clone() for name, readout in readouts.items()})
+        means.append({name: part.classifier.means.clone() for name, part in trajectory.parts.items()})
         at_end(task)
 
-    learn_stream(stream, data, evaluator, learner, readouts, matrices, Watch(after_task))
-    return readouts, means
+    run_protocol(stream, data, evaluator, trajectory, matrices, Watch(each_task=after_task))
+    return trajectory, means
 
 
 @pytest.fixture(scope="module")
 def run(machine):
-    return trajectory(machine, blobs(seed=3))
+    return learned(machine, blobs(seed=3))
 
 
 @pytest.mark.parametrize("name", KINDS)
 def test_old_means_move_and_new_ones_are_added(run, name):
-    readouts, means = run
+    trajectory, means = run
     assert [len(m[name]) for m in means] == [2, 5, 6]
     for before, after in itertools.pairwise(means):
         old = after[name][: len(before[name])]
         assert torch.isfinite(after[name]).all()
         assert not torch.equal(old, before[name])
-    scores = readouts[name].scores(torch.rand(4, 16))
+    (key,) = trajectory.parts[name].tracks
+    assert trajectory.tracks[key].stats.moves.tolist() == [2, 2, 1, 1, 1, 0]
+    scores = trajectory.logits(name, torch.rand(4, 16))
     assert scores.shape == (4, 6)
     assert (scores.abs() <= 1 + 1e-9).all()
 
@@ -425,13 +422,13 @@ def test_again_is_bitwise_equal_without_the_old_images(machine, run):
     def poison(task):
         poisoned.train.images[poisoned.train.labels < sum(SIZES[: task + 1])] = task
 
-    _, means = trajectory(machine, poisoned, poison)
+    _, means = learned(machine, poisoned, poison)
     for got, want in zip(means, run[1], strict=True):
         assert all(torch.equal(got[name], want[name]) for name in KINDS)
 
 
 def test_augmented_images_are_an_option_of_the_shift_alone(machine, run):
-    _, means = trajectory(machine, blobs(seed=3), view="augmented")
+    _, means = learned(machine, blobs(seed=3), view="augmented")
     for name in KINDS:
         assert not torch.equal(means[1][name][:2], run[1][1][name][:2]), name
         assert torch.equal(means[1][name][2:], run[1][1][name][2:]), name
@@ -439,54 +436,67 @@ def test_augmented_images_are_an_option_of_the_shift_alone(machine, run):
 
 @pytest.mark.parametrize("name", KINDS)
 def test_state_round_trip(run, name):
-    kept, (kind, options) = run[0][name], KINDS[name]
-    state = {key: value.clone() for key, value in kept.state().items()}
-    assert sum(value.numel() for value in state.values()) == 6 * (16 + 1), "dim numbers a class, and its count"
-    again = kind(options())
-    again.load_state(state)
+    kept = run[0]
+    (key,) = kept.parts[name].tracks
+    state = kept.tracks[key].stats.state()
+    floats = [value for value in state.values() if value.is_floating_point()]
+    assert sum(value.numel() for value in floats) == 6 * 16, "dim numbers per class"
+    assert METHODS[name].memory_formula == "d"
+    whole = {key: value.clone() for key, value in kept.state_dict().items()}
+    again = Trajectory(None, {label: (part.method, part.method.options()) for label, part in kept.parts.items()})
+    again.load_state_dict(whole)
     probe = torch.rand(5, 16)
-    assert torch.equal(again.scores(probe), kept.scores(probe))
+    assert torch.equal(again.logits(name, probe), kept.logits(name, probe))
+    assert all(torch.equal(value, again.state_dict()[key]) for key, value in whole.items())
 
 
 @pytest.mark.parametrize("name", ["sdc", "ldc"])
 def test_old_and_new_features_are_of_the_same_view(name):
     """Augmented features in the place of the clean ones give the same shift, whatever the clean ones are."""
-    kind, options = KINDS[name]
     first, (labels, old, new), _ = feature_tasks()
-
-    class Views(FakeTask):
-        def _features(self, when, view):
-            return {"old": old, "new": new}[when] if view == "augmented" else random(40, 7, seed=5)
-
+    other = task_of(1, labels, random(40, 7, seed=6), random(40, 7, seed=5))
+    other._found |= {("old", "augmented"): old, ("new", "augmented"): new}
     means = []
-    for view, task in (("clean", FakeTask(1, labels, old, new)), ("augmented", Views(1, labels, None, None))):
-        readout = kind(options(shift_view=view))
-        readout.learn(FakeTask(0, *first))
-        readout.learn(task)
-        means.append(readout.means)
+    for view, task in (("clean", task_of(1, labels, old, new)), ("augmented", other)):
+        trajectory = following(name, shift_view=view)
+        trajectory.update(task_of(0, *first))
+        trajectory.update(task)
+        means.append(means_of(trajectory))
     assert torch.equal(means[0][:2], means[1][:2])
     assert not torch.allclose(means[0][2:], means[1][2:], rtol=1e-2)
 
 
-def test_a_state_goes_on_as_if_never_stopped():
-    tasks = feature_tasks()
-    for kind, options in (KINDS["sdc"], KINDS["ldc"]):
-        through, stopped = kind(options()), kind(options())
-        for index, task in enumerate(tasks):
-            through.learn(FakeTask(index, *task))
-            stopped.learn(FakeTask(index, *task))
-            state, stopped = stopped.state(), kind(options())
-            stopped.load_state(state)
-        assert torch.equal(through.means, stopped.means)
+@pytest.mark.parametrize("name", ["sdc", "ldc"])
+def test_a_state_goes_on_as_if_never_stopped(name):
+    through, stopped = following(name), following(name)
+    for index, task in enumerate(feature_tasks()):
+        through.update(task_of(index, *task))
+        stopped.update(task_of(index, *task))
+        state, stopped = stopped.state_dict(), following(name)
+        stopped.load_state_dict(state)
+    assert torch.equal(means_of(through), means_of(stopped))
 
 
-def test_features_that_rest_leave_the_means_of_sdc_at_rest():
+def test_features_that_do_not_change_leave_the_means_of_sdc_alone():
     (labels, old, _), *_ = feature_tasks()
-    readout = SDC(SDCOptions())
-    readout.learn(FakeTask(0, labels, old, old))
-    before = readout.means
-    readout.learn(FakeTask(1, labels + 2, old, old))
-    assert torch.equal(readout.means[:2], before)
+    trajectory = following("sdc")
+    trajectory.update(task_of(0, labels, old, old))
+    before = means_of(trajectory)
+    trajectory.update(task_of(1, labels + 2, old, old))
+    assert torch.equal(means_of(trajectory)[:2], before)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_backbone_that_did_not_learn_shifts_nothing(name):
+    """A model that is kept leaves its backbone alone where a call brings no new class: there is no old one then."""
+    (labels, old, new), *_ = feature_tasks()
+    trajectory = following(name)
+    trajectory.update(task_of(0, labels, old, new))
+    before = means_of(trajectory)
+    again = TaskFeatures.from_saved(1, 0, {"labels": labels + 2, "new": new}, new.shape[1:])
+    again.backbone_unchanged = True
+    trajectory.update(again)
+    assert torch.equal(means_of(trajectory), torch.cat([before, before]))
 
 
 @pytest.mark.parametrize(
