@@ -1,19 +1,16 @@
 """ACIL, DS-AL and FeCAM against literal transcriptions of their formulas, and what their files promise."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 import torch
-from efcil.methods.acil import ACIL, ACILOptions
-from efcil.methods.ds_al import DSAL, DSALOptions
-from efcil.methods.fecam import FeCAM, FeCAMOptions
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from efcil.accel.machine import Machine
+from efcil.classifiers.dual_stream import DualStreamRidgeOptions
+from efcil.classifiers.mahalanobis import MahalanobisOptions
+from efcil.classifiers.random_features import RandomFeatureRidge, RandomFeatureRidgeOptions
 from efcil.core import mahalanobis, recursive_ridge
 from efcil.core.mahalanobis import correlation, correlation_factor, mahalanobis_scores, shrunk
 from efcil.core.metrics import AccuracyMatrix
@@ -21,28 +18,30 @@ from efcil.core.recursive_ridge import RecursiveRidge, expansion_matrix
 from efcil.errors import NotFiniteError, NotPositiveDefiniteError, OptionError, TrainingError
 from efcil.features import TaskFeatures
 from efcil.learners import LEARNERS
+from efcil.methods import FROZEN, METHODS
+from efcil.protocol import Evaluator, run_protocol
 from efcil.tasks import TaskStream
-from efcil.trajectory import Evaluator, learn_stream
+from efcil.trajectory import Trajectory
 from messages import raises
-from problems import TINY
+from problems import TINY, Watch
 
 DIM, BUFFER, RIDGE = 10, 24, 0.1
-READOUTS = {
-    "acil": lambda: ACIL(ACILOptions(buffer=BUFFER, ridge=RIDGE)),
-    "ds-al": lambda: DSAL(DSALOptions(buffer=BUFFER, ridge=RIDGE, compensation=1.5)),
-    "fecam": lambda: FeCAM(FeCAMOptions()),
+OPTIONS = {
+    "acil": {"buffer": BUFFER, "ridge": RIDGE},
+    "ds-al": {"buffer": BUFFER, "ridge": RIDGE, "compensation": 1.5},
+    "fecam": {},
 }
 
 
-class FakeTask(TaskFeatures):
+def following(name, **options):
+    """A trajectory of saved features with one of the methods."""
+    method = METHODS[name]
+    return Trajectory(None, {name: (method, method.options(**{**OPTIONS[name], **options}))}, freezes=True)
+
+
+def task_of(index, labels, features, seed=0):
     """A task whose features are given."""
-
-    def __init__(self, index, labels, features, seed=0):
-        self.index, self.labels, self._given, self._found = index, labels, features, {}
-        self.learner = SimpleNamespace(seed=seed, machine=Machine.choose("cpu"))
-
-    def _features(self, when, view):
-        return self._given
+    return TaskFeatures.from_saved(index, seed, {"labels": labels, "new": features}, features.shape[1:])
 
 
 def feature_tasks(sizes=(3, 2, 4), images=30, dim=DIM, seed=0):
@@ -58,10 +57,22 @@ def feature_tasks(sizes=(3, 2, 4), images=30, dim=DIM, seed=0):
     return tasks
 
 
-def learned(readout, tasks, seed=0):
+def learned(name, tasks, seed=0, **options):
+    trajectory = following(name, **options)
     for index, (labels, features) in enumerate(tasks):
-        readout.learn(FakeTask(index, labels, features, seed))
-    return readout
+        trajectory.update(task_of(index, labels, features, seed))
+    return trajectory
+
+
+def classifier_of(trajectory):
+    """Its only classifier."""
+    (part,) = trajectory.parts.values()
+    return part.classifier
+
+
+def scored(trajectory, features):
+    """Scores of its only classifier."""
+    return classifier_of(trajectory).logits(features)
 
 
 def close(got, want, tolerance=1e-8):
@@ -88,16 +99,17 @@ def one_hot(labels):
 
 def test_acil_is_the_printed_recursion_and_the_joint_solution():
     tasks = feature_tasks()
-    readout = learned(READOUTS["acil"](), tasks)
-    expansion = readout.stream.expansion
+    trajectory = learned("acil", tasks)
+    stream = classifier_of(trajectory).stream
+    expansion = stream.expansion
     rows = [(torch.relu(x.double() @ expansion), labels) for labels, x in tasks]
-    weight = readout.stream.weight
+    weight = stream.weight
     assert close(weight, literal_recursion([(x, one_hot(labels)) for x, labels in rows], RIDGE))
     x, y = torch.cat([x for x, _ in rows]), one_hot(torch.cat([labels for _, labels in rows]))
     assert close(weight, torch.inverse(x.T @ x + RIDGE * torch.eye(BUFFER).double()) @ x.T @ y)
     probe = torch.rand(7, DIM)
-    assert close(readout.scores(probe), torch.relu(probe.double() @ expansion) @ weight)
-    assert readout.scores(probe).shape == (7, 9)
+    assert close(scored(trajectory, probe), torch.relu(probe.double() @ expansion) @ weight)
+    assert scored(trajectory, probe).shape == (7, 9)
 
 
 @settings(deadline=None, max_examples=40)
@@ -119,14 +131,14 @@ def test_any_split_in_any_order_gives_the_joint_solution(seed, cuts, strip):
 def test_tasks_may_come_in_any_order_and_classes_again():
     tasks = feature_tasks()
     probe = torch.rand(5, DIM)
-    want = learned(READOUTS["acil"](), tasks).scores(probe)
-    assert close(learned(READOUTS["acil"](), tasks[::-1]).scores(probe), want)
+    want = scored(learned("acil", tasks), probe)
+    assert close(scored(learned("acil", tasks[::-1]), probe), want)
     halves = [(labels[part::2], x[part::2]) for part in (0, 1) for labels, x in tasks]
-    assert close(learned(READOUTS["acil"](), halves).scores(probe), want)
+    assert close(scored(learned("acil", halves), probe), want)
 
 
 def test_solving_leaves_the_sums_as_they_were():
-    sums = learned(READOUTS["acil"](), feature_tasks()).stream.sums
+    sums = classifier_of(learned("acil", feature_tasks())).stream.sums
     before = sums.gram.clone()
     first = sums.solve(1e3)
     assert torch.equal(sums.gram, before)
@@ -141,7 +153,7 @@ def test_expansion_is_uniform_and_of_the_seed():
     shares = torch.histogram(matrix.flatten(), edges).hist / matrix.numel()
     assert torch.allclose(shares, torch.full((10,), 0.1).double(), atol=0.005)
     tasks = feature_tasks()
-    one, same, other = (learned(READOUTS["acil"](), tasks, seed).stream.expansion for seed in (0, 0, 1))
+    one, same, other = (classifier_of(learned("acil", tasks, seed)).stream.expansion for seed in (0, 0, 1))
     assert torch.equal(one, same)
     assert not torch.isclose(one, other).any(0).all()
 
@@ -176,28 +188,28 @@ def literal_ds_al(tasks, expansion, ridge):
 
 def test_ds_al_is_the_literal_loop():
     tasks = feature_tasks()
-    readout = learned(READOUTS["ds-al"](), tasks)
-    main, second = literal_ds_al(tasks, readout.main.expansion, RIDGE)
-    assert close(readout.main.weight, main)
-    assert close(readout.second.weight, second)
+    streams = classifier_of(learned("ds-al", tasks))
+    main, second = literal_ds_al(tasks, streams.main.expansion, RIDGE)
+    assert close(streams.main.weight, main)
+    assert close(streams.second.weight, second)
     assert float(second.abs().max()) > 1e-3
     probe = torch.rand(6, DIM)
-    embedding = probe.double() @ readout.main.expansion
-    assert close(readout.scores(probe), torch.relu(embedding) @ main + 1.5 * torch.tanh(embedding) @ second)
+    embedding = probe.double() @ streams.main.expansion
+    assert close(streams.logits(probe), torch.relu(embedding) @ main + 1.5 * torch.tanh(embedding) @ second)
 
 
 def test_the_main_stream_is_acil_and_compensation_zero_leaves_it_alone():
     tasks, probe = feature_tasks(), torch.rand(6, DIM)
-    alone = learned(DSAL(DSALOptions(buffer=BUFFER, ridge=RIDGE, compensation=0.0)), tasks)
-    assert torch.equal(alone.scores(probe), learned(READOUTS["acil"](), tasks).scores(probe))
-    assert not close(learned(READOUTS["ds-al"](), tasks).scores(probe), alone.scores(probe), 1e-3)
+    alone = scored(learned("ds-al", tasks, compensation=0.0), probe)
+    assert torch.equal(alone, scored(learned("acil", tasks), probe))
+    assert not close(scored(learned("ds-al", tasks), probe), alone, 1e-3)
 
 
 def test_compensation_fits_the_training_images_better():
     tasks = feature_tasks(sizes=(6,))
     labels, features = tasks[0]
     target = one_hot(labels)
-    errors = [(learned(READOUTS[name](), tasks).scores(features) - target).square().sum() for name in ("acil", "ds-al")]
+    errors = [(scored(learned(name, tasks), features) - target).square().sum() for name in ("acil", "ds-al")]
     assert errors[1] < 0.98 * errors[0]
 
 
@@ -240,24 +252,24 @@ def literal_fecam(tasks, probe, power, alpha1, alpha2, times):
 def test_fecam_is_its_formulas(power, alpha1, alpha2, times):
     tasks = [(labels, x.clone()) for labels, x in feature_tasks()]
     tasks[1][1][:, 3] = 0.0  # a dead channel
-    options = FeCAMOptions(power=power, shrink_diagonal=alpha1, shrink_off_diagonal=alpha2, shrink_times=times)
+    options = {"power": power, "shrink_diagonal": alpha1, "shrink_off_diagonal": alpha2, "shrink_times": times}
     probe = tasks[0][1][:9] + 0.1
-    got = learned(FeCAM(options), tasks).scores(probe)
+    got = scored(learned("fecam", tasks, **options), probe)
     assert close(got, literal_fecam(tasks, probe, power, alpha1, alpha2, times))
 
 
 def test_fecam_reads_negative_features_as_zero():
     tasks = feature_tasks()
-    readout = learned(READOUTS["fecam"](), tasks)
+    trajectory = learned("fecam", tasks)
     probe = torch.randn(8, DIM)
-    assert torch.equal(readout.scores(probe), readout.scores(probe.clamp_min(0)))
-    assert torch.isfinite(readout.scores(torch.zeros(1, DIM))).all()
+    assert torch.equal(scored(trajectory, probe), scored(trajectory, probe.clamp_min(0)))
+    assert torch.isfinite(scored(trajectory, torch.zeros(1, DIM))).all()
 
 
 def test_later_tasks_leave_a_class_as_it_was():
     tasks, probe = feature_tasks(), torch.rand(5, DIM)
-    first = learned(READOUTS["fecam"](), tasks[:1]).scores(probe)
-    assert torch.equal(learned(READOUTS["fecam"](), tasks).scores(probe)[:, :3], first)
+    first = scored(learned("fecam", tasks[:1]), probe)
+    assert torch.equal(scored(learned("fecam", tasks), probe)[:, :3], first)
 
 
 def test_a_class_of_one_image_and_of_copies_of_one():
@@ -269,7 +281,7 @@ def test_a_class_of_one_image_and_of_copies_of_one():
     labels, features = feature_tasks()[0]
     for copies in (1, 3, 7):
         more = torch.cat([labels, torch.full((copies,), 3)]), torch.cat([features, x.expand(copies, DIM)])
-        assert close(learned(READOUTS["fecam"](), [more]).scores(probe)[:, 3], euclidean)
+        assert close(scored(learned("fecam", [more]), probe)[:, 3], euclidean)
 
 
 @pytest.mark.parametrize("name", ["acil", "ds-al"])
@@ -277,8 +289,7 @@ def test_one_image_can_be_a_task(name):
     tasks = feature_tasks()
     tasks[1] = (torch.tensor([3]), 5 * torch.eye(DIM)[:1])
     tasks[2] = (tasks[2][0] - 1, tasks[2][1])
-    readout = learned(READOUTS[name](), tasks)
-    scores = readout.scores(tasks[1][1])
+    scores = scored(learned(name, tasks), tasks[1][1])
     assert scores.shape == (1, 8)
     assert torch.isfinite(scores).all()
     assert 0.2 < float(scores[0, 3]) < 1.0, "it counts, as one image among many"
@@ -310,33 +321,33 @@ def test_shrinkage_of_nothing_is_nothing():
 # --- all of them ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", READOUTS)
+@pytest.mark.parametrize("name", OPTIONS)
 def test_old_classes_are_told_from_new_ones(name):
     tasks = feature_tasks(images=60)
-    readout = learned(READOUTS[name](), tasks)
+    trajectory = learned(name, tasks)
     labels, features = (torch.cat(parts) for parts in zip(*tasks, strict=True))
-    assert float((readout.scores(features).argmax(1) == labels).float().mean()) > 0.65  # of nine classes
+    assert float((scored(trajectory, features).argmax(1) == labels).float().mean()) > 0.65  # of nine classes
 
 
-@pytest.mark.parametrize("name", READOUTS)
+@pytest.mark.parametrize("name", OPTIONS)
 def test_state_round_trip_goes_on_to_the_bit(name):
     tasks, probe = feature_tasks(), torch.rand(4, DIM)
-    whole = learned(READOUTS[name](), tasks)
-    half = learned(READOUTS[name](), tasks[:2])
-    state = {key: value.clone() for key, value in half.state().items()}
-    again = READOUTS[name]()
-    again.load_state(state)
-    assert torch.equal(again.scores(probe), half.scores(probe))
-    again.learn(FakeTask(2, *tasks[2], seed=99))  # the expansion stays that of the first task
-    assert torch.equal(again.scores(probe), whole.scores(probe))
-    kept = again.state()
-    assert all(torch.equal(value, kept[key]) for key, value in whole.state().items())
+    whole = learned(name, tasks)
+    half = learned(name, tasks[:2])
+    state = {key: value.clone() for key, value in half.state_dict().items()}
+    again = following(name)
+    again.load_state_dict(state)
+    assert torch.equal(scored(again, probe), scored(half, probe))
+    again.update(task_of(2, *tasks[2], seed=99))  # the expansion stays that of the first task
+    assert torch.equal(scored(again, probe), scored(whole, probe))
+    kept = again.state_dict()
+    assert all(torch.equal(value, kept[key]) for key, value in whole.state_dict().items())
 
 
-@pytest.mark.parametrize("name", READOUTS)
+@pytest.mark.parametrize("name", OPTIONS)
 def test_same_seed_is_bitwise_equal_and_another_is_not(name):
     tasks = feature_tasks()
-    one, same, other = (learned(READOUTS[name](), tasks, seed).scores(torch.ones(2, DIM)) for seed in (5, 5, 6))
+    one, same, other = (scored(learned(name, tasks, seed), torch.ones(2, DIM)) for seed in (5, 5, 6))
     assert torch.equal(one, same)
     assert torch.equal(one, other) == (name == "fecam"), "FeCAM draws nothing"
 
@@ -346,18 +357,19 @@ def test_same_seed_is_bitwise_equal_and_another_is_not(name):
     [
         ("acil", BUFFER * (BUFFER + 1) // 2 + 9 * 2 * BUFFER + 2),
         ("ds-al", 2 * (BUFFER * (BUFFER + 1) // 2 + 9 * 2 * BUFFER) + 2),
-        ("fecam", 9 * (DIM * (DIM + 1) // 2 + DIM)),
+        ("fecam", 9 * (DIM * (DIM + 1) // 2 + 2 * DIM)),
     ],
 )
 def test_memory_is_what_the_file_says(name, numbers):
-    state = learned(READOUTS[name](), feature_tasks()).state()
-    assert sum(value.numel() for value in state.values()) == numbers
+    trajectory = learned(name, feature_tasks())
+    stored = sum(value.numel() for value in classifier_of(trajectory).state_dict().values())
+    assert stored + sum(track.stats.numel for track in trajectory.tracks.values()) == numbers
 
 
-@pytest.mark.parametrize("name", READOUTS)
+@pytest.mark.parametrize("name", OPTIONS)
 def test_sizes_of_chunks_change_nothing(name, monkeypatch):
     tasks, probe = feature_tasks(), torch.rand(50, DIM)
-    want = learned(READOUTS[name](), tasks).scores(probe)
+    want = scored(learned(name, tasks), probe)
     calls = []
     add, solve = RecursiveRidge.add, torch.linalg.solve_triangular
     monkeypatch.setattr(RecursiveRidge, "add", lambda *a, **k: (calls.append(1), add(*a, **k))[1])
@@ -365,7 +377,7 @@ def test_sizes_of_chunks_change_nothing(name, monkeypatch):
     monkeypatch.setattr(recursive_ridge, "ROW_BYTES", 8 * BUFFER * 7)
     monkeypatch.setattr(recursive_ridge, "STRIP", 5)
     monkeypatch.setattr(mahalanobis, "ROWS_AT_ONCE", 7)
-    got = learned(READOUTS[name](), tasks).scores(probe)
+    got = scored(learned(name, tasks), probe)
     assert close(got, want, 1e-9)
     # Tasks of 90, 60 and 120 rows by 7 are 13, 9 and 18 chunks; 50 rows to score are 8 for each of 9 classes.
     assert len(calls) == {"acil": 40, "ds-al": 80, "fecam": 72}[name]
@@ -392,11 +404,11 @@ def test_solving_makes_one_matrix_of_the_size_of_the_gram(monkeypatch):
     width = 600
     monkeypatch.setattr(recursive_ridge, "ROW_BYTES", 8 * width * 100)
     monkeypatch.setattr(recursive_ridge, "STRIP", 50)
-    readout = ACIL(ACILOptions(buffer=width))
+    classifier = RandomFeatureRidge(buffer=width)
     tasks = feature_tasks()
-    readout.learn(FakeTask(0, *tasks[0]))
+    classifier.fit_features(task_of(0, *tasks[0]))
     with Sizes() as sizes:
-        readout.learn(FakeTask(1, *tasks[1]))
+        classifier.fit_features(task_of(1, *tasks[1]))
     assert len([n for n in sizes.made if n > width * width // 3]) == 1
     assert max(sizes.made) == width * width
 
@@ -411,19 +423,18 @@ def test_distances_make_nothing_of_images_times_images():
 def test_a_frozen_run_and_the_start_of_an_lwf_run_agree(machine, data):
     """Through the protocol: they read the first backbone of either trajectory, and learn nothing else."""
     hits = []
-    for kind in ("frozen", "lwf"):
-        representation_type = LEARNERS[kind]
-        learner = representation_type(representation_type.options_type(**TINY), data.channels, machine, 0)
+    for kind in ("first-task", "lwf"):
+        learner_type = LEARNERS[kind]
+        learner = learner_type(learner_type.options_type(**TINY), data.channels, machine, 0)
         stream = TaskStream(data.train, np.arange(6), (2, 3, 1))
         evaluator = Evaluator(data, stream, machine)
-        readouts = {name: make() for name, make in READOUTS.items()}
-        matrices = {name: AccuracyMatrix(evaluator.totals()) for name in readouts}
-        observer = SimpleNamespace(
-            after_epoch=lambda *a: None, before_readouts=lambda *a: None, after_task=lambda *a: None
-        )
-        learn_stream(stream, data, evaluator, learner, readouts, matrices, observer, frozen=tuple(readouts))
+        methods = {name: (METHODS[name], METHODS[name].options(**given)) for name, given in OPTIONS.items()}
+        trajectory = Trajectory(learner, methods, freezes=kind in FROZEN)
+        matrices = {name: AccuracyMatrix(evaluator.totals()) for name in methods}
+        run_protocol(stream, data, evaluator, trajectory, matrices, Watch())
+        assert all(part.first_backbone == (kind == "lwf") for part in trajectory.parts.values())
         hits.append(matrices)
-    for name in READOUTS:
+    for name in OPTIONS:
         assert hits[0][name] == hits[1][name]
         assert hits[0][name].tasks_done == 3
 
@@ -431,35 +442,37 @@ def test_a_frozen_run_and_the_start_of_an_lwf_run_agree(machine, data):
 # --- errors -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", READOUTS)
+@pytest.mark.parametrize("name", OPTIONS)
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_features_that_are_not_finite(name, bad):
     labels, features = feature_tasks()[0]
     features[4, 2] = bad
     with raises(NotFiniteError, "features", 1, 900):
-        READOUTS[name]().learn(FakeTask(0, labels, features))
+        following(name).update(task_of(0, labels, features))
 
 
 def test_a_task_that_is_refused_leaves_no_trace():
     tasks = feature_tasks()
-    readout = learned(READOUTS["acil"](), tasks[:1])
-    before = readout.stream.sums.gram.clone()
+    trajectory = learned("acil", tasks[:1])
+    sums = classifier_of(trajectory).stream.sums
+    before = sums.gram.clone()
     with pytest.raises(NotFiniteError):
-        readout.learn(FakeTask(1, tasks[1][0], tasks[1][1] * float("nan")))
-    assert torch.equal(readout.stream.sums.gram, before)
+        trajectory.update(task_of(1, tasks[1][0], tasks[1][1] * float("nan")))
+    assert torch.equal(sums.gram, before)
+    assert classifier_of(trajectory).stream.sums is sums
 
 
 def test_features_whose_squares_overflow():
     labels, features = feature_tasks()[0]
     with raises(NotFiniteError, 23, 24):
-        READOUTS["acil"]().learn(FakeTask(0, labels, features.double() * 1e200))
+        following("acil").update(task_of(0, labels, features.double() * 1e200))
 
 
 def test_a_ridge_lost_in_rounding():
     labels, features = feature_tasks()[0]
-    readout = ACIL(ACILOptions(buffer=128, ridge=1e-9))  # more columns than rows, and huge numbers
+    trajectory = following("acil", buffer=128, ridge=1e-9)  # more columns than rows, and huge numbers
     with raises(NotPositiveDefiniteError, 1e-09, "128 x 128", "ridge"):
-        readout.learn(FakeTask(0, labels, features * 1e6))
+        trajectory.update(task_of(0, labels, features * 1e6))
 
 
 def test_a_factor_that_goes_through_and_means_nothing():
@@ -478,17 +491,17 @@ def test_a_factor_that_goes_through_and_means_nothing():
 
 
 def test_a_covariance_that_stays_singular():
-    options = FeCAMOptions(shrink_diagonal=0.0, shrink_off_diagonal=0.0)
+    trajectory = following("fecam", shrink_diagonal=0.0, shrink_off_diagonal=0.0)
     with raises(NotPositiveDefiniteError, 0, "10 x 10", "shrink_diagonal", "shrink_times"):
-        FeCAM(options).learn(FakeTask(0, torch.zeros(4, dtype=torch.int64), torch.rand(4, DIM)))
+        trajectory.update(task_of(0, torch.zeros(4, dtype=torch.int64), torch.rand(4, DIM)))
 
 
 def test_other_widths_are_refused():
-    readout = learned(READOUTS["acil"](), feature_tasks())
+    classifier = classifier_of(learned("acil", feature_tasks()))
     with raises(OptionError, "features", (2, 11), "(n, 10)"):
-        readout.scores(torch.rand(2, 11))
+        classifier.logits(torch.rand(2, 11))
     with raises(OptionError, 24, 32, "buffer=24"):
-        ACIL(ACILOptions(buffer=32)).load_state(readout.state())
+        RandomFeatureRidge(buffer=32).load_state_dict(classifier.state_dict())
     with raises(OptionError, (3, 4), (2, 1), "(n, 5)"):
         RecursiveRidge.empty(5).add(torch.rand(3, 4).double(), torch.rand(2, 1).double())
 
@@ -500,17 +513,17 @@ def test_memory_that_runs_out_names_the_buffer(monkeypatch):
     monkeypatch.setattr(RecursiveRidge, "empty", full)
     for name in ("acil", "ds-al"):
         with raises(TrainingError, 24, "--set buffer="):
-            READOUTS[name]().learn(FakeTask(0, *feature_tasks()[0]))
+            following(name).update(task_of(0, *feature_tasks()[0]))
 
 
 @pytest.mark.parametrize(
     ("options", "values"),
     [
-        (ACILOptions, {"buffer": 0}),
-        (ACILOptions, {"ridge": 0.0}),
-        (DSALOptions, {"compensation": -1.0}),
-        (FeCAMOptions, {"power": 0.0}),  # a logarithm, which features that are zero do not have
-        (FeCAMOptions, {"shrink_times": -1}),
+        (RandomFeatureRidgeOptions, {"buffer": 0}),
+        (RandomFeatureRidgeOptions, {"ridge": 0.0}),
+        (DualStreamRidgeOptions, {"compensation": -1.0}),
+        (MahalanobisOptions, {"power": 0.0}),  # a logarithm, which features that are zero do not have
+        (MahalanobisOptions, {"shrink_times": -1}),
     ],
 )
 def test_impossible_options(options, values):
