@@ -423,6 +423,22 @@ def test_an_option_that_is_gone_sets_a_run_apart(root):
     assert "| 20.00 |" in text
 
 
+def test_a_shift_that_was_an_option_is_the_methods_part(root):
+    """Runs from before and after are one row; one that left the shift out stands apart."""
+    options = resolve(Request(("dpcr",), "cifar100", preset="paper")).methods["dpcr"][1].model_dump(mode="json")
+    for name, A_f, own in (
+        ("a", 50, options),
+        ("b", 52, options | {"shift": True}),
+        ("c", 20, options | {"shift": False}),
+    ):
+        store(root, name, summary(A_f=A_f, order={"a": "1992"}.get(name, "1993"), options=own))
+    assert run(root) == 0
+    text = (root / "results" / "README.md").read_text().split("## cifar100, T = 10")[1].split("###")[0]
+    rows = [row for row in text.splitlines() if row.startswith("| dpcr ") and "Table 1" in row]
+    assert ["| 51.00 ± 1.41 |" in row for row in rows] == [True, False]
+    assert "| 20.00 |" in rows[1]
+
+
 def test_another_arithmetic_stands_apart(root):
     training = resolve(Request(("dpcr",), "cifar100", preset="paper")).training.model_dump(mode="json")
     store(root, "a", summary(A_f=50, training=training))
@@ -544,8 +560,8 @@ def test_what_each_part_gives_has_a_table_of_its_own(root):
     assert rows == [
         ("dpcr-plus", "60.00"),  # of that training alone
         ("dpcr-plus:ridge=3", "59.00"),
-        ("quarters of 1 stage", "58.00"),
-        ("no quarters, no Gaussians", "52.00"),
+        ("1 intermediate stage", "58.00"),
+        ("no intermediate stages, no Gaussians", "52.00"),
         ("dpcr, trained as LwF", "51.00"),  # repeats in the same order
     ]
     before = page.read_text().split(heading)[0]

@@ -38,6 +38,7 @@ from efcil.report.groups import NONE, Value, benchmarks_of
 from efcil.report.load import TIMING, Run, asked_precision, runs_of
 from efcil.report.tables import md as escaped
 from efcil.reproduce.cells import paper as read_paper
+from efcil.shift.dual_projection import DualProjectionOptions
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
@@ -50,10 +51,10 @@ OTHERS = (BENCHMARKS, "research.jsonl")
 ABLATION = "ablation"  # names of runs that begin so are of one trajectory, read with parts left out
 ABLATED = {
     "gaussian=0": "no Gaussians",
-    "shift_view=clean": "no made images in the map",
-    "use_stages=0": "no quarters",
-    "use_stages=1": "quarters of 1 stage",
-    "use_stages=2": "quarters of 2 stages",
+    "shift_view=clean": "no pseudo-images in the map",
+    "use_stages=0": "no intermediate stages",
+    "use_stages=1": "1 intermediate stage",
+    "use_stages=2": "2 intermediate stages",
 }
 KEPT_BACK = ("1", "2", "3")  # class orders that no choice of ours has seen, and that the paper does not have
 
@@ -223,7 +224,7 @@ def _config(summary: Mapping[str, Any]) -> tuple[Config, Config | None]:
 
     asked = asked_precision(summary)
     apart = () if asked == "auto" else (("precision", asked),)
-    given = [summary.get(key, {}) for key in ("options", "training", "data")]
+    given = [_without_switch(summary), *(summary.get(key, {}) for key in ("training", "data"))]
     try:
         plan = resolve(Request((summary["method"],), summary["dataset"], preset=summary["preset"]))
         usual = (plan.methods[summary["method"]][1], plan.training, plan.data)
@@ -231,6 +232,22 @@ def _config(summary: Mapping[str, Any]) -> tuple[Config, Config | None]:
     except (KeyError, EfcilError, ValidationError):
         return (*flat_(*given), *apart), None
     return (*flat_(*filled), *apart), flat_(*(options.model_dump(mode="json") for options in usual))
+
+
+def _without_switch(summary: Mapping[str, Any]) -> dict[str, Any]:
+    """A summary's options as they are now: `shift` said what parts say; a method without one had its options too.
+
+    >>> _without_switch({"method": "rrcr", "options": {"shift": False, "rank_rule": "positive", "ridge": 200.0}})
+    {'ridge': 200.0}
+    >>> _without_switch({"method": "dpcr", "options": {"shift": False, "ridge": 200.0}})
+    {'shift': False, 'ridge': 200.0}
+    """
+    options = dict(summary.get("options", {}))
+    method = METHODS.get(re.split("[:/]", str(summary["method"]))[0])
+    if method is None or options.get("shift") is not (method.shift is not None):
+        return options
+    gone = {"shift"} | (set() if method.shift else set(DualProjectionOptions.model_fields))
+    return {key: value for key, value in options.items() if key not in gone}
 
 
 def sections_of(entries: Iterable[Entry], paper: Paper) -> list[Section]:
@@ -444,11 +461,11 @@ def _without(method: str) -> str:
     """A variant of `dpcr-plus` in words.
 
     >>> _without("dpcr-plus:use_stages=1:gram_rank=84"), _without("dpcr-plus:ridge=3"), _without("dpcr-plus")
-    ('quarters of 1 stage', 'dpcr-plus:ridge=3', 'dpcr-plus')
+    ('1 intermediate stage', 'dpcr-plus:ridge=3', 'dpcr-plus')
     """
     base, *settings = method.split(":")
     words = [ABLATED[setting] for setting in settings if setting in ABLATED]
-    known = all(setting in ABLATED or setting.startswith("memory_") for setting in settings)
+    known = all(setting in ABLATED or setting.startswith("gram_") for setting in settings)
     return ", ".join(words) if words and known else "dpcr, trained as LwF" if base == "dpcr" else method
 
 
@@ -466,7 +483,7 @@ def methods_text(sections: list[Section]) -> str:
 
 
 def measured_text(file: str, sections: list[Section]) -> str:
-    """What a method's file says was measured: of each method whose classifier it holds, on CIFAR-100."""
+    """What a classifier's file says was measured: of each method whose classifier it holds, on CIFAR-100."""
     found: dict[str, list[str]] = {}
     for section in sections:
         if section.title not in ("cifar100, T = 10", "cifar100, T = 20"):
@@ -486,9 +503,7 @@ def measured_text(file: str, sections: list[Section]) -> str:
 
 
 def _holds(file: str, method: Method, head: str) -> bool:
-    factory: Any = method.heads.get(head, method.readout)
-    modules = {factory.__module__, method.options.__module__} if method.heads else {factory.__module__}
-    return f"efcil.methods.{file}" in modules
+    return method.heads.get(head, method.classifier).__module__ == f"efcil.classifiers.{file}"
 
 
 def wanted_files(root: Path) -> tuple[dict[Path, str], list[str]]:
@@ -508,7 +523,7 @@ def wanted_files(root: Path) -> tuple[dict[Path, str], list[str]]:
         "docs/performance.md": benchmarks_text(results),
         "docs/serve.md": serve_text(results),
     }
-    for path in sorted((root / "src" / "efcil" / "methods").glob("*.py")):
+    for path in sorted((root / "src" / "efcil" / "classifiers").glob("*.py")):
         text = path.read_text(encoding="utf-8")
         if found := re.search(r"^Measured.*?\.$(?=\n\"\"\"|\n\n)", text, re.MULTILINE | re.DOTALL):
             wanted[path] = text[: found.start()] + measured_text(path.stem, sections) + text[found.end() :]

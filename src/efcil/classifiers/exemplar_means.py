@@ -8,12 +8,10 @@ backbone learns from them and the new images together, with distillation of the 
 linear head is measured beside it (`cnn`).
 
 What survives a task: `memory` images in all; the head, dim + 1 numbers per class. The means are made anew each time.
-Measured on CIFAR-100, A_f / A_avg, in brackets the paper's: `icarl:memory=1000/cnn` T = 10 33.79 / 56.33 (32.33 /
-53.15), T = 20 27.13 / 52.07 (28.45 / 49.92); `icarl:memory=1000/nme` T = 10 46.34 / 64.56 (46.78 / 62.62), T = 20 39.62
-/ 59.63 (40.71 / 57.47); `icarl:memory=500/cnn` T = 10 25.38 / 49.19 (22.28 / 45.91), T = 20 16.51 / 42.30 (20.12 /
-41.59); `icarl:memory=500/nme` T = 10 40.05 / 59.79 (39.56 / 58.16), T = 20 31.55 / 53.30 (33.67 / 52.39);
-`podnet:memory=1000/nme` T = 10 36.36 / 55.62, T = 20 28.20 / 48.55; `podnet:memory=500/nme` T = 10 32.62 / 52.66, T =
-20 24.00 / 43.38.
+Measured on CIFAR-100, A_f / A_avg, in brackets the paper's: `icarl:memory=1000/nme` T = 10 46.34 / 64.56 (46.78 /
+62.62), T = 20 39.62 / 59.63 (40.71 / 57.47); `icarl:memory=500/nme` T = 10 40.05 / 59.79 (39.56 / 58.16), T = 20 31.55
+/ 53.30 (33.67 / 52.39); `podnet:memory=1000/nme` T = 10 36.36 / 55.62, T = 20 28.20 / 48.55; `podnet:memory=500/nme` T
+= 10 32.62 / 52.66, T = 20 24.00 / 43.38.
 """
 
 from __future__ import annotations
