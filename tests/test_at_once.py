@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from efcil import trajectory
+from efcil import protocol
 from efcil.accel import fused_resnet
 from efcil.accel import machine as execution_module
 from efcil.accel import streams as stream_module
@@ -150,8 +150,9 @@ def test_a_run_begins_when_all_is_read_and_tried_out():
 
     machine = SimpleNamespace(awake=lambda: said.append("read"), uncaptured=uncaptured)
     learner = SimpleNamespace(machine=machine, transform=lambda size: None)
-    evaluator = SimpleNamespace(rehearse=lambda make_learner: said.append(make_learner))
-    trajectory.learn_stream([], SimpleNamespace(size=8), evaluator, learner, {}, {}, None)
+    evaluator = SimpleNamespace(rehearse=said.append)
+    trajectory = SimpleNamespace(learner=learner)
+    protocol.run_protocol([], SimpleNamespace(size=8), evaluator, trajectory, {}, None)
     assert said == ["read", "no capture", learner]
 
 
@@ -161,13 +162,15 @@ def test_a_run_begins_when_all_is_read_and_tried_out():
 def test_a_rehearsal_looks_at_one_image_where_cudnn_tries_out(monkeypatch, precision, processes, looks):
     seen, group = [], SimpleNamespace(size=processes)
     machine = Machine(torch.device("cpu"), precision, compile=True, capture=True, group=group)
-    evaluator = object.__new__(trajectory.Evaluator)
+    evaluator = object.__new__(protocol.Evaluator)
     evaluator.machine = machine
     evaluator.pixels = Pixels(torch.zeros(5, 3, 8, 8, dtype=torch.uint8), (0.5,) * 3, (0.5,) * 3, machine)
-    make_learner = SimpleNamespace(backbone="net", reading=lambda net: f"read {net}", options=SimpleNamespace(crop=4))
-    monkeypatch.setattr(trajectory, "extract", lambda net, pixels, *rest: seen.append((net, len(pixels.images), *rest)))
-    evaluator.rehearse(make_learner)
-    assert seen == ([("read net", 1, machine, 4)] if looks else [])
+    learner = SimpleNamespace(
+        backbone="net", feature_extractor=lambda net: f"features of {net}", options=SimpleNamespace(crop=4)
+    )
+    monkeypatch.setattr(protocol, "extract", lambda net, pixels, *rest: seen.append((net, len(pixels.images), *rest)))
+    evaluator.rehearse(learner)
+    assert seen == ([("features of net", 1, machine, 4)] if looks else [])
 
 
 class Watched(ThreadPoolExecutor):

@@ -235,7 +235,8 @@ def test_a_label_that_begins_another_resumes_as_itself(efcil, tmp_path):
     want = {label: json.loads((out / label / "summary.json").read_text())["matrix"] for label in labels}
     tensors, _ = load_tensors(out / "trajectory" / "checkpoints" / "task-05.safetensors")
     for label in labels:
-        assert sorted(k for k in tensors if k.startswith(f"readout/{label}/")) == [f"readout/{label}/weight"]
+        own = sorted(k for k in tensors if f"classifiers/{label}/" in k)
+        assert [k.removeprefix("trajectory.") for k in own] == [f"classifiers/{label}/weight"]
     (out / "trajectory" / "checkpoints" / "task-05.safetensors").unlink()
     assert efcil(*arguments, "--resume")[0] == 0
     assert {label: json.loads((out / label / "summary.json").read_text())["matrix"] for label in labels} == want

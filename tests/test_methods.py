@@ -398,7 +398,7 @@ def test_impossible_combinations_are_refused_with_their_parts_and_the_remedy(nam
 @pytest.mark.parametrize(
     ("name", "named"),
     [
-        ("lfw+ldc+ridge", ("lfw+ldc+ridge",)),
+        ("lfw+ldc+ridge", ("learner", "lfw", "'lwf'")),
         ("lwf+lcd+ridge", ("lcd", "'ldc'")),
         ("lwf+ldc+rigde", ("rigde", "'ridge'")),
     ],

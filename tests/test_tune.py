@@ -89,8 +89,8 @@ def test_bad_trials_are_refused(tried, named):
 
 
 def test_what_a_method_fixes_cannot_be_tried():
-    with raises(OptionError, "--try shift", "rrcr", "shift=False"):
-        trials("rrcr", parse(["shift=true,false"]))
+    with raises(OptionError, "--try normalise", "rrcr", "normalise=False"):
+        trials("rrcr", parse(["normalise=true,false"]))
 
 
 @pytest.fixture(scope="module")

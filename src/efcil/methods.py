@@ -295,7 +295,7 @@ def find(name: str) -> Method:
     if name in known:
         return known[name]
     parts = name.split("+")
-    if len(parts) == 3 and parts[0] in LEARNERS:
+    if len(parts) == 3 and (parts[0] in LEARNERS or parts[2] in CLASSIFIERS):
         return combined(*parts)
     raise OptionError(f"unknown method '{name}': {nearest(name, known)}")
 
