@@ -13,30 +13,32 @@ Then `efcil compare median-ncm,dpcr stripes --tasks 2` knows both.
 import numpy as np
 import torch
 
+from efcil.classifiers import Classifier
 from efcil.core.nearest_mean import cosine_scores
 from efcil.data import Source
 from efcil.data.dataset import DataSet, ImageSet
 from efcil.methods import Method
 
 
-class MedianNCM:
+class NearestMedian(Classifier):
     """The nearest class median: what a few odd images cannot move."""
 
-    def __init__(self, options):
-        self.medians = None  # (classes, dim)
+    needs = "features"  # of each task, with a frozen backbone: class statistics hold no medians
+    supports = frozenset()  # a saved model cannot update, forget or merge classes
+    medians = None  # (classes, dim)
 
-    def learn(self, task):
-        features, labels = task.new(), task.labels
-        new = torch.stack([features[labels == c].median(0).values for c in labels.unique()])
+    def fit_features(self, features):
+        x, labels = features.new(), features.labels
+        new = torch.stack([x[labels == c].median(0).values for c in labels.unique()])
         self.medians = new if self.medians is None else torch.cat([self.medians, new])
 
-    def scores(self, features):
+    def logits(self, features):
         return cosine_scores(features, self.medians)
 
-    def state(self):
+    def state_dict(self):
         return {"medians": self.medians}
 
-    def load_state(self, state):
+    def load_state_dict(self, state, *stats):
         self.medians = state["medians"]
 
 
@@ -52,5 +54,5 @@ def stripes():
     return DataSet("stripes", ("thin", "wide", "thin lying", "wide lying"), *parts, mean=(0.5,), std=(0.25,))
 
 
-METHOD = Method("median-ncm", "Median-NCM", "this example", "lwf", "none", "nearest class median", MedianNCM)
+METHOD = Method("median-ncm", "first-task", None, NearestMedian, "Nearest median", "this example", "d")
 STRIPES = Source("stripes", "synthetic stripes, 4 classes", "MIT", "this example", loader=stripes)

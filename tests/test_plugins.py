@@ -65,7 +65,7 @@ def test_they_are_listed(installed, monkeypatch, capsys):
 
 
 def test_ours_keep_their_names(installed):
-    installed(EXAMPLE.read_text().replace('"median-ncm", "Median-NCM"', '"dpcr", "Not DPCR"'), POINTS)
+    installed(EXAMPLE.read_text().replace('Method("median-ncm"', 'Method("dpcr"'), POINTS)
     assert methods.find("dpcr").title == "DPCR"
     assert data.find("stripes").name == "stripes"
 
