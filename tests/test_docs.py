@@ -104,13 +104,13 @@ def test_what_does_not_exist_is_found():
     ]
     right = [
         "src/efcil/cli/__init__.py",
-        "methods/dpcr.py",
-        "efcil.core.class_stats.ClassStats.moved",
+        "shift/dual_projection.py",
+        "efcil.core.class_stats.ClassStats.transform",
         "efcil.core.projection",
         "tests/",
         "ridge",
     ]
-    right += ["tests/test_docs.py::test_what_does_not_exist_is_found", "efcil.methods.dpcr.DPCROptions.ridge"]
+    right += ["tests/test_docs.py::test_what_does_not_exist_is_found", "efcil.classifiers.ridge.RidgeOptions.ridge"]
     assert missing_names(" ".join(f"`{token}`" for token in wrong + right)) == wrong
 
 
@@ -151,15 +151,15 @@ def test_imports_point_one_way(tool):
 
 
 def test_an_import_that_points_up_is_found(tool, tmp_path):
-    (tmp_path / "heads").mkdir()
+    (tmp_path / "models").mkdir()
     (tmp_path / "errors.py").write_text("def late():\n    from efcil.experiment.run import Run\n    return Run\n")
-    (tmp_path / "heads" / "a.py").write_text("import efcil.core.class_stats\nfrom efcil import backbones, cli\n")
-    (tmp_path / "runs.py").write_text("from efcil.errors import RunError\nfrom efcil import __version__\n")
+    (tmp_path / "models" / "heads.py").write_text("import efcil.core.class_stats\nfrom efcil import training, cli\n")
+    (tmp_path / "serve.py").write_text("from efcil.errors import RunError\nfrom efcil import __version__\n")
     (tmp_path / "unheard.py").write_text("")
     found = [line.removeprefix(f"{tmp_path}/") for line in tool.problems(tmp_path)]
     assert found == [
-        "errors.py: efcil.errors imports efcil.experiment.run, which stands above it",
-        "heads/a.py: efcil.models.heads imports efcil.cli, which stands above it",
+        "errors.py: efcil.errors imports efcil.experiment, which stands above it",
+        "models/heads.py: efcil.models imports efcil.cli, which stands above it",
         "unheard.py: efcil.unheard has no layer; add it to LAYERS",
     ]
 
