@@ -28,7 +28,7 @@ SMALL = [
     "first.milestones=[]",
     "later.milestones=[]",
 ]
-METHODS = "dpcr,ldc,sdc,acil,fecam,lwf-ncm,rrcr+tssp+cip"
+METHODS = "dpcr,ldc,sdc,acil,fecam,lwf-ncm,rrcr+tssp+cip,lwf+ldc+ridge"
 
 
 def run(efcil, *arguments):
@@ -148,7 +148,7 @@ def test_a_frozen_method_needs_the_first_backbones_features(efcil, tmp_path):
     assert code == 0, err
     code, _, err = efcil("replay", tmp_path / "r", "acil")
     assert code == 2
-    assert "first backbone" in err
+    assert_names(err, "acil", "first task")
 
 
 # --- the released code's closed forms, tools/float32.py -------------------------------------------------------------
@@ -206,7 +206,8 @@ def test_of_one_task_the_oracle_knows_no_more(efcil, oracle, tmp_path):
 def test_the_oracle_sees_old_images_with_the_last_backbone(oracle, made):
     """All images as one task: the ridge solution of their features, worked out here, has the same accuracy."""
     home = made / "trajectory"
-    found = oracle.measured(made, ["dpcr", "rrcr+tssp+cip"], None, Machine.choose("cpu"))
+    names = ["dpcr", "rrcr+tssp+cip", "lwf", "acil", "adc", "lwf+ldc+ridge", "dpcr:ridge_view=augmented"]
+    found = oracle.measured(made, names, None, Machine.choose("cpu"))
     plan = plan_of(config_of(home)["run"], ["rrcr+tssp+cip"], [])
     data = sources.load("digits", None, plan.data)
     backbone = LEARNERS["lwf"](plan.training, data.channels, Machine.choose("cpu"), plan.seed).backbone
@@ -225,6 +226,8 @@ def test_the_oracle_sees_old_images_with_the_last_backbone(oracle, made):
     assert found["rrcr+tssp+cip"]["A_f"] == pytest.approx(100 * float(hits.double().mean()))
     assert found["dpcr"]["A_f"] != of(made, "dpcr")["A_f"]
     assert 0 < found["dpcr"]["new"] <= 100
+    assert found["lwf+ldc+ridge"] == found["dpcr"] != found["dpcr:ridge_view=augmented"], "nothing has moved"
+    assert all(0 < found[name]["A_f"] <= 100 for name in names)
 
 
 def test_the_oracle_reads_what_the_run_read(efcil, oracle, tmp_path):

@@ -4,7 +4,7 @@
 
 RUN is the directory of a run or comparison that is finished. All training images, those of old tasks too, are looked at
 with its last backbone, and each method learns them as one task: nothing has moved. What a method of the run lacks to
-that is shift estimation; what is left above it is learner. No method may do this; it is a measure.
+that is shift estimation; what is left above it is the learner. No method may do this; it is a measure.
 """
 
 from __future__ import annotations
@@ -20,15 +20,17 @@ from efcil import data as sources
 from efcil.accel.machine import Machine
 from efcil.core.metrics import count_correct
 from efcil.errors import EfcilError, RunError
-from efcil.experiment.reevaluate import SavedTask, config_of, plan_of
+from efcil.experiment.reevaluate import config_of, plan_of
 from efcil.experiment.specification import commit
+from efcil.features import TaskFeatures
 from efcil.learners import LEARNERS
+from efcil.protocol import Evaluator
 from efcil.tasks import TaskStream, class_order
 from efcil.tensor_files import load_tensors
 from efcil.training.extraction import extract
 from efcil.training.image_batches import Pixels
 from efcil.training.image_store import stored
-from efcil.trajectory import Evaluator
+from efcil.trajectory import Trajectory
 
 
 def measured(run: Path, names: list[str], directory: Path | None, machine: Machine) -> dict[str, dict[str, float]]:
@@ -50,22 +52,19 @@ def measured(run: Path, names: list[str], directory: Path | None, machine: Machi
     seen, labels = evaluator.seen(len(stream) - 1)
     everything = stream.upto(len(stream) - 1)
     images = Pixels(stored(everything.images, machine.device), data.mean, data.std, machine, data.short)
-    crop = learner.options.crop
-    reading = learner.feature_extractor(learner.backbone)
-    features, shown = (extract(reading, pixels, machine, crop) for pixels in (images, seen))
-    task = SavedTask(0, {"labels": machine.tensor(everything.labels), "new": features}, learner)
+    shown = extract(learner.feature_extractor(learner.backbone), seen, machine, learner.options.crop)
+    trajectory = Trajectory(None, plan.methods, freezes=True)  # no method reads an earlier backbone
+    labels_of = machine.tensor(everything.labels)
+    trajectory.update(TaskFeatures(0, labels_of, plan.seed, learner, images, learner.transform(data.size)))
     found = {}
-    for label, (method, options) in plan.methods.items():
-        for head, readout in method.classifiers.items():
-            learner = readout(options)
-            learner.learn(task)
-            hits, _, _ = count_correct(learner.scores(shown), labels, evaluator.task_of_class)
-            totals = evaluator.totals()
-            found[f"{label}/{head}" if head else label] = {
-                "A_f": 100 * sum(hits.tolist()) / sum(totals),
-                "old": 100 * sum(hits.tolist()[:-1]) / max(1, sum(totals[:-1])),
-                "new": 100 * hits.tolist()[-1] / totals[-1],
-            }
+    for label in trajectory.parts:
+        hits, _, _ = count_correct(trajectory.logits(label, shown), labels, evaluator.task_of_class)
+        totals = evaluator.totals()
+        found[label] = {
+            "A_f": 100 * sum(hits.tolist()) / sum(totals),
+            "old": 100 * sum(hits.tolist()[:-1]) / max(1, sum(totals[:-1])),
+            "new": 100 * hits.tolist()[-1] / totals[-1],
+        }
     return found
 
 

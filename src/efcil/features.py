@@ -54,6 +54,7 @@ class TaskFeatures:
         self._pixels: dict[ImageView, Pixels] = {} if pixels is None else {"clean": pixels}
         self._newest = "new"  # or "first": which backbone `new` means
         self._map: FeatureMap | None = None
+        self._saved_pseudo = False
         self._found: dict[Hashable, Any] = {}
 
     @classmethod
@@ -62,6 +63,7 @@ class TaskFeatures:
         features = cls(index, tensors["labels"], seed)
         features.layout = tuple(layout)
         features._found = {key: tensors[name] for name, key in SAVED.items() if name in tensors}
+        features._saved_pseudo = "old_pseudo" in tensors
         return features
 
     # --- what it can be narrowed to -----------------------------------------------------------------------------------
@@ -101,7 +103,7 @@ class TaskFeatures:
     def has_pseudo_images(self) -> bool:
         """Whether there are pseudo-images of old classes."""
         if self._learner is None:
-            return ("old", "pseudo") in self._found
+            return self._saved_pseudo
         return self._learner.pseudo_images() is not None
 
     def new(self, view: ImageView = "clean") -> Tensor:
