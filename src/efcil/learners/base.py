@@ -17,6 +17,7 @@ from efcil.accel.fused_resnet import InTraining, Updates
 from efcil.accel.machine import Machine
 from efcil.accel.prefetch import Resting
 from efcil.config import Options
+from efcil.core.class_stats import ClassStats
 from efcil.data import augment
 from efcil.errors import OptionError
 from efcil.models.heads import CosineHead, GrowingHead
@@ -81,6 +82,7 @@ class Learner(nn.Module, ABC):
     all_data = False  # trains on the data of all tasks so far: only the joint upper bound
     last_relu = True  # whether the backbone ends in a ReLU
     same_features = True  # whether features keep their dimension from task to task, as statistics of them must
+    draws_on_stats = False  # needs means and covariances of the old classes: `recall`
     hands_over = True  # the loss depends on the weights of the student's backbone only through its features
 
     def __init__(self, options: Any, channels: int, machine: Machine, seed: int):
@@ -200,6 +202,11 @@ class Learner(nn.Module, ABC):
 
     def after_task(self, task: LearnedTask) -> None:
         """Store what later tasks need of this one."""
+
+    def recall(self, stats: ClassStats) -> None:
+        """Take what a task needs of the old classes from their statistics: in a model that is kept, which may have
+        forgotten some of them, learned more of others or been merged since this learner saw them.
+        """
 
     @abstractmethod
     def loss(self, images: Tensor, labels: Tensor) -> Tensor:

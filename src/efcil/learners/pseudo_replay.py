@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from efcil.accel.machine import Machine
+from efcil.core.class_stats import ClassStats
 from efcil.core.linear_algebra import DTYPE, covariance_root, relative_ridge
 from efcil.core.projection import feature_products, task_shift_from_gram
 from efcil.errors import OptionError
@@ -56,6 +57,7 @@ class PseudoReplay(LwF):
     """Stores class means and a shared covariance; synthesizes pseudo-images of old classes for each task."""
 
     options_type = PseudoReplayOptions
+    draws_on_stats = True
 
     def __init__(self, options: Any, channels: int, machine: Machine, seed: int):
         named = [name for name in ("intermediate_stages", "flip_tta") if getattr(options, name)]
@@ -157,8 +159,12 @@ class PseudoReplay(LwF):
         """
         if not self._learned:
             return super().classification(logits, labels)
-        new = torch.where(labels == UNLABELLED, UNLABELLED, labels - self.num_old_classes)
-        total = cross_entropy(logits[:, self.num_old_classes :].float(), new, ignore_index=UNLABELLED, reduction="sum")
+        if self.task_classes is None:
+            columns, places = logits[:, self.num_old_classes :], labels - self.num_old_classes
+        else:
+            columns, places = logits[:, self.task_classes], torch.searchsorted(self.task_classes, labels)
+        places = torch.where(labels == UNLABELLED, UNLABELLED, places)
+        total = cross_entropy(columns.float(), places, ignore_index=UNLABELLED, reduction="sum")
         return total * (1 + self._learned / self._own) / len(labels)
 
     def distillation_loss(self, features: Tensor, before: Tensor, logits: Tensor, target: Tensor) -> Tensor:
@@ -200,6 +206,13 @@ class PseudoReplay(LwF):
             within += (own - means[-1]).T @ (own - means[-1]) / max(1, len(own) - 1)
         self.means = torch.cat([self.means, torch.stack(means)])
         self.covariance = (known * self.covariance + within) / len(self.means)
+
+    def recall(self, stats: ClassStats) -> None:
+        """Take the means of the classes, and the mean of their covariances."""
+        self.means = stats.mean
+        self.covariance = torch.zeros_like(self.covariance)
+        for label in stats.classes:
+            self.covariance += stats.select(label[None]).covariance(unbiased=True)[0] / len(stats)
 
     def state(self, teacher: bool) -> dict[str, Tensor]:
         """Return the tensors of the networks and of the old classes; in the middle of a task also its pseudo-images."""

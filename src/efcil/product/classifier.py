@@ -90,7 +90,8 @@ class IncrementalClassifier:
 
     Of each new class with at least 5 pictures the share `held_out`, at most 20, is not trained on: `recall` in the
     class table is measured there. Then these pictures enter the statistics as well. With `held_out=0` all are trained
-    on, and rounds equal the tasks of `efcil run`.
+    on, and rounds equal the tasks of `efcil run`. DPCR+ alone differs: a model draws features of old classes from
+    their statistics, which can be forgotten and merged, a run from means that its learner keeps.
 
     `predict_proba` is calibrated without old pictures: see `efcil.product.calibration`.
 
@@ -157,8 +158,10 @@ class IncrementalClassifier:
         if not state.weights:
             raise ModelError(f"there are no weights for {self._settings.training.backbone}")
         learner = self._new_learner()
+        beside = {k: v for k, v in learner.state(teacher=False).items() if not k.startswith("student.")}
+        student = {f"student.{k}": v.to(self._machine.device) for k, v in state.weights.items()}
         try:
-            learner.load_state({f"student.{k}": v.to(self._machine.device) for k, v in state.weights.items()})
+            learner.load_state(beside | student)
         except (RuntimeError, KeyError) as error:
             why = " ".join(str(error).split())[:200]
             raise ModelError(f"the weights do not fit {self._settings.training.backbone}: {why}") from None
@@ -179,6 +182,7 @@ class IncrementalClassifier:
         learner = trajectory.learner
         assert learner is not None
         backbone = learner.feature_extractor(learner.backbone)
+        trajectory.learner = None  # it has learned: what trained it would only take memory
         return _Now(state, backbone.requires_grad_(False).eval(), trajectory)
 
     @property
@@ -461,12 +465,12 @@ class IncrementalClassifier:
         return self
 
     def _check_mergeable(self, other: IncrementalClassifier) -> None:
+        self._check_supports("merge", "merge models")
         if not (self.frozen and other.frozen):
             raise ModelError(
                 "both models must have a frozen backbone to be merged: statistics of backbones that learn apart do not "
                 "add; make them with frozen=True and the same weights, or freeze() one model and teach two copies"
             )
-        self._check_supports("merge", "merge models")
         mine, theirs = self._settings.document(), other._settings.document()
         for key in ("method", "options", "size"):
             if mine[key] != theirs[key]:
@@ -534,7 +538,11 @@ class IncrementalClassifier:
             if state.classes:
                 found = tuple(model._now.logits(torch.zeros(1, model.dim, device=model.device)).shape)
                 if found != (1, len(state.classes)):
-                    raise ModelError(f"{found[-1]} classes in the statistics, {len(state.classes)} in the table")
+                    raise ModelError(f"{found[-1]} classes in the classifier, {len(state.classes)} in the table")
+                places = list(range(len(state.classes)))
+                for track in model._now.trajectory.tracks.values():
+                    if track.stats is None or track.stats.classes.tolist() != places:
+                        raise ModelError(f"the statistics are not of the {len(places)} classes in the table")
         except (KeyError, RuntimeError, EfcilError, TypeError, ValueError, IndexError, AttributeError) as error:
             what = f"weights or statistics do not fit its {model_directory.CARD}"
             raise ModelError(f"{directory}: {what}: {error}") from None

@@ -88,7 +88,15 @@ def resolve(
         raise OptionError(f"backbone: unknown name '{name}'; {nearest(name, models.NAMES)}, or timm/NAME")
     own = {k: v for k, v in preset_values("model", "any", found.preset_key).items() if k in theirs}
     own |= found.overrides | {k: v for k, v in given.items() if k in theirs}
-    return Settings(found, training, build(found.options, own, "options"), size, seed, held_out)
+    settings = Settings(found, training, build(found.options, own, "options"), size, seed, held_out)
+    settings.options.check_training(training)
+    stages, used = getattr(training, "intermediate_stages", 0), getattr(settings.options, "use_stages", None)
+    if LEARNERS[found.learner].draws_on_stats and used not in (None, stages):
+        raise OptionError(
+            f"use_stages={used}: {found.learner} draws features of all {stages} intermediate stages from the "
+            f"statistics; set intermediate_stages={used}"
+        )
+    return settings
 
 
 def _family(name: str) -> Method:
@@ -98,6 +106,11 @@ def _family(name: str) -> Method:
         raise OptionError(
             f"method {name} cannot be taught picture by picture: it needs old images or a backbone of its own; "
             f"take one of {', '.join(able)}"
+        )
+    if LEARNERS[method.learner].draws_on_stats and not method.keeps_gram:
+        raise OptionError(
+            f"method {name} cannot be taught picture by picture: {method.learner} draws features of old classes from "
+            "Grams, and it keeps none; take dpcr-plus"
         )
     return method
 
