@@ -304,6 +304,9 @@ def test_a_recorded_split_that_is_damaged(tmp_path, names):
         tool.read_cache(tmp_path)
 
 
+STATISTICS, WEIGHT = "statistics.safetensors", "classifiers/dpcr/weight"
+
+
 def sealed(model, name, change):
     """Change a file of a model and make its checksum right again."""
     path = model / name
@@ -320,8 +323,13 @@ def sealed(model, name, change):
         ("model.json", lambda card: {**card, "settings": {**card["settings"], "size": float("inf")}}),
         ("model.json", lambda card: {**card, "classes": card["classes"][:-1]}),
         ("model.json", lambda card: {**card, "classes": [*card["classes"], {**card["classes"][0], "name": "x"}]}),
-        ("statistics.safetensors", lambda t: {k: v[:4].contiguous() if k == "weight" else v for k, v in t.items()}),
-        ("statistics.safetensors", lambda t: {k: v[..., :-1].contiguous() for k, v in t.items()}),
+        (STATISTICS, lambda t: {**t, WEIGHT: t[WEIGHT][:4].contiguous()}),
+        (STATISTICS, lambda t: {**t, WEIGHT: t[WEIGHT][:, :3].contiguous()}),
+        (STATISTICS, lambda t: {k: v if k == WEIGHT else v[:-1].contiguous() for k, v in t.items()}),
+        (STATISTICS, lambda t: {**t, "tracks.0.classes": t["tracks.0.classes"] + 1}),
+        (STATISTICS, lambda t: {k: v for k, v in t.items() if k != "tracks.0.moves"}),
+        (STATISTICS, lambda t: {k: v for k, v in t.items() if k != WEIGHT}),
+        (STATISTICS, lambda t: {k: v[..., :-1].contiguous() for k, v in t.items()}),
         ("weights.safetensors", lambda t: {k: v.flatten() for k, v in t.items()}),
         ("weights.safetensors", lambda t: {}),
     ],
