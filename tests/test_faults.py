@@ -27,7 +27,7 @@ from messages import assert_names
 
 pytestmark = pytest.mark.slow
 KILLS = int(os.environ.get("EFCIL_KILLS", "10"))
-# One trajectory with many readouts, and every learner that has stages or a memory of its own.
+# One trajectory with many methods, and every learner that has stages or a memory of its own.
 RUNS = {
     "trajectory": ["compare", "dpcr,dp-ncm,ldc,adc,sdc,acil,fecam,lwf", "--set", "buffer=32", "--set", "samples=5"],
     "icarl": ["run", "icarl", "--set", "memory=40"],
