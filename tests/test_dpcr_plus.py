@@ -9,6 +9,8 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy, log_softmax, softmax
 
+from efcil.classifiers.gaussian import RidgeAndGaussian
+from efcil.classifiers.ridge import Ridge
 from efcil.core.class_stats import ClassStats
 from efcil.core.gaussian import gaussian_factors, log_densities, pooled_covariance
 from efcil.core.gram_storage import StorageSpec
@@ -26,19 +28,20 @@ from efcil.learners.pseudo_replay import (
     select_seeds_and_targets,
     shift_map,
 )
-from efcil.methods import METHODS
+from efcil.methods import METHODS, find
 from efcil.models import build
 from efcil.models.multi_stage import Reading
-from efcil.shift.dual_projection import dual_projection
+from efcil.protocol import Evaluator, run_protocol
+from efcil.shift import dual_projection
+from efcil.shift.dual_projection import DualProjection
 from efcil.tasks import TaskStream
 from efcil.training.extraction import extract
 from efcil.training.feature_inversion import towards
 from efcil.training.image_batches import Pixels
 from efcil.training.image_store import Mapped, OnDemand
-from efcil.trajectory import Evaluator, learn_stream
+from efcil.trajectory import Trajectory
 from messages import raises
 from problems import TINY, Watch, blobs, draw, stopped_in_the_second_task
-from test_methods import FakeTask
 
 SIZES = (2, 3, 1)
 SMALL = {**TINY, "augment": "none"}
@@ -48,18 +51,34 @@ def make_learner(machine, seed=0, kind=PseudoReplay, channels=3, **options):
     return kind(kind.options_type(**{**SMALL, **options}), channels, machine, seed)
 
 
-def run(learner, data, watch=None, **where):
-    """Learn a stream; return the readout and the accuracies."""
+DPCR_PLUS = METHODS["dpcr-plus"]
+
+
+def trajectory_of(learner, method=DPCR_PLUS, **options):
+    return Trajectory(learner, {"it": (method, method.options(**options))})
+
+
+def run(learner, data, watch=None, *, options=None, method=DPCR_PLUS, state=None, **where):
+    """Learn a stream; return the trajectory and the accuracies."""
     stream = TaskStream(data.train, np.arange(sum(SIZES)), SIZES)
     evaluator = Evaluator(data, stream, learner.machine)
-    readout = METHODS["dpcr-plus"].readout(METHODS["dpcr-plus"].options(**where.pop("options", {})))
+    trajectory = trajectory_of(learner, method, **(options or {}))
     matrix = AccuracyMatrix(evaluator.totals())
-    if "readout" in where:
-        readout.load_state(where.pop("readout"))
+    if state is not None:
+        trajectory.load_state_dict(state)
     for _ in range(where.get("first_task", 0)):
         matrix.record(matrix.tasks_done, [0] * (matrix.tasks_done + 1), [0] * (matrix.tasks_done + 1))
-    learn_stream(stream, data, evaluator, learner, {"it": readout}, {"it": matrix}, watch or Watch(), **where)
-    return readout, matrix
+    run_protocol(stream, data, evaluator, trajectory, {"it": matrix}, watch or Watch(), **where)
+    return trajectory, matrix
+
+
+def classifier_of(trajectory):
+    return trajectory.parts["it"].classifier
+
+
+def saved(index, labels, old, new):
+    """A task whose features are given."""
+    return TaskFeatures.from_saved(index, 0, {"labels": labels, "old": old, "new": new}, new.shape[1:])
 
 
 def task_of(data, classes, machine):
@@ -126,11 +145,11 @@ def test_every_class_has_as_many_images_and_at_least_one(wanted, each):
     assert all(len(set(part.tolist())) == each for part in rows.split(each)), "no image twice for a class"
 
 
-@pytest.mark.parametrize("use_stages", [False, True])
-def test_made_images_look_like_old_classes_to_the_old_backbone(machine, data, quarters):
-    """In all that is read of it: features alone, or features and quarters, and in each of them."""
+@pytest.mark.parametrize("stages", [0, 1])
+def test_made_images_look_like_old_classes_to_the_old_backbone(machine, data, stages):
+    """In all features: those of the last stage alone, or of an intermediate one as well, and in each of them."""
     learner = make_learner(
-        machine, pseudo_ratio=2.0, pseudo_noise=0.0, pseudo_iterations=12, intermediate_stages=quarters
+        machine, pseudo_ratio=2.0, pseudo_noise=0.0, pseudo_iterations=12, intermediate_stages=stages
     )
     nearness = {}
 
@@ -140,10 +159,10 @@ def test_made_images_look_like_old_classes_to_the_old_backbone(machine, data, qu
             pixels, labels = task_of(data, range(2, 5) if report.task == 1 else [5], machine)
             each = len(made) // r.num_old_classes
             goals = r.means.repeat_interleave(each, 0)
-            network = Reading(r.old_backbone, use_stages=1, mirrored=False) if quarters else r.old_backbone
+            network = Reading(r.old_backbone, 1, mirrored=False) if stages else r.old_backbone
             before, after = (extract(network, shown, machine).double() for shown in (pixels, pixels.showing(made)))
             starts = torch.cdist(r.means, before).topk(each, largest=False).indices.flatten()
-            for part in (slice(None), slice(r.backbone.dim, None) if quarters else slice(None)):
+            for part in (slice(None), slice(r.backbone.dim, None) if stages else slice(None)):
                 far, near = (before[starts] - goals)[:, part], (after - goals)[:, part]
                 nearness.setdefault(report.task, []).append((near.norm(dim=1).mean() / far.norm(dim=1).mean()).item())
             assert (made.dtype, made.shape[1:]) == (torch.uint8, pixels.images.shape[1:])
@@ -273,8 +292,8 @@ def test_the_shift_may_have_more_made_images_than_are_learned(machine, data):
         assert (with_made == UNLABELLED).sum() == 2 * (round(0.5 * len(labels)) // 2)
         learned.append(both.images[torch.arange(len(labels), len(with_made))].int())
     assert (learned[0] - learned[1]).abs().max() <= 1, "rounded, after another batch"
-    task = TaskFeatures(1, more, pixels, labels, None)
-    assert [len(features) for features in task.pairs("pseudo")] == [len(labels) + len(more.pseudo_images())] * 2
+    task = TaskFeatures(1, labels, 0, more, pixels)
+    assert [len(features) for features in task.old_new_pairs("pseudo")] == [len(labels) + len(more.pseudo_images())] * 2
     images, targets = pixels.normalise(pixels.images[:8]), labels[:8]
     more.training_data(0, pixels, labels)
     logits = more.student.head(more.student.backbone(images))
@@ -358,7 +377,7 @@ def test_it_keeps_what_its_file_says(machine, data):
     dim, plain = learner.backbone.dim, LwF.state(learner, teacher=False)
     kept = {k: v for k, v in learner.state(teacher=False).items() if k not in plain}
     assert sum(v.numel() for v in kept.values()) == sum(SIZES) * dim + dim * dim
-    assert METHODS["dpcr-plus"].memory == "d(d+1)/2 + 2d + 1, and d^2 for all"
+    assert METHODS["dpcr-plus"].memory_formula == "d(d+1)/2 + 2d + 1, and d^2 for all"
     assert not METHODS["dpcr-plus"].exemplars
 
 
@@ -370,12 +389,7 @@ def test_a_run_goes_on_as_if_it_had_not_stopped(machine, data, task, epoch):
     def keep(optimiser, teacher):
         kept["state"] = copy.deepcopy(whole.state(teacher=teacher))
         kept["momenta"] = {k: v.clone() for k, v in optimiser.momenta().items()} if optimiser else None
-        kept["readout"] = readout_state() if whole.means.numel() else None
-
-    held = {}
-
-    def readout_state():
-        return {k: copy.deepcopy(v) for k, v in held["readout"].state().items()}
+        kept["trajectory"] = {k: v.clone() for k, v in trajectory.state_dict().items()} if whole.means.numel() else None
 
     def each_epoch(report, optimiser):
         if epoch and (report.task, report.epoch) == (task, epoch - 1):
@@ -387,18 +401,18 @@ def test_a_run_goes_on_as_if_it_had_not_stopped(machine, data, task, epoch):
 
     stream = TaskStream(data.train, np.arange(sum(SIZES)), SIZES)
     evaluator = Evaluator(data, stream, machine)
-    held["readout"] = METHODS["dpcr-plus"].readout(METHODS["dpcr-plus"].options())
+    trajectory = trajectory_of(whole)
     matrix = AccuracyMatrix(evaluator.totals())
-    watch = Watch(each_epoch, each_task)
-    learn_stream(stream, data, evaluator, whole, {"it": held["readout"]}, {"it": matrix}, watch)
+    run_protocol(stream, data, evaluator, trajectory, {"it": matrix}, Watch(each_epoch, each_task))
     resumed = make_learner(machine, **options)
     resumed.load_state(kept["state"])
-    readout, other = run(
-        resumed, data, first_task=task, first_epoch=epoch, momenta=kept["momenta"], readout=kept["readout"]
+    again, other = run(
+        resumed, data, first_task=task, first_epoch=epoch, momenta=kept["momenta"], state=kept["trajectory"]
     )
     for name, value in whole.state(teacher=True).items():
         assert torch.equal(resumed.state(teacher=True)[name], value), name
-    assert torch.equal(readout.weight, held["readout"].weight)
+    for name, value in trajectory.state_dict().items():
+        assert torch.equal(again.state_dict()[name], value), name
     assert other.A_t[-1] == matrix.A_t[-1]
 
 
@@ -407,17 +421,18 @@ def test_a_run_goes_on_as_if_it_had_not_stopped(machine, data, task, epoch):
 
 def test_pairs_are_the_tasks_images_and_the_made_ones(machine, data, second):
     pixels, labels = task_of(data, [2, 3, 4], machine)
-    task = TaskFeatures(1, second, pixels, labels, None)
-    old, new = task.pairs("pseudo")
+    task = TaskFeatures(1, labels, 0, second, pixels)
+    old, new = task.old_new_pairs("pseudo")
     assert len(old) == len(new) == len(labels) + len(second.made)
     assert torch.equal(old[: len(labels)], task.old())
     assert torch.equal(new[len(labels) :], extract(second.backbone, pixels.showing(second.made), machine))
-    assert task.pairs("pseudo")[0] is old, "computed once"
-    assert [len(x) for x in task.pairs("clean")] == [len(labels)] * 2
-    none = SimpleNamespace(pseudo_ratio=lambda: None, backbone=second.backbone, old_backbone=second.old_backbone)
+    assert task.old_new_pairs("pseudo")[0] is old, "computed once"
+    assert [len(x) for x in task.old_new_pairs("clean")] == [len(labels)] * 2
+    none = SimpleNamespace(pseudo_images=lambda: None, backbone=second.backbone, old_backbone=second.old_backbone)
     none.options, none.machine, none.feature_extractor = second.options, machine, lambda backbone: backbone
-    plain = TaskFeatures(1, none, pixels, labels, None)
-    assert torch.equal(plain.pairs("pseudo")[0], task.old()), "where none were made those of the task are all"
+    none.feature_layout = second.feature_layout
+    plain = TaskFeatures(1, labels, 0, none, pixels)
+    assert torch.equal(plain.old_new_pairs("pseudo")[0], task.old()), "where none were made those of the task are all"
 
 
 def test_the_classifier_is_dpcrs_with_another_shift(machine, data):
@@ -425,11 +440,10 @@ def test_the_classifier_is_dpcrs_with_another_shift(machine, data):
     learner, seen = make_learner(machine), []
 
     def learned(task):
-        seen.append((task.labels, task.new(), task.pairs("pseudo") if task.index else None))
+        seen.append((task.labels, task.new(), task.old_new_pairs("pseudo") if task.index else None))
 
-    readout, _ = run(
-        learner, data, learned=learned, options={"shift_ridge_rel": 0, "shift_ridge": 0.01, "rank_rule": "none"}
-    )
+    options = {"shift_ridge_rel": 0, "shift_ridge": 0.01, "rank_rule": "none"}
+    trajectory, _ = run(learner, data, on_task_features=learned, options=options)
     grams, means, counts = [], [], []
     for labels, new, pairs in seen:
         if pairs is not None:
@@ -443,53 +457,67 @@ def test_the_classifier_is_dpcrs_with_another_shift(machine, data):
             counts.append(len(rows))
     total = sum(grams) + 200 * torch.eye(len(grams[0]), dtype=torch.float64)
     weight = torch.linalg.solve(total, torch.stack([n * m for n, m in zip(counts, means, strict=True)], 1))
-    torch.testing.assert_close(readout.weight, weight / weight.norm(dim=0), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(classifier_of(trajectory).weight, weight / weight.norm(dim=0), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("share", [0.02, 0.5])
-def test_the_shift_may_keep_to_the_identity(share):
+def test_the_shift_may_keep_to_the_identity(share, monkeypatch):
     """Its ridge is a share of trace / dim; methods that differ in it share nothing, those that agree share the map."""
     old, labels = draw(80, 6), torch.arange(80) % 2
     new = old @ draw(6, 6, seed=1)
     gram = old.T @ old
     ridge = share * gram.trace() / 6 * torch.eye(6, dtype=torch.float64)
     want = torch.linalg.inv(gram + ridge) @ (old.T @ new + ridge)
-    first = METHODS["dpcr-plus"].options(shift_ridge_rel=share, rank_rule="none")
-    other = METHODS["dpcr-plus"].options(shift_ridge_rel=0, rank_rule="none")
-    task = FakeTask(1, labels, old, new)
-    task.learner.pseudo = lambda: None
-    before = ClassStats.from_features(old, labels)
-    torch.testing.assert_close(dual_projection(before, task, first).mean, before.mean @ want)
-    plain = dual_projection(before, task, other).mean
-    torch.testing.assert_close(plain, before.mean @ torch.linalg.lstsq(old, new).solution)
-    again = METHODS["dpcr-plus"].options(shift_ridge_rel=share, rank_rule="none", ridge=7.0)
-    assert dual_projection(before, task, again) is dual_projection(before, task, first)
+    estimates, estimate = [], dual_projection.estimate_shift
+    monkeypatch.setattr(dual_projection, "estimate_shift", lambda *given: (estimates.append(1), estimate(*given))[1])
+    first, other, again = (
+        DualProjection(DPCR_PLUS.options(rank_rule="none", **given))
+        for given in ({"shift_ridge_rel": share}, {"shift_ridge_rel": 0}, {"shift_ridge_rel": share, "ridge": 7.0})
+    )
+    task, before = saved(1, labels, old, new), ClassStats.from_features(old, labels)
+    torch.testing.assert_close(first(before, task).mean, before.mean @ want)
+    torch.testing.assert_close(other(before, task).mean, before.mean @ torch.linalg.lstsq(old, new).solution)
+    assert len(estimates) == 2
+    assert torch.equal(again(before, task).mean, first(before, task).mean)
+    assert len(estimates) == 2
+    assert first.key == again.key != other.key, "the classifier's ridge makes no other shift"
 
 
 def test_how_much_is_chosen_for_each_task_where_nothing_is_said():
     old, labels = draw(80, 6), torch.arange(80) % 2
     new = old + 0.3 * old @ draw(6, 6, seed=1) + draw(80, 6, seed=2)
-    task = FakeTask(1, labels, old, new)
-    task.learner.pseudo = lambda: None
-    before = ClassStats.from_features(old, labels)
-    found = dual_projection(before, task, METHODS["dpcr-plus"].options(rank_rule="none"))
+    task, before = saved(1, labels, old, new), ClassStats.from_features(old, labels)
+    found = DualProjection(DPCR_PLUS.options(rank_rule="none"))(before, task)
     ridge = cross_validated_ridge(*feature_products(old, new), float((new - old).square().sum()), 80)
     want = torch.linalg.inv(old.T @ old + ridge * torch.eye(6).double()) @ (old.T @ new + ridge * torch.eye(6).double())
     torch.testing.assert_close(found.mean, before.mean @ want)
-    same = METHODS["dpcr"].options(shift_ridge_rel="auto", rank_rule="none", small_task="identity", ridge=1.0)
-    torch.testing.assert_close(dual_projection(before, task, same).mean, found.mean)
-    assert not torch.allclose(dual_projection(before, task, METHODS["dpcr"].options(ridge=1.0)).mean, found.mean)
+    same = DualProjection(shift_ridge_rel="auto", rank_rule="none", small_task="identity")
+    torch.testing.assert_close(same(before, task).mean, found.mean)
+    assert not torch.allclose(DualProjection()(before, task).mean, found.mean)
 
 
 # --- the classes' Gaussians -------------------------------------------------------------------------------------------
 
 
-def readout_of(stats, **options):
-    """A readout that has learned these statistics."""
-    readout = METHODS["dpcr-plus"].readout(METHODS["dpcr-plus"].options(**options))
-    readout.stats, readout.moves = stats, torch.zeros_like(stats.classes)
-    readout._solve(stats)
-    return readout
+def fitted(stats, **options):
+    """A classifier that knows these statistics."""
+    classifier = RidgeAndGaussian(DPCR_PLUS.options(**options))
+    classifier.fit(stats)
+    return classifier
+
+
+def with_moves(stats, *moves):
+    """The same statistics, whose classes were shifted so often."""
+    return ClassStats(stats.classes, stats.count, stats.mean, stats.parts, torch.tensor(moves))
+
+
+def knowing(stats, **options):
+    """A trajectory of saved features whose only track holds these statistics."""
+    trajectory = trajectory_of(None, **options)
+    (track,) = trajectory.tracks.values()
+    track.stats = stats
+    classifier_of(trajectory).fit(stats)
+    return trajectory
 
 
 @pytest.fixture
@@ -519,16 +547,16 @@ def test_two_heads_are_added_as_their_equation_says(three):
         weight * (s - s.mean(1, keepdim=True)) / s.std(1, correction=0, keepdim=True)
         for weight, s in ((1, linear), (0.7, densities))
     )
-    found = readout_of(stats, gaussian=0.7, gaussian_shared=0.6, gaussian_ridge=0.2, ridge=3.0).scores(images)
+    found = fitted(stats, gaussian=0.7, gaussian_shared=0.6, gaussian_ridge=0.2, ridge=3.0).logits(images)
     torch.testing.assert_close(found, want, rtol=1e-9, atol=1e-9)
     torch.testing.assert_close(log_densities(images, stats.mean, gaussian_factors(stats, 0.6, 0.2)), densities)
 
 
 def test_without_gaussians_it_is_dpcrs_classifier(three):
     stats, images, _ = three
-    plain = METHODS["dpcr"].readout(METHODS["dpcr"].options())
-    plain.load_state({"stats": stats, "weight": readout_of(stats).weight})
-    assert torch.equal(readout_of(stats, gaussian=0.0).scores(images), plain.scores(images))
+    plain = Ridge()
+    plain.load_state_dict({"weight": fitted(stats).weight}, stats)
+    assert torch.equal(fitted(stats, gaussian=0.0).logits(images), plain.logits(images))
 
 
 def test_many_classes_are_factored_in_parts():
@@ -544,61 +572,61 @@ def test_many_classes_are_factored_in_parts():
 def test_the_gaussians_follow_the_statistics(three):
     """After classes are dropped or added or a state is taken up, none of those before has a say."""
     stats, images, _ = three
-    readout = readout_of(stats)
-    readout.scores(images)
-    readout.keep(torch.tensor([0, 2]))
+    trajectory = knowing(stats)
+    classifier = classifier_of(trajectory)
+    classifier.logits(images)
+    trajectory.retain(torch.tensor([0, 2]))
     two = stats.select(torch.tensor([0, 2])).relabel(range(2))
-    torch.testing.assert_close(readout.scores(images), readout_of(two).scores(images))
-    third = readout_of(stats.select(torch.tensor([1])).relabel(range(1)))
-    readout.absorb(third, torch.tensor([2]))
-    found = readout.scores(images)
-    torch.testing.assert_close(found, readout_of(stats).scores(images)[:, [0, 2, 1]])
-    readout.load_state(readout_of(two).state())
-    torch.testing.assert_close(readout.scores(images), readout_of(two).scores(images))
-    assert set(readout.state()) == {"stats", "weight", "moves"}, "they are not stored"
+    torch.testing.assert_close(classifier.logits(images), fitted(two).logits(images))
+    third = knowing(stats.select(torch.tensor([1])).relabel(range(1)))
+    trajectory.merge(third, torch.tensor([2]))
+    torch.testing.assert_close(classifier.logits(images), fitted(stats).logits(images)[:, [0, 2, 1]])
+    trajectory.load_state_dict(knowing(two).state_dict())
+    torch.testing.assert_close(classifier.logits(images), fitted(two).logits(images))
+    assert set(classifier.state_dict()) == {"weight"}, "they are not stored"
 
 
 @pytest.mark.parametrize("gaussian", [0.0, 0.5])
 def test_classes_that_were_moved_get_a_bonus(three, gaussian):
-    """Literally: to each standardised score b for every move."""
+    """Literally: to each standardized score b for every move."""
     stats, images, _ = three
-    plain, other = (readout_of(stats, gaussian=gaussian, moved_bonus=b) for b in (0.0, 0.3))
-    plain.moves = other.moves = torch.tensor([2, 0, 1])
-    scores = plain.scores(images)
+    stats = with_moves(stats, 2, 0, 1)
+    plain, other = (knowing(stats, gaussian=gaussian, moved_bonus=b) for b in (0.0, 0.3))
+    scores = plain.logits("it", images)
     if not gaussian:
         scores = (scores - scores.mean(1, keepdim=True)) / scores.std(1, correction=0, keepdim=True)
-    torch.testing.assert_close(other.scores(images), scores + torch.tensor([0.6, 0.0, 0.3]))
-    state = {key: value for key, value in other.state().items() if key != "moves"}
-    other.load_state(other.state())
-    assert other.moves.tolist() == [2, 0, 1]
-    other.load_state(state)
-    assert other.moves.tolist() == [0, 0, 0], "a state of an earlier version"
+    wanted = scores + torch.tensor([0.6, 0.0, 0.3])
+    torch.testing.assert_close(other.logits("it", images), wanted)
+    again = trajectory_of(None, gaussian=gaussian, moved_bonus=0.3)
+    again.load_state_dict(other.state_dict())
+    torch.testing.assert_close(again.logits("it", images), wanted)
 
 
-@pytest.mark.parametrize(("shift", "moves"), [(True, [2, 2, 1, 1, 1, 0]), (False, [0] * 6)])
-def test_moves_are_counted(machine, data, shift, moves):
-    readout, _ = run(make_learner(machine), data, options={"shift": shift})
-    assert readout.moves.tolist() == moves
+@pytest.mark.parametrize(
+    ("method", "moves"),
+    [(DPCR_PLUS, [2, 2, 1, 1, 1, 0]), (find("pseudo-replay+none+ridge-gaussian"), [0] * 6)],
+)
+def test_moves_are_counted(machine, data, method, moves):
+    trajectory, _ = run(make_learner(machine), data, method=method)
+    assert trajectory.stats("it").moves.tolist() == moves
 
 
 def test_moves_are_those_of_the_classes_that_are_left(three):
     stats, _, _ = three
-    readout, other = readout_of(stats), readout_of(stats)
-    readout.moves, other.moves = torch.tensor([5, 2, 3]), torch.tensor([1, 4, 7])
-    readout.keep(torch.tensor([2, 0]))
-    assert readout.moves.tolist() == [5, 3], "the order of classes stays"
-    readout.absorb(other, torch.tensor([0, 2, 3]))
-    assert readout.moves.tolist() == [1, 3, 4, 7], "of a class in both, those of the fresher one"
+    trajectory, other = knowing(with_moves(stats, 5, 2, 3)), knowing(with_moves(stats, 1, 4, 7))
+    trajectory.retain(torch.tensor([2, 0]))
+    assert trajectory.stats("it").moves.tolist() == [5, 3], "the order of classes stays"
+    trajectory.merge(other, torch.tensor([0, 2, 3]))
+    assert trajectory.stats("it").moves.tolist() == [1, 3, 4, 7], "of a class in both, those of the fresher one"
 
 
 def test_a_class_that_comes_again_was_not_moved(three):
     stats, _, _ = three
-    readout = readout_of(stats, shift_view="clean", shift_ridge_rel=0.1)
-    readout.moves = torch.tensor([1, 4, 0])
+    trajectory = knowing(with_moves(stats, 1, 4, 0), shift_view="clean", shift_ridge_rel=0.1)
     old, labels = draw(40, 5), torch.arange(40) % 2 * 2 + 1  # classes 1 and 3
-    readout.learn(FakeTask(1, labels, old=old, new=old @ draw(5, 5, seed=2)))
-    assert readout.stats.classes.tolist() == [0, 1, 2, 3]
-    assert readout.moves.tolist() == [2, 0, 1, 0]
+    trajectory.update(saved(1, labels, old, old @ draw(5, 5, seed=2)))
+    assert trajectory.stats("it").classes.tolist() == [0, 1, 2, 3]
+    assert trajectory.stats("it").moves.tolist() == [2, 0, 1, 0]
 
 
 def test_classes_without_spread_are_told_apart_by_distance():
@@ -606,10 +634,9 @@ def test_classes_without_spread_are_told_apart_by_distance():
     points = draw(3, 4)
     stats = ClassStats.from_features(points.repeat(2, 1), torch.arange(3).repeat(2))
     assert torch.equal(gaussian_factors(stats, 0.9, 0.3), torch.eye(4).double().repeat(3, 1, 1))
-    readout = readout_of(stats, gaussian=1000.0)
-    assert readout.scores(points).argmax(1).tolist() == [0, 1, 2]
-    single = readout_of(ClassStats.from_features(points, torch.zeros(3, dtype=torch.int64)))
-    assert single.scores(points).tolist() == [[0.0]] * 3
+    assert fitted(stats, gaussian=1000.0).logits(points).argmax(1).tolist() == [0, 1, 2]
+    single = fitted(ClassStats.from_features(points, torch.zeros(3, dtype=torch.int64)))
+    assert single.logits(points).tolist() == [[0.0]] * 3
 
 
 # --- options ----------------------------------------------------------------------------------------------------------
@@ -617,9 +644,9 @@ def test_classes_without_spread_are_told_apart_by_distance():
 
 def test_preset_and_defaults():
     plan = resolve(Request(("dpcr-plus",), "cifar100", tasks=10, preset="paper"))
-    assert plan.learner == "dpcr-plus"
+    assert plan.learner == "pseudo-replay"
     assert plan.methods["dpcr-plus"][1].shift_view == "pseudo"
-    assert plan.training.pseudo == 1.0
+    assert plan.training.pseudo_ratio == 1.0
     assert (plan.training.later.epochs, plan.training.distill_weight) == (100, 10)
 
 
@@ -643,12 +670,8 @@ def test_the_tuned_preset_is_what_was_chosen_at_the_papers_budget(dataset, rate)
         assert getattr(plan.training, name) == getattr(paper.training, name), name
     assert plan.training.later.lr == rate
     training, options = plan.training, plan.methods["dpcr-plus"][1]
-    assert (training.pseudo, training.pseudo_ratio_shift, training.feature_distill_weight, training.distill_weight) == (
-        0,
-        4,
-        3,
-        3,
-    )
+    assert (training.pseudo_ratio, training.pseudo_ratio_shift) == (0, 4)
+    assert (training.feature_distill_weight, training.distill_weight) == (3, 3)
     assert (training.intermediate_stages, training.flip_tta) == (3, True)
     assert (options.gaussian, options.gaussian_ridge, options.ridge, options.shift_ridge_rel) == (1, 1, 200, "auto")
     dim = Reading(build("resnet18"), training.intermediate_stages, training.flip_tta).dim
@@ -672,7 +695,10 @@ def test_the_tuned_preset_is_for_what_was_tuned():
         (("dpcr-plus",), "pseudo_step_size=0", ("pseudo_step_size=0",)),
         (("dpcr-plus",), "pseudo_iterations=0", ("pseudo_iterations=0",)),
         (("dpcr-plus",), "pseudo_noise=-0.5", ("pseudo_noise=-0.5",)),
-        (("dpcr",), "shift_view=pseudo", ("shift_view='pseudo'", "'clean'", "'augmented'")),
+        (("dpcr",), "shift_view=pseudo", ("shift_view=pseudo", "pseudo-replay", "clean", "augmented")),
+        (("sdc", "ldc"), "shift_view=pseudo", ("shift_view=pseudo", "sdc", "ldc")),
+        (("adc",), "shift_view=pseudo", ("shift_view='pseudo'", "'clean'", "'augmented'")),
+        (("dpcr-plus",), "ridge_view=pseudo", ("ridge_view='pseudo'", "'clean'", "'augmented'")),
         (("dpcr-plus",), "shift_ridge_rel=-0.1", ("shift_ridge_rel=-0.1",)),
         (("dpcr",), "shift_ridge_rel=often", ("shift_ridge_rel='often'", "auto")),
         (("dpcr-plus",), "feature_distill_weight=-1", ("feature_distill_weight=-1",)),
@@ -684,7 +710,7 @@ def test_the_tuned_preset_is_for_what_was_tuned():
         (("dpcr-plus",), "gaussian_shared=1.5", ("gaussian_shared=1.5",)),
         (("dpcr-plus",), "gaussian_ridge=0", ("gaussian_ridge=0",)),
         (("dpcr-plus",), "moved_bonus=-1", ("moved_bonus=-1",)),
-        (("dpcr",), "pseudo_ratio=1", ("pseudo", "dpcr", "dpcr-plus")),
+        (("dpcr",), "pseudo_ratio=1", ("pseudo_ratio", "dpcr", "dpcr-plus")),
         (("dpcr-plus", "dpcr"), "batch_size=64", ("dpcr", "dpcr-plus")),
     ],
 )
@@ -705,17 +731,17 @@ def test_other_sizes_and_grey_images(machine, size, channels, crop):
 # --- more is read of the backbone -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("use_stages", [1, 2, 3])
-def test_what_is_read_are_features_quarters_and_mirror_images(machine, data, quarters):
+@pytest.mark.parametrize("stages", [1, 2, 3])
+def test_multi_stage_features_are_pooled_maps_averaged_over_flips(machine, data, stages):
     """By hand: the mean of the last maps, and that of each quarter of the maps before, the latest first; for both."""
-    learner = make_learner(machine, intermediate_stages=quarters, flip_tta=True)
+    learner = make_learner(machine, intermediate_stages=stages, flip_tta=True)
     backbone = learner.backbone.eval()
     images = torch.randn(5, 3, 16, 16, generator=torch.Generator().manual_seed(0))
 
     def literal(x):
         maps = backbone.stages(x)
         parts = [maps[-1].mean((2, 3))]
-        for before in maps[-2 : -2 - quarters : -1]:
+        for before in maps[-2 : -2 - stages : -1]:
             side = before.shape[-1] // 2
             rows = [before[:, c, i * side : (i + 1) * side, j * side : (j + 1) * side].mean((1, 2))
                     for c in range(before.shape[1]) for i in (0, 1) for j in (0, 1)]  # fmt: skip
@@ -737,42 +763,39 @@ def test_what_is_read_are_features_quarters_and_mirror_images(machine, data, qua
 def test_reading_more_changes_the_classifier_and_not_the_backbone(machine, data):
     """Without made images, that is: those are drawn to all that is read."""
     plain, wide = (
-        make_learner(machine, feature_distill_weight=1.0, pseudo_ratio=0.0, intermediate_stages=more)
-        for more in (False, True)
+        make_learner(machine, feature_distill_weight=1.0, pseudo_ratio=0.0, intermediate_stages=more) for more in (0, 1)
     )
-    (narrow, _), (readout, matrix) = run(plain, data), run(wide, data)
+    (narrow, _), (trajectory, matrix) = run(plain, data), run(wide, data)
     for key, value in plain.backbone.state_dict().items():
         assert torch.equal(value, wide.backbone.state_dict()[key])
     dim = wide.backbone.dim
     assert wide.means.shape[1] == wide.feature_extractor(wide.backbone).dim
     torch.testing.assert_close(wide.means[-1:, :dim], plain.means[-1:])
     before = wide.backbone.stages(torch.zeros(1, 3, 8, 8))[-2].shape[1]
-    assert narrow.stats.mean.shape == (sum(SIZES), dim)
-    assert readout.stats.mean.shape == (sum(SIZES), dim + 4 * before)
+    assert narrow.stats("it").mean.shape == (sum(SIZES), dim)
+    assert trajectory.stats("it").mean.shape == (sum(SIZES), dim + 4 * before)
     assert matrix.tasks_done == len(SIZES)
 
 
-@pytest.mark.parametrize("use_stages", [0, 1])
-def test_less_may_be_used_than_is_read(machine, data, quarters):
-    """One run serves all: with fewer stages' quarters it is the run that reads no more, but for what images aim at."""
-    common = {"feature_distill_weight": 1.0, "pseudo_ratio": 0.0}
-    wide, narrow = (make_learner(machine, intermediate_stages=read, flip_tta=True, **common) for read in (2, quarters))
-    (used, _), (wanted, matrix) = run(wide, data, options={"use_stages": quarters}), run(narrow, data)
+@pytest.mark.parametrize("stages", [0, 1])
+def test_fewer_stages_may_be_used_than_are_extracted(machine, data, stages):
+    """One run serves all: used of two stages are as many as another run extracts, but for what images aim at."""
+    common = {"feature_distill_weight": 1.0, "pseudo_ratio": 0.0, "flip_tta": True}
+    wide, narrow = (make_learner(machine, intermediate_stages=extracted, **common) for extracted in (2, stages))
+    (used, _), (wanted, matrix) = run(wide, data, options={"use_stages": stages}), run(narrow, data)
     dim = narrow.feature_extractor(narrow.backbone).dim
-    assert used.stats.mean.shape == (sum(SIZES), dim)
-    torch.testing.assert_close(used.stats.mean, wanted.stats.mean)
-    torch.testing.assert_close(used.weight, wanted.weight)
+    assert used.stats("it").mean.shape == (sum(SIZES), dim)
+    torch.testing.assert_close(used.stats("it").mean, wanted.stats("it").mean)
+    torch.testing.assert_close(classifier_of(used).weight, classifier_of(wanted).weight)
     images = torch.randn(7, wide.feature_extractor(wide.backbone).dim, generator=torch.Generator().manual_seed(3))
-    torch.testing.assert_close(used.scores(images), wanted.scores(images[:, :dim]))
+    torch.testing.assert_close(used.logits("it", images), wanted.logits("it", images[:, :dim]))
     assert matrix.tasks_done == len(SIZES)
 
 
-def test_made_images_are_used_where_less_is_used(machine, data):
+def test_made_images_are_used_where_fewer_stages_are(machine, data):
     ways = ({"use_stages": 1}, {"use_stages": 1, "shift_view": "clean"})
-    (with_made, _), (without, _) = (
-        run(make_learner(machine, intermediate_stages=2), data, options=way) for way in ways
-    )
-    assert not torch.allclose(with_made.stats.mean[0], without.stats.mean[0])
+    with_made, without = (run(make_learner(machine, intermediate_stages=2), data, options=way)[0] for way in ways)
+    assert not torch.allclose(with_made.stats("it").mean[0], without.stats("it").mean[0])
 
 
 def test_the_last_stage_is_read_as_a_whole(machine):

@@ -62,6 +62,7 @@ class RidgeAndGaussianOptions(RidgeOptions, GaussianOptions):
 
     def check_training(self, training: Any) -> None:
         """Refuse to use more stages than are extracted."""
+        super().check_training(training)
         extracted = getattr(training, "intermediate_stages", 0)
         if self.use_stages is not None and self.use_stages > extracted:
             raise OptionError(

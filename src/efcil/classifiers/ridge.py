@@ -10,6 +10,7 @@ State kept between tasks: per class its count, mean and Gram matrix, dim (dim + 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Literal
 
 from pydantic import Field
 from torch import Tensor
@@ -26,7 +27,8 @@ class RidgeOptions(Options):
 
     ridge: float = Field(default=200.0, ge=0)  # gamma of Eq. 11
     normalise: bool = True  # CN, Eq. 22
-    ridge_view: ImageView = "clean"  # of the new classes, in the reconstruction; what is stored is always clean
+    # Of the new classes, in the reconstruction; what is stored is always clean.
+    ridge_view: Literal["clean", "augmented"] = "clean"
 
 
 class Ridge(Classifier):

@@ -17,6 +17,7 @@ way of the filter; here all means stay old until the last drift is known.
 from __future__ import annotations
 
 import math
+from typing import Literal
 
 import torch
 from pydantic import Field
@@ -27,7 +28,6 @@ from efcil.config import Options
 from efcil.core.class_stats import ClassStats
 from efcil.core.linear_algebra import DTYPE
 from efcil.features import TaskFeatures
-from efcil.learners.base import ImageView
 from efcil.shift.base import Shift
 from efcil.training.feature_inversion import in_parts, towards
 from efcil.training.memory import memory_guard
@@ -42,7 +42,7 @@ class ADCOptions(Options):
     step: float = Field(default=25.0, gt=0)  # alpha
     iterations: int = Field(default=3, ge=1)  # i
     samples: int = Field(default=100, ge=1)  # m; a task with fewer images gives all of them
-    shift_view: ImageView = "clean"  # the authors' code starts from augmented ones
+    shift_view: Literal["clean", "augmented"] = "clean"  # the authors' code starts from augmented ones
 
 
 def adversarial_drift(means: Tensor, task: TaskFeatures, options: ADCOptions) -> Tensor:

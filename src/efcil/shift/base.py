@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from efcil.components import Component
+from efcil.config import Options
 from efcil.core.class_stats import ClassStats
 from efcil.core.feature_maps import FeatureMap
+from efcil.errors import OptionError
 from efcil.features import TaskFeatures
+
+
+class PairsOptions(Options):
+    """Options of shifts that are estimated from old and new features of the same images, seen in `shift_view`."""
+
+    def check_training(self, training: Any) -> None:
+        """Refuse the pseudo-images of a learner that makes none."""
+        super().check_training(training)
+        if getattr(self, "shift_view", "clean") == "pseudo" and not hasattr(training, "pseudo_ratio"):
+            raise OptionError("shift_view=pseudo needs the learner pseudo-replay; set clean or augmented")
 
 
 class Shift(Component):

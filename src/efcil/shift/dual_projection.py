@@ -15,7 +15,7 @@ from efcil.core.linear_algebra import ROWS_AT_ONCE, relative_ridge
 from efcil.core.projection import RankRule, cross_validated_ridge, feature_products, task_shift, task_shift_from_gram
 from efcil.features import TaskFeatures
 from efcil.learners.base import ImageView
-from efcil.shift.base import Shift
+from efcil.shift.base import PairsOptions, Shift
 
 
 def _relative_ridge(value: object) -> object:
@@ -31,7 +31,7 @@ FEW = 4
 """Images per dimension below which a task has few (docs/fidelity.md): the plain solution then fits their noise."""
 
 
-class DualProjectionOptions(Options):
+class DualProjectionOptions(PairsOptions):
     """Options of the shift, shared by every method that uses it."""
 
     shift_ridge: float = Field(default=1e-9, ge=0)  # epsilon of Eq. 5

@@ -13,15 +13,14 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from efcil.config import Options
 from efcil.core.class_stats import ClassStats
 from efcil.features import TaskFeatures
 from efcil.learners.base import ImageView
 from efcil.randomness import Purpose, generator
-from efcil.shift.base import Shift
+from efcil.shift.base import PairsOptions, Shift
 
 
-class LDCOptions(Options):
+class LDCOptions(PairsOptions):
     """Options of the fit."""
 
     map_lr: float = Field(default=0.001, gt=0)

@@ -9,16 +9,15 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from efcil.config import Options
 from efcil.core.class_stats import ClassStats
 from efcil.core.feature_maps import FeatureMap, UnitLength
 from efcil.core.linear_algebra import DTYPE
 from efcil.features import TaskFeatures
 from efcil.learners.base import ImageView
-from efcil.shift.base import Shift
+from efcil.shift.base import PairsOptions, Shift
 
 
-class SDCOptions(Options):
+class SDCOptions(PairsOptions):
     """Options of the translation."""
 
     sigma: float = Field(default=0.3, ge=1e-6)  # of the kernel; DPCR's appendix: 0.3 CIFAR-100, Tiny, 1.0 ImageNet-100
