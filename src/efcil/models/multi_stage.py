@@ -22,11 +22,11 @@ class Reading(nn.Module):
     (torch.Size([2, 128]), 128)
     """
 
-    def __init__(self, backbone: ResNet, quarters: int, mirrored: bool) -> None:
+    def __init__(self, backbone: ResNet, use_stages: int, mirrored: bool) -> None:
         super().__init__()
-        self.backbone, self.use_stages, self.mirrored = backbone, quarters, mirrored  # quarters: of so many stages
+        self.backbone, self.use_stages, self.mirrored = backbone, use_stages, mirrored  # stages before the last
         # A stage has half of the next one's planes, and four quarters of each.
-        self.layout = (backbone.dim, *(4 * (backbone.dim >> back) for back in range(1, quarters + 1)))
+        self.layout = (backbone.dim, *(4 * (backbone.dim >> back) for back in range(1, use_stages + 1)))
         self.dim = sum(self.layout)
 
     def forward(self, images: Tensor) -> Tensor:
