@@ -438,11 +438,11 @@ def place(home, out, order):
 
 
 def measured(home, out, order):
-    """All that a run measured, epoch by epoch; how long it took is not part of it."""
+    """All that a run measured, epoch by epoch; how long it took, and beside how many others, is not part of it."""
     own = place(home, out, order)
     summary = json.loads((own / "pass" / "summary.json").read_text())
     log = (own / "trajectory" / "metrics.jsonl").read_text()
-    return {k: v for k, v in summary.items() if k not in ("seconds", "command")}, log
+    return {k: v for k, v in summary.items() if k not in ("seconds", "concurrent_runs", "command")}, log
 
 
 def processes_of(home, out):
