@@ -13,6 +13,7 @@ from efcil.accel.machine import Machine
 from efcil.core.metrics import AccuracyMatrix, count_correct
 from efcil.data.augment import Transform
 from efcil.data.dataset import DataSet
+from efcil.errors import OptionError
 from efcil.features import TaskFeatures
 from efcil.learners import Learner
 from efcil.tasks import Task, TaskStream
@@ -102,6 +103,11 @@ def fit_task(
     `middle` from the middle of that epoch. `stop` and `on_stop` are those of `train`.
     """
     options, index = learner.options, task.index
+    if learner.views and transform is None:
+        raise OptionError(
+            f"{type(learner).__name__} looks at {1 + learner.views} views of each image, and augment={options.augment} "
+            "gives one: set augment=crop-flip or another augmentation"
+        )
     stages, before = learner.stages(index), 0
     taken_up = first_epoch > 0 or middle is not None
     if stages and not taken_up:
@@ -128,7 +134,8 @@ def fit_task(
                 rule=options.optimiser,
                 momentum=options.momentum,
                 noise=learner.loss_generator,
-                resting=learner.resting(),
+                frozen=learner.frozen_forward(),
+                views=learner.views,
                 hand_over=learner.hand_over,
                 before=before,
                 epochs=sum(s.epochs for s in stages),

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from efcil.accel.streams import Gate, _own_streams, _streams, own_stream
 from efcil.errors import OptionError
+from efcil.losses import Criterion
 from efcil.training.distributed import ALONE, Group
 
 M = TypeVar("M", bound=nn.Module)
@@ -198,6 +199,22 @@ class Machine:
                 return work()
 
         return _convolutions().submit(there).result()
+
+    @staticmethod
+    def knows(part: object) -> bool:
+        """Whether the exact type of an object is one of ours; what is not runs eagerly and is never captured.
+
+        A captured step would freeze the Python branches and counters of a plug-in's loss.
+        """
+        return type(part).__module__.partition(".")[0] == "efcil"
+
+    def criterion(self, criterion: Criterion) -> Criterion:
+        """Return a fused version of a loss where there is one for its exact type."""
+        if not (self.compile and self.capture):
+            return criterion
+        from efcil.accel.criteria import accelerate
+
+        return accelerate(criterion, self.device, self.dtype)
 
     def tensor(self, array: npt.NDArray[Any]) -> Tensor:
         """Copy an array (memory-mapped or not) to the device."""

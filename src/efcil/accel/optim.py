@@ -67,8 +67,8 @@ class SGD:
         learning = [p for p in self.parameters if p.grad is not None]
         if not self.taken.isdisjoint(learning):
             raise TrainingError(
-                "a weight of the backbone has a gradient beside that of the features, and was updated without it: set "
-                "hands_over = False in the learner whose loss asks for it"
+                "a weight of the backbone has a gradient beside that of the features and was updated without it: this "
+                "learner cannot run with the optimizer inside the backward pass; take --no-compile"
             )
         sgd(
             learning,

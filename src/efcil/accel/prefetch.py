@@ -13,7 +13,7 @@ from efcil.accel.streams import own_stream
 from efcil.data.augment import CHUNK_BYTES
 from efcil.training.image_batches import Pixels
 from efcil.training.image_store import Store
-from efcil.training.loader import Batch
+from efcil.training.loader import StoredBatch
 
 Resting = Callable[[Tensor], Tensor]  # normalised images -> what networks at rest make of them, (n, ...)
 AT_REST = 2560 * 3 * 32 * 32  # numbers in the images that networks at rest look at at once
@@ -21,8 +21,8 @@ AT_REST = 2560 * 3 * 32 * 32  # numbers in the images that networks at rest look
 
 @torch.no_grad()
 def seen_at_rest(
-    epochs: Sequence[Sequence[Batch]], resting: Resting, pixels: Pixels, machine: Machine
-) -> list[list[Batch]]:
+    epochs: Sequence[Sequence[StoredBatch]], resting: Resting, pixels: Pixels, machine: Machine
+) -> list[list[StoredBatch]]:
     """Add to the batches of epochs what networks at rest make of their images, in batches as large as a GPU likes.
 
     All of one size, the last one filled up: a new size would be compiled and tried out anew.
@@ -56,8 +56,8 @@ class Ahead:
 
     def __init__(
         self,
-        one: Callable[[int], Iterable[Batch]],  # the batches of an epoch
-        several: Callable[[range], Sequence[Sequence[Batch]]],  # of several epochs
+        one: Callable[[int], Iterable[StoredBatch]],  # the batches of an epoch
+        several: Callable[[range], Sequence[Sequence[StoredBatch]]],  # of several epochs
         images: Store,
         last: int,  # epochs in all
         machine: Machine,
@@ -66,8 +66,8 @@ class Ahead:
         fit = CHUNK_BYTES[machine.device.type] // max(1, images.numel()) if isinstance(images, Tensor) else 0
         self.at_once = min(self.MOST, fit)
         self.stream = own_stream(machine.device, "ahead") if machine.device.type == "cuda" and fit else None
-        self.ready: dict[int, tuple[Sequence[Batch], torch.cuda.Event]] = {}  # and what tells that they are there
-        self.taken: Sequence[Batch] = []
+        self.ready: dict[int, tuple[Sequence[StoredBatch], torch.cuda.Event]] = {}  # and what tells that they are there
+        self.taken: Sequence[StoredBatch] = []
         if self.stream is not None:
             self.stream.wait_stream(torch.cuda.current_stream())  # the images must be there
 
@@ -81,7 +81,7 @@ class Ahead:
                 there = self.stream.record_event()
             self.ready |= {number: (batches, there) for number, batches in zip(block, found, strict=True)}
 
-    def take(self, epoch: int) -> Iterable[Batch]:
+    def take(self, epoch: int) -> Iterable[StoredBatch]:
         """Return an epoch's batches; the caller waits for the device before it asks for the next."""
         if self.stream is None:
             return self.one(epoch)

@@ -15,7 +15,6 @@ from efcil import models
 from efcil.accel.folded_resnet import rested
 from efcil.accel.fused_resnet import InTraining, Updates
 from efcil.accel.machine import Machine
-from efcil.accel.prefetch import Resting
 from efcil.config import Options
 from efcil.core.class_stats import ClassStats
 from efcil.data import augment
@@ -23,6 +22,7 @@ from efcil.errors import OptionError
 from efcil.models.heads import CosineHead, GrowingHead
 from efcil.randomness import Purpose, generator
 from efcil.tasks import Task
+from efcil.training.batch import Batch, FrozenForward
 from efcil.training.image_batches import Pixels
 from efcil.training.loader import LastBatch
 from efcil.training.schedule import Schedule
@@ -80,10 +80,10 @@ class Learner(nn.Module, ABC):
 
     options_type: type[TrainingOptions] = TrainingOptions
     all_data = False  # trains on the data of all tasks so far: only the joint upper bound
+    views = 0  # further augmented views of each image that the loss looks at
     last_relu = True  # whether the backbone ends in a ReLU
-    same_features = True  # whether features keep their dimension from task to task, as statistics of them must
     draws_on_stats = False  # needs means and covariances of the old classes: `recall`
-    hands_over = True  # the loss depends on the weights of the student's backbone only through its features
+    same_features = True  # whether features keep their dimension from task to task, as statistics of them must
 
     def __init__(self, options: Any, channels: int, machine: Machine, seed: int):
         super().__init__()
@@ -173,24 +173,27 @@ class Learner(nn.Module, ABC):
     def set_stage(self, stage: int) -> None:
         """Select the loss and the trainable parameters of a stage."""
 
-    def resting(self) -> Resting | None:
-        """Return what the loss needs of frozen networks, as a function of images, so that it can be computed ahead."""
+    def frozen_forward(self) -> FrozenForward | None:
+        """Return the frozen network whose outputs the loss of this stage needs, None if it needs none."""
         return None
 
     def hand_over(self, updates: Updates | None) -> None:
-        """Update the student's weights while other gradients are still being computed, where supported."""
+        """Update the student's weights while other gradients are still being computed, where that changes nothing.
+
+        Only for learners that are known not to look at weights or gradients beside the features.
+        """
         if isinstance(self.student_features, InTraining):
-            self.student_features.hand_over(updates if self.hands_over else None)
+            self.student_features.hand_over(updates if self.machine.knows(self) else None)
 
     def in_training(self, backbone: nn.Module) -> Callable[[Tensor], Tensor]:
         """Return a fast forward pass of a backbone in training."""
-        if self.machine.branches and isinstance(backbone, models.ResNet):
+        if self.machine.branches and type(backbone) is models.ResNet:
             return InTraining(backbone, self.machine.dtype, self.machine.compiled(backbone))
         return self.machine.compiled(backbone)
 
-    def at_rest(self, backbone: nn.Module, features: Resting) -> Resting:
-        """Return a fast forward pass of a frozen backbone for many images, or `features` where there is none."""
-        return rested(backbone, self.machine.device, self.machine.dtype) or features
+    def frozen(self, backbone: nn.Module, call: Callable[[Tensor], Tensor]) -> FrozenForward:
+        """Return the features of a backbone that does not learn now: `call` in a step, faster ahead of it."""
+        return FrozenForward(call, rested(backbone, self.machine.device, self.machine.dtype) or call)
 
     def training_data(self, stage: int, pixels: Pixels, labels: Tensor) -> tuple[Pixels, Tensor]:
         """Return the training images and labels of a stage."""
@@ -209,7 +212,7 @@ class Learner(nn.Module, ABC):
         """
 
     @abstractmethod
-    def loss(self, images: Tensor, labels: Tensor) -> Tensor:
+    def loss(self, batch: Batch) -> Tensor:
         """Return the loss of a batch: normalised images (n, c, h, w), positions in the class order (n,)."""
 
     def train(self, mode: bool = True) -> Learner:
@@ -237,20 +240,3 @@ class Learner(nn.Module, ABC):
         if first:
             self.keep_first()
             self.first_backbone.load_state_dict(first)
-
-
-def new_class_loss(logits: Tensor, labels: Tensor, old: int) -> Tensor:
-    """Cross-entropy over the logits of the task's new classes only (first term of Eq. 1)."""
-    return torch.nn.functional.cross_entropy(logits[:, old:].float(), labels - old)
-
-
-def task_class_loss(logits: Tensor, labels: Tensor, present: Tensor) -> Tensor:
-    """Cross-entropy over the logits of the classes in the task, `task_classes` (ascending), old and new.
-
-    The first term of Eq. 1 for a task that contains images of old classes; logits of absent classes are left out.
-
-    >>> logits = torch.tensor([[1.0, 2.0, 4.0]])
-    >>> float(task_class_loss(logits, torch.tensor([2]), torch.tensor([1, 2])))  # log(1 + exp(2 - 4))
-    0.126928...
-    """
-    return torch.nn.functional.cross_entropy(logits[:, present].float(), torch.searchsorted(present, labels))

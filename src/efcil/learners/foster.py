@@ -25,7 +25,7 @@ memory // old classes and a new one of CIFAR-100 500: the same on balanced sets.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -33,13 +33,13 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from efcil.accel.machine import Machine
-from efcil.accel.prefetch import Resting
-from efcil.learners.base import Classifier, ImageView, LearnedTask, new_class_loss
-from efcil.learners.lwf import distillation
+from efcil.learners.base import Classifier, ImageView, LearnedTask
 from efcil.learners.rehearsal import Rehearsal, RehearsalOptions
+from efcil.losses import distillation, new_class_loss
 from efcil.models.heads import GrowingHead, LinearHead
 from efcil.randomness import Purpose, generator
 from efcil.tasks import Task
+from efcil.training.batch import Batch, FrozenForward
 from efcil.training.image_batches import Pixels
 from efcil.training.schedule import Schedule
 
@@ -194,47 +194,46 @@ class FOSTER(Rehearsal):
         self.booster.train(mode and self.boosting)
         return self
 
-    def resting(self) -> Resting | None:
-        """Return the old backbone's features; for compression those of the boosted model."""
+    def frozen_forward(self) -> FrozenForward | None:
+        """Return the old backbone's features; for the compression those of the boosted model."""
         if not self.num_old_classes:
             return None
-        known = self.at_rest(self.teacher.backbone, self.teacher_features)
+        known = self.frozen(self.teacher.backbone, self.teacher_features)
         if self.boosting:
             return known
-        added = self.at_rest(self.booster.backbone, self.booster_features)
-        return lambda images: torch.cat([known(images), added(images)], 1)
+        added = self.frozen(self.booster.backbone, self.booster_features)
+        assert known.ahead is not None
+        assert added.ahead is not None
+        return FrozenForward(_concat(known.call, added.call), _concat(known.ahead, added.ahead))
 
-    def loss(self, images: Tensor, labels: Tensor, seen: Tensor | None = None) -> Tensor:
+    def loss(self, batch: Batch) -> Tensor:
         """Return the loss of the stage."""
         if not self.num_old_classes:
-            return new_class_loss(self.head(self.student_features(images)), labels, 0)
-        return self._boosting(images, labels, seen) if self.boosting else self._compression(images, seen)
+            return new_class_loss(self.head(self.student_features(batch.images)), batch.labels, 0)
+        return self._boosting(batch) if self.boosting else self._compression(batch)
 
-    def _boosting(self, images: Tensor, labels: Tensor, known: Tensor | None) -> Tensor:
+    def _boosting(self, batch: Batch) -> Tensor:
         """Cross-entropy of aligned logits and of the new features alone; distillation of the old logits."""
         assert self.weights is not None
-        with torch.no_grad(), self.machine.beside():
-            known = self.teacher_features(images) if known is None else known
-            target = self.teacher.head(known)
-        added = self.booster_features(images)
+        added = self.booster_features(batch.images)
         alone = self.booster.auxiliary(added)
-        self.machine.join()
+        known = batch.teacher
+        with torch.no_grad():
+            target = self.teacher.head(known)
         logits = self.booster.head(torch.cat([known, added], 1)).float()
         aligned = logits / self.weights  # classes with few images must reach larger logits
         kept = distillation(logits[:, : self.num_old_classes], target, self.options.temperature)
-        return new_class_loss(aligned, labels, 0) + new_class_loss(alone, labels, 0) + self.options.okd_weight * kept
+        classified = new_class_loss(aligned, batch.labels, 0) + new_class_loss(alone, batch.labels, 0)
+        return classified + self.options.okd_weight * kept
 
-    def _compression(self, images: Tensor, both: Tensor | None) -> Tensor:
+    def _compression(self, batch: Batch) -> Tensor:
         """Distillation of the boosted model, whose predictions are weighted by class and renormalized."""
         assert self.weights is not None
         temperature = self.options.temperature
-        with torch.no_grad(), self.machine.beside():
-            if both is None:
-                both = torch.cat([self.teacher_features(images), self.booster_features(images)], 1)
-            # weight softmax(z / T), normalised, is softmax((z + T log weight) / T)
-            target = self.booster.head(both).float() + temperature * self.weights.log()
-        logits = self.head(self.student_features(images))
-        self.machine.join()
+        logits = self.head(self.student_features(batch.images))
+        with torch.no_grad():
+            # weight softmax(z / T), normalized, is softmax((z + T log weight) / T)
+            target = self.booster.head(batch.teacher).float() + temperature * self.weights.log()
         return distillation(logits, target, temperature)
 
     def after_task(self, task: LearnedTask) -> None:
@@ -255,3 +254,7 @@ class FOSTER(Rehearsal):
         if own:
             self.booster.load(own)
         self.counts = state.get("counts")
+
+
+def _concat(*calls: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    return lambda images: torch.cat([call(images) for call in calls], 1)

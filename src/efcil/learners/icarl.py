@@ -10,11 +10,10 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from efcil.accel.prefetch import Resting
-from efcil.learners.base import new_class_loss
-from efcil.learners.lwf import distillation
 from efcil.learners.rehearsal import Rehearsal, RehearsalOptions
+from efcil.losses import distillation, new_class_loss
 from efcil.models.heads import GrowingHead, LinearHead
+from efcil.training.batch import Batch, FrozenForward
 from efcil.training.schedule import Schedule
 
 
@@ -35,18 +34,16 @@ class ICaRL(Rehearsal):
         """Make a linear head."""
         return LinearHead(dim)
 
-    def resting(self) -> Resting | None:
+    def frozen_forward(self) -> FrozenForward | None:
         """Return the teacher's features."""
-        return self.at_rest(self.teacher.backbone, self.teacher_features) if self.num_old_classes else None
+        return self.frozen(self.teacher.backbone, self.teacher_features) if self.num_old_classes else None
 
-    def loss(self, images: Tensor, labels: Tensor, before: Tensor | None = None) -> Tensor:
+    def loss(self, batch: Batch) -> Tensor:
         """Return classification over all classes plus distillation over the old ones."""
+        logits = self.head(self.student_features(batch.images))
+        loss = new_class_loss(logits, batch.labels, 0)
         if self.num_old_classes:
-            with torch.no_grad(), self.machine.beside():
-                target = self.teacher.head(self.teacher_features(images) if before is None else before)
-        logits = self.head(self.student_features(images))
-        loss = new_class_loss(logits, labels, 0)
-        if self.num_old_classes:
-            self.machine.join()
+            with torch.no_grad():
+                target = self.teacher.head(batch.teacher)
             loss = loss + distillation(logits[:, : self.num_old_classes], target, self.options.temperature)
         return loss

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from efcil.learners.base import Learner, new_class_loss
+from efcil.learners.base import Learner
+from efcil.losses import new_class_loss
 from efcil.randomness import Purpose, generator
 from efcil.tasks import Task
+from efcil.training.batch import Batch
 from efcil.training.schedule import Schedule
 
 
@@ -28,6 +30,6 @@ class Joint(Learner):
         """Return the first task's schedule for every task."""
         return super().stages(0)
 
-    def loss(self, images: Tensor, labels: Tensor) -> Tensor:
+    def loss(self, batch: Batch) -> Tensor:
         """Return the cross-entropy over all classes."""
-        return new_class_loss(self.head(self.student_features(images)), labels, 0)
+        return new_class_loss(self.head(self.student_features(batch.images)), batch.labels, 0)

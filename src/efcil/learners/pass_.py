@@ -38,6 +38,7 @@ from efcil.accel.machine import Machine
 from efcil.errors import DataError
 from efcil.learners.base import LearnedTask, Learner, TrainingOptions
 from efcil.models.heads import GrowingHead, LinearHead
+from efcil.training.batch import Batch, FrozenForward
 from efcil.training.schedule import Schedule
 from efcil.training.step import Rule
 
@@ -58,12 +59,8 @@ class PASSOptions(TrainingOptions):
     radius_classes: Literal["first", "all"] = "first"  # whose spread sets the noise: the first task's, or all so far
 
 
-def rotated(images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Return images (n, c, s, s) at each of the four rotations, (4 n, c, s, s), and the labels 4 class + rotation.
-
-    >>> rotated(torch.zeros(2, 1, 3, 3), torch.tensor([0, 5]))[1].tolist()
-    [0, 20, 1, 21, 2, 22, 3, 23]
-    """
+def rotate(images: Tensor) -> Tensor:
+    """Return images (n, c, s, s) at each of the four rotations, (4 n, c, s, s)."""
     height, width = images.shape[2:]
     if height != width:
         raise DataError(
@@ -72,7 +69,16 @@ def rotated(images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         )
     layout = torch.contiguous_format if images.is_contiguous() else torch.channels_last
     turned = torch.cat([torch.rot90(images, turn, (2, 3)) for turn in range(TURNS)])
-    return turned.contiguous(memory_format=layout), torch.cat([TURNS * labels + turn for turn in range(TURNS)])
+    return turned.contiguous(memory_format=layout)
+
+
+def rotated(images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Return images (n, c, s, s) at each of the four rotations, (4 n, c, s, s), and the labels 4 class + rotation.
+
+    >>> rotated(torch.zeros(2, 1, 3, 3), torch.tensor([0, 5]))[1].tolist()
+    [0, 20, 1, 21, 2, 22, 3, 23]
+    """
+    return rotate(images), torch.cat([TURNS * labels + turn for turn in range(TURNS)])
 
 
 def class_spread(features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
@@ -112,16 +118,18 @@ class PASS(Learner):
         assert isinstance(self.student.head, LinearHead)
         return self.student.head
 
-    def loss(self, images: Tensor, labels: Tensor) -> Tensor:
+    def frozen_forward(self) -> FrozenForward | None:
+        """Return the teacher's features of all rotations."""
+        teacher = self.teacher_features
+        return FrozenForward(lambda images: teacher(rotate(images))) if self.num_old_classes else None
+
+    def loss(self, batch: Batch) -> Tensor:
         """Return the loss of all rotations; from the second task on plus feature distillation and prototype loss."""
-        turned, targets = rotated(images, labels)
-        if self.num_old_classes:
-            with torch.no_grad(), self.machine.beside():
-                before = self.teacher_features(turned)
+        turned, targets = rotated(batch.images, batch.labels)
         features = self.student_features(turned)
         loss = self.classification(features, targets)
         if self.num_old_classes:
-            self.machine.join()
+            before = batch.teacher
             # The norm of the whole batch's difference, as published: neither squared nor a mean.
             loss = loss + self.options.fkd_weight * self.machine.group.norm(features.float() - before.float())
             loss = loss + self.options.proto_weight * self.classification(*self.augmented())

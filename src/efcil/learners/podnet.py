@@ -37,6 +37,7 @@ from efcil.learners.exemplars import Exemplars
 from efcil.learners.rehearsal import Rehearsal, RehearsalOptions
 from efcil.models import ResNet
 from efcil.models.heads import GrowingHead, ProxyHead
+from efcil.training.batch import Batch, FrozenForward
 from efcil.training.extraction import extract
 from efcil.training.image_batches import Pixels
 from efcil.training.schedule import Schedule
@@ -129,16 +130,17 @@ class PODNet(Rehearsal):
             pixels, labels = pixels.showing(self.herded.images), self.herded.labels
         return super().training_data(stage, pixels, labels)
 
-    def loss(self, images: Tensor, labels: Tensor) -> Tensor:
+    def frozen_forward(self) -> FrozenForward | None:
+        """Return the teacher's features and pooled maps."""
+        return FrozenForward(self.teacher_sees) if self.num_old_classes else None
+
+    def loss(self, batch: Batch) -> Tensor:
         """Return classification over all classes plus, from the second task on, both distillations."""
-        if self.num_old_classes:
-            with torch.no_grad(), self.machine.beside():
-                target, target_maps = self.teacher_sees(images)
-        features, maps = self.student_sees(images)
+        features, maps = self.student_sees(batch.images)
         logits = self.head(features)
-        loss = nca(logits, labels)
+        loss = nca(logits, batch.labels)
         if self.num_old_classes:
-            self.machine.join()
+            target, target_maps = batch.teacher
             o, seen = self.options, logits.shape[1]
             distilled = o.spatial_weight * pod_spatial(maps, target_maps) + o.flat_weight * pod_flat(features, target)
             loss = loss + math.sqrt(seen / (seen - self.num_old_classes)) * distilled

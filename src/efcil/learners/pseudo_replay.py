@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from pydantic import Field
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 
 from efcil.accel.machine import Machine
 from efcil.core.class_stats import ClassStats
@@ -23,9 +22,9 @@ from efcil.core.linear_algebra import DTYPE, covariance_root, relative_ridge
 from efcil.core.projection import feature_products, task_shift_from_gram
 from efcil.errors import OptionError
 from efcil.learners.base import LearnedTask
-from efcil.learners.lwf import LwF, LwFOptions, Map, feature_distance
+from efcil.learners.lwf import LwF, LwFOptions
+from efcil.losses import UNLABELLED, Criterion, FeatureDistillLoss, LwFLoss, TaskClassLoss
 from efcil.models import ResNet, is_timm
-from efcil.models.heads import CosineHead
 from efcil.models.multi_stage import Reading
 from efcil.randomness import Purpose, generator
 from efcil.tasks import Task
@@ -35,7 +34,6 @@ from efcil.training.image_batches import Pixels
 from efcil.training.image_store import followed_by
 from efcil.training.memory import memory_guard
 
-UNLABELLED = -100  # ignored by cross_entropy
 RIDGE = 1e-3  # of the linear map of means and covariance, towards the identity: a share of trace / dim
 AT_ONCE = 2000  # pseudo-images per chunk
 
@@ -152,44 +150,19 @@ class PseudoReplay(LwF):
         none = labels.new_full((len(made),), UNLABELLED)
         return pixels.showing(followed_by(pixels.images, made)), torch.cat([labels, none])
 
-    def classification(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Cross-entropy of the labelled images, divided by their expected number in a batch.
-
-        The actual number differs between the shares of several processes.
-        """
-        if not self._learned:
-            return super().classification(logits, labels)
-        if self.task_classes is None:
-            columns, places = logits[:, self.num_old_classes :], labels - self.num_old_classes
-        else:
-            columns, places = logits[:, self.task_classes], torch.searchsorted(self.task_classes, labels)
-        places = torch.where(labels == UNLABELLED, UNLABELLED, places)
-        total = cross_entropy(columns.float(), places, ignore_index=UNLABELLED, reduction="sum")
-        return total * (1 + self._learned / self._own) / len(labels)
-
-    def distillation_loss(self, features: Tensor, before: Tensor, logits: Tensor, target: Tensor) -> Tensor:
-        """Add feature distillation through a linear projector: linear changes of the features are free."""
-        loss = super().distillation_loss(features, before, logits, target)
-        if self.projector is None:
-            return loss
-        distance: Tensor = self.options.feature_distill_weight * feature_distance(self.projector(features), before)
-        return loss + distance
-
-    def feature_projector(self) -> Map | None:
-        """Return the linear projector of the feature distillation and its weight, None without one."""
+    def lwf_loss(self) -> LwFLoss:
+        """Return Eq. 1, with feature distillation where it has a weight."""
+        loss, o = super().lwf_loss(), self.options
         if self.projector is None or not self.num_old_classes:
-            return None
-        return self.projector.weight, self.projector.bias, self.options.feature_distill_weight
+            return loss
+        parts = (loss.head, loss.teacher_head, loss.num_old_classes, loss.distill_weight, loss.temperature)
+        return FeatureDistillLoss(*parts, self.projector, o.feature_distill_weight)
 
-    def _plain(self) -> bool:
-        """Whether the loss is Eq. 1 and feature distillation alone, without pseudo-images."""
-        own, here = type(self), PseudoReplay
-        plain = (
-            own.distillation_loss is here.distillation_loss
-            and own.classification is here.classification
-            and not self._learned
-        )
-        return plain and self.task_classes is None and type(self.head) is CosineHead
+    def criterion(self) -> Criterion:
+        """Return the loss; of pseudo-samples only the distillation has a part."""
+        if not self._learned:
+            return super().criterion()
+        return TaskClassLoss(self.lwf_loss(), self.task_classes, self._learned / self._own)
 
     def after_task(self, task: LearnedTask) -> None:
         """Shift the means and the covariance with the task's linear map, and add those of its classes."""

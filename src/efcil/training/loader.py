@@ -11,11 +11,12 @@ import torch
 from torch import Tensor
 
 from efcil.data.augment import CHUNK_BYTES, Parameters, Transform
+from efcil.errors import TrainingError
 from efcil.training.distributed import ALONE, Group
 from efcil.training.image_store import Store, fetched
 
 LastBatch = Literal["wrap", "keep", "drop"]
-Batch = tuple[Tensor, ...]  # images, labels and, where it was computed ahead, what networks at rest make of the images
+StoredBatch = tuple[Tensor, ...]  # uint8 images, labels, further views, and a frozen network's outputs if known
 
 
 def batches(count: int, size: int, last: LastBatch) -> Iterator[slice]:
@@ -42,15 +43,21 @@ def shuffled(count: int, size: int, last: LastBatch, source: torch.Generator) ->
     return torch.cat([order, order[:missing]]) if missing else order
 
 
-Drawn = tuple[Tensor, Parameters, list[slice]]  # of an epoch: rows in order, their augmentation, its batches
+Drawn = tuple[Tensor, list[Parameters], list[slice]]  # of an epoch: rows in order, augmentation of each view, batches
 
 
 def drawn_epoch(
-    count: int, transform: Transform | None, size: int, last: LastBatch, source: torch.Generator, group: Group
+    count: int,
+    transform: Transform | None,
+    size: int,
+    last: LastBatch,
+    source: torch.Generator,
+    group: Group,
+    views: int = 0,
 ) -> Drawn:
     """Draw an epoch, the same in every process, and keep this one's rows of each batch."""
     order = shuffled(count, size, last, source)
-    drawn = transform.draw(len(order), source) if transform is not None else {}
+    drawn = [transform.draw(len(order), source) if transform is not None else {} for _ in range(1 + views)]
     cuts = list(batches(len(order), min(size, count), last))
     if group.size == 1:
         return order, drawn, cuts
@@ -58,7 +65,20 @@ def drawn_epoch(
     parts = [rows[cut][group.shard(cut.stop - cut.start)] for cut in cuts]
     own, stops = torch.cat(parts), torch.tensor([0, *(len(part) for part in parts)]).cumsum(0).tolist()
     cuts = [slice(start, stop) for start, stop in itertools.pairwise(stops)]
-    return order[own], {name: value[own] for name, value in drawn.items()}, cuts
+    return order[own], [{name: value[own] for name, value in one.items()} for one in drawn], cuts
+
+
+def augmented(images: Tensor, transform: Transform | None, drawn: Parameters) -> Tensor:
+    """Return images as they were drawn to be augmented; a transform must give as many as it gets."""
+    if transform is None:
+        return images
+    found = transform.apply(images, drawn)
+    if len(found) != len(images):
+        raise TrainingError(
+            f"the transform {type(transform).__name__} returned {len(found)} images for {len(images)}; it must return "
+            "one for each: for several views of an image set `views` in the learner"
+        )
+    return found
 
 
 def epoch_batches(
@@ -69,10 +89,11 @@ def epoch_batches(
     last: LastBatch,
     source: torch.Generator,
     group: Group = ALONE,
-) -> Iterator[tuple[Tensor, Tensor]]:
+    views: int = 0,
+) -> Iterator[StoredBatch]:
     """Yield the augmented batches of one epoch. Draws come first, for the whole epoch: chunks do not change them."""
-    order, drawn, cuts = drawn_epoch(len(labels), transform, size, last, source, group)
-    row = math.prod(images.shape[1:])
+    order, drawn, cuts = drawn_epoch(len(labels), transform, size, last, source, group, views)
+    row = math.prod(images.shape[1:]) * (1 + views)
     per_chunk = max(1, CHUNK_BYTES[images.device.type] // (row * cuts[0].stop))  # batches in a chunk
     if not isinstance(images, Tensor):
         per_chunk = 1
@@ -80,11 +101,12 @@ def epoch_batches(
     rows = (order[chunk[0].start : chunk[-1].stop] for chunk in chunks)
     for chunk, pixels in zip(chunks, fetched(images, rows), strict=True):
         begin, end = chunk[0].start, chunk[-1].stop
-        if transform is not None:
-            pixels = transform.apply(pixels, {name: value[begin:end] for name, value in drawn.items()})
+        parts = ({name: value[begin:end] for name, value in one.items()} for one in drawn)
+        first, *others = [augmented(pixels, transform, part) for part in parts]
         targets = labels[order[begin:end]]
         for cut in chunk:
-            yield pixels[cut.start - begin : cut.stop - begin], targets[cut.start - begin : cut.stop - begin]
+            own = slice(cut.start - begin, cut.stop - begin)
+            yield (first[own], targets[own], *(view[own] for view in others))
 
 
 def several_epochs(
@@ -95,13 +117,16 @@ def several_epochs(
     last: LastBatch,
     sources: Sequence[torch.Generator],
     group: Group = ALONE,
-) -> list[list[tuple[Tensor, Tensor]]]:
+    views: int = 0,
+) -> list[list[StoredBatch]]:
     """Return the batches of several epochs, augmented in one go: the same bytes as `epoch_batches`, fewer launches."""
-    epochs = [drawn_epoch(len(labels), transform, size, last, source, group) for source in sources]
-    orders, drawn, cuts = [e[0] for e in epochs], [e[1] for e in epochs], epochs[0][2]
+    epochs = [drawn_epoch(len(labels), transform, size, last, source, group, views) for source in sources]
+    orders, cuts = [e[0] for e in epochs], epochs[0][2]
     rows = torch.cat(orders)
-    pixels, targets = images[rows], labels[rows]
-    if transform is not None:
-        pixels = transform.apply(pixels, {name: torch.cat([d[name] for d in drawn]) for name in drawn[0]})
-    of_each = zip(pixels.split(len(orders[0])), targets.split(len(orders[0])), strict=True)
-    return [[(x[cut], y[cut]) for cut in cuts] for x, y in of_each]
+    found = [labels[rows]]
+    for view in range(1 + views):
+        drawn = [e[1][view] for e in epochs]
+        whole = {name: torch.cat([d[name] for d in drawn]) for name in drawn[0]}
+        found.insert(len(found) if view else 0, augmented(images[rows], transform, whole))
+    of_each = zip(*(tensor.split(len(orders[0])) for tensor in found), strict=True)
+    return [[tuple(tensor[cut] for tensor in parts) for cut in cuts] for parts in of_each]

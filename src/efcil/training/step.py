@@ -11,12 +11,13 @@ from torch import Tensor, nn
 
 from efcil.accel.machine import Machine
 from efcil.accel.optim import SGD
+from efcil.training.batch import Batch, FrozenForward
 from efcil.training.distributed import Group
 from efcil.training.image_batches import Pixels
 from efcil.training.schedule import Schedule
 
 Rule = Literal["sgd", "adam"]
-Loss = Callable[..., Tensor]  # normalised images (n, c, h, w), labels (n,), what `Resting` says of them -> scalar
+Loss = Callable[[Batch], Tensor]
 HandOver = Callable[[SGD | None], None]  # tells who finds gradients who takes them at once, if anybody
 
 
@@ -78,23 +79,39 @@ class Step:
         pixels: Pixels,
         machine: Machine,
         statistics: Sequence[Tensor] = (),
+        frozen: FrozenForward | None = None,
+        views: int = 0,
     ):
         self.loss, self.optimiser, self.pixels, self.machine = loss, optimiser, pixels, machine
+        self.frozen, self.views = frozen, views
+        self.before_update: Callable[[list[nn.Parameter]], None] | None = None  # a learner's hook
         self.statistics, self.weight = list(statistics), 1.0
         self.total = torch.zeros((), device=machine.device, dtype=torch.float64)
 
-    def __call__(self, batch: Tensor, labels: Tensor, *seen: Tensor) -> None:
-        """Forward, backward, update."""
+    def __call__(self, images: Tensor, labels: Tensor, *more: Tensor) -> None:
+        """Forward, backward, update; `more` are the views, and the frozen network's outputs if they are known."""
         self.optimiser.update.zero_grad()
         with self.machine.autocast():
-            loss = self.loss(self.pixels.normalise(batch), labels, *seen)
+            loss = self.loss(self.batch(images, labels, *more))
         if self.machine.group.size > 1:
             loss = loss * self.weight
         loss.backward()
         if self.machine.group.size > 1:
             self._join()
+        if self.before_update is not None:
+            self.before_update([p for p in self.optimiser.named.values() if p.grad is not None])
         self.optimiser.update.step()
         self.total += loss.detach()
+
+    def batch(self, images: Tensor, labels: Tensor, *more: Tensor) -> Batch:
+        """Return what the loss gets; the frozen network's outputs are computed beside the student's where that pays."""
+        views = tuple(self.pixels.normalise(view) for view in more[: self.views])
+        inputs, known = self.pixels.normalise(images), more[self.views :]
+        if known or self.frozen is None:
+            return Batch(inputs, labels, views, known[0] if known else None)
+        with torch.no_grad(), self.machine.beside():
+            teacher = self.frozen.call(inputs)
+        return Batch(inputs, labels, views, teacher, self.machine.join)
 
     @torch.no_grad()
     def _join(self) -> None:

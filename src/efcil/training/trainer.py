@@ -5,7 +5,6 @@ batches as one that was never stopped."""
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -14,13 +13,14 @@ from torch import Tensor, nn
 
 from efcil.accel.captured_step import CapturedStep
 from efcil.accel.machine import Machine
-from efcil.accel.prefetch import Ahead, Resting, seen_at_rest
+from efcil.accel.prefetch import Ahead, seen_at_rest
 from efcil.data.augment import Transform
 from efcil.errors import TrainingError
 from efcil.randomness import Purpose, generator, seed_of
+from efcil.training.batch import FrozenForward
 from efcil.training.distributed import running_statistics
 from efcil.training.image_batches import Pixels
-from efcil.training.loader import Batch, LastBatch, batches, epoch_batches, filled, several_epochs
+from efcil.training.loader import LastBatch, StoredBatch, batches, epoch_batches, filled, several_epochs
 from efcil.training.memory import memory_guard
 from efcil.training.schedule import Schedule
 from efcil.training.step import HandOver, Loss, Optimiser, Rule, Step
@@ -70,7 +70,8 @@ def train(
     rule: Rule = "sgd",
     momentum: float = 0.9,
     noise: torch.Generator | None = None,
-    resting: Resting | None = None,
+    frozen: FrozenForward | None = None,
+    views: int = 0,
     hand_over: HandOver = lambda updates: None,
     before: int = 0,
     epochs: int | None = None,
@@ -86,10 +87,10 @@ def train(
     When `stop` says so, the step is finished, `on_stop` sees where it stands, and `Stopped` is raised; with that as
     `middle` training goes on in the middle of epoch `start`.
 
-    `noise` is what the loss draws from, seeded anew for each epoch. What `resting` makes of a batch is the loss's third
-    argument where it takes one and it pays to compute it ahead; elsewhere the loss has to see to it. `hand_over` is
-    told who takes gradients as soon as they are found. Of a task in
-    several stages this is the one after `before` epochs of `epochs` in all; randomness and reports count through it.
+    `noise` is what the loss draws from, seeded anew for each epoch. What `frozen` says of a batch is computed ahead
+    where that pays, else in the step. `views` are further augmentations of each image. `hand_over` connects backward
+    pass and optimizer where that is supported. Of a task in several stages this is the one after `before` epochs of
+    `epochs` in all; randomness and reports count through it.
     """
     optimiser = Optimiser(module, schedule, machine, rule, momentum)
     if momenta is not None:
@@ -97,7 +98,8 @@ def train(
     group = machine.group
     group.copy_first_([*module.state_dict().values(), *optimiser.momenta().values()])
     module.train()
-    plain = Step(loss, optimiser, pixels, machine, running_statistics(module))
+    plain = Step(loss, optimiser, pixels, machine, running_statistics(module), frozen, views)
+    plain.before_update = getattr(module, "before_update", None)
     step: Step | CapturedStep = plain
 
     def source(epoch: int) -> torch.Generator:
@@ -105,14 +107,14 @@ def train(
 
     how = (pixels.images, labels, transform, batch_size, last_batch)
 
-    asked = resting if len(inspect.signature(loss).parameters) > 2 else None  # a plugin's loss may know two arguments
+    ahead_of = None if frozen is None else frozen.ahead
 
-    def several(block: range) -> Sequence[Sequence[Batch]]:
-        found = several_epochs(*how, [source(epoch) for epoch in block], group)
-        return found if asked is None else seen_at_rest(found, asked, pixels, machine)
+    def several(block: range) -> Sequence[Sequence[StoredBatch]]:
+        found = several_epochs(*how, [source(epoch) for epoch in block], group, views)
+        return found if ahead_of is None else seen_at_rest(found, ahead_of, pixels, machine)
 
     ahead = Ahead(
-        lambda epoch: epoch_batches(*how, source(epoch), group),
+        lambda epoch: epoch_batches(*how, source(epoch), group, views),
         several,
         pixels.images,
         schedule.epochs,
@@ -136,7 +138,7 @@ def train(
                 if steps <= done:
                     continue
                 plain.weight = group.begin_batch(whole.stop - whole.start)
-                if machine.capture and step is plain:
+                if machine.capture and machine.knows(module) and step is plain:
                     step = CapturedStep(plain, module, *batch, noise=noise)
                 step(*batch)
                 if group.any(stop()):
