@@ -53,7 +53,7 @@ def rate(group: Group, o: argparse.Namespace) -> float:
     labels = rng.integers(CLASSES, 2 * CLASSES, o.images)
     for index in range(2):
         first = index * CLASSES
-        learner.begin(Task(index, first, CLASSES, ImageSet(pixels[:1], labels[:1])))
+        learner.before_task(Task(index, first, CLASSES, ImageSet(pixels[:1], labels[:1])))
     ends: list[float] = []
 
     def told(report: EpochReport, optimiser: Optimiser) -> None:

@@ -214,7 +214,7 @@ def measure_steps(size: Size, device: str, steps: int, data: Path | None = None)
         lwf = LwF(options_of(size), 3, machine, 0)
         for teacher in (False, True):
             task = tasks[int(teacher)]
-            lwf.begin(task)
+            lwf.before_task(task)
             images, labels = (machine.tensor(array[: size.batch]) for array in (task.images, task.labels))
             began = time.perf_counter()
             call = one_step(lwf, images, labels)
@@ -269,7 +269,7 @@ def measure_together(size: Size, device: str, data: Path | None = None) -> list[
     found = []
     for task in (tasks[0], tasks[1]):
         for lwf in learners:
-            lwf.begin(task)
+            lwf.before_task(task)
         for count in (1, 2, 3):
             found.append({"teacher": task.index > 0, "runs": count, **_together(learners[:count], task, size, block)})
     return found
@@ -310,7 +310,7 @@ def measure_epochs(size: Size, device: str, steps: int, data: Path | None = None
     found: Result = {"machine": machine.name, "compile": machine.compile, "capture": machine.capture}
     for teacher in (False, True):
         task = tasks[int(teacher)]
-        lwf.begin(task)
+        lwf.before_task(task)
         ends: list[float] = []
 
         def note(report: EpochReport, optimiser: Optimiser, ends: list[float] = ends) -> None:
@@ -364,7 +364,7 @@ def first_step(size: Size, device: str) -> Result:
     machine = Machine.choose(device)
     lwf = LwF(options_of(size), 3, machine, 0)
     task = stream(replace(size, per_class=13), None)[0]
-    lwf.begin(task)
+    lwf.before_task(task)
     images, labels = (machine.tensor(array[: size.batch]) for array in (task.images, task.labels))
     built = time.perf_counter()
     one_step(lwf, images, labels)()

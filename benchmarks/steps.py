@@ -72,7 +72,7 @@ class Ways:
         """Go to the first task, or to the second with its teacher `ahead` or `beside`; on its first batch."""
         task = self.tasks[int(teacher != "none")]
         if teacher != "beside":
-            self.lwf.begin(task)
+            self.lwf.before_task(task)
         self.lwf.train()
         self.images, self.labels = (self.machine.tensor(a[: self.size.batch]) for a in (task.images, task.labels))
         self.pixels = Pixels(self.images, gpu.MEAN, gpu.STD, self.machine)

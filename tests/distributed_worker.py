@@ -129,7 +129,7 @@ def untrained(group):
     kind = LEARNERS["lwf"]
     learner = kind(kind.options_type(**TINY), data.channels, machine, 0)
     stream = TaskStream(data.train, np.arange(6), (4, 2))
-    learner.begin(stream[0])
+    learner.before_task(stream[0])
     return machine, data, learner, stream
 
 

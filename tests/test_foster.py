@@ -94,7 +94,7 @@ def at_task(machine, data, index=1, **options):
             for parameter in learner.student.backbone.parameters():
                 noise = torch.randn(parameter.shape, generator=torch.Generator().manual_seed(earlier))
                 parameter.add_(0.1 * parameter.std(correction=0) * noise)
-        learner.begin(task)
+        learner.before_task(task)
         for head in (learner.head, learner.booster.head):  # biases that are not all zero
             nn.init.uniform_(head.bias, generator=torch.Generator().manual_seed(earlier))
         learner.before_stage(0, pixels, labels)

@@ -142,8 +142,8 @@ def learn(learner, data, machine, methods=None, watch=None, **where):
 def test_loss_is_classification_over_all_classes_plus_distillation(data, machine):
     r = make_learner(machine)
     tasks = stream(data)
-    r.begin(tasks[0])
-    r.begin(tasks[1])
+    r.before_task(tasks[0])
+    r.before_task(tasks[1])
     with torch.no_grad():
         for p in r.student.parameters():
             p.add_(torch.randn(p.shape, generator=torch.Generator().manual_seed(p.numel())) * 0.05)
@@ -162,7 +162,7 @@ def test_loss_is_classification_over_all_classes_plus_distillation(data, machine
 
 def test_first_task_is_classification_alone(data, machine):
     r = make_learner(machine)
-    r.begin(stream(data)[0])
+    r.before_task(stream(data)[0])
     r.student.eval()
     images, labels = draw(4, 3, 8, 8).float(), torch.tensor([0, 1, 1, 0])
     expected = torch.nn.functional.cross_entropy(r.head(r.backbone(images)), labels)
@@ -193,7 +193,7 @@ def test_memory_is_shared_or_fixed_per_class(data, machine, options, counts):
     seen = []
     tasks = stream(data)
     for index, task in enumerate(tasks):
-        r.begin(task)
+        r.before_task(task)
         pixels = Pixels(machine.tensor(task.images), data.mean, data.std, machine)
         r.after_task(TaskFeatures(index, machine.tensor(task.labels), 0, r, pixels))
         assert r.exemplars.labels.unique().tolist() == list(range(task.seen))

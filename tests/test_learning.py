@@ -493,7 +493,7 @@ def test_the_loss_from_few_kernels_is_the_loss(known, held, precision):
     lwf = kind(options, 3, Machine(torch.device("cpu"), precision), 0).train()
     assert not lwf.at_once
     for task in tasks:
-        lwf.begin(task)
+        lwf.before_task(task)
         images, labels = torch.from_numpy(task.images[:8]).float() / 255, torch.from_numpy(task.labels[:8]).long()
         before = lwf.teacher.backbone(images) if known and lwf.num_old_classes else None
         found = []

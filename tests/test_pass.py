@@ -142,7 +142,7 @@ def close(got, want):
 @pytest.mark.parametrize("temperature", [0.1, 1.0])
 def test_the_first_task_is_cross_entropy_over_rotations(machine, data, temperature):
     learner = make_learner(machine, softmax_temperature=temperature)
-    learner.begin(TaskStream(data.train, np.arange(6), SIZES)[0])
+    learner.before_task(TaskStream(data.train, np.arange(6), SIZES)[0])
     images, labels = batch(data, (0, 1))
     (want,) = literal_loss(learner, images, labels)
     state = learner.loss_generator.get_state()

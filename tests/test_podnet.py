@@ -211,8 +211,8 @@ def two_tasks(machine, data, **options):
     """A learner that has begun its second task, and the images and labels of all six classes, normalised."""
     learner = student(machine, **options)
     stream = TaskStream(data.train, np.arange(6), (2, 4))
-    learner.begin(stream[0])
-    learner.begin(stream[1])
+    learner.before_task(stream[0])
+    learner.before_task(stream[1])
     pixels = Pixels(machine.tensor(data.train.images[:24]), data.mean, data.std, machine)
     return learner, pixels.normalise(pixels.images), machine.tensor(data.train.labels[:24])
 

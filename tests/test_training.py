@@ -166,9 +166,9 @@ def literal_lwf_loss(x, y, student, teacher, old, weight, temperature):
 def test_lwf_loss_is_equations_1_and_2(data):
     learner = make_learner(distill_weight=7.0, temperature=3.0)
     tasks = stream(data)
-    learner.begin(tasks[0])
+    learner.before_task(tasks[0])
     fit(learner, tasks[0], data)
-    learner.begin(tasks[1])
+    learner.before_task(tasks[1])
     learner.eval()  # batch statistics would make images depend on each other; both sides use the same mode
     with torch.no_grad():  # the student must differ from its teacher, or distillation is trivial
         for parameter in learner.student.parameters():
@@ -183,7 +183,7 @@ def test_first_task_has_no_distillation(data):
     lwf, plain = make_learner("lwf"), make_learner("finetune")
     x, y = torch.rand(4, 3, 8, 8), torch.tensor([0, 1, 1, 0])
     for learner in (lwf, plain):
-        learner.begin(stream(data)[0])
+        learner.before_task(stream(data)[0])
         learner.eval()
     assert torch.equal(lwf.loss(x, y), plain.loss(x, y))
 
@@ -197,8 +197,8 @@ def test_distillation_has_no_temperature_squared():
 def test_only_new_logits_enter_the_cross_entropy(data):
     learner = make_learner("finetune")
     tasks = stream(data)
-    learner.begin(tasks[0])
-    learner.begin(tasks[1])
+    learner.before_task(tasks[0])
+    learner.before_task(tasks[1])
     learner.loss(torch.rand(4, 3, 8, 8), torch.tensor([2, 3, 3, 2])).backward()
     gradient = learner.head.weight.grad
     assert torch.equal(gradient[:2], torch.zeros_like(gradient[:2]))
@@ -224,10 +224,10 @@ def test_joint_sees_everything_and_starts_anew(data):
     joint = make_learner("joint")
     fresh = {k: v.clone() for k, v in joint.student.backbone.state_dict().items()}
     tasks = stream(data)
-    joint.begin(tasks.upto(0))
+    joint.before_task(tasks.upto(0))
     fit(joint, tasks.upto(0), data)
     assert any(not torch.equal(v, fresh[k]) for k, v in joint.student.backbone.state_dict().items())
-    joint.begin(tasks.upto(1))
+    joint.before_task(tasks.upto(1))
     assert all(torch.equal(v, fresh[k]) for k, v in joint.student.backbone.state_dict().items())
     assert joint.head.weight.shape == (4, joint.backbone.dim)
     joint.loss(torch.rand(4, 3, 8, 8), torch.tensor([0, 1, 2, 3])).backward()
@@ -271,7 +271,7 @@ def test_a_loss_draws_the_same_in_the_same_epoch(data, machine):
     def drawn(start):
         learner = make_learner()
         task = stream(data)[0]
-        learner.begin(task)
+        learner.before_task(task)
         seen = []
 
         def loss(images, labels):
@@ -310,7 +310,7 @@ def test_stages_count_their_epochs_through_the_task(data, machine):
 
     def batches_of(stages):
         learner = make_learner()
-        learner.begin(task)
+        learner.before_task(task)
         seen, reports = [], []
 
         def loss(images, labels):
@@ -356,9 +356,9 @@ def test_schedule_along_a_cosine_is_torchs():
 def test_teacher_rests(data):
     learner = make_learner()
     tasks = stream(data)
-    learner.begin(tasks[0])
+    learner.before_task(tasks[0])
     fit(learner, tasks[0], data)
-    learner.begin(tasks[1])
+    learner.before_task(tasks[1])
     before = {k: v.clone() for k, v in learner.teacher.state_dict().items()}
     fit(learner, tasks[1], data)
     assert all(torch.equal(v, before[k]) for k, v in learner.teacher.state_dict().items())
@@ -368,7 +368,7 @@ def test_teacher_rests(data):
 def test_learning_rate_follows_the_schedule(data):
     learner = make_learner()
     task = stream(data)[0]
-    learner.begin(task)
+    learner.before_task(task)
     rates = []
     fit(learner, task, data, after_epoch=lambda report, optimiser: rates.append(optimiser.rate.item()))
     assert rates == pytest.approx([0.05, 0.05, 0.005])
@@ -379,7 +379,7 @@ def test_same_seed_same_bits_other_seed_other_bits(data):
         learner = make_learner(seed=seed)
         tasks = stream(data)
         for index in (0, 1):
-            learner.begin(tasks[index])
+            learner.before_task(tasks[index])
             fit(learner, tasks[index], data)
         return learner.student.state_dict()
 
@@ -393,9 +393,9 @@ def test_going_on_in_the_middle_of_a_task_changes_no_bit(data):
 
     def after_first_task():
         learner = make_learner()
-        learner.begin(tasks[0])
+        learner.before_task(tasks[0])
         fit(learner, tasks[0], data)
-        learner.begin(tasks[1])
+        learner.before_task(tasks[1])
         return learner
 
     straight = after_first_task()
@@ -420,7 +420,7 @@ def test_going_on_in_the_middle_of_a_task_changes_no_bit(data):
 def test_loss_that_is_not_finite_stops(data):
     learner = make_learner()
     task = stream(data)[0]
-    learner.begin(task)
+    learner.before_task(task)
     seen = []
     schedule = Schedule(epochs=9, lr=1e30)
     with pytest.raises(
@@ -435,7 +435,7 @@ def test_learning_really_learns(machine):
     data = blobs(classes=2, per_class=32, noise=10.0)
     learner = make_learner(first=Schedule(epochs=25, lr=0.1), augment="none", width=4)
     task = TaskStream(data.train, np.arange(2), (2,))[0]
-    learner.begin(task)
+    learner.before_task(task)
     losses = []
     fit(learner, task, data, after_epoch=lambda report, _: losses.append(report.loss))
     assert losses[-1] < losses[0] / 3
@@ -462,7 +462,7 @@ def test_bf16_on_the_cpu_is_close(data):
     for precision in ("fp32", "bf16"):
         learner = make_learner(machine=Machine.choose("cpu", precision))
         task = stream(data)[0]
-        learner.begin(task)
+        learner.before_task(task)
         fit(learner, task, data, after_epoch=lambda r, _, p=precision: reports.setdefault(p, []).append(r.loss))
     assert reports["fp32"] != reports["bf16"]
     assert reports["fp32"] == pytest.approx(reports["bf16"], rel=0.1)
@@ -499,7 +499,7 @@ def test_schedule_refuses_nonsense():
 def test_every_epoch_has_its_own_order(data):
     learner = make_learner(augment="none")
     task = stream(data)[0]
-    learner.begin(task)
+    learner.before_task(task)
     loss, seen = learner.loss, []
     learner.loss = lambda images, labels: (seen.append(images.sum((1, 2, 3))), loss(images, labels))[1]
     fit(learner, task, data)
@@ -511,10 +511,10 @@ def test_every_epoch_has_its_own_order(data):
 def test_teacher_is_the_student_as_it_was_when_the_task_began(data):
     learner = make_learner()
     tasks = stream(data)
-    learner.begin(tasks[0])
+    learner.before_task(tasks[0])
     fit(learner, tasks[0], data)
     before = {k: v.clone() for k, v in learner.student.state_dict().items()}
-    learner.begin(tasks[1])
+    learner.before_task(tasks[1])
     teacher = learner.teacher.state_dict()
     assert teacher.keys() == before.keys()
     assert all(torch.equal(v, before[k]) for k, v in teacher.items())

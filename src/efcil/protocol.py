@@ -111,19 +111,17 @@ def fit_task(
     stages, before = learner.stages(index), 0
     taken_up = first_epoch > 0 or middle is not None
     if stages and not taken_up:
-        learner.begin(task)
+        learner.before_task(task)
     learner.num_old_classes = task.first_class
     for stage, schedule in enumerate(stages):
         start = max(0, first_epoch - before)  # beyond the stage's end: it was over when the run was taken up
-        if start == 0 and middle is None:
-            with learner.machine.uncaptured():
-                learner.before_stage(stage, pixels, labels)
         if start < schedule.epochs:
-            learner.set_stage(stage)
+            with learner.machine.uncaptured():
+                data = learner.training_data(stage, pixels, labels)
             train(
                 learner,
                 learner.loss,
-                *learner.training_data(stage, pixels, labels),
+                *data,
                 schedule=schedule,
                 transform=transform,
                 batch_size=options.batch_size,

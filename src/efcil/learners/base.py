@@ -74,8 +74,9 @@ class LearnedTask(Protocol):
 class Learner(nn.Module, ABC):
     """A student that learns task after task, and a teacher: the student as it was when the task began.
 
-    Per task: `begin`; for each of its `stages`, `before_stage`, `set_stage` and training on `training_data`; finally
-    `after_task`. A resumed run continues with `set_stage`; the results of the earlier steps are in `state`.
+    Five hooks: `before_task`; for each of the task's `stages` the `training_data`, and the `loss` of its batches; then
+    `after_task`. A run that is resumed inside a stage calls `training_data` again, with `state` restored. A learner may
+    define `before_update(parameters)` as well, called between the backward pass and the update.
     """
 
     options_type: type[TrainingOptions] = TrainingOptions
@@ -156,7 +157,7 @@ class Learner(nn.Module, ABC):
         """Augmentation while training, for images stored at a size."""
         return augment.named(self.options.augment, self.options.crop or stored)
 
-    def begin(self, task: Task) -> None:
+    def before_task(self, task: Task) -> None:
         """Copy the student to the frozen teacher, and give the head a row for each new class."""
         self.num_old_classes = task.first_class
         self._copy_to_teacher()
@@ -166,12 +167,6 @@ class Learner(nn.Module, ABC):
         self.teacher.head.make_room(self.head.state_dict())
         self.teacher.requires_grad_(False)
         self.teacher.load_state_dict(self.student.state_dict())
-
-    def before_stage(self, stage: int, pixels: Pixels, labels: Tensor) -> None:
-        """Prepare a stage from the task's images and labels; the result is part of `state`."""
-
-    def set_stage(self, stage: int) -> None:
-        """Select the loss and the trainable parameters of a stage."""
 
     def frozen_forward(self) -> FrozenForward | None:
         """Return the frozen network whose outputs the loss of this stage needs, None if it needs none."""

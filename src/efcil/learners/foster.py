@@ -138,7 +138,6 @@ class FOSTER(Rehearsal):
         self.booster.requires_grad_(False)
         self.booster_features = machine.compiled(self.booster.backbone)
         self.boosting = False  # else the student learns: in the first task and in the compression stage
-        self.counts: Tensor | None = None  # (classes,) training images of each class in this task
         self.weights: Tensor | None = None  # (classes,) of the stage
 
     def new_head(self, dim: int) -> GrowingHead:
@@ -167,26 +166,22 @@ class FOSTER(Rehearsal):
         o = self.options
         return (o.later, o.compression) if task else (o.first,)
 
-    def begin(self, task: Task) -> None:
+    def before_task(self, task: Task) -> None:
         """Initialize the new backbone from the old network, like the student."""
-        super().begin(task)
+        super().before_task(task)
         if task.index:
             source = generator("cpu", Purpose.WEIGHTS, self.seed, task.index, 1)
             self.booster.begin(self.teacher, task.seen, source)
 
-    def before_stage(self, stage: int, pixels: Pixels, labels: Tensor) -> None:
-        """Count the images of each class, exemplars included."""
-        kept = self.exemplars
-        self.counts = torch.bincount(labels if kept is None else torch.cat([labels, kept.labels]))
-
-    def set_stage(self, stage: int) -> None:
-        """Make the booster or the student trainable, with the stage's class weights."""
+    def training_data(self, stage: int, pixels: Pixels, labels: Tensor) -> tuple[Pixels, Tensor]:
+        """Make the booster or the student trainable, with the stage's class weights; return all images."""
+        pixels, labels = super().training_data(stage, pixels, labels)
         self.boosting = bool(self.num_old_classes) and stage == 0
         self.booster.requires_grad_(self.boosting)
         self.student.requires_grad_(not self.boosting)
-        assert self.counts is not None
         beta = self.options.boosting_beta if self.boosting else self.options.compression_beta
-        self.weights = class_weights(self.counts, beta)
+        self.weights = class_weights(torch.bincount(labels), beta)
+        return pixels, labels
 
     def train(self, mode: bool = True) -> FOSTER:
         """Set the mode of the network trained in this stage; the others stay in evaluation mode."""
@@ -245,7 +240,7 @@ class FOSTER(Rehearsal):
         kept = super().state(teacher or self.boosted)
         if self.boosted:
             kept |= {f"booster.{k}": v for k, v in self.booster.state_dict().items()}
-        return kept | ({"counts": self.counts} if teacher and self.counts is not None else {})
+        return kept
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Restore what `state` returned."""
@@ -253,7 +248,6 @@ class FOSTER(Rehearsal):
         own = {k.removeprefix("booster."): v for k, v in state.items() if k.startswith("booster.")}
         if own:
             self.booster.load(own)
-        self.counts = state.get("counts")
 
 
 def _concat(*calls: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:

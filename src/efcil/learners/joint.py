@@ -17,7 +17,7 @@ class Joint(Learner):
 
     all_data = True
 
-    def begin(self, task: Task) -> None:
+    def before_task(self, task: Task) -> None:
         """Start from new weights; the old backbone stays as the teacher."""
         self.num_old_classes = task.first_class
         self._copy_to_teacher()

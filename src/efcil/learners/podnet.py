@@ -117,16 +117,12 @@ class PODNet(Rehearsal):
         """Return one stage for the first task, and a second, balanced one for later tasks."""
         return (*super().stages(task), *([self.options.balance] if task else []))
 
-    def before_stage(self, stage: int, pixels: Pixels, labels: Tensor) -> None:
-        """Herd as many images of each new class as there are exemplars of an old one."""
-        if stage:
-            features = extract(self.backbone, pixels, self.machine, self.options.crop)
-            self.herded = Exemplars.select(features, pixels, labels, self.quota(self.num_old_classes))
-
     def training_data(self, stage: int, pixels: Pixels, labels: Tensor) -> tuple[Pixels, Tensor]:
-        """Return the new images, all or the herded ones, and the exemplars."""
+        """Return the new images and the exemplars; in the second stage as many new ones of a class as exemplars."""
         if stage:
-            assert self.herded is not None
+            if self.herded is None:
+                features = extract(self.backbone, pixels, self.machine, self.options.crop)
+                self.herded = Exemplars.select(features, pixels, labels, self.quota(self.num_old_classes))
             pixels, labels = pixels.showing(self.herded.images), self.herded.labels
         return super().training_data(stage, pixels, labels)
 

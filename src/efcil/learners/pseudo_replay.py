@@ -97,16 +97,16 @@ class PseudoReplay(LwF):
         assert isinstance(backbone, ResNet)
         return Reading(backbone, self.options.intermediate_stages, mirrored=False)
 
-    def begin(self, task: Task) -> None:
+    def before_task(self, task: Task) -> None:
         """Begin as LwF does; reset the linear projector to the identity."""
-        super().begin(task)
+        super().before_task(task)
+        self.made = None
         if self.projector is not None:
             nn.init.eye_(self.projector.weight)
             nn.init.zeros_(self.projector.bias)
 
-    def before_stage(self, stage: int, pixels: Pixels, labels: Tensor) -> None:
-        """Synthesize pseudo-images of the old classes from the task's images."""
-        self.made = None
+    def _generate(self, pixels: Pixels, labels: Tensor) -> None:
+        """Generate pseudo-images of the old classes from the task's images."""
         wanted = round(max(self.options.pseudo_ratio, self.options.pseudo_ratio_shift or 0) * len(labels))
         if not self.num_old_classes or not wanted:
             return
@@ -140,6 +140,8 @@ class PseudoReplay(LwF):
 
     def training_data(self, stage: int, pixels: Pixels, labels: Tensor) -> tuple[Pixels, Tensor]:
         """Return the task's images and, without labels, the pseudo-images to train on."""
+        if self.made is None:
+            self._generate(pixels, labels)
         self._own, self._learned = len(labels), 0
         wanted = round(self.options.pseudo_ratio * len(labels))
         if self.made is None or not wanted:
