@@ -76,6 +76,19 @@ class Trajectory:
                 classifier = kind(options)
                 keys = tuple(self._track(first, method, shift, classifier, options))
                 self.parts[f"{label}/{head}" if head else label] = Part(method, classifier, keys, first)
+        self._learner_track = self._track_for_learner() if learner is not None and learner.needs_stats else None
+
+    def _track_for_learner(self) -> TrackKey:
+        """Find or open the track whose statistics the learner draws from: that of the first method, of all features.
+
+        Methods that are compared on one trajectory share its backbone, so the first one decides for all of them.
+        """
+        for part in self.parts.values():
+            for key in part.tracks:
+                whole = key._replace(feature_map=None)
+                self.tracks.setdefault(whole, Track(self.tracks[key].shift, key.storage)).storage = key.storage
+                return whole
+        raise OptionError("the learner needs class statistics and no method keeps any: take a classifier that does")
 
     def _track(
         self, first: bool, method: Method, shift: Shift | None, classifier: Classifier, options: Any
@@ -120,6 +133,8 @@ class Trajectory:
         learner = self.learner
         assert learner is not None, "a trajectory of saved features has no backbone to train"
         if fit is not None:
+            if self._learner_track is not None:
+                learner.old_stats = self.tracks[self._learner_track].stats
             fit()
         if index == 0 and self.uses_first_backbone:
             learner.keep_first()

@@ -83,7 +83,7 @@ class Learner(nn.Module, ABC):
     all_data = False  # trains on the data of all tasks so far: only the joint upper bound
     views = 0  # further augmented views of each image that the loss looks at
     last_relu = True  # whether the backbone ends in a ReLU
-    draws_on_stats = False  # needs means and covariances of the old classes: `recall`
+    needs_stats = False  # needs the statistics of old classes before a task, shifted as a method shifts them
     same_features = True  # whether features keep their dimension from task to task, as statistics of them must
 
     def __init__(self, options: Any, channels: int, machine: Machine, seed: int):
@@ -94,6 +94,7 @@ class Learner(nn.Module, ABC):
         self.teacher.requires_grad_(False)
         self.num_old_classes = 0  # classes learned before this task
         self.task_classes: Tensor | None = None  # positions of the classes in this task, where old ones are among them
+        self.old_stats: ClassStats | None = None  # of the classes before this task, where the learner needs them
         self.anchor: nn.Module | None = None  # copy of the backbone after the first task, where a method needs it
         self.loss_generator = torch.Generator(machine.device)  # random source of the loss; reseeded in each epoch
         # Compiled once for all tasks: weights are copied into the same modules, the growing head stays outside.
@@ -200,11 +201,6 @@ class Learner(nn.Module, ABC):
 
     def after_task(self, task: LearnedTask) -> None:
         """Store what later tasks need of this one."""
-
-    def recall(self, stats: ClassStats) -> None:
-        """Take what a task needs of the old classes from their statistics: in a model that is kept, which may have
-        forgotten some of them, learned more of others or been merged since this learner saw them.
-        """
 
     @abstractmethod
     def loss(self, batch: Batch) -> Tensor:

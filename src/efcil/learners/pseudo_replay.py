@@ -3,8 +3,8 @@
 Before a task is learned, pseudo-images are synthesized from its images: these are changed by gradient steps until their
 features under the old backbone match points drawn from the Gaussian of an old class. Training uses both; pseudo-images
 have no label and enter the distillation only, which so constrains the backbone where the features of old classes are
-and not just on the task's own images. They are discarded after the task. Between tasks the mean of each class and one
-shared covariance are stored.
+and not just on the task's own images. They are discarded after the task. The Gaussian has the class's mean and the
+covariance that all classes share, from the statistics that the trajectory keeps and shifts.
 """
 
 from __future__ import annotations
@@ -17,11 +17,9 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from efcil.accel.machine import Machine
-from efcil.core.class_stats import ClassStats
-from efcil.core.linear_algebra import DTYPE, covariance_root, relative_ridge
-from efcil.core.projection import feature_products, task_shift_from_gram
+from efcil.core.gaussian import pooled_covariance
+from efcil.core.linear_algebra import DTYPE, covariance_root
 from efcil.errors import OptionError
-from efcil.learners.base import LearnedTask
 from efcil.learners.lwf import LwF, LwFOptions
 from efcil.losses import UNLABELLED, Criterion, FeatureDistillLoss, LwFLoss, TaskClassLoss
 from efcil.models import ResNet, is_timm
@@ -34,7 +32,6 @@ from efcil.training.image_batches import Pixels
 from efcil.training.image_store import followed_by
 from efcil.training.memory import memory_guard
 
-RIDGE = 1e-3  # of the linear map of means and covariance, towards the identity: a share of trace / dim
 AT_ONCE = 2000  # pseudo-images per chunk
 
 
@@ -52,10 +49,10 @@ class PseudoReplayOptions(LwFOptions):
 
 
 class PseudoReplay(LwF):
-    """Stores class means and a shared covariance; synthesizes pseudo-images of old classes for each task."""
+    """Synthesizes pseudo-images of old classes for each task, from the statistics of the trajectory."""
 
     options_type = PseudoReplayOptions
-    draws_on_stats = True
+    needs_stats = True
 
     def __init__(self, options: Any, channels: int, machine: Machine, seed: int):
         named = [name for name in ("intermediate_stages", "flip_tta") if getattr(options, name)]
@@ -67,10 +64,6 @@ class PseudoReplay(LwF):
             raise OptionError(
                 f"intermediate_stages={quarters}: {options.backbone} has three stages, the last is read as a whole"
             )
-        dim: int = self.inversion_network(self.backbone).dim  # type: ignore[assignment]
-        where: dict[str, Any] = {"dtype": DTYPE, "device": machine.device}
-        self.means = torch.zeros(0, dim, **where)  # (classes, dim)
-        self.covariance = torch.zeros(dim, dim, **where)  # within classes, the mean over classes
         self.made: Tensor | None = None  # pseudo-images (m, c, h, w) uint8, as many per class, the nearest first
         self._own = self._learned = 0  # images of the task and pseudo-images in its training set
         own: int = self.backbone.dim  # type: ignore[assignment]
@@ -110,10 +103,12 @@ class PseudoReplay(LwF):
         wanted = round(max(self.options.pseudo_ratio, self.options.pseudo_ratio_shift or 0) * len(labels))
         if not self.num_old_classes or not wanted:
             return
+        stats = self.old_stats
+        assert stats is not None, "the trajectory gives the statistics of old classes before a task"
         source = extract(self.inversion_network(self.old_backbone), pixels, self.machine).to(DTYPE)
         draws = generator("cpu", Purpose.PSEUDO, self.seed, self.num_old_classes)
         rows, goals = select_seeds_and_targets(
-            self.means, self.covariance, source, wanted, self.options.pseudo_noise, draws
+            stats.mean, pooled_covariance(stats), source, wanted, self.options.pseudo_noise, draws
         )
         self.old_backbone.eval()
         found = []
@@ -146,7 +141,7 @@ class PseudoReplay(LwF):
         wanted = round(self.options.pseudo_ratio * len(labels))
         if self.made is None or not wanted:
             return pixels, labels
-        classes = len(self.means)
+        classes = self.num_old_classes
         made = self.made.unflatten(0, (classes, -1))[:, : max(1, wanted // classes)].flatten(0, 1)
         self._learned = len(made)
         none = labels.new_full((len(made),), UNLABELLED)
@@ -166,32 +161,9 @@ class PseudoReplay(LwF):
             return super().criterion()
         return TaskClassLoss(self.lwf_loss(), self.task_classes, self._learned / self._own)
 
-    def after_task(self, task: LearnedTask) -> None:
-        """Shift the means and the covariance with the task's linear map, and add those of its classes."""
-        known = len(self.means)
-        if known:
-            shift = shift_map(*task.old_new_pairs("pseudo"))
-            self.means = self.means @ shift
-            self.covariance = shift.T @ self.covariance @ shift
-        features = task.new().to(DTYPE)
-        means, within = [], torch.zeros_like(self.covariance)
-        for label in task.labels.unique():
-            own = features[task.labels == label]
-            means.append(own.mean(0))
-            within += (own - means[-1]).T @ (own - means[-1]) / max(1, len(own) - 1)
-        self.means = torch.cat([self.means, torch.stack(means)])
-        self.covariance = (known * self.covariance + within) / len(self.means)
-
-    def recall(self, stats: ClassStats) -> None:
-        """Take the means of the classes, and the mean of their covariances."""
-        self.means = stats.mean
-        self.covariance = torch.zeros_like(self.covariance)
-        for label in stats.classes:
-            self.covariance += stats.select(label[None]).covariance(unbiased=True)[0] / len(stats)
-
     def state(self, teacher: bool) -> dict[str, Tensor]:
         """Return the tensors of the networks and of the old classes; in the middle of a task also its pseudo-images."""
-        kept = super().state(teacher) | {"means": self.means, "covariance": self.covariance}
+        kept = super().state(teacher)
         if teacher and self.made is not None:
             kept["made"] = self.made
         if teacher and self.projector is not None:
@@ -201,7 +173,7 @@ class PseudoReplay(LwF):
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Restore what `state` returned."""
         super().load_state(state)
-        self.means, self.covariance, self.made = state["means"], state["covariance"], state.get("made")
+        self.made = state.get("made")
         own = {k.removeprefix("projector."): v for k, v in state.items() if k.startswith("projector.")}
         if own and self.projector is not None:
             self.projector.load_state_dict(own)
@@ -221,9 +193,3 @@ def select_seeds_and_targets(
         return rows, centres
     noise = torch.randn(centres.shape, generator=draws, dtype=DTYPE).to(means.device)
     return rows, centres + spread * (noise @ covariance_root(covariance).T)
-
-
-def shift_map(old: Tensor, new: Tensor) -> Tensor:
-    """Return the linear map (dim, dim) from old features to new ones, the identity outside their span."""
-    gram, cross = feature_products(old, new)
-    return task_shift_from_gram(gram, cross, relative_ridge(gram, RIDGE), "identity")

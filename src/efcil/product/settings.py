@@ -91,7 +91,7 @@ def resolve(
     settings = Settings(found, training, build(found.options, own, "options"), size, seed, held_out)
     settings.options.check_training(training)
     stages, used = getattr(training, "intermediate_stages", 0), getattr(settings.options, "use_stages", None)
-    if LEARNERS[found.learner].draws_on_stats and used not in (None, stages):
+    if LEARNERS[found.learner].needs_stats and used not in (None, stages):
         raise OptionError(
             f"use_stages={used}: {found.learner} draws features of all {stages} intermediate stages from the "
             f"statistics; set intermediate_stages={used}"
@@ -107,7 +107,7 @@ def _family(name: str) -> Method:
             f"method {name} cannot be taught picture by picture: it needs old images or a backbone of its own; "
             f"take one of {', '.join(able)}"
         )
-    if LEARNERS[method.learner].draws_on_stats and not method.keeps_gram:
+    if LEARNERS[method.learner].needs_stats and not method.keeps_gram:
         raise OptionError(
             f"method {name} cannot be taught picture by picture: {method.learner} draws features of old classes from "
             "Grams, and it keeps none; take dpcr-plus"

@@ -111,9 +111,6 @@ def teach(
     found = Learned({}, 0.0, optimism)
 
     def fit() -> None:
-        stats = trajectory.stats(label_of(trajectory))
-        if learner.draws_on_stats and stats is not None:
-            learner.recall(stats)
         rows = (~held).numpy()
         shown = ImageSet(lesson.images[rows], lesson.labels.numpy()[rows])
         task = Task(lesson.training, lesson.old, lesson.new, shown)
