@@ -101,7 +101,7 @@ if __name__ == "__main__":
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--check", action="store_true", help="fail where ours is less than MIN_RATIO times Pillow's")
     options = parser.parse_args()
-    result = measure(options.count, options.device, repeats=6)  # the best of six turns each: neighbours are noisy
+    result = measure(options.count, options.device, repeats=6)  # the best of six turns each: neighbors are noisy
     print(json.dumps({name: round(value, 2) for name, value in result.items()}))
     if options.check and result["ratio"] < MIN_RATIO:
         sys.exit(f"augmentation: {result['ratio']:.2f} times Pillow's speed, wanted {MIN_RATIO}")

@@ -3,7 +3,7 @@
     python benchmarks/core.py [--check] [--device cuda] [--classes 90] [--dim 512]
 
 One update, as after the last task of CIFAR-100 in ten: P from 5,000 images, 90 old classes moved, statistics of 10 new
-classes, ridge weight, column normalisation. Features are positive, sparse and of unequal channels, 500 a class; X'X has
+classes, ridge weight, column normalization. Features are positive, sparse and of unequal channels, 500 a class; X'X has
 a condition number of 1e4 to 1e5, as of real backbones.
 
 Prediction, on two cores that give about 100 GFLOP/s in float64: P'GP as written is 4 dim^3 = 0.54 GFLOP a class, 48
@@ -127,7 +127,7 @@ def naive_update(task: Problem) -> Callable[[], object]:
 def seconds(
     call: Callable[[], object], device: str, repeats: int, clock: Callable[[], float] = time.perf_counter
 ) -> float:
-    """Best time of `repeats` calls after one to warm up, synchronised on a GPU."""
+    """Best time of `repeats` calls after one to warm up, synchronized on a GPU."""
     best = float("inf")
     for _ in range(repeats + 1):
         if device.startswith("cuda"):
@@ -185,7 +185,7 @@ def measure(
     result["positive_deviation"] = deviation(few, "positive")
     result["numerical_deviation"] = deviation(few, "numerical")
     if tenfold:
-        # Processor time: a neighbour that takes a core stretches a long run more than the best of several short ones.
+        # Processor time: a neighbor that takes a core stretches a long run more than the best of several short ones.
         clock = time.perf_counter if device.startswith("cuda") else time.process_time
         small = seconds(lambda: update(task, "positive"), device, repeats, clock)
         del task, few

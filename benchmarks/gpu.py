@@ -45,7 +45,7 @@ import numpy as np
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from efcil import data as sources
+from efcil import data as datasets
 from efcil import models
 from efcil.accel.captured_step import CapturedStep
 from efcil.accel.machine import Machine
@@ -143,7 +143,7 @@ def timed(call: Callable[[], object], count: int, repeats: int, device: torch.de
 def flops_per_image(size: Size, stem: str = "cifar") -> dict[str, int]:
     """Counted operations (a multiply-add is two) of the backbone for one image: forward, and forward + backward."""
     backbone = models.build(size.backbone, stem=stem, width=size.width)
-    images = torch.zeros(2, 3, size.side, size.side)  # two: batch normalisation of 1 x 1 maps needs more than one
+    images = torch.zeros(2, 3, size.side, size.side)  # two: batch normalization of 1 x 1 maps needs more than one
     with FlopCounterMode(display=False) as forward, torch.no_grad():
         backbone(images)
     with FlopCounterMode(display=False) as both:
@@ -166,7 +166,7 @@ def matmul_rate(size: Size, device: torch.device) -> Result:
 def stream(size: Size, data: Path | None) -> TaskStream:
     """Ten tasks: the data set where it is given, else noise of the same shape."""
     if data is not None:
-        images = sources.load(size.dataset, data, sources.find(size.dataset).options()).train
+        images = datasets.load(size.dataset, data, datasets.find(size.dataset).options()).train
     else:
         draw = np.random.default_rng(0)
         count = size.classes * size.per_class

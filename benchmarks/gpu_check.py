@@ -185,7 +185,7 @@ class Check:
                 raise
             failed, seconds = str(error), 0.0
         cases = list(ElementTree.parse(report).getroot().iter("testcase"))
-        outcome = {kind: [str(c.get("name")) for c in cases if c.find(kind) is not None] for kind in KINDS}
+        outcome = {kind: [str(c.get("name")) for c in cases if c.find(kind) is not None] for kind in UPDATABLE_LEARNERS}
         bad = outcome["failure"] + outcome["error"]
         counts = {"failed": bad, "skipped": len(outcome["skipped"])}
         found = {"seconds": seconds, "passed": len(cases) - len(bad) - counts["skipped"], **counts}
@@ -242,7 +242,7 @@ class Check:
         return {"seconds": seconds, "accuracy": accuracy(out)}
 
 
-KINDS = ("failure", "error", "skipped")
+UPDATABLE_LEARNERS = ("failure", "error", "skipped")
 
 
 def stop(process: subprocess.Popen[Any]) -> None:

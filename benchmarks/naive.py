@@ -31,7 +31,7 @@ def update(
     labels: Tensor,
     ridge: float,
 ) -> tuple[dict[int, Tensor], dict[int, Tensor], Tensor]:
-    """One task: shift, move every old class, statistics of the new ones, ridge weight, column normalisation."""
+    """One task: shift, move every old class, statistics of the new ones, ridge weight, column normalization."""
     shift = task_shift(old, new)
     moved_grams, moved_means = {}, {}
     for c, gram in grams.items():

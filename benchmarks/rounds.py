@@ -8,7 +8,7 @@ folders first. For each seed and in processes of their own: `efcil teach` five t
 classes; `efcil evaluate`; `efcil run dpcr folder` with the settings of the model, which its model.json holds; then, for
 one class of each round, `efcil forget` on a copy of the model and `efcil evaluate` on the other classes.
 
-With nothing held out (the default here) both do the same arithmetic in the same order. With `--held-out 0.1`, the
+With nothing held out (the default here) both do the same arithmetic in the same order. With `--val-fraction 0.1`, the
 default of `efcil teach`, a tenth of each class is kept from training to measure recall.
 """
 
@@ -90,13 +90,13 @@ def names_of(data: Path, classes: int | None) -> list[str]:
     return names[:classes]
 
 
-def taught(work: Path, data: Path, names: Sequence[str], made_with: Sequence[object]) -> Path:
+def taught(work: Path, data: Path, names: Sequence[str], new_model_options: Sequence[object]) -> Path:
     """Teach a new model the classes in rounds; options only in the first one, as the command wants it."""
     model = work / "model"
     step = len(names) // ROUNDS
     for number in range(ROUNDS):
         lesson = linked(names[number * step : (number + 1) * step], data / "train", work / f"round{number}")
-        efcil("teach", model, lesson, *([] if number else made_with), "--quiet")
+        efcil("teach", model, lesson, *([] if number else new_model_options), "--quiet")
     return model
 
 
@@ -136,8 +136,8 @@ def without(model: Path, work: Path, data: Path, names: Sequence[str], name: str
     kept = [(truth, guesses) for truth, guesses in answers if truth != name]
     struck = [(truth, [guess for guess in guesses if guess != name]) for truth, guesses in kept]
     found = evaluated(copied, others)
-    if found["pictures"] != len(kept):
-        raise RuntimeError(f"{found['pictures']} pictures were evaluated and {len(kept)} predicted")
+    if found["images"] != len(kept):
+        raise RuntimeError(f"{found['images']} pictures were evaluated and {len(kept)} predicted")
     return {"class": name, "before": _right(kept), "ruled_out": _right(struck), "after": found["accuracy"]}
 
 
@@ -146,13 +146,18 @@ def _right(answers: Answers) -> float:
 
 
 def measure(
-    data: Path, names: Sequence[str], seed: int, made_with: Sequence[object], work: Path, forgotten: int = ROUNDS
+    data: Path,
+    names: Sequence[str],
+    seed: int,
+    new_model_options: Sequence[object],
+    work: Path,
+    forgotten: int = ROUNDS,
 ) -> dict[str, Any]:
     """One seed: accuracies in percent of the taught model and of the run, and what forgetting did to the others."""
     chosen = work / "data"
     for side in ("train", "test"):
         linked(names, data / side, chosen / side)
-    model = taught(work, chosen, names, [*made_with, "--seed", seed])
+    model = taught(work, chosen, names, [*new_model_options, "--seed", seed])
     found = evaluated(model, chosen / "test")
     summary, settings = ran(work, chosen, model, seed)
     step = len(names) // ROUNDS
@@ -160,7 +165,7 @@ def measure(
     gone = [without(model, work, chosen, names, names[number * step], answers) for number in range(forgotten)]
     return {
         "seed": seed,
-        "pictures": found["pictures"],
+        "pictures": found["images"],
         "taught": found["accuracy"],
         "run": summary["A_f"],
         "forgotten": gone,
@@ -175,7 +180,7 @@ def main() -> int:
     parser.add_argument("--size", type=int)
     parser.add_argument("--width", type=int)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
-    parser.add_argument("--held-out", type=float, default=0.0)
+    parser.add_argument("--val-fraction", type=float, default=0.0)
     parser.add_argument("--set", action="append", default=[], help="key=value of the model, as `efcil teach` takes it")
     parser.add_argument("--about", help="what the data are, for the record; the folder's name by default")
     add_options(parser)
@@ -189,15 +194,15 @@ def main() -> int:
         names = names_of(data, options.classes)
         if not names or len(names) % ROUNDS:
             parser.error(f"{len(names)} classes cannot be taught in {ROUNDS} equal rounds; choose --classes")
-        made_with: list[object] = ["--size", options.size or size, "--held-out", options.held_out]
-        made_with += ["--width", options.width] if options.width else []
-        made_with += [word for setting in (*settings, *options.set) for word in ("--set", setting)]
+        new_model_options: list[object] = ["--size", options.size or size, "--val-fraction", options.val_fraction]
+        new_model_options += ["--width", options.width] if options.width else []
+        new_model_options += [word for setting in (*settings, *options.set) for word in ("--set", setting)]
         rows = []
         for seed in options.seeds:
-            rows.append(measure(data, names, seed, made_with, root / f"seed{seed}"))
+            rows.append(measure(data, names, seed, new_model_options, root / f"seed{seed}"))
             print({key: value for key, value in rows[-1].items() if key != "settings"}, flush=True)
     about = options.about or (options.data if options.data in BUILT_IN else data.name)
-    rounds = {"data": about, "classes": len(names), "held_out": options.held_out, "rows": rows}
+    rounds = {"data": about, "classes": len(names), "val_fraction": options.val_fraction, "rows": rows}
     write_record(options, __file__, sys.argv[1:], rounds=rounds)
     return 0
 

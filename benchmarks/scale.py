@@ -174,7 +174,7 @@ def in_own_process(size: Size) -> dict[str, Any]:
     """Run `measure_one` in a new process."""
     command = [sys.executable, __file__, "--one", json.dumps(asdict(size))]
     threads = str(size.threads)
-    # Threads that wait sleep: where neighbours take a core, they would burn the other one.
+    # Threads that wait sleep: where neighbors take a core, they would burn the other one.
     environment = {**os.environ, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "OMP_WAIT_POLICY": "PASSIVE"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -305,7 +305,7 @@ def drawn(found: dict[str, Any]) -> Figure:
     """Cost and memory against classes, dimensions and tasks."""
     from matplotlib.figure import Figure
 
-    from efcil.report.figures import dress
+    from efcil.report.figures import style_axes
 
     figure = Figure(figsize=(10.0, 6.4), dpi=150, layout="constrained")
     panels = figure.subplots(2, 3)
@@ -335,7 +335,7 @@ def drawn(found: dict[str, Any]) -> Figure:
             axes.set_yscale("log")
             axes.set_xlabel(label)
             axes.set_ylabel(unit)
-            dress(axes, None)
+            style_axes(axes, None)
     panels[0][0].legend(frameon=False, fontsize=9)
     panels[1][0].set_title("dotted: peak during the update", loc="left", fontsize=8)
     return figure

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from efcil import data as sources
+from efcil import data as datasets
 from efcil.data.augment import named
 from efcil.data.lazy import JOB, Decoder, Streamed
 from efcil.data.workers import cores, pool_of, problem, starting
@@ -67,7 +67,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--out", type=Path)
     o = parser.parse_args()
-    tree = sources.module(o.name).scan(o.directory)
+    tree = datasets.module(o.name).scan(o.directory)
     names = [file.name for file in tree.files]
     chosen = np.random.default_rng(0).permutation(len(names))[: o.images]
     names = [names[i] for i in chosen]

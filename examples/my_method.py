@@ -15,7 +15,7 @@ import torch
 
 from efcil.classifiers import Classifier
 from efcil.core.nearest_mean import cosine_scores
-from efcil.data import Source
+from efcil.data import DatasetSpec
 from efcil.data.dataset import DataSet, ImageSet
 from efcil.methods import Method
 
@@ -55,4 +55,4 @@ def stripes():
 
 
 METHOD = Method("median-ncm", "first-task", None, NearestMedian, "Nearest median", "this example", "d")
-STRIPES = Source("stripes", "synthetic stripes, 4 classes", "MIT", "this example", loader=stripes)
+STRIPES = DatasetSpec("stripes", "synthetic stripes, 4 classes", "MIT", "this example", loader=stripes)

@@ -20,7 +20,7 @@ from efcil.accel.machine import Machine
 from efcil.config import build
 from efcil.core.metrics import AccuracyMatrix
 from efcil.data import augment
-from efcil.errors import DataError, Elsewhere, OptionError
+from efcil.errors import ConfigError, DataError, Elsewhere
 from efcil.features import TaskFeatures
 from efcil.learners import LEARNERS
 from efcil.methods import FROZEN, METHODS
@@ -199,7 +199,7 @@ def talk(group):
             told.append(f"{type(error).__name__} {error.exit_code} {error}")
     try:
         group.same("it", str(min(group.rank, 1)))
-    except (OptionError, Elsewhere) as error:
+    except (ConfigError, Elsewhere) as error:
         told.append(f"{type(error).__name__} {error}")
     found["told"] = torch.tensor(list("; ".join(told).encode()))
     return found

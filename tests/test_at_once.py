@@ -282,7 +282,7 @@ class Fake:
 
     def __init__(self, said, number, fails=False):
         self.said, self.number, self.fails = said, number, fails
-        self.stop, self.underway, self.training = threading.Event(), threading.Event(), True
+        self.stop, self.started, self.training = threading.Event(), threading.Event(), True
         self.machine, self.group = Machine(torch.device("cpu")), SimpleNamespace(size=1, is_first=True)
         self.log = SimpleNamespace(add=lambda **event: None)
         self.reporter = SimpleNamespace(epoch=lambda report: None, note=lambda text: None)

@@ -26,7 +26,7 @@ from efcil.data.augment import (
 )
 from efcil.data.autoaugment import AMOUNTS, CIFAR10_POLICY, OPERATIONS, UNSIGNED, AutoAugmentCifar10, amount
 from efcil.data.letterbox import framed
-from efcil.errors import OptionError
+from efcil.errors import ConfigError
 from messages import raises
 
 SIGNED_AMOUNTS = {  # (level, sign) of every amount an operation can get
@@ -267,7 +267,7 @@ def test_random_resized_crop_falls_back_to_the_centre() -> None:
 def test_centre_crop() -> None:
     images = pictures(1, 9, 12)
     assert torch.equal(augment(images, CentreCrop(5), seeded()), images[:, :, 2:7, 4:9])
-    with raises(OptionError, 10, "9 x 12"):
+    with raises(ConfigError, 10, "9 x 12"):
         augment(images, CentreCrop(10), seeded())
 
 
@@ -300,12 +300,12 @@ def test_names() -> None:
         "BrightnessJitter",
         "AutoAugmentCifar10",
     ]
-    with raises(OptionError, "'cifar-autoaugmnt'", "'cifar-autoaugment'"):
+    with raises(ConfigError, "'cifar-autoaugmnt'", "'cifar-autoaugment'"):
         named("cifar-autoaugmnt", 32)
 
 
 def test_colour_of_two_channels_is_refused() -> None:
-    with raises(OptionError, 1, 3, 2):
+    with raises(ConfigError, 1, 3, 2):
         OPERATIONS["Color"](pictures(2)[:1], torch.ones(1))
 
 

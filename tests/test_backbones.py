@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from efcil.accel.folded_resnet import AtRest, Layer, comes_out_right, fuses
-from efcil.errors import OptionError
+from efcil.errors import ConfigError
 from efcil.models import NAMES, STEMS, build
 from efcil.models.resnet import PATCH
 from messages import raises
@@ -195,13 +195,13 @@ def test_the_graph_does_not_depend_on_the_data(name):
 
 
 def test_unknown_names_and_sizes_are_told():
-    with raises(OptionError, "backbone", "'resnet81'", "'resnet18'"):
+    with raises(ConfigError, "backbone", "'resnet81'", "'resnet18'"):
         build("resnet81")
-    with raises(OptionError, "stem", "'imagnet'", "'imagenet'"):
+    with raises(ConfigError, "stem", "'imagnet'", "'imagenet'"):
         build("resnet18", stem="imagnet")
-    with raises(OptionError, "width", 0):
+    with raises(ConfigError, "width", 0):
         build("resnet18", width=0)
-    with raises(OptionError, "channels", -1):
+    with raises(ConfigError, "channels", -1):
         build("resnet18", channels=-1)
 
 

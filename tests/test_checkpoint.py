@@ -106,7 +106,7 @@ def test_newest_is_found_and_old_ones_go(tmp_path):
         "task-04-epoch-0010.safetensors",
         "task-04-epoch-0015.safetensors",
     ]
-    point = store.newest()
+    point = store.latest()
     assert (point.task, point.epoch, point.meta["seconds"]) == (3, 15, 15)
     assert point.tensors["w"].tolist() == [3]
     assert point.partial["w"].tolist() == [4, 15]
@@ -131,7 +131,7 @@ def test_damaged_ones_are_passed_over(tmp_path, broken, task, epoch):
     store = filled(tmp_path, notes)
     for name in broken:
         break_file(store.directory / f"{name}.safetensors")
-    point = store.newest()
+    point = store.latest()
     assert (point.task, point.epoch) == (task, epoch)
     assert any(f"{broken[0]}.safetensors" in note for note in notes)
 
@@ -140,9 +140,9 @@ def test_damaged_task_is_set_aside(tmp_path):
     """Or it would count as finished, and the checkpoints inside the task would go when it is learned again."""
     store = filled(tmp_path, [])
     break_file(store.directory / "task-03.safetensors")
-    assert store.newest().task == 2
+    assert store.latest().task == 2
     store.save_epoch(3, 7, {"w": torch.tensor([3, 7])}, {"seconds": 1})
-    point = store.newest()
+    point = store.latest()
     assert (point.task, point.epoch) == (2, 7)
 
 
@@ -151,7 +151,7 @@ def test_none_sound(tmp_path):
     for path in store.directory.iterdir():
         break_file(path)
     with pytest.raises(CheckpointError, match="none of the 4 checkpoints in .* is sound"):
-        store.newest()
+        store.latest()
 
 
 def test_what_changes_after_saving_is_not_saved(tmp_path, monkeypatch):
@@ -163,7 +163,7 @@ def test_what_changes_after_saving_is_not_saved(tmp_path, monkeypatch):
     store.save_task(1, {"w": weights}, {})
     weights.zero_()
     changed.set()
-    assert store.newest().tensors["w"].sum() == 100_000
+    assert store.latest().tensors["w"].sum() == 100_000
 
 
 class OnGPU(torch.Tensor):
@@ -220,8 +220,8 @@ def test_directory_that_cannot_be_written(tmp_path):
 
 
 def test_nothing_saved_yet(tmp_path):
-    assert CheckpointStore(tmp_path / "checkpoints").newest() is None
+    assert CheckpointStore(tmp_path / "checkpoints").latest() is None
     store = CheckpointStore(tmp_path / "checkpoints")
     store.save_epoch(1, 3, {"w": torch.ones(1)}, {"seconds": 2})
-    point = store.newest()
+    point = store.latest()
     assert (point.task, point.epoch, point.tensors) == (0, 3, {})

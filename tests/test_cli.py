@@ -19,7 +19,7 @@ from PIL import Image
 
 from efcil import cli
 from efcil.errors import Interrupted
-from efcil.experiment.reporters import Json, Lines, Plain
+from efcil.experiment.reporters import JsonReporter, LineReporter, PrefixReporter
 from efcil.experiment.run import stoppable
 from efcil.methods import METHODS, measured
 from messages import assert_names
@@ -168,7 +168,9 @@ def test_json_lines(efcil, tmp_path):
     assert events[-1]["summaries"][0]["A_t"] == [e["A_t"]["lwf-ncm"] for e in events if e["event"] == "task"]
 
 
-@pytest.mark.parametrize("voice", [Json(), Plain(), Lines("order 7")], ids=lambda voice: type(voice).__name__)
+@pytest.mark.parametrize(
+    "voice", [JsonReporter(), LineReporter(), PrefixReporter("order 7")], ids=lambda voice: type(voice).__name__
+)
 def test_a_line_is_printed_in_one_piece(monkeypatch, voice):
     """Where nothing is buffered, what another run prints at the same time would come before its end."""
     pieces = []
@@ -317,7 +319,7 @@ def test_built_in_sets_have_a_preset_that_needs_no_option(efcil, tmp_path, datas
 def test_folder_end_to_end(efcil, tmp_path, monkeypatch):
     monkeypatch.setenv("EFCIL_CACHE", str(tmp_path / "cache"))
     root = pictures(tmp_path / "pictures", ("a", "b", "c", "d"))
-    arguments = ["run", "dpcr", "folder", "--data", root, "--tasks", 2, "--set", "data.size=12", "--quiet", *TINY]
+    arguments = ["run", "dpcr", "folder", "--data", root, "--tasks", 2, "--set", "data.short_side=12", "--quiet", *TINY]
     code, _, err = efcil(*arguments, "--out", tmp_path / "r")
     assert code == 0, err
     summary = json.loads((tmp_path / "r" / "summary.json").read_text())
@@ -337,7 +339,7 @@ def test_methods_data_and_doctor(efcil):
     assert f"{own[0]:.2f} / {own[1]:.2f}" in next(line for line in out.splitlines() if line.startswith("dpcr-plus "))
     code, out, _ = efcil("data", "list")
     assert code == 0
-    assert all(name in out for name in ("digits", "glyphs", "cifar100", "folder", "licence"))
+    assert all(name in out for name in ("digits", "glyphs", "cifar100", "folder", "license"))
     code, out, _ = efcil("doctor")
     assert code == 0
     for words in ("torch 2.", "CPU cores", "cache of decoded images"):
@@ -457,7 +459,7 @@ def test_bad_image_is_named_and_skipped_only_when_asked(one_line, efcil, tmp_pat
     root = pictures(tmp_path / "p")
     (root / "cat" / "broken.png").write_bytes((root / "cat" / "0.png").read_bytes()[:60])
     (root / "dog" / "text.jpg").write_text("not an image")
-    arguments = ["run", "dpcr", "folder", "--data", root, "--tasks", 2, "--set", "data.size=12", *TINY]
+    arguments = ["run", "dpcr", "folder", "--data", root, "--tasks", 2, "--set", "data.short_side=12", *TINY]
     line = one_line(*arguments, "--out", tmp_path / "r")
     assert "broken.png" in line
     assert "text.jpg" in line
@@ -729,8 +731,8 @@ def test_a_signal_in_the_middle_of_a_print_does_no_harm():
     assert run.stop.is_set()
 
 
-@pytest.mark.parametrize("insisting", [True, False])
-def test_a_signal_while_another_is_being_told_does_not_hang(insisting):
+@pytest.mark.parametrize("force_on_second", [True, False])
+def test_a_signal_while_another_is_being_told_does_not_hang(force_on_second):
     """An event that is being set has a lock, and a handler that came between would wait for it for ever."""
     lock, told = threading.Lock(), []
 
@@ -745,7 +747,7 @@ def test_a_signal_while_another_is_being_told_does_not_hang(insisting):
                 lock.release()
 
     run = SimpleNamespace(training=True, stop=Event(), reporter=SimpleNamespace(note=lambda text: None))
-    with pytest.raises(Interrupted) if insisting else nullcontext(), stoppable([run], "go on", insisting):
+    with pytest.raises(Interrupted) if force_on_second else nullcontext(), stoppable([run], "go on", force_on_second):
         signal.raise_signal(signal.SIGTERM)
     assert told == [1]
 

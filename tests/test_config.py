@@ -8,11 +8,11 @@ import pytest
 
 from efcil import __version__
 from efcil.classifiers import CLASSIFIERS
-from efcil.config import Options, build, flat, keys, nested, parse_settings, preset_names, preset_values, presets
-from efcil.data import SOURCES
-from efcil.errors import OptionError
+from efcil.config import Options, build, flat, keys, nested, parse_overrides, preset_names, preset_values, presets
+from efcil.data import DATASETS
+from efcil.errors import ConfigError
 from efcil.experiment import specification
-from efcil.experiment.specification import Request, commit, resolve
+from efcil.experiment.specification import ExperimentSpec, commit, resolve
 from efcil.learners import LEARNERS
 from efcil.methods import FROZEN, METHODS
 from efcil.shift import SHIFTS
@@ -48,7 +48,7 @@ def test_options_are_frozen():
 
 
 def test_unknown_and_impossible_values_are_told_together():
-    with pytest.raises(OptionError) as error:
+    with pytest.raises(ConfigError) as error:
         build(Outer, {"first.rl": 1, "width": "wide"}, "test")
     text = str(error.value)
     assert text.startswith("test: ")
@@ -69,8 +69,8 @@ def test_unknown_and_impossible_values_are_told_together():
     ],
 )
 def test_settings_are_yaml(text, value):
-    assert parse_settings([text]) == {"a": value}
-    assert type(parse_settings([text])["a"]) is type(value)
+    assert parse_overrides([text]) == {"a": value}
+    assert type(parse_overrides([text])["a"]) is type(value)
 
 
 def test_every_preset_value_has_a_source_and_an_option():
@@ -79,7 +79,7 @@ def test_every_preset_value_has_a_source_and_an_option():
     count = 0
     for name, preset in presets().items():
         for dataset, parts in preset.items():
-            assert dataset == "any" or dataset in SOURCES, (name, dataset)
+            assert dataset == "defaults" or dataset in DATASETS, (name, dataset)
             for section, entries in parts.items():
                 known = training if section == "training" else sections.get(section)
                 if section in METHODS and METHODS[section].learner not in ("lwf", *FROZEN):  # it trains its own way
@@ -93,9 +93,9 @@ def test_every_preset_value_has_a_source_and_an_option():
 
 
 def test_paper_preset_is_the_papers():
-    plan = resolve(Request(("dpcr",), "cifar100", tasks=10))
-    assert plan.preset == "paper"
-    t, (_, o) = plan.training, plan.methods["dpcr"]
+    experiment = resolve(ExperimentSpec(("dpcr",), "cifar100", tasks=10))
+    assert experiment.preset == "paper"
+    t, (_, o) = experiment.training, experiment.methods["dpcr"]
     assert (t.backbone, t.stem, t.augment, t.batch_size, t.momentum) == (
         "resnet18",
         "cifar",
@@ -112,18 +112,18 @@ def test_paper_preset_is_the_papers():
 
 
 def test_released_code_differs_where_it_did():
-    plan = resolve(Request(("dpcr", "dp-ncm"), "cifar100", tasks=10, preset="released_code"))
-    paper = resolve(Request(("dpcr", "dp-ncm"), "cifar100", tasks=10))
-    different = {k for k, v in flat(plan.training).items() if flat(paper.training)[k] != v}
+    experiment = resolve(ExperimentSpec(("dpcr", "dp-ncm"), "cifar100", tasks=10, preset="released_code"))
+    paper = resolve(ExperimentSpec(("dpcr", "dp-ncm"), "cifar100", tasks=10))
+    different = {k for k, v in flat(experiment.training).items() if flat(paper.training)[k] != v}
     assert different == {"last_batch"}
-    a, b = flat(plan.methods["dpcr"][1]), flat(paper.methods["dpcr"][1])
+    a, b = flat(experiment.methods["dpcr"][1]), flat(paper.methods["dpcr"][1])
     assert {k for k in a if a[k] != b[k]} == {"shift_view", "ridge_view"}
 
 
 @pytest.mark.parametrize("method", ["icarl", "podnet", "foster", "pass"])
 def test_what_the_paper_ran_with_pycil_has_its_augmentation_in_released_code(method):
     def found(preset):
-        return resolve(Request((method,), "cifar100", tasks=10, preset=preset)).training.augment
+        return resolve(ExperimentSpec((method,), "cifar100", tasks=10, preset=preset)).training.augment
 
     assert found("paper") == "cifar-autoaugment"  # appendix B: the same for all methods
     assert found("released_code") == "cifar-brightness"  # PyCIL's own
@@ -133,15 +133,17 @@ def test_built_in_sets_and_folders_have_a_quick_preset():
     for name in ("digits", "glyphs", "folder"):
         assert preset_names(name) == ["quick"]
         assert preset_values("quick", name, "training")["first.epochs"] <= 40
-    with pytest.raises(OptionError, match="preset 'paper' does not exist for digits"):
+    with pytest.raises(ConfigError, match="preset 'paper' does not exist for digits"):
         preset_values("paper", "digits", "training")
 
 
 def test_a_setting_reaches_every_method_that_has_it():
-    plan = resolve(Request(("dpcr", "dp-ncm", "lwf"), "digits", tasks=5, settings=("shift_ridge=0.5", "width=3")))
-    assert plan.methods["dpcr"][1].shift_ridge == plan.methods["dp-ncm"][1].shift_ridge == 0.5
-    assert plan.training.width == 3
-    assert plan.identity()["training"]["width"] == 3
+    experiment = resolve(
+        ExperimentSpec(("dpcr", "dp-ncm", "lwf"), "digits", tasks=5, overrides=("shift_ridge=0.5", "width=3"))
+    )
+    assert experiment.methods["dpcr"][1].shift_ridge == experiment.methods["dp-ncm"][1].shift_ridge == 0.5
+    assert experiment.training.width == 3
+    assert experiment.fingerprint()["training"]["width"] == 3
 
 
 def test_an_option_has_one_meaning():
@@ -159,15 +161,15 @@ def test_an_option_has_one_meaning():
 
 
 def test_ablations_take_dpcrs_preset():
-    plan = resolve(Request(("rrcr", "dpcr"), "cifar100", tasks=10))
-    assert plan.methods["rrcr"][1].ridge == 200
-    assert plan.methods["rrcr"][0].shift is None
+    experiment = resolve(ExperimentSpec(("rrcr", "dpcr"), "cifar100", tasks=10))
+    assert experiment.methods["rrcr"][1].ridge == 200
+    assert experiment.methods["rrcr"][0].shift is None
 
 
 def test_a_free_combination_takes_the_preset_values_of_its_parts():
     names = ("lwf+ldc+ridge", "lwf+dual-projection+ncm", "lwf+tssp+ridge", "dpcr", "ldc", "dp-ncm")
-    plan = resolve(Request(names, "digits", tasks=5))
-    options = {name: own for name, (_, own) in plan.methods.items()}
+    experiment = resolve(ExperimentSpec(names, "digits", tasks=5))
+    options = {name: own for name, (_, own) in experiment.methods.items()}
     free = options["lwf+ldc+ridge"]
     assert (free.map_epochs, free.ridge) == (options["ldc"].map_epochs, options["dpcr"].ridge) == (200, 300)
     assert options["lwf+dual-projection+ncm"].shift_ridge == options["dpcr"].shift_ridge == 20
@@ -175,18 +177,20 @@ def test_a_free_combination_takes_the_preset_values_of_its_parts():
 
 
 def test_what_is_set_wins_over_the_preset_of_a_part():
-    plan = resolve(Request(("lwf+ldc+ridge:ridge=5", "ldc"), "digits", tasks=5, settings=("map_epochs=3",)))
-    assert flat(plan.methods["lwf+ldc+ridge:ridge=5"][1])["ridge"] == 5
-    assert {own.map_epochs for _, own in plan.methods.values()} == {3}
-    with raises(OptionError, "rigde", "'ridge'"):
-        resolve(Request(("lwf+ldc+ridge:rigde=5",), "digits", tasks=5))
+    experiment = resolve(
+        ExperimentSpec(("lwf+ldc+ridge:ridge=5", "ldc"), "digits", tasks=5, overrides=("map_epochs=3",))
+    )
+    assert flat(experiment.methods["lwf+ldc+ridge:ridge=5"][1])["ridge"] == 5
+    assert {own.map_epochs for _, own in experiment.methods.values()} == {3}
+    with raises(ConfigError, "rigde", "'ridge'"):
+        resolve(ExperimentSpec(("lwf+ldc+ridge:rigde=5",), "digits", tasks=5))
 
 
 def test_a_free_combination_is_trained_as_the_preset_trains_its_learner():
-    free = resolve(Request(("pseudo-replay+ldc+ncm",), "cifar100", tasks=10, preset="tuned"))
-    assert free.training == resolve(Request(("dpcr-plus",), "cifar100", tasks=10, preset="tuned")).training
-    with raises(OptionError, "'tuned'", "lwf+ldc+ncm", "--preset"):
-        resolve(Request(("lwf+ldc+ncm",), "cifar100", tasks=10, preset="tuned"))
+    free = resolve(ExperimentSpec(("pseudo-replay+ldc+ncm",), "cifar100", tasks=10, preset="tuned"))
+    assert free.training == resolve(ExperimentSpec(("dpcr-plus",), "cifar100", tasks=10, preset="tuned")).training
+    with raises(ConfigError, "'tuned'", "lwf+ldc+ncm", "--preset"):
+        resolve(ExperimentSpec(("lwf+ldc+ncm",), "cifar100", tasks=10, preset="tuned"))
 
 
 def test_commit_can_be_given(monkeypatch):
@@ -214,17 +218,17 @@ def test_the_commit_is_the_one_of_the_beginning(monkeypatch):
         "run",
         lambda call, **_: SimpleNamespace(stdout=next(heads)) if "rev-parse" in call else said,
     )
-    specification._checked_out.cache_clear()
+    specification._git_commit.cache_clear()
     try:
         assert [commit(), commit()] == ["first", "first"]
     finally:
-        specification._checked_out.cache_clear()
+        specification._git_commit.cache_clear()
 
 
 def test_a_data_sets_own_value_wins_over_that_of_any(monkeypatch):
     source = "a test"
     tree = {
-        "any": {"dpcr": {"ridge": (1.0, source), "normalise": (True, source)}},
+        "defaults": {"dpcr": {"ridge": (1.0, source), "normalise": (True, source)}},
         "digits": {"dpcr": {"ridge": (2.0, source)}},
     }
     monkeypatch.setattr("efcil.config.presets", lambda: {"own": tree})

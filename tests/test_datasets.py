@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 
 import standins
-from efcil import data as sources
+from efcil import data as datasets
 from efcil.config import flat
 from efcil.data import cache, cifar100, cub200, imagenet1k, imagenet100, tiny_imagenet, workers
 from efcil.data.dataset import DataSet, Official
 from efcil.data.decode import read_image
-from efcil.errors import DataError, OptionError
-from efcil.experiment.specification import Plan, Request, resolve
+from efcil.errors import ConfigError, DataError
+from efcil.experiment.specification import Experiment, ExperimentSpec, resolve
 from messages import assert_names, raises
 from standins import BIRDS, WNIDS, Written
 
@@ -99,7 +99,7 @@ def test_imagenet1k(root: Path, inner: str) -> None:
     data = imagenet1k.load(root, size=SIZE)
     assert data.class_names == tuple(sorted(WNIDS))
     assert shown(data) == expected(written)
-    assert sources.find("imagenet1k").options().size == 256  # type: ignore[attr-defined]
+    assert datasets.find("imagenet1k").options().short_side == 256  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("layout", ["official", "test", "val"])
@@ -148,7 +148,7 @@ def test_the_decoded_images_are_mapped_the_second_time(root: Path, monkeypatch: 
 
 @pytest.mark.parametrize("name", NEW)
 def test_a_directory_that_is_not_it(root: Path, name: str) -> None:
-    load = sources.module(name).load
+    load = datasets.module(name).load
     with pytest.raises(DataError, match=f"^{name}: .*sets does not exist; unpack it there or give .* to get it: "):
         load(root)
     root.mkdir()
@@ -161,7 +161,7 @@ def test_a_directory_that_is_not_it(root: Path, name: str) -> None:
     with raises(DataError, name, root / "a.zip", "--data"):
         load(root / "a.zip")
     with raises(DataError, name, "--data DIR"):
-        sources.load(name, None, sources.find(name).options())
+        datasets.load(name, None, datasets.find(name).options())
 
 
 @pytest.mark.parametrize("name", NEW)
@@ -169,7 +169,7 @@ def test_a_corrupt_image_is_named_or_skipped(root: Path, name: str) -> None:
     write(name, root)
     path = an_image(root)
     path.write_bytes(path.read_bytes()[:-60])
-    load = sources.module(name).load
+    load = datasets.module(name).load
     with raises(DataError, path.name, "--skip-bad"):
         load(root, size=SIZE)
     data = load(root, size=SIZE, skip_bad=True)
@@ -180,7 +180,7 @@ def test_a_corrupt_image_is_named_or_skipped(root: Path, name: str) -> None:
 @pytest.mark.parametrize("name", NEW)
 def test_other_counts_than_the_official_ones_are_a_note(root: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     write(name, root)
-    module = sources.module(name)
+    module = datasets.module(name)
     wanted = module.OFFICIAL.classes
     (note,) = [n for n in module.load(root, size=SIZE).notes if n.startswith("not the official")]
     assert_names(note, name, 4, f"{wanted:,}", 8, f"{module.OFFICIAL.test:,}")
@@ -307,8 +307,8 @@ def test_cub200_incomplete(root: Path) -> None:
 
 
 def test_the_lists_we_ship() -> None:
-    assert imagenet100.shipped() == ["cmc", "first-100", "kaggle", "seed-1993"]
-    lists = {name: imagenet100.read_list(name) for name in imagenet100.shipped()}
+    assert imagenet100.bundled_lists() == ["cmc", "first-100", "kaggle", "seed-1993"]
+    lists = {name: imagenet100.read_list(name) for name in imagenet100.bundled_lists()}
     for name, classes in lists.items():
         assert len(set(classes)) == 100, name
         assert classes == sorted(classes)
@@ -349,8 +349,8 @@ def test_imagenet100_says_which_list_the_folders_are(root: Path, monkeypatch: py
         for name in names:
             (root / part / name).mkdir(exist_ok=True)
     assert imagenet100.scan(root).notes == ["the 100 class folders are those of the list 'cmc'"]
-    monkeypatch.setattr(imagenet100, "WHOLE", Official(100, 1, 1))
-    with raises(OptionError, 100, "--set data.class_list=LIST", "first-100"):
+    monkeypatch.setattr(imagenet100, "IMAGENET1K", Official(100, 1, 1))
+    with raises(ConfigError, 100, "--set data.class_list=LIST", "first-100"):
         imagenet100.scan(root)
 
 
@@ -366,9 +366,9 @@ def test_two_lists_of_one_tree_do_not_push_each_other_out(root: Path, own_cache:
 @pytest.mark.parametrize(
     ("text", "error", "named"),
     [
-        (None, OptionError, ("sets/list", "folders", "cmc", "No such file")),
-        ("# nothing\n", OptionError, ("sets/list",)),
-        ("n01000001\nn01000001 x\n", OptionError, ("sets/list", "'n01000001'")),
+        (None, ConfigError, ("sets/list", "folders", "cmc", "No such file")),
+        ("# nothing\n", ConfigError, ("sets/list",)),
+        ("n01000001\nn01000001 x\n", ConfigError, ("sets/list", "'n01000001'")),
         (
             "n01000001\n" + "".join(f"n0900000{i}\n" for i in range(7)),
             DataError,
@@ -390,7 +390,7 @@ def test_bad_class_lists(root: Path, text: str | None, error: type[Exception], n
 @pytest.mark.parametrize("name", NEW)
 def test_verify_a_sound_copy(root: Path, efcil: Command, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     write(name, root)
-    monkeypatch.setattr(sources.module(name), "OFFICIAL", OFFICIAL)
+    monkeypatch.setattr(datasets.module(name), "OFFICIAL", OFFICIAL)
     code, out, err = efcil("data", "verify", name, "--data", root)
     assert (code, err) == (0, "")
     lines = [line for line in out.splitlines() if not line.startswith("note: ")]
@@ -402,14 +402,14 @@ def test_verify_a_sound_copy(root: Path, efcil: Command, name: str, monkeypatch:
 @pytest.mark.parametrize("name", NEW)
 def test_verify_finds_what_is_wrong(root: Path, efcil: Command, name: str) -> None:
     write(name, root)
-    sources.load(name, root, sources.find(name).options(size=SIZE))  # type: ignore[call-arg] # a cache hides nothing
+    datasets.load(name, root, datasets.find(name).options(short_side=SIZE))  # type: ignore[call-arg] # a cache hides nothing
     path = an_image(root)
     path.write_bytes(path.read_bytes()[:-60])
     code, out, err = efcil("data", "verify", name, "--data", root)
     assert code == 2
     problems = [line for line in out.splitlines() if line.startswith("problem: ")]
     assert_names(problems[0], path.name)
-    assert_names(problems[1], 4, f"{sources.module(name).OFFICIAL.classes:,}")
+    assert_names(problems[1], 4, f"{datasets.module(name).OFFICIAL.classes:,}")
     assert_names(err, name, root, f"{len(problems)} problems")
     assert err.count("\n") == 1
     code, out, _ = efcil("data", "verify", name, "--data", root, "--skip-bad")
@@ -472,15 +472,15 @@ def test_data_list_says_what_each_set_is(efcil: Command) -> None:
     for name in NEW:
         first, second = out[out.index(f"\n{name} ") + 1 :].splitlines()[:2]
         assert "decoded" in first, "its size"
-        assert "licence: " in second
+        assert "license: " in second
         assert "get it: " in second
 
 
 # --- presets
 
 
-def planned(dataset: str, preset: str | None = None, methods: tuple[str, ...] = ("dpcr",)) -> Plan:
-    return resolve(Request(methods, dataset, tasks=10, preset=preset))
+def planned(dataset: str, preset: str | None = None, methods: tuple[str, ...] = ("dpcr",)) -> Experiment:
+    return resolve(ExperimentSpec(methods, dataset, tasks=10, preset=preset))
 
 
 @pytest.mark.parametrize(
@@ -504,10 +504,10 @@ def test_the_papers_settings(
     sigma: float,
     compensation: float,
 ) -> None:
-    plan = planned(dataset, methods=("dpcr", "sdc", "ds-al"))
-    t, o = plan.training, {name: options for name, (_, options) in plan.methods.items()}
-    assert plan.preset == "paper"
-    assert (t.stem, t.augment, t.crop, flat(plan.data)["size"]) == (stem, augment, crop, stored)
+    experiment = planned(dataset, methods=("dpcr", "sdc", "ds-al"))
+    t, o = experiment.training, {name: options for name, (_, options) in experiment.methods.items()}
+    assert experiment.preset == "paper"
+    assert (t.stem, t.augment, t.crop, flat(experiment.data)["short_side"]) == (stem, augment, crop, stored)
     assert (t.backbone, t.batch_size, t.first.epochs, t.first.lr, t.first.milestones) == (
         "resnet18",
         128,
@@ -545,7 +545,7 @@ def test_the_released_codes_settings(dataset: str, different: dict[str, Any]) ->
 @pytest.mark.parametrize("name", NEW)
 def test_a_whole_run_on_a_stand_in(root: Path, tmp_path: Path, efcil: Command, name: str) -> None:
     write(name, root)
-    quick = ["width=2", "backbone=resnet10", "first.epochs=1", "later.epochs=1", "crop=16", "data.size=20"]
+    quick = ["width=2", "backbone=resnet10", "first.epochs=1", "later.epochs=1", "crop=16", "data.short_side=20"]
     settings = [
         part for setting in (*quick, "first.milestones=[]", "later.milestones=[]") for part in ("--set", setting)
     ]
@@ -582,7 +582,7 @@ def test_skip_bad_reaches_the_loader(root: Path, tmp_path: Path, efcil: Command)
         "--device",
         "cpu",
     ]
-    small = ["width=2", "backbone=resnet10", "first.epochs=1", "later.epochs=1", "data.size=16"]
+    small = ["width=2", "backbone=resnet10", "first.epochs=1", "later.epochs=1", "data.short_side=16"]
     settings = [part for setting in small for part in ("--set", setting)]
     code, _, err = efcil(*arguments, *settings)
     assert code == 2

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image, ImageOps
 
 from efcil.data.decode import read_image
-from efcil.errors import DataError, OptionError
+from efcil.errors import ConfigError, DataError
 from messages import raises
 
 
@@ -287,7 +287,7 @@ def test_a_decompression_bomb_is_refused(width: int) -> None:
 
 @pytest.mark.parametrize(("size", "channels"), [(0, 3), (-1, 3), (8, 2), (8, 4)])
 def test_impossible_options(size: int, channels: int) -> None:
-    with raises(OptionError, "size", size, "channels", channels):
+    with raises(ConfigError, "size", size, "channels", channels):
         read_image(picture(), size, channels)
 
 

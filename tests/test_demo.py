@@ -64,8 +64,8 @@ def planned(target, folder):
         (folder / name).write_text((ROOT / name).read_text())
     environment = {k: v for k, v in os.environ.items() if not k.startswith("MAKE")}  # not a part of the make we are in
     command = ["make", "-n", target]
-    plan = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True, env=environment).stdout
-    return plan.splitlines()
+    experiment = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True, env=environment).stdout
+    return experiment.splitlines()
 
 
 @pytest.mark.parametrize("target", ["demo", "test"])
@@ -99,12 +99,12 @@ def test_all_tests_include_the_kernels():
     environment = {k: v for k, v in os.environ.items() if not k.startswith("MAKE")}  # not a part of the make we are in
     command = ["make", "-n", "-W", "requirements/triton.txt", "test-all"]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
-    plan = done.stdout.splitlines()
-    (install,) = (line for line in plan if "--target .triton" in line)
-    (test,) = (line for line in plan if "PYTHONPATH=.triton" in line)
+    experiment = done.stdout.splitlines()
+    (install,) = (line for line in experiment if "--target .triton" in line)
+    (test,) = (line for line in experiment if "PYTHONPATH=.triton" in line)
     assert "--require-hashes" in install
     assert "-m triton --fail-on-skip" in test
-    assert plan.index(install) < plan.index(test)
+    assert experiment.index(install) < experiment.index(test)
 
 
 def test_the_lock_of_the_kernels_is_what_it_is_made_from():

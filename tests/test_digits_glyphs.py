@@ -12,7 +12,7 @@ import pytest
 from PIL import Image, ImageFilter
 
 from efcil.data import digits, glyphs
-from efcil.errors import DataError, OptionError
+from efcil.errors import ConfigError, DataError
 from messages import raises
 
 
@@ -97,7 +97,7 @@ def test_more_classes_than_characters_names_the_most():
     "wrong", [{"classes": 1}, {"size": 7}, {"train_per_class": 0}, {"test_per_class": 0}, {"seed": -1}]
 )
 def test_impossible_arguments_are_named(wrong):
-    with raises(OptionError, *wrong, *wrong.values()):
+    with raises(ConfigError, *wrong, *wrong.values()):
         glyphs.load(**wrong)
 
 

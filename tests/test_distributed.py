@@ -27,7 +27,7 @@ import distributed_worker as worker
 from benchmarks import distributed as benchmark
 from efcil.accel.machine import Machine
 from efcil.data.workers import cores, own_cores
-from efcil.errors import Interrupted, OptionError
+from efcil.errors import ConfigError, Interrupted
 from efcil.experiment.run import stoppable
 from efcil.experiment.specification import commit
 from efcil.randomness import Purpose, generator
@@ -216,7 +216,7 @@ def test_what_processes_say_to_each_other(ranks):
         told = bytes(found["told"].tolist()).decode()
         expected = [
             ["DataError 2 0 fails", "Elsewhere 2 ", "Elsewhere "],
-            ["Elsewhere 2 ", "DataError 2 1 fails", "OptionError it differs: 1 here, 0 in the first process"],
+            ["Elsewhere 2 ", "DataError 2 1 fails", "ConfigError it differs: 1 here, 0 in the first process"],
         ]
         assert told.startswith("; ".join(expected[rank]))
 
@@ -242,12 +242,12 @@ def test_every_kind_of_training_runs_and_leaves_the_processes_equal(tmp_path):
 
 def test_options_that_do_not_fit_several_processes_are_refused(monkeypatch):
     pair = Group(1, 2, 1)
-    with raises(OptionError, "--sync-bn", "cpu"):
+    with raises(ConfigError, "--sync-bn", "cpu"):
         Machine.choose("cpu", sync_bn=True)
-    with raises(OptionError, "--device cuda:1", 2, "--device cuda"):
+    with raises(ConfigError, "--device cuda:1", 2, "--device cuda"):
         Machine.choose("cuda:1", group=pair)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    with raises(OptionError, "process 2", 1, "--nproc-per-node", "--device cpu"):
+    with raises(ConfigError, "process 2", 1, "--nproc-per-node", "--device cpu"):
         Machine.choose("cuda", group=pair)
     assert Machine.choose("cpu", group=pair).name.endswith(", 2 processes")
 
@@ -288,7 +288,7 @@ def test_a_repeated_signal_says_nothing_new_to_several_processes():
             self.notes.append(text)
 
     run = Task()
-    with stoppable([run], "", insisting=False):
+    with stoppable([run], "", force_on_second=False):
         for _ in range(3):
             signal.raise_signal(signal.SIGTERM)
         assert run.stop.is_set()

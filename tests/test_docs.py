@@ -297,8 +297,8 @@ LEFT_OUT = {".git", ".venv", "__pycache__", "build", "dist", "runs", "demo"}
 def text_files() -> Iterator[Path]:
     git = ["git", "-C", str(ROOT), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     try:
-        listed = subprocess.run(git, capture_output=True, check=True).stdout.decode().split("\0")
-        files = [ROOT / line for line in listed if line]
+        format_list = subprocess.run(git, capture_output=True, check=True).stdout.decode().split("\0")
+        files = [ROOT / line for line in format_list if line]
     except (OSError, subprocess.CalledProcessError):  # an unpacked archive
         files = [f for f in ROOT.rglob("*") if not LEFT_OUT.intersection(f.relative_to(ROOT).parts)]
     for file in files:

@@ -16,8 +16,8 @@ from efcil.core.gaussian import gaussian_factors, log_densities, pooled_covarian
 from efcil.core.gram_storage import StorageSpec
 from efcil.core.metrics import AccuracyMatrix
 from efcil.core.projection import cross_validated_ridge, feature_products
-from efcil.errors import OptionError
-from efcil.experiment.specification import Request, resolve
+from efcil.errors import ConfigError
+from efcil.experiment.specification import ExperimentSpec, resolve
 from efcil.features import TaskFeatures
 from efcil.learners.lwf import LwF, LwFOptions
 from efcil.learners.pseudo_replay import (
@@ -643,19 +643,19 @@ def test_classes_without_spread_are_told_apart_by_distance():
 
 
 def test_preset_and_defaults():
-    plan = resolve(Request(("dpcr-plus",), "cifar100", tasks=10, preset="paper"))
-    assert plan.learner == "pseudo-replay"
-    assert plan.methods["dpcr-plus"][1].shift_view == "pseudo"
-    assert plan.training.pseudo_ratio == 1.0
-    assert (plan.training.later.epochs, plan.training.distill_weight) == (100, 10)
+    experiment = resolve(ExperimentSpec(("dpcr-plus",), "cifar100", tasks=10, preset="paper"))
+    assert experiment.learner == "pseudo-replay"
+    assert experiment.methods["dpcr-plus"][1].shift_view == "pseudo"
+    assert experiment.training.pseudo_ratio == 1.0
+    assert (experiment.training.later.epochs, experiment.training.distill_weight) == (100, 10)
 
 
 @pytest.mark.parametrize(("dataset", "rate"), [("cifar100", 0.05), ("tiny-imagenet", 0.001)])
 def test_the_tuned_preset_is_what_was_chosen_at_the_papers_budget(dataset, rate):
     """Epochs, rates and batches are the paper's; what a class takes is no more than DPCR's Gram and mean."""
-    plan = resolve(Request(("dpcr-plus",), dataset, tasks=10))
-    paper = resolve(Request(("dpcr",), dataset, tasks=10))
-    assert (plan.preset, paper.preset) == ("tuned", "paper")
+    experiment = resolve(ExperimentSpec(("dpcr-plus",), dataset, tasks=10))
+    paper = resolve(ExperimentSpec(("dpcr",), dataset, tasks=10))
+    assert (experiment.preset, paper.preset) == ("tuned", "paper")
     for name in (
         "first",
         "later",
@@ -667,9 +667,9 @@ def test_the_tuned_preset_is_what_was_chosen_at_the_papers_budget(dataset, rate)
         "temperature",
         "momentum",
     ):
-        assert getattr(plan.training, name) == getattr(paper.training, name), name
-    assert plan.training.later.lr == rate
-    training, options = plan.training, plan.methods["dpcr-plus"][1]
+        assert getattr(experiment.training, name) == getattr(paper.training, name), name
+    assert experiment.training.later.lr == rate
+    training, options = experiment.training, experiment.methods["dpcr-plus"][1]
     assert (training.pseudo_ratio, training.pseudo_ratio_shift) == (0, 4)
     assert (training.feature_distill_weight, training.distill_weight) == (3, 3)
     assert (training.intermediate_stages, training.flip_tta) == (3, True)
@@ -680,11 +680,11 @@ def test_the_tuned_preset_is_what_was_chosen_at_the_papers_budget(dataset, rate)
 
 
 def test_the_tuned_preset_is_for_what_was_tuned():
-    with raises(OptionError, "'tuned'", "dpcr", "--preset"):
-        resolve(Request(("dpcr",), "cifar100", tasks=10, preset="tuned"))
-    with raises(OptionError, "'tuned'", "cub200", "paper", "released_code"):
-        resolve(Request(("dpcr-plus",), "cub200", tasks=5, preset="tuned"))
-    assert resolve(Request(("dpcr-plus",), "cub200", tasks=5)).preset == "paper"
+    with raises(ConfigError, "'tuned'", "dpcr", "--preset"):
+        resolve(ExperimentSpec(("dpcr",), "cifar100", tasks=10, preset="tuned"))
+    with raises(ConfigError, "'tuned'", "cub200", "paper", "released_code"):
+        resolve(ExperimentSpec(("dpcr-plus",), "cub200", tasks=5, preset="tuned"))
+    assert resolve(ExperimentSpec(("dpcr-plus",), "cub200", tasks=5)).preset == "paper"
 
 
 @pytest.mark.parametrize(
@@ -715,8 +715,8 @@ def test_the_tuned_preset_is_for_what_was_tuned():
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_is_learned(names, setting, named):
-    with raises(OptionError, *named):
-        resolve(Request(names, "cifar100", tasks=10, settings=(setting,)))
+    with raises(ConfigError, *named):
+        resolve(ExperimentSpec(names, "cifar100", tasks=10, overrides=(setting,)))
 
 
 @pytest.mark.parametrize(("size", "channels", "crop"), [(11, 1, None), (16, 1, 12)])
@@ -800,7 +800,7 @@ def test_made_images_are_used_where_fewer_stages_are(machine, data):
 
 def test_the_last_stage_is_read_as_a_whole(machine):
     """A network of three stages has two before it."""
-    with raises(OptionError, "intermediate_stages=3", "resnet32"):
+    with raises(ConfigError, "intermediate_stages=3", "resnet32"):
         make_learner(machine, backbone="resnet32", width=4, intermediate_stages=3)
     reading = make_learner(machine, backbone="resnet32", width=4, intermediate_stages=2)
     assert reading.feature_extractor(reading.backbone)(torch.zeros(1, 3, 16, 16)).shape == (1, 16 + 4 * 8 + 4 * 4)
@@ -808,7 +808,7 @@ def test_the_last_stage_is_read_as_a_whole(machine):
 
 def test_of_a_timm_model_no_maps_are_read(machine):
     for name in ("intermediate_stages", "flip_tta"):
-        with raises(OptionError, name, "timm/x"):
+        with raises(ConfigError, name, "timm/x"):
             make_learner(machine, backbone="timm/x", width=None, **{name: True})
 
 

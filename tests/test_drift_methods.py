@@ -14,7 +14,7 @@ from efcil.config import build
 from efcil.core.class_stats import ClassStats
 from efcil.core.gram_storage import LowRankGrams
 from efcil.core.metrics import AccuracyMatrix
-from efcil.errors import OptionError
+from efcil.errors import ConfigError
 from efcil.features import TaskFeatures
 from efcil.learners import LEARNERS
 from efcil.methods import METHODS
@@ -514,7 +514,7 @@ def test_a_backbone_that_did_not_learn_shifts_nothing(name):
 )
 def test_impossible_options_are_refused(options, setting):
     ((key, value),) = setting.items()
-    with raises(OptionError, f"{key}={value}"):
+    with raises(ConfigError, f"{key}={value}"):
         build(options, setting, "method")
 
 

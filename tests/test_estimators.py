@@ -27,18 +27,18 @@ from efcil import NearestMeanClassifier, RidgeReconstructionClassifier
 from efcil.core.class_stats import ClassStats
 from efcil.core.nearest_mean import cosine_scores
 from efcil.core.ridge import normalize_columns, ridge_weight
-from efcil.errors import NotPositiveDefiniteError, OptionError
+from efcil.errors import ConfigError, NotPositiveDefiniteError
 from efcil.estimators.base import union
 from efcil.estimators.gcv import AS_GOOD, candidates, gcv_scores
 from efcil.estimators.ridge import onto_simplex
 from efcil.estimators.sums import ROWS_AT_ONCE, FeatureSums
 from messages import raises
 
-PAPER = {"ridge": 5.0, "fit_intercept": False, "normalise": True}
+PAPER = {"ridge": 5.0, "fit_intercept": False, "normalize": True}
 ALL = [
     RidgeReconstructionClassifier(),
     RidgeReconstructionClassifier(**PAPER),
-    RidgeReconstructionClassifier(ridge=2, normalise=True),
+    RidgeReconstructionClassifier(ridge=2, normalize=True),
     NearestMeanClassifier(),
 ]
 
@@ -103,12 +103,12 @@ def test_importing_efcil_imports_neither_torch_nor_sklearn():
 # --- the same core as the methods -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("normalise", [False, True])
-def test_ridge_is_that_of_class_statistics(normalise):
+@pytest.mark.parametrize("normalize", [False, True])
+def test_ridge_is_that_of_class_statistics(normalize):
     X, y = problem()
     weight = ridge_weight(ClassStats.from_features(torch.tensor(X), torch.tensor(y)), 3.0)
-    weight = normalize_columns(weight) if normalise else weight
-    model = RidgeReconstructionClassifier(3.0, fit_intercept=False, normalise=normalise).fit(X, y)
+    weight = normalize_columns(weight) if normalize else weight
+    model = RidgeReconstructionClassifier(3.0, fit_intercept=False, normalize=normalize).fit(X, y)
     np.testing.assert_allclose(model.coef_, weight.T, atol=1e-12)
     np.testing.assert_allclose(model.decision_function(X), X @ weight.numpy(), atol=1e-12)
     assert not model.intercept_.any()
@@ -140,7 +140,7 @@ def test_with_an_intercept_it_is_scikit_learns_ridge_classifier(classes, offset)
 def test_normalised_scores_are_distances_from_the_plane():
     X, y = problem()
     plain = RidgeReconstructionClassifier(3.0).fit(X, y)
-    model = RidgeReconstructionClassifier(3.0, normalise=True).fit(X, y)
+    model = RidgeReconstructionClassifier(3.0, normalize=True).fit(X, y)
     length = np.linalg.norm(plain.coef_, axis=1)
     np.testing.assert_allclose(model.decision_function(X), plain.decision_function(X) / length, atol=1e-12)
     np.testing.assert_allclose(np.linalg.norm(model.coef_, axis=1), 1.0)
@@ -152,7 +152,7 @@ def test_normalising_helps_rare_classes():
     rows = np.concatenate([np.flatnonzero(y == c)[: 80 if c < 5 else 8] for c in range(10)])
     recall = [
         np.mean(
-            RidgeReconstructionClassifier(normalise=n).fit(X[rows], y[rows]).predict(held)[truth > 4]
+            RidgeReconstructionClassifier(normalize=n).fit(X[rows], y[rows]).predict(held)[truth > 4]
             == truth[truth > 4]
         )
         for n in (False, True)
@@ -281,7 +281,7 @@ def test_a_label_that_was_not_announced_is_refused_until_it_is():
 def test_numbers_and_strings_do_not_mix():
     X, y = problem()
     model = NearestMeanClassifier().fit(X, y)
-    with raises(OptionError, "'3'", (0, 1, 2, 3)):
+    with raises(ConfigError, "'3'", (0, 1, 2, 3)):
         model.partial_fit(X, y.astype(str))
     assert union(np.array(["a"], dtype=object), np.array(["b"])).tolist() == ["a", "b"]
 
@@ -294,8 +294,8 @@ def literal_gcv(X, y, ridge, intercept):
     n, dim = X.shape
     Y = np.eye(y.max() + 1)[y]
     mean = np.full((n, n), 1 / n) if intercept else np.zeros((n, n))
-    centred = X - mean @ X
-    H = centred @ np.linalg.inv(centred.T @ centred + ridge * np.eye(dim)) @ centred.T + mean
+    centered = X - mean @ X
+    H = centered @ np.linalg.inv(centered.T @ centered + ridge * np.eye(dim)) @ centered.T + mean
     rest = np.eye(n) - H
     return n * np.linalg.norm(rest @ Y) ** 2 / np.trace(rest) ** 2
 
@@ -305,7 +305,7 @@ def literal_gcv(X, y, ridge, intercept):
 def test_gcv_from_sums_equals_the_literal_formula(intercept, dim):
     X, y = problem(dim=dim, offset=0.5)
     model = RidgeReconstructionClassifier(fit_intercept=intercept).fit(X, y)
-    sums = model._sums.centred() if intercept else model._sums
+    sums = model._sums.centered() if intercept else model._sums
     ridges = torch.tensor([0.1, 1.0, 20.0, 3000.0], dtype=torch.float64)
     square = len(y) - (np.bincount(y) ** 2).sum() / len(y) if intercept else len(y)
     ours = gcv_scores(sums.gram_sum(), sums.cross, square, len(y), ridges, free=int(intercept))
@@ -377,7 +377,7 @@ def test_probabilities_follow_the_prediction_and_leave_out_what_never_came():
 def test_no_probabilities_where_scores_estimate_none():
     assert not hasattr(NearestMeanClassifier(), "predict_proba")
     with pytest.raises(AttributeError) as told:
-        RidgeReconstructionClassifier(normalise=True).predict_proba([[1.0]])
+        RidgeReconstructionClassifier(normalize=True).predict_proba([[1.0]])
     assert "CalibratedClassifierCV" in str(told.value.__cause__ or told.value)
     X, y = problem()
     found = CalibratedClassifierCV(NearestMeanClassifier(), cv=3).fit(X, y).predict_proba(X)

@@ -21,7 +21,7 @@ from efcil.core.gram_storage import LowRankGrams, PackedGrams, StorageSpec, comp
 from efcil.core.metrics import AccuracyMatrix
 from efcil.core.projection import class_shift, factor_space, row_projector, task_shift
 from efcil.core.ridge import normalize_columns, ridge_weight
-from efcil.errors import NotFiniteError, OptionError
+from efcil.errors import ConfigError, NotFiniteError
 from efcil.learners import LEARNERS
 from efcil.methods import METHODS, StorageOptions
 from efcil.product import IncrementalClassifier
@@ -322,11 +322,11 @@ def test_storage_refuses_what_makes_no_sense() -> None:
         ({"form": "factors", "rank": 0}, ("rank", 0)),
         ({"form": "factors", "tolerance": 1.5}, ("tolerance", 1.5, 0, 1)),
     ):
-        with raises(OptionError, *named):
+        with raises(ConfigError, *named):
             StorageSpec(**bad)
     with pytest.raises(ValueError, match="gram_rank"):
         StorageOptions(gram_rank=3)
-    with raises(OptionError, (2, 4), 3):
+    with raises(ConfigError, (2, 4), 3):
         LowRankGrams(torch.ones(2, 4), [1, 2])
     with pytest.raises(NotFiniteError):
         ClassStats.from_features(torch.full((2, 8), float("nan")), torch.zeros(2, dtype=torch.int64), FACTORS)
@@ -390,10 +390,10 @@ def test_state_holds_the_form_and_every_bit(pair) -> None:
 def test_a_state_that_does_not_fit_is_refused(pair, key: str, change) -> None:
     state = pair[1].state()
     state[key] = change(state[key])
-    with pytest.raises(OptionError):
+    with pytest.raises(ConfigError):
         ClassStats.from_state(state)
     del state[key]
-    with raises(OptionError, "ClassStats", key):
+    with raises(ConfigError, "ClassStats", key):
         ClassStats.from_state(state)
 
 

@@ -13,7 +13,7 @@ from efcil.core.class_stats import ClassStats
 from efcil.core.feature_maps import FewerStages, TukeyPower, UnitLength
 from efcil.core.gram_storage import MEANS
 from efcil.core.projection import task_shift
-from efcil.errors import OptionError
+from efcil.errors import ConfigError
 from efcil.features import TaskFeatures
 from efcil.methods import METHODS, Method
 from efcil.shift.dual_projection import TaskShift
@@ -147,7 +147,7 @@ def test_a_classifier_may_be_fitted_to_two_tracks():
 
 @pytest.mark.parametrize("shift", [TaskShift, LearnedMap])
 def test_no_linear_shift_goes_behind_a_map_that_is_not_linear(shift):
-    with raises(OptionError, "it", "mahalanobis", "linear", "none"):
+    with raises(ConfigError, "it", "mahalanobis", "linear", "none"):
         Method("it", "lwf", shift, Mahalanobis)
     Method("it", "lwf", shift, NearestMean)
     Method("it", "lwf", None, Mahalanobis)

@@ -17,13 +17,13 @@ import pytest
 
 from efcil.errors import CheckpointError, EfcilError
 from efcil.files import (
+    atomic_replace,
     atomic_write_bytes,
     atomic_write_text,
-    clear_unfinished,
     exclusive_lock,
     read_json,
     read_json_lines,
-    replaced,
+    remove_temporary_files,
     write_json,
     write_json_lines,
 )
@@ -37,7 +37,7 @@ def names(folder: Path) -> list[str]:
 def test_replaced_shows_the_new_content_only_at_the_end(tmp_path: Path) -> None:
     path = tmp_path / "a.npy"
     path.write_bytes(b"old")
-    with replaced(path) as temporary:
+    with atomic_replace(path) as temporary:
         assert temporary.parent == tmp_path
         assert temporary.suffix == ".npy"  # np.save would append one otherwise
         temporary.write_bytes(b"new")
@@ -52,7 +52,7 @@ def test_replaced_leaves_the_old_file_when_the_writer_fails(tmp_path: Path, erro
     path.write_bytes(b"old")
 
     def write() -> None:
-        with replaced(path) as temporary:
+        with atomic_replace(path) as temporary:
             temporary.write_bytes(b"half")
             raise error
 
@@ -63,7 +63,7 @@ def test_replaced_leaves_the_old_file_when_the_writer_fails(tmp_path: Path, erro
 
 
 def test_replaced_reports_a_writer_that_wrote_nothing(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError), replaced(tmp_path / "a.bin"):
+    with pytest.raises(FileNotFoundError), atomic_replace(tmp_path / "a.bin"):
         pass
     assert names(tmp_path) == []
 
@@ -189,14 +189,14 @@ def test_what_killed_writers_left_is_removed(tmp_path: Path) -> None:
     (tmp_path / "deep").mkdir()
     left = []
     for path in (tmp_path / "a.json", tmp_path / "deep" / "task-01.safetensors", tmp_path / "plain"):
-        with contextlib.suppress(KeyboardInterrupt), replaced(path) as temporary:
+        with contextlib.suppress(KeyboardInterrupt), atomic_replace(path) as temporary:
             temporary.write_bytes(b"half")
             left.append(temporary.with_name(temporary.name))
             raise KeyboardInterrupt
     others = [tmp_path / ".a.tmp", tmp_path / ".lock", tmp_path / "deep" / ".b.12-xyz.tmp.npy", tmp_path / "c.tmp"]
     for path in (*left, *others):
         path.write_bytes(b"half")
-    clear_unfinished(tmp_path)
+    remove_temporary_files(tmp_path)
     assert [path for path in left if path.exists()] == []
     assert [path for path in others if not path.exists()] == []
 

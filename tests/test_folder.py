@@ -19,7 +19,7 @@ from efcil.data.cache import cache_directory
 from efcil.data.dataset import DataSet
 from efcil.data.decode import read_image
 from efcil.data.folder import load, natural_key, split_sides
-from efcil.errors import DataError, OptionError
+from efcil.errors import ConfigError, DataError
 from efcil.files import read_json
 from messages import assert_names, raises
 
@@ -633,7 +633,7 @@ def test_what_is_not_a_directory(root: Path) -> None:
 
 @pytest.mark.parametrize("options", [{"size": 0}, {"test_share": 0.0}, {"test_share": 1.0}, {"workers": 0}])
 def test_impossible_options(root: Path, options: dict[str, Any]) -> None:
-    with raises(OptionError, *options, *options.values()):
+    with raises(ConfigError, *options, *options.values()):
         load(root, **options)
 
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from efcil.accel.machine import Machine
 from efcil.core.metrics import AccuracyMatrix
-from efcil.experiment.specification import Request, resolve
+from efcil.experiment.specification import ExperimentSpec, resolve
 from efcil.features import TaskFeatures
 from efcil.learners.exemplars import Exemplars
 from efcil.learners.foster import FOSTER, Booster, FOSTEROptions, class_weights
@@ -436,8 +436,8 @@ def test_it_learns(machine, size, channels):
 
 
 def test_the_paper_preset_is_pycils():
-    plan = resolve(Request(("foster:memory=500",), "cifar100", tasks=10))
-    t = plan.training
+    experiment = resolve(ExperimentSpec(("foster:memory=500",), "cifar100", tasks=10))
+    t = experiment.training
     assert isinstance(t, FOSTEROptions)
     schedules = [(s.epochs, s.lr, s.curve, s.milestones, s.weight_decay) for s in (t.first, t.later, t.compression)]
     cosine = (0.1, "cosine", ())
@@ -445,7 +445,7 @@ def test_the_paper_preset_is_pycils():
     assert (t.boosting_beta, t.compression_beta, t.okd_weight, t.temperature, t.memory) == (0.96, 0.97, 1.0, 2.0, 500)
     assert (t.backbone, t.batch_size) == ("resnet18", 128)
     assert (
-        resolve(Request(("foster",), "cifar100", tasks=10, preset="released_code")).training.compression
+        resolve(ExperimentSpec(("foster",), "cifar100", tasks=10, preset="released_code")).training.compression
         == t.compression
     )
     assert FOSTEROptions() == FOSTEROptions(first=t.first, later=t.later, compression=t.compression, memory=2000)
@@ -453,7 +453,7 @@ def test_the_paper_preset_is_pycils():
 
 @pytest.mark.parametrize("dataset", ["digits", "glyphs", "folder"])
 def test_the_quick_preset_is_short_and_valid(dataset):
-    t = resolve(Request(("foster",), dataset, tasks=5, preset="quick")).training
+    t = resolve(ExperimentSpec(("foster",), dataset, tasks=5, preset="quick")).training
     assert {s.curve for s in (t.first, t.later, t.compression)} == {"cosine"}
     assert t.later.epochs + t.compression.epochs <= 40
 

@@ -13,7 +13,7 @@ import standins
 from efcil.data import FolderOptions, cub200, folder, letterbox, load
 from efcil.data.augment import CentreCrop, RandomResizedCrop
 from efcil.data.decode import read_image
-from efcil.errors import OptionError
+from efcil.errors import ConfigError
 from messages import assert_names, raises
 
 SIZE = 32
@@ -39,7 +39,7 @@ def pixels(image):
 
 SHAPES = [(90, 64), (64, 90), (64, 64), (96, 64), (64, 96), (65, 64)]
 PICTURES = [photograph(*shape, seed=i) for i, shape in enumerate(SHAPES)]
-FRAMES = torch.from_numpy(np.stack([read_image(p, SIZE, whole=True) for p in PICTURES]))
+FRAMES = torch.from_numpy(np.stack([read_image(p, SIZE, keep_aspect=True) for p in PICTURES]))
 
 
 def test_a_frame_keeps_the_whole_picture_its_width_and_how_it_lies():
@@ -59,15 +59,15 @@ def test_a_frame_keeps_the_whole_picture_its_width_and_how_it_lies():
 def test_longer_than_three_by_two_loses_its_ends():
     picture = Image.new("RGB", (300, 100), (0, 0, 200))
     picture.paste((200, 0, 0), (75, 0, 225, 100))  # the middle, 3:2
-    stored = torch.from_numpy(read_image(picture, SIZE, whole=True))[None]
+    stored = torch.from_numpy(read_image(picture, SIZE, keep_aspect=True))[None]
     assert letterbox.labels(stored)[0].tolist() == [48]
     assert (stored[0, 0, :, 1:47] == 200).all()
-    endless = read_image(Image.new("RGB", (1, 5000), (9, 9, 9)), SIZE, whole=True)
+    endless = read_image(Image.new("RGB", (1, 5000), (9, 9, 9)), SIZE, keep_aspect=True)
     assert (endless[:, :, :48] == 9).all()
 
 
 def test_wide_frames_have_two_bytes_of_width():
-    stored = torch.from_numpy(read_image(photograph(340, 256), 256, whole=True))[None]
+    stored = torch.from_numpy(read_image(photograph(340, 256), 256, keep_aspect=True))[None]
     assert letterbox.labels(stored)[0].tolist() == [340]
     assert stored.shape == (1, 3, 256, 385)
 
@@ -119,7 +119,7 @@ def test_the_centre_of_a_frame_is_that_of_resize_and_centre_crop():
         left, top = round((small.width - 24) / 2), round((small.height - 24) / 2)
         wanted = pixels(small.crop((left, top, left + 24, top + 24)))
         assert (result.int() - wanted.int()).abs().max() <= 1
-    with raises(OptionError, 40, "32 x 49"):
+    with raises(ConfigError, 40, "32 x 49"):
         CentreCrop(40).apply(FRAMES, {})
 
 
@@ -142,23 +142,23 @@ def tree(tmp_path):
 
 def test_frames_and_squares_lie_beside_each_other_in_the_cache(tree, tmp_path):
     cache = tmp_path / "cache"
-    whole = folder.load(tree, size=16, whole=True, cache=cache)
+    whole = folder.load(tree, size=16, keep_aspect=True, cache=cache)
     squares = folder.load(tree, size=16, cache=cache)
     assert whole.train.images.shape == (6, 3, 16, 25)
     assert squares.train.images.shape == (6, 3, 16, 16)
     assert sorted(path.suffix for path in cache.rglob("*px*")) == [".json", ".json", ".npy", ".npy"]
-    again = folder.load(tree, size=16, whole=True, cache=cache)
+    again = folder.load(tree, size=16, keep_aspect=True, cache=cache)
     np.testing.assert_array_equal(again.train.images, whole.train.images)
 
 
 def test_frames_are_streamed_as_they_are_cached(tree, tmp_path):
-    kept = folder.load(tree, size=16, whole=True, cache=tmp_path / "cache")
-    streamed = folder.load(tree, size=16, whole=True, stream=True, cache=tmp_path / "other")
+    kept = folder.load(tree, size=16, keep_aspect=True, cache=tmp_path / "cache")
+    streamed = folder.load(tree, size=16, keep_aspect=True, stream=True, cache=tmp_path / "other")
     np.testing.assert_array_equal(np.asarray(streamed.test.images), kept.test.images)
 
 
 BASE = ["backbone=resnet10", "width=2", "first.epochs=1", "later.epochs=1", "first.milestones=[]", "batch_size=4"]
-BASE += ["later.milestones=[]", "data.size=24", "crop=16"]
+BASE += ["later.milestones=[]", "data.short_side=24", "crop=16"]
 
 
 @pytest.fixture
@@ -168,7 +168,7 @@ def run(tmp_path, efcil, monkeypatch):
     standins.cub200(tmp_path / "birds")
     seen = []
     load = cub200.load
-    monkeypatch.setattr(cub200, "load", lambda *a, **k: seen.append(k["whole"]) or load(*a, **k))
+    monkeypatch.setattr(cub200, "load", lambda *a, **k: seen.append(k["keep_aspect"]) or load(*a, **k))
 
     def call(method, *settings):
         out = tmp_path / f"run-{len(list(tmp_path.iterdir()))}"
@@ -177,8 +177,10 @@ def run(tmp_path, efcil, monkeypatch):
         if code == 0:
             summary = json.loads((out / "summary.json").read_text())
             assert summary["tasks_done"] == 2
-            assert summary["data"]["size"] == 24  # what a table compares
-            assert (summary["data"]["stored"] is not None) == any("data.stored" in one for one in settings)
+            assert summary["data"]["short_side"] == 24  # what a table compares
+            assert (summary["data"]["train_short_side"] is not None) == any(
+                "data.train_short_side" in one for one in settings
+            )
         return code, said, seen.pop() if seen else None
 
     return call
@@ -188,16 +190,16 @@ def run(tmp_path, efcil, monkeypatch):
     ("method", "settings", "whole"),
     [
         ("dpcr", (), True),
-        ("dpcr", ("data.whole=false",), False),
+        ("dpcr", ("data.keep_aspect=false",), False),
         ("dpcr", ("data.stream=true",), True),
         ("dpcr", ("augment=none",), False),
         ("adc", (), True),
         ("icarl", ("memory=8",), True),
         ("dpcr-plus", ("pseudo_ratio=1",), False),
         ("dpcr-plus", ("pseudo_ratio=0",), True),
-        ("dpcr", ("data.stored=30",), True),
-        ("adc", ("data.stored=30", "data.stream=true"), True),
-        ("podnet", ("memory=8", "data.stored=30", "data.whole=false"), False),
+        ("dpcr", ("data.train_short_side=30",), True),
+        ("adc", ("data.train_short_side=30", "data.stream=true"), True),
+        ("podnet", ("memory=8", "data.train_short_side=30", "data.keep_aspect=false"), False),
     ],
     ids=str,
 )
@@ -216,16 +218,16 @@ def test_whole_pictures_wherever_training_draws_boxes(run, method, settings, who
     ],
 )
 def test_whole_pictures_are_refused_where_something_needs_squares(run, method, setting, named):
-    code, said, seen = run(method, setting, "data.whole=true")
+    code, said, seen = run(method, setting, "data.keep_aspect=true")
     assert code == 2
-    assert_names(said, "data.whole=true", named)
+    assert_names(said, "data.keep_aspect=true", named)
     assert seen is None
 
 
 def test_pictures_stored_larger_are_looked_at_as_resized_ones():
-    """`data.stored`: Resize(32), CenterCrop(24) of what is stored at 48, lying, standing or square."""
+    """`data.train_short_side`: Resize(32), CenterCrop(24) of what is stored at 48, lying, standing or square."""
     larger = [photograph(96, 64), photograph(64, 96), photograph(90, 64), photograph(64, 64)]
-    frames = torch.from_numpy(np.stack([read_image(p, 48, whole=True) for p in larger]))
+    frames = torch.from_numpy(np.stack([read_image(p, 48, keep_aspect=True) for p in larger]))
     squares = torch.from_numpy(np.stack([read_image(p, 48) for p in larger]))
     widths, turned = letterbox.labels(frames)
     for stored in (frames, squares):
@@ -240,26 +242,26 @@ def test_pictures_stored_larger_are_looked_at_as_resized_ones():
             wanted = pixels(small.crop((left, top, left + 24, top + 24)))
             assert (result.int() - wanted.int()).abs().max() <= 2  # a picture that lies is resized down before across
     assert torch.equal(CentreCrop(24, 48).apply(frames, {}), CentreCrop(24).apply(frames, {}))
-    with raises(OptionError, 40, "48 x 73"):
+    with raises(ConfigError, 40, "48 x 73"):
         CentreCrop(40, 32).apply(frames, {})
 
 
 def test_stored_is_the_side_of_what_is_kept_and_size_of_what_is_seen(tree, tmp_path, monkeypatch):
     monkeypatch.setenv("EFCIL_CACHE", str(tmp_path / "cache"))
-    larger = load("folder", tree, FolderOptions(size=16, stored=24, whole=True))
+    larger = load("folder", tree, FolderOptions(short_side=16, train_short_side=24, keep_aspect=True))
     assert larger.train.images.shape == (6, 3, 24, 37)
     assert larger.short == 16
-    assert load("folder", tree, FolderOptions(size=16, stored=16, whole=True)).short is None
-    assert load("folder", tree, FolderOptions(size=16)).short is None
-    with raises(OptionError, "data.stored=12", "data.size=16"):
-        load("folder", tree, FolderOptions(size=16, stored=12))
+    assert load("folder", tree, FolderOptions(short_side=16, train_short_side=16, keep_aspect=True)).short is None
+    assert load("folder", tree, FolderOptions(short_side=16)).short is None
+    with raises(ConfigError, "data.train_short_side=12", "data.short_side=16"):
+        load("folder", tree, FolderOptions(short_side=16, train_short_side=12))
 
 
 @pytest.mark.parametrize("setting", ["augment=crop-flip", "crop=null"])
 def test_stored_is_refused_where_nothing_is_cropped_at_random(run, setting):
-    code, said, seen = run("dpcr", setting, "data.stored=30")
+    code, said, seen = run("dpcr", setting, "data.train_short_side=30")
     assert code == 2
-    assert_names(said, "data.stored")
+    assert_names(said, "data.train_short_side")
     assert seen is None
 
 
@@ -273,11 +275,11 @@ def test_centres_are_cut_at_the_size_that_is_seen_wherever_features_are_taken(ru
             return super().apply(images, parameters)
 
     monkeypatch.setattr("efcil.training.image_batches.CentreCrop", Counting)
-    code, said, _ = run("adc", "data.stored=30")
+    code, said, _ = run("adc", "data.train_short_side=30")
     assert code == 0, said
     assert set(seen) == {(30, 16, 24)}
     by_whom = len(seen)
     seen.clear()
-    run("dpcr", "data.stored=30")
+    run("dpcr", "data.train_short_side=30")
     assert set(seen) == {(30, 16, 24)}
     assert len(seen) < by_whom

@@ -15,7 +15,7 @@ from efcil.core import mahalanobis, recursive_ridge
 from efcil.core.mahalanobis import correlation, correlation_factor, mahalanobis_scores, shrunk
 from efcil.core.metrics import AccuracyMatrix
 from efcil.core.recursive_ridge import RecursiveRidge, expansion_matrix
-from efcil.errors import NotFiniteError, NotPositiveDefiniteError, OptionError, TrainingError
+from efcil.errors import ConfigError, NotFiniteError, NotPositiveDefiniteError, TrainingError
 from efcil.features import TaskFeatures
 from efcil.learners import LEARNERS
 from efcil.methods import FROZEN, METHODS
@@ -498,11 +498,11 @@ def test_a_covariance_that_stays_singular():
 
 def test_other_widths_are_refused():
     classifier = classifier_of(learned("acil", feature_tasks()))
-    with raises(OptionError, "features", (2, 11), "(n, 10)"):
+    with raises(ConfigError, "features", (2, 11), "(n, 10)"):
         classifier.logits(torch.rand(2, 11))
-    with raises(OptionError, 24, 32, "buffer=24"):
+    with raises(ConfigError, 24, 32, "buffer=24"):
         RandomFeatureRidge(buffer=32).load_state_dict(classifier.state_dict())
-    with raises(OptionError, (3, 4), (2, 1), "(n, 5)"):
+    with raises(ConfigError, (3, 4), (2, 1), "(n, 5)"):
         RecursiveRidge.empty(5).add(torch.rand(3, 4).double(), torch.rand(2, 1).double())
 
 

@@ -20,10 +20,10 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from efcil.cli.config_file import merged
-from efcil.config import load_yaml, nested, parse_settings
+from efcil.config import load_yaml, nested, parse_overrides
 from efcil.data import cifar100, fetch
-from efcil.errors import CheckpointError, DataError, ModelError, OptionError, RunError
-from efcil.experiment.specification import Request, resolve
+from efcil.errors import CheckpointError, ConfigError, DataError, ModelError, RunError
+from efcil.experiment.specification import ExperimentSpec, resolve
 from efcil.product import IncrementalClassifier
 from efcil.report import load_summaries
 from efcil.reproduce.snapshots import Snapshot
@@ -166,24 +166,24 @@ def test_yaml_that_is_hostile(tmp_path, text):
         load_yaml(text)
     assert type(error.value).__module__.startswith("yaml")
     (tmp_path / "c.yaml").write_text(text)
-    with raises(OptionError, f"--config {tmp_path / 'c.yaml'}"):
-        merged(tmp_path / "c.yaml", {"settings": []}, set())
+    with raises(ConfigError, f"--config {tmp_path / 'c.yaml'}"):
+        merged(tmp_path / "c.yaml", {"overrides": []}, set())
 
 
 def test_settings_that_are_no_yaml_are_words():
-    assert parse_settings(["a=2001-99-99", "b=[", "c=!!int ''"]) == {"a": "2001-99-99", "b": "[", "c": "!!int ''"}
-    with raises(OptionError, "ridge='2001-99-99'"):
-        resolve(Request(("dpcr",), "digits", settings=("ridge=2001-99-99",)))
+    assert parse_overrides(["a=2001-99-99", "b=[", "c=!!int ''"]) == {"a": "2001-99-99", "b": "[", "c": "!!int ''"}
+    with raises(ConfigError, "ridge='2001-99-99'"):
+        resolve(ExperimentSpec(("dpcr",), "digits", overrides=("ridge=2001-99-99",)))
 
 
 def test_a_value_cannot_have_parts():
-    with raises(OptionError, "later.lr", "later"):
+    with raises(ConfigError, "later.lr", "later"):
         nested({"later": 3, "later.lr": 0.1})
 
 
 def test_an_error_does_not_print_the_whole_value():
-    with pytest.raises(OptionError) as error:
-        resolve(Request(("dpcr",), "digits", settings=(f"ridge={'x' * 10_000}",)))
+    with pytest.raises(ConfigError) as error:
+        resolve(ExperimentSpec(("dpcr",), "digits", overrides=(f"ridge={'x' * 10_000}",)))
     assert len(str(error.value)) < 500
 
 
@@ -198,22 +198,22 @@ def test_an_error_does_not_print_the_whole_value():
 )
 def test_json_that_is_hostile(tmp_path, text, named):
     (tmp_path / "c.json").write_text(text)
-    with raises(OptionError, *named):
-        merged(tmp_path / "c.json", {"settings": [], "out": None}, set())
+    with raises(ConfigError, *named):
+        merged(tmp_path / "c.json", {"overrides": [], "out": None}, set())
 
 
 @pytest.mark.parametrize("text", ["²", "9" * 5000, "\0"])
 def test_class_orders_that_are_hostile(tmp_path, text):
-    with raises(OptionError, "class order"):
+    with raises(ConfigError, "class order"):
         class_order(text, ["a", "b"])
     (tmp_path / "order").write_text(text)
-    with raises(OptionError, tmp_path / "order", 2):
+    with raises(ConfigError, tmp_path / "order", 2):
         class_order(str(tmp_path / "order"), ["a", "b"])
 
 
 def test_a_class_order_that_is_no_text(tmp_path):
     (tmp_path / "order").write_bytes(b"\xff\xfe\x00")
-    with raises(OptionError, tmp_path / "order"):
+    with raises(ConfigError, tmp_path / "order"):
         class_order(str(tmp_path / "order"), ["a", "b"])
 
 
@@ -320,7 +320,7 @@ def sealed(model, name, change):
 @pytest.mark.parametrize(
     ("name", "change"),
     [
-        ("model.json", lambda card: {**card, "settings": {**card["settings"], "size": float("inf")}}),
+        ("model.json", lambda card: {**card, "config": {**card["config"], "size": float("inf")}}),
         ("model.json", lambda card: {**card, "classes": card["classes"][:-1]}),
         ("model.json", lambda card: {**card, "classes": [*card["classes"], {**card["classes"][0], "name": "x"}]}),
         (STATISTICS, lambda t: {**t, WEIGHT: t[WEIGHT][:4].contiguous()}),

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from efcil.config import build
 from efcil.core.metrics import AccuracyMatrix
-from efcil.errors import OptionError
-from efcil.experiment.reporters import Quiet
+from efcil.errors import ConfigError
+from efcil.experiment.reporters import Reporter
 from efcil.experiment.run import Run
-from efcil.experiment.specification import Request, resolve
+from efcil.experiment.specification import ExperimentSpec, resolve
 from efcil.features import TaskFeatures
 from efcil.learners.exemplars import Exemplars, herd, l2_normalize
 from efcil.learners.icarl import ICaRL, ICaRLOptions
@@ -257,8 +257,8 @@ def test_unit_features():
 
 def run_of(tmp_path, machine, label, *settings, resume=False):
     small = ("width=2", "backbone=resnet10", "first.epochs=1", "later.epochs=1", *settings)
-    plan = resolve(Request((label,), "digits", tasks=5, settings=small))
-    return Run(plan, None, tmp_path, machine, Quiet(), command="efcil run").execute(resume)[0]
+    experiment = resolve(ExperimentSpec((label,), "digits", tasks=5, overrides=small))
+    return Run(experiment, None, tmp_path, machine, Reporter(), command="efcil run").execute(resume)[0]
 
 
 def test_a_summary_has_both_classifiers_and_the_chosen_one_counts(tmp_path, machine):
@@ -296,25 +296,25 @@ def test_a_summary_has_both_classifiers_and_the_chosen_one_counts(tmp_path, mach
     ],
 )
 def test_what_a_method_cannot_do_is_refused(label, settings, named):
-    with raises(OptionError, *named):
-        resolve(Request((label,), "digits", tasks=5, settings=tuple(settings)))
+    with raises(ConfigError, *named):
+        resolve(ExperimentSpec((label,), "digits", tasks=5, overrides=tuple(settings)))
 
 
 def test_a_memory_without_room_for_every_class_is_refused(tmp_path, machine):
-    with raises(OptionError, "memory=5", 10, "memory_per_class"):
+    with raises(ConfigError, "memory=5", 10, "memory_per_class"):
         run_of(tmp_path, machine, "icarl:memory=5")
     assert not (tmp_path / "config.yaml").exists()
 
 
 def test_a_setting_of_training_in_a_label_must_hold_for_all():
-    with raises(OptionError, "dpcr:batch_size=8", "--set batch_size="):
-        resolve(Request(("dpcr:batch_size=8", "lwf"), "digits", tasks=5))
-    plan = resolve(Request(("dpcr:batch_size=8", "lwf:batch_size=8"), "digits", tasks=5))
-    assert plan.training.batch_size == 8
+    with raises(ConfigError, "dpcr:batch_size=8", "--set batch_size="):
+        resolve(ExperimentSpec(("dpcr:batch_size=8", "lwf"), "digits", tasks=5))
+    experiment = resolve(ExperimentSpec(("dpcr:batch_size=8", "lwf:batch_size=8"), "digits", tasks=5))
+    assert experiment.training.batch_size == 8
 
 
 def test_options_are_pycils():
-    t = resolve(Request(("icarl",), "cifar100", tasks=10)).training
+    t = resolve(ExperimentSpec(("icarl",), "cifar100", tasks=10)).training
     assert (t.first.epochs, t.first.lr, t.first.milestones, t.first.weight_decay) == (200, 0.1, (60, 120, 170), 5e-4)
     assert (t.later.epochs, t.later.lr, t.later.milestones, t.later.weight_decay) == (170, 0.1, (80, 120), 2e-4)
     assert (t.batch_size, t.temperature, t.memory, t.backbone) == (128, 2.0, 2000, "resnet18")

@@ -34,7 +34,7 @@ from efcil.core.projection import (
     task_shift_from_gram,
 )
 from efcil.core.ridge import normalize_columns, ridge_weight
-from efcil.errors import NotFiniteError, NotPositiveDefiniteError, OptionError
+from efcil.errors import ConfigError, NotFiniteError, NotPositiveDefiniteError
 from messages import raises
 from problems import draw, gap
 
@@ -143,9 +143,9 @@ def test_a_ridge_is_chosen_where_channels_are_dead_or_nothing_is_seen() -> None:
 
 def test_a_ridge_cannot_be_chosen_without_images_or_with_other_shapes() -> None:
     gram = torch.eye(3).double()
-    with raises(OptionError, "images", 0):
+    with raises(ConfigError, "images", 0):
         cross_validated_ridge(gram, gram, 1.0, 0)
-    with pytest.raises(OptionError, match=r"cross has shape \(3, 2\); wanted that of gram, \(3, 3\)"):
+    with pytest.raises(ConfigError, match=r"cross has shape \(3, 2\); wanted that of gram, \(3, 3\)"):
         cross_validated_ridge(gram, gram[:, :2], 1.0, 5)
 
 
@@ -180,16 +180,16 @@ def test_task_shift_refuses_what_it_cannot_solve() -> None:
         task_shift(broken, draw(10, 3))
     with raises(NotFiniteError, "X'Y", 7, 2, 9):
         task_shift(draw(10, 3), broken / 0.0)
-    with raises(OptionError, (10, 3), (9, 3)):
+    with raises(ConfigError, (10, 3), (9, 3)):
         task_shift(draw(10, 3), draw(9, 3))
-    with raises(OptionError, 0):
+    with raises(ConfigError, 0):
         task_shift(draw(0, 3), draw(0, 3))
-    with raises(OptionError, "'identiy'", "'identity'"):
+    with raises(ConfigError, "'identiy'", "'identity'"):
         task_shift(draw(10, 3), draw(10, 3), towards="identiy")  # type: ignore[arg-type]
-    with raises(OptionError, (3, 4), (3, 3)):
+    with raises(ConfigError, (3, 4), (3, 3)):
         task_shift(draw(10, 3), draw(10, 4), towards="identity")
     for ridge in (-1.0, float("nan")):
-        with raises(OptionError, "ridge", ridge):
+        with raises(ConfigError, "ridge", ridge):
             task_shift(draw(10, 3), draw(10, 3), ridge=ridge)
 
 
@@ -346,17 +346,17 @@ def test_rank_does_not_depend_on_scale(images: int, dim: int, scale: float) -> N
 
 def test_rules_refuse_what_they_do_not_know() -> None:
     gram = torch.eye(2)
-    with raises(OptionError, "'numericl'", "'numerical'"):
+    with raises(ConfigError, "'numericl'", "'numerical'"):
         row_projector(gram, "numericl")  # type: ignore[arg-type]
     for rule, tolerance in (("tolerance", None), ("energy", 1.5), ("energy", 0.0)):
-        with raises(OptionError, rule, tolerance):
+        with raises(ConfigError, rule, tolerance):
             row_projector(gram, rule, tolerance)  # type: ignore[arg-type]
-    with raises(OptionError, "'numerical'", 0.1, "'tolerance'", "'energy'"):
+    with raises(ConfigError, "'numerical'", 0.1, "'tolerance'", "'energy'"):
         row_projector(gram, "numerical", 0.1)
     for rule in ("positive", "numerical"):
         with raises(NotFiniteError, "gram", 2):
             row_projector(gram / 0.0, rule)  # type: ignore[arg-type]
-    with raises(OptionError, "gram", (2, 3)):
+    with raises(ConfigError, "gram", (2, 3)):
         row_projector(torch.ones(2, 3))
 
 
@@ -389,7 +389,7 @@ def test_class_shift_zeroes_dead_channels_under_positive() -> None:
 
 
 def test_class_shift_refuses_unequal_dimensions() -> None:
-    with raises(OptionError, "task_shift", (3, 3), "gram", (1, 4, 4)):
+    with raises(ConfigError, "task_shift", (3, 3), "gram", (1, 4, 4)):
         class_shift(torch.eye(3), torch.eye(4)[None])
 
 
@@ -433,7 +433,7 @@ def test_ridge_without_gamma_on_too_few_images_says_what_to_do() -> None:
     with raises(NotPositiveDefiniteError, "7 x 7", "ridge"):
         ridge_weight(stats, 0.0)
     assert torch.isfinite(ridge_weight(stats, 1e-3)).all()
-    with raises(OptionError, "ridge", -1.0):
+    with raises(ConfigError, "ridge", -1.0):
         ridge_weight(stats, -1.0)
     with raises(NotFiniteError, 40, 9, 49):
         ridge_weight(stats_of(draw(6, 7) / 0.0, torch.arange(6)), 1.0)
@@ -542,7 +542,7 @@ def test_what_is_no_covariance_cannot_be_drawn_from() -> None:
         covariance_root(torch.tensor([[1.0, 2.0], [2.0, 1.0]]))
     with raises(NotFiniteError, 1, 0, 4):
         covariance_root(torch.tensor([[1.0, 0.0], [0.0, float("nan")]]))
-    with raises(OptionError, "covariance", (2, 3)):
+    with raises(ConfigError, "covariance", (2, 3)):
         covariance_root(torch.ones(2, 3))
 
 
@@ -568,5 +568,5 @@ def test_packing_is_exact(classes: int, dim: int) -> None:
 
 
 def test_unpacking_refuses_an_impossible_length() -> None:
-    with raises(OptionError, "packed", 4):
+    with raises(ConfigError, "packed", 4):
         unpack_symmetric(torch.ones(4))

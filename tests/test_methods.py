@@ -11,8 +11,8 @@ from efcil.classifiers import CLASSIFIERS
 from efcil.config import build, keys
 from efcil.core.metrics import AccuracyMatrix
 from efcil.data.dataset import ImageSet
-from efcil.errors import DataError, OptionError
-from efcil.experiment.specification import Request, resolve
+from efcil.errors import ConfigError, DataError
+from efcil.experiment.specification import ExperimentSpec, resolve
 from efcil.features import TaskFeatures
 from efcil.learners import LEARNERS
 from efcil.methods import FROZEN, METHODS, find
@@ -370,7 +370,7 @@ def test_tssp_is_the_task_shift_without_a_projection():
     alone, numerical = (learned("lwf+tssp+ridge", tasks), learned("dpcr", tasks, rank_rule="numerical"))
     assert torch.equal(alone.weight, learned("dpcr", tasks, rank_rule="none").weight)
     assert not torch.allclose(alone.weight, numerical.weight)
-    with raises(OptionError, "rank_rule", "numerical"):
+    with raises(ConfigError, "rank_rule", "numerical"):
         options_of("lwf+tssp+ridge", rank_rule="numerical")
 
 
@@ -389,7 +389,7 @@ def test_tssp_is_the_task_shift_without_a_projection():
     ],
 )
 def test_impossible_combinations_are_refused_with_their_parts_and_the_remedy(name, named):
-    with pytest.raises(OptionError) as error:
+    with pytest.raises(ConfigError) as error:
         find(name)
     assert_names(str(error.value), f"method {name}", *named)
     assert "\n" not in str(error.value)
@@ -404,7 +404,7 @@ def test_impossible_combinations_are_refused_with_their_parts_and_the_remedy(nam
     ],
 )
 def test_a_misspelt_part_is_named_with_the_nearest(name, named):
-    with raises(OptionError, *named):
+    with raises(ConfigError, *named):
         find(name)
 
 
@@ -413,7 +413,7 @@ def possible(learner):
     for shift, classifier in itertools.product(SHIFTS, CLASSIFIERS):
         try:
             yield find(f"{learner}+{shift}+{classifier}").name
-        except OptionError:
+        except ConfigError:
             continue
 
 
@@ -456,27 +456,27 @@ def test_released_code_uses_augmented_images_for_shift_and_new_classes(machine, 
 
 
 def test_unknown_method_names_the_nearest():
-    with pytest.raises(OptionError, match="unknown method 'dcpr': did you mean 'dpcr'?"):
+    with pytest.raises(ConfigError, match="unknown method 'dcpr': did you mean 'dpcr'?"):
         find("dcpr")
 
 
 def test_methods_of_different_backbones_cannot_share_a_trajectory():
-    with raises(OptionError, "lwf", "dpcr", "joint"):
-        resolve(Request(("dpcr", "joint"), "digits", tasks=5))
+    with raises(ConfigError, "lwf", "dpcr", "joint"):
+        resolve(ExperimentSpec(("dpcr", "joint"), "digits", tasks=5))
 
 
 def test_an_ablation_fixes_its_options():
-    with raises(OptionError, "rrcr", "normalise=False", "dpcr"):
-        resolve(Request(("rrcr",), "digits", tasks=5, settings=("normalise=true",)))
+    with raises(ConfigError, "rrcr", "normalise=False", "dpcr"):
+        resolve(ExperimentSpec(("rrcr",), "digits", tasks=5, overrides=("normalise=true",)))
 
 
 def test_a_variant_has_settings_of_its_own():
-    plan = resolve(Request(("dpcr", "dpcr:rank_rule=tolerance:rank_tolerance=1e-5"), "digits", tasks=5))
-    assert plan.methods["dpcr"][1].rank_rule == "positive"
-    variant = plan.methods["dpcr:rank_rule=tolerance:rank_tolerance=1e-5"][1]
+    experiment = resolve(ExperimentSpec(("dpcr", "dpcr:rank_rule=tolerance:rank_tolerance=1e-5"), "digits", tasks=5))
+    assert experiment.methods["dpcr"][1].rank_rule == "positive"
+    variant = experiment.methods["dpcr:rank_rule=tolerance:rank_tolerance=1e-5"][1]
     assert (variant.rank_rule, variant.rank_tolerance) == ("tolerance", 1e-5)
-    with raises(OptionError, "rank_rule=tolerance", "rank_tolerance"):
-        resolve(Request(("dpcr:rank_rule=tolerance",), "digits", tasks=5))
+    with raises(ConfigError, "rank_rule=tolerance", "rank_tolerance"):
+        resolve(ExperimentSpec(("dpcr:rank_rule=tolerance",), "digits", tasks=5))
 
 
 def test_image_set_of_closed_task_is_freed(data):

@@ -29,15 +29,15 @@ from efcil.data import digits, glyphs
 from efcil.data.cache import MEAN, STD
 from efcil.data.dataset import DataSet, ImageSet
 from efcil.data.decode import read_image
-from efcil.errors import DataError, ModelError, NumericalError, OptionError, TrainingError
+from efcil.errors import ConfigError, DataError, ModelError, NumericalError, TrainingError
 from efcil.features import TaskFeatures
 from efcil.learners import LEARNERS
 from efcil.learners.base import new_class_loss, task_class_loss
 from efcil.learners.pseudo_replay import PseudoReplay
 from efcil.methods import METHODS, registered
 from efcil.product import IncrementalClassifier, Progress, calibration, classifier, model_directory, teaching
-from efcil.product.inputs import read_lesson, read_pictures
-from efcil.product.settings import TEACHABLE
+from efcil.product.inputs import read_images, read_labeled_images
+from efcil.product.model_config import TEACHABLE
 from efcil.protocol import Evaluator, fit_task, run_protocol
 from efcil.shift.dual_projection import DualProjection
 from efcil.tasks import Task, TaskStream
@@ -49,7 +49,7 @@ from messages import raises
 from problems import blobs, draw
 
 FAMILY = [name for name, m in registered().items() if m.learner in TEACHABLE and not m.heads and not m.exemplars]
-TINY = {"width": 2, "size": 8, "epochs": 2, "held_out": 0.2, "device": "cpu", "progress": False}
+TINY = {"width": 2, "size": 8, "epochs": 2, "val_fraction": 0.2, "device": "cpu", "progress": False}
 DATA = blobs(size=8, per_class=20)
 
 
@@ -83,20 +83,20 @@ def taught(*rounds, method="dpcr", **given):
 
 def bits(model):
     """All that a model keeps, as bytes."""
-    state = model._now.state
+    state = model._snapshot.state
     tensors = {**state.weights, **state.statistics}
     kept = {name: tensor.numpy().tobytes() for name, tensor in tensors.items()}
-    return kept, state.classes, state.temperature, state.teachings, state.trainings, state.frozen
+    return kept, state.classes, state.temperature, state.updates, state.backbone_updates, state.frozen
 
 
 def stats_of(model):
     """Its class statistics."""
-    return model._now.trajectory.stats(model.method)
+    return model._snapshot.trajectory.stats(model.method)
 
 
 def weight_of(model):
     """The weight of its ridge classifier."""
-    return model._now.trajectory.parts[model.method].classifier.weight
+    return model._snapshot.trajectory.parts[model.method].classifier.weight
 
 
 def answers(model):
@@ -174,7 +174,7 @@ def test_every_method_of_the_family_learns_twice_and_is_the_same_when_loaded(tmp
 
 @pytest.mark.parametrize("method", ["pass", "icarl", "finetune", "joint"])
 def test_methods_outside_the_family_are_refused(method):
-    with raises(OptionError, method, "dpcr", "ldc"):
+    with raises(ConfigError, method, "dpcr", "ldc"):
         tiny(method)
 
 
@@ -186,11 +186,11 @@ def test_the_same_seed_gives_the_same_bits_and_another_others(two):
 def protocol(model, data, epochs, sizes):
     """The same data, options and seed through the protocol of `efcil run`: its classifier, accuracy after each task."""
     kind, machine = LEARNERS["lwf"], model._machine
-    learner = kind(teaching.with_epochs(model._settings.training, epochs), 3, machine, 0)
+    learner = kind(teaching.with_epochs(model._config.training, epochs), 3, machine, 0)
     stream = TaskStream(data.train, np.arange(len(data.class_names)), sizes)
     data = DataSet(data.name, data.class_names, data.train, data.test, MEAN, STD)
     evaluator = Evaluator(data, stream, machine)
-    trajectory = Trajectory(learner, {"dpcr": (METHODS["dpcr"], model._settings.options)})
+    trajectory = Trajectory(learner, {"dpcr": (METHODS["dpcr"], model._config.options)})
     matrix = AccuracyMatrix(evaluator.totals())
     watch = types.SimpleNamespace(**dict.fromkeys(("after_epoch", "on_training_end", "after_task"), lambda *a: None))
     run_protocol(stream, data, evaluator, trajectory, {"dpcr": matrix}, watch)
@@ -199,7 +199,7 @@ def protocol(model, data, epochs, sizes):
 
 def test_rounds_are_the_tasks_of_the_protocol_to_the_bit():
     """With nothing held out, teaching is the protocol: the same backbone, statistics and classifier."""
-    model = tiny(held_out=0)
+    model = tiny(val_fraction=0)
     for start in range(0, 6, 2):
         images, names = lesson(start, start + 1)
         order = np.argsort(names, kind="stable")  # names in the order of classes, as the protocol numbers them
@@ -225,7 +225,7 @@ def five_rounds_of_glyphs(**given):
 
 @pytest.mark.slow
 def test_five_rounds_of_glyphs_equal_the_protocol_within_a_point():
-    model, data = five_rounds_of_glyphs(held_out=0)
+    model, data = five_rounds_of_glyphs(val_fraction=0)
     _, accuracy = protocol(model, data, 25, (4,) * 5)
     assert accuracy[-1] > 40
     assert abs(100 * model.score(data) - accuracy[-1]) < 1.0
@@ -258,14 +258,14 @@ def test_probabilities_are_calibrated_without_old_pictures():
 def softened(model, data, temperature):
     """Probabilities with another temperature."""
     other = copy.copy(model)
-    other._now = copy.copy(model._now)
-    object.__setattr__(other._now, "state", model._now.state.changed(temperature=temperature))
+    other._snapshot = copy.copy(model._snapshot)
+    object.__setattr__(other._snapshot, "state", model._snapshot.state.updated(temperature=temperature))
     return other.predict_proba(data.test.images)
 
 
 def ece(model, data, temperature=None, bins=10):
     """Expected calibration error of the most likely class."""
-    proba = softened(model, data, temperature or model._now.state.temperature)
+    proba = softened(model, data, temperature or model._snapshot.state.temperature)
     names = np.array([data.class_names[label] for label in data.test.labels])
     sure, right = proba.max(1), model.classes_[proba.argmax(1)] == names
     place = np.minimum((sure * bins).astype(int), bins - 1)
@@ -305,10 +305,10 @@ def test_recall_is_that_of_a_classifier_that_has_not_seen_them():
     images, names = lesson(2, 3)
     fresh = dict.fromkeys(names)
     positions = torch.tensor([2 + list(fresh).index(name) for name in names])
-    held = teaching.Lesson(images, positions, 2, 2, 1, 1, 0.2).held_out(0)
+    held = teaching.UpdateBatch(images, positions, 2, 2, 1, 1, 0.2).validation_mask(0)
     assert held.sum() == 8
     features = torch.from_numpy(base.embed(images))
-    ridge = Ridge(base._settings.options)
+    ridge = Ridge(base._config.options)
     ridge.fit(stats_of(base).merge(ClassStats.from_features(features[~held], positions[~held])))
     right = ridge.logits(features[held]).argmax(1) == positions[held]
     expected = [100 * float(right[positions[held] == c].double().mean()) for c in (2, 3)]
@@ -330,14 +330,14 @@ def test_more_pictures_of_old_classes_add_up_and_the_backbone_rests(method):
     twice, once = copy.copy(base), copy.copy(base)
     twice.learn(*parts[0]).learn(*parts[1])
     once.learn(np.concatenate([p[0] for p in parts]), np.concatenate([p[1] for p in parts]))
-    assert np.allclose(answers(twice), softened(once, DATA, twice._now.state.temperature), atol=1e-6)
+    assert np.allclose(answers(twice), softened(once, DATA, twice._snapshot.state.temperature), atol=1e-6)
     assert [r["images"] for r in twice.summary()["classes"]] == [20] * 5
-    for name, tensor in base._now.state.weights.items():
-        assert torch.equal(twice._now.state.weights[name], tensor)
+    for name, tensor in base._snapshot.state.weights.items():
+        assert torch.equal(twice._snapshot.state.weights[name], tensor)
 
 
 def test_a_call_with_old_classes_only_leaves_the_backbone_alone(model):
-    before, trained = bits(model)[0], model._now.state.trainings
+    before, trained = bits(model)[0], model._snapshot.state.backbone_updates
     events = []
     model.learn(*lesson(1, 2), callbacks=[events.append])
     after = bits(model)[0]
@@ -348,7 +348,7 @@ def test_a_call_with_old_classes_only_leaves_the_backbone_alone(model):
         "tracks.0.gram_packed",
         "classifiers/dpcr/weight",
     }
-    assert model._now.state.trainings == trained
+    assert model._snapshot.state.backbone_updates == trained
     assert "training" not in {event.event for event in events}
     assert [r["images"] for r in model.summary()["classes"] if r["name"] in ("class1", "class2")] == [40, 40]
 
@@ -424,8 +424,8 @@ def test_a_free_combination_is_a_model_too(tmp_path):
 
 
 def test_a_model_that_answers_holds_no_network_that_trained_it(model):
-    assert model._now.trajectory.learner is None
-    assert model.learn(*lesson(1))._now.trajectory.learner is None
+    assert model._snapshot.trajectory.learner is None
+    assert model.learn(*lesson(1))._snapshot.trajectory.learner is None
 
 
 # --- one class, one picture -------------------------------------------------------------------------------------------
@@ -434,16 +434,16 @@ def test_a_model_that_answers_holds_no_network_that_trained_it(model):
 def test_one_class_alone_is_learned_at_rest(model):
     events = []
     one = taught((0, 1, 2))
-    backbone = one._now.state.weights["backbone.conv1.weight"]
+    backbone = one._snapshot.state.weights["backbone.conv1.weight"]
     one.learn(*lesson(3), callbacks=[events.append])
-    assert torch.equal(one._now.state.weights["backbone.conv1.weight"], backbone)
+    assert torch.equal(one._snapshot.state.weights["backbone.conv1.weight"], backbone)
     assert "training" not in {event.event for event in events}
-    head = one._now.state.weights["head.weight"]
+    head = one._snapshot.state.weights["head.weight"]
     mean = stats_of(one).mean[3]
     assert torch.allclose(head[3].double(), mean / mean.norm(), atol=1e-6), "its row points to its mean"
     one.learn(*lesson(4, 5))
-    assert one._now.state.weights["head.weight"].shape[0] == 6
-    assert not torch.equal(one._now.state.weights["backbone.conv1.weight"], backbone)
+    assert one._snapshot.state.weights["head.weight"].shape[0] == 6
+    assert not torch.equal(one._snapshot.state.weights["backbone.conv1.weight"], backbone)
 
 
 def test_one_picture_of_a_class_is_enough(model):
@@ -527,7 +527,7 @@ def of_ten_digits(drifted, count, ridge, shift):
 @pytest.mark.parametrize("count", [20, 50, 100, 200, 500])
 def test_with_few_images_the_shift_is_better_than_none(drifted, count):
     """Accuracy of DPCR on all ten digits, with the shift estimated from so many images of the task."""
-    careful = IncrementalClassifier(size=8, device="cpu")._settings.options
+    careful = IncrementalClassifier(size=8, device="cpu")._config.options
     assert careful.small_task == "identity"
 
     def accuracy(shift):
@@ -571,20 +571,20 @@ def test_the_papers_shift_is_as_it_was_and_many_images_need_no_care(drifted):
 def weights(two, tmp_path_factory):
     """A backbone we trained, as a file."""
     path = tmp_path_factory.mktemp("weights") / "weights.safetensors"
-    save_file({k: v for k, v in two._now.state.weights.items() if k.startswith("backbone.")}, path)
+    save_file({k: v for k, v in two._snapshot.state.weights.items() if k.startswith("backbone.")}, path)
     return path
 
 
 def test_a_frozen_backbone_is_one_pass_and_one_solve(two, weights, monkeypatch):
     monkeypatch.setattr(teaching, "fit_task", None)
     model = taught((0, 1), (2, 3), frozen=True, weights=weights)
-    for name, tensor in two._now.state.weights.items():
+    for name, tensor in two._snapshot.state.weights.items():
         if name.startswith("backbone."):
-            assert torch.equal(model._now.state.weights[name], tensor)
+            assert torch.equal(model._snapshot.state.weights[name], tensor)
     images, names = lesson(0, 1, 2, 3)
     places = torch.tensor([model.classes_.tolist().index(name) for name in names])
     stats = ClassStats.from_features(torch.from_numpy(model.embed(images)), places)
-    expected = normalize_columns(ridge_weight(stats, model._settings.options.ridge))
+    expected = normalize_columns(ridge_weight(stats, model._config.options.ridge))
     assert torch.allclose(weight_of(model), expected, atol=1e-9), "as if all had come at once"
     assert model.frozen
 
@@ -594,29 +594,31 @@ def test_weights_come_from_models_checkpoints_and_plain_files(two, weights, tmp_
     for prefix in ("", "learner.student.backbone."):
         save_file({prefix + k: v for k, v in plain.items()}, tmp_path / "w.safetensors")
         model = tiny(weights=tmp_path / "w.safetensors")
-        assert torch.equal(model._now.state.weights["backbone.conv1.weight"], plain["conv1.weight"])
+        assert torch.equal(model._snapshot.state.weights["backbone.conv1.weight"], plain["conv1.weight"])
     two.save(tmp_path / "m")
     model = tiny(weights=tmp_path / "m" / "weights.safetensors")
     assert np.array_equal(model.embed(DATA.test.images), two.embed(DATA.test.images))
     model.learn(*lesson(0, 1))
-    assert not torch.equal(model._now.state.weights["backbone.conv1.weight"], plain["conv1.weight"]), "it learns on"
+    assert not torch.equal(model._snapshot.state.weights["backbone.conv1.weight"], plain["conv1.weight"]), (
+        "it learns on"
+    )
 
 
 def test_weights_that_cannot_be_used(weights, tmp_path):
-    with raises(OptionError, weights, "resnet10", "width 4"):
+    with raises(ConfigError, weights, "resnet10", "width 4"):
         tiny(width=4, weights=weights)
-    with raises(OptionError, tmp_path / "none"):
+    with raises(ConfigError, tmp_path / "none"):
         tiny(weights=tmp_path / "none")
     (tmp_path / "text").write_text("hello")
-    with raises(OptionError, tmp_path / "text"):
+    with raises(ConfigError, tmp_path / "text"):
         tiny(weights=tmp_path / "text")
-    with raises(OptionError, "frozen=True", "weights="):
+    with raises(ConfigError, "frozen=True", "weights="):
         tiny(frozen=True)
-    with raises(OptionError, "frozen=True", "lwf", "dpcr"):
+    with raises(ConfigError, "frozen=True", "lwf", "dpcr"):
         tiny("lwf", frozen=True, weights=weights)
     with raises(ModelError, "weights"):
         tiny().freeze()
-    with raises(OptionError, "weights='pretrained'", "timm/NAME", "resnet10"):
+    with raises(ConfigError, "weights='pretrained'", "timm/NAME", "resnet10"):
         tiny(weights="pretrained")
 
 
@@ -628,7 +630,7 @@ def test_merged_models_equal_one_that_was_taught_on_both(weights, method):
     one, both = frozen((0, 1)), frozen((0, 1), (2, 3))
     merged = one.merge(frozen((2, 3)))
     assert merged.classes_.tolist() == both.classes_.tolist()
-    theirs = softened(both, DATA, merged._now.state.temperature)
+    theirs = softened(both, DATA, merged._snapshot.state.temperature)
     assert np.abs(answers(merged) - theirs).max() < 1e-6
     if method not in ("lwf-ncm", "ldc", "fecam"):
         assert np.abs(answers(merged) - answers(both)).max() < 1e-6, "the temperature too comes from the statistics"
@@ -643,16 +645,18 @@ def test_fecam_learns_more_forgets_and_merges_as_if_taught_at_once(weights):
     """Its statistics are counts, means and Grams: they add and can be taken out, so no order of teaching shows."""
 
     def frozen(*rounds):
-        return taught(*rounds, method="fecam", frozen=True, weights=weights, held_out=0)
+        return taught(*rounds, method="fecam", frozen=True, weights=weights, val_fraction=0)
 
     def scores(model, names):
         columns = [model.classes_.tolist().index(name) for name in names]
-        return model._now.logits(torch.from_numpy(model.embed(DATA.test.images)))[:, columns]
+        return model._snapshot.logits(torch.from_numpy(model.embed(DATA.test.images)))[:, columns]
 
     images, names = (np.array(part) for part in lesson(0, 1, 2, 3))
     half = np.arange(len(names)) % 2 == 0
     once = frozen((0, 1, 2, 3))
-    parts = [tiny("fecam", frozen=True, weights=weights, held_out=0).learn(images[h], names[h]) for h in (half, ~half)]
+    parts = [
+        tiny("fecam", frozen=True, weights=weights, val_fraction=0).learn(images[h], names[h]) for h in (half, ~half)
+    ]
     updated = copy.copy(parts[0]).learn(images[~half], names[~half])
     merged = copy.copy(parts[0]).merge(parts[1])
     apart = frozen((0, 1)).merge(frozen((2, 3)))
@@ -669,10 +673,10 @@ def test_fecam_learns_more_forgets_and_merges_as_if_taught_at_once(weights):
 def test_methods_can_do_what_they_declare_and_say_what_they_cannot(weights, method):
     """A refusal is one line that names all methods that can, and leaves the model as it was."""
     known = registered()
-    rests = {} if known[method].classifier.needs == "learner" else {"frozen": True, "weights": weights}
+    freeze_backbone = {} if known[method].classifier.needs == "learner" else {"frozen": True, "weights": weights}
 
     def made(*rounds):
-        return taught(*rounds, method=method, **rests)
+        return taught(*rounds, method=method, **freeze_backbone)
 
     model, other = made((0, 1, 2), (3, 4)), made((4, 5))
     before = {record["name"]: record["images"] for record in model.summary()["classes"]}
@@ -737,41 +741,41 @@ def test_timm_backbones_by_name(monkeypatch, tmp_path):
     assert np.array_equal(answers(IncrementalClassifier.load(tmp_path / "m", device="cpu")), answers(model))
     IncrementalClassifier(backbone="timm/some_net", size=8, weights="pretrained", frozen=True, device="cpu")
     assert ("some_net", True, 0, 3) in asked
-    with raises(OptionError, "timm/nonsense", "timm.list_models()"):
+    with raises(ConfigError, "timm/nonsense", "timm.list_models()"):
         IncrementalClassifier(backbone="timm/nonsense", device="cpu")
-    with raises(OptionError, "timm/some_net", "width=3"):
+    with raises(ConfigError, "timm/some_net", "width=3"):
         IncrementalClassifier(backbone="timm/some_net", width=3, device="cpu")
     monkeypatch.setitem(sys.modules, "timm", None)
-    with raises(OptionError, "timm/some_net", "pip install 'efcil[timm]'"):
+    with raises(ConfigError, "timm/some_net", "pip install 'efcil[timm]'"):
         IncrementalClassifier(backbone="timm/some_net", device="cpu")
 
 
 def test_options_are_checked():
-    with raises(OptionError, "rigde", "dpcr", "'ridge'"):
+    with raises(ConfigError, "rigde", "dpcr", "'ridge'"):
         tiny(options={"rigde": 1})
-    with raises(OptionError, "'resnet9'", "timm/NAME"):
+    with raises(ConfigError, "'resnet9'", "timm/NAME"):
         tiny(backbone="resnet9")
-    with raises(OptionError, "'dpcrr'", "'dpcr'"):
+    with raises(ConfigError, "'dpcrr'", "'dpcr'"):
         tiny("dpcrr")
-    with raises(OptionError, "size", 4, 8):
+    with raises(ConfigError, "size", 4, 8):
         tiny(size=4)
-    with raises(OptionError, "seed", -1):
+    with raises(ConfigError, "seed", -1):
         tiny(seed=-1)
-    with raises(OptionError, "rrcr", "normalise=False", "dpcr"):
+    with raises(ConfigError, "rrcr", "normalise=False", "dpcr"):
         tiny("rrcr", options={"normalise": True})
-    with raises(OptionError, "use_stages=1", "intermediate_stages=1"):
+    with raises(ConfigError, "use_stages=1", "intermediate_stages=1"):
         tiny("dpcr-plus", options={"use_stages": 1})
-    with raises(OptionError, "use_stages=1", "pseudo-replay", "intermediate_stages=1"):
+    with raises(ConfigError, "use_stages=1", "pseudo-replay", "intermediate_stages=1"):
         tiny("dpcr-plus", options={"use_stages": 1, "intermediate_stages": 2})
-    with raises(OptionError, "pseudo-replay+none+ncm", "dpcr-plus"):
+    with raises(ConfigError, "pseudo-replay+none+ncm", "dpcr-plus"):
         tiny("pseudo-replay+none+ncm")
-    with raises(OptionError, "held_out", 0.9, 0.5):
-        tiny(held_out=0.9)
-    with raises(OptionError, "epochs=2", "budget=3"):
+    with raises(ConfigError, "val_fraction", 0.9, 0.5):
+        tiny(val_fraction=0.9)
+    with raises(ConfigError, "epochs=2", "budget=3"):
         tiny(budget=3)
-    with raises(OptionError, "epochs", 0):
+    with raises(ConfigError, "epochs", 0):
         tiny(epochs=0)
-    with raises(OptionError, "budget", 0):
+    with raises(ConfigError, "budget", 0):
         tiny(epochs=None, budget=0)
 
 
@@ -874,7 +878,7 @@ def test_an_error_anywhere_leaves_the_model_as_it_was(monkeypatch):
     model = taught((0, 1))
     before = bits(model)
     hasty = copy.copy(model)
-    hasty._settings = tiny(options={"later.lr": 1e30})._settings
+    hasty._config = tiny(options={"later.lr": 1e30})._config
     with raises(TrainingError, "task 2"):
         hasty.learn(*lesson(2, 3))
     assert bits(hasty) == before
@@ -893,7 +897,7 @@ def test_forget_drops_the_class_and_leaves_the_others(method, tmp_path):
     model = taught((0, 1, 2), (3, 4, 5), method=method)
     rows = ~np.isin(DATA.test.labels, [1, 4])
     others = DATA.test.images[rows]
-    before, head = model.predict_proba(others), model._now.state.weights["head.weight"]
+    before, head = model.predict_proba(others), model._snapshot.state.weights["head.weight"]
     kept = [place for place, name in enumerate(model.classes_) if name not in ("class1", "class4")]
     names = model.classes_[kept].tolist()
     model.forget(["class1", "class4"])
@@ -903,7 +907,7 @@ def test_forget_drops_the_class_and_leaves_the_others(method, tmp_path):
     if method not in ("dpcr", "dpcr-plus"):  # fitted again; the others' scores do not depend on each other
         assert (after.argmax(1) == before[:, kept].argmax(1)).all()
     rows_left = [place for place in kept if place < len(head)]
-    assert torch.equal(model._now.state.weights["head.weight"], head[rows_left])
+    assert torch.equal(model._snapshot.state.weights["head.weight"], head[rows_left])
     model.save(tmp_path / "m")
     stored = b"".join(path.read_bytes() for path in sorted((tmp_path / "m").rglob("*")) if path.is_file())
     assert b"class1" not in stored
@@ -918,7 +922,7 @@ def test_forgetting_solves_again_without_the_class(model):
     stats = stats_of(model)
     place = model.classes_.tolist().index("class2")
     model.forget("class2")
-    expected = normalize_columns(ridge_weight(stats.drop([place]), model._settings.options.ridge))
+    expected = normalize_columns(ridge_weight(stats.drop([place]), model._config.options.ridge))
     assert torch.equal(weight_of(model), expected)
     assert stats_of(model).classes.tolist() == [0, 1, 2, 3, 4]
     assert [r["name"] for r in model.summary()["classes"]] == model.classes_.tolist()
@@ -948,11 +952,11 @@ def test_what_is_loaded_lies_as_what_was_learned(tmp_path, method):
     model = taught((0, 1), (2, 3), method=method)
     model.save(tmp_path / "m")
     loaded = IncrementalClassifier.load(tmp_path / "m", device="cpu", progress=False)
-    mine, theirs = model._now.state.statistics, loaded._now.state.statistics
+    mine, theirs = model._snapshot.state.statistics, loaded._snapshot.state.statistics
     assert len(mine) >= 3
     for name, own in mine.items():
         assert own.stride() == theirs[name].stride(), name
-    for name, own in (loaded._now.state.weights | theirs).items():
+    for name, own in (loaded._snapshot.state.weights | theirs).items():
         assert own.data_ptr() % 64 == 0, name
 
 
@@ -1002,12 +1006,12 @@ def test_rename(model, tmp_path):
 def test_none_of_these_below_a_confidence(model):
     proba = answers(model)
     middle = float(np.median(proba.max(1)))
-    names = model.predict(DATA.test.images, unknown=middle)
+    names = model.predict(DATA.test.images, reject_below=middle)
     assert (names == "").tolist() == (proba.max(1) < middle).tolist()
     assert 0 < (names == "").sum() < len(names)
-    assert (model.predict(DATA.test.images, unknown=0) != "").all()
-    with raises(OptionError, "unknown", 3, 0, 1):
-        model.predict(DATA.test.images, unknown=3)
+    assert (model.predict(DATA.test.images, reject_below=0) != "").all()
+    with raises(ConfigError, "reject_below", 3, 0, 1):
+        model.predict(DATA.test.images, reject_below=3)
 
 
 def test_score_refuses_classes_that_it_does_not_know(model):
@@ -1022,8 +1026,8 @@ def test_the_temperature_is_the_most_likely_one_for_drawn_features(model):
     features, places = calibration.draw_features(stats, 0)
     again, _ = calibration.draw_features(stats, 0)
     assert torch.equal(features, again)
-    scores = model._now.logits(features)
-    best = model._now.state.temperature / model._now.state.optimism.factor
+    scores = model._snapshot.logits(features)
+    best = model._snapshot.state.temperature / model._snapshot.state.calibration_offset.factor
 
     def cost(temperature):
         return float(torch.nn.functional.cross_entropy(scores / temperature, places))
@@ -1036,19 +1040,21 @@ def test_draws_are_corrected_by_what_held_out_pictures_show():
     base = taught((0, 1))
     images, names = lesson(2)
     positions = torch.full((20,), 2)
-    held = teaching.Lesson(images, positions, 2, 1, 1, 1, 0.2).held_out(0)
+    held = teaching.UpdateBatch(images, positions, 2, 1, 1, 1, 0.2).validation_mask(0)
     features = torch.from_numpy(base.embed(images))
-    ridge, stats = Ridge(base._settings.options), ClassStats.from_features(features[~held], positions[~held])
+    ridge, stats = Ridge(base._config.options), ClassStats.from_features(features[~held], positions[~held])
     ridge.fit(stats_of(base).merge(stats))
     seen = calibration.fit_temperature(ridge.logits(features[held]), positions[held])
     drawn, places = calibration.draw_features(stats, 0)
     ratio = np.log(seen / calibration.fit_temperature(ridge.logits(drawn), places + 2))
-    before = base._now.state.optimism
-    after = base.learn(images, names)._now.state.optimism
-    assert after.pictures == before.pictures + 4
-    assert after.log_ratio * after.pictures == pytest.approx(before.log_ratio * before.pictures + 4 * ratio)
+    before = base._snapshot.state.calibration_offset
+    after = base.learn(images, names)._snapshot.state.calibration_offset
+    assert after.images == before.images + 4
+    assert after.log_ratio * after.images == pytest.approx(before.log_ratio * before.images + 4 * ratio)
     frozen = base.freeze().learn(*lesson(3))
-    assert frozen._now.state.optimism == after, "of a frozen backbone the statistics alone decide, so that models add"
+    assert frozen._snapshot.state.calibration_offset == after, (
+        "of a frozen backbone the statistics alone decide, so that models add"
+    )
 
 
 def test_drawn_features_have_the_mean_and_the_spread_of_their_class(monkeypatch):
@@ -1080,7 +1086,7 @@ def test_summary_is_plain(model):
     summary = json.loads(json.dumps(model.summary()))
     assert summary["method"] == "dpcr"
     assert summary["format"] == 3
-    assert (summary["backbone"], summary["size"], summary["dim"], summary["teachings"]) == ("resnet10", 8, 16, 2)
+    assert (summary["backbone"], summary["size"], summary["dim"], summary["updates"]) == ("resnet10", 8, 16, 2)
     assert summary["bytes"] > 10_000
     assert set(summary["classes"][0]) == {"name", "images", "learned", "recall"}
     assert summary["classes"][0]["learned"] == "2026-11-15"
@@ -1128,7 +1134,7 @@ def forms(tmp_path):
 def test_pictures_of_every_kind_are_the_same(model, tmp_path):
     images, given = forms(tmp_path)
     for kind, value in given.items():
-        assert np.array_equal(read_pictures(value, 8), images), kind
+        assert np.array_equal(read_images(value, 8), images), kind
     for single in (given["paths"][0], given["bytes"][0], given["pillow"][0]):
         assert model.predict(single).tolist() == model.predict(images[:1]).tolist()
 
@@ -1137,16 +1143,16 @@ def test_any_size_mode_and_orientation():
     rng = np.random.default_rng(0)
     wide = rng.integers(0, 256, (3, 40, 60), dtype=np.uint8)
     expected = read_image(png(wide), 16)
-    assert np.array_equal(read_pictures(wide[None], 16)[0], expected)
-    assert np.array_equal(read_pictures(wide.transpose(1, 2, 0)[None], 16)[0], expected)
+    assert np.array_equal(read_images(wide[None], 16)[0], expected)
+    assert np.array_equal(read_images(wide.transpose(1, 2, 0)[None], 16)[0], expected)
     grey = rng.integers(0, 256, (2, 16, 16), dtype=np.uint8)
-    assert np.array_equal(read_pictures(grey, 16), np.repeat(grey[:, None], 3, 1))
-    assert np.array_equal(read_pictures(grey[:, None], 16), np.repeat(grey[:, None], 3, 1))
+    assert np.array_equal(read_images(grey, 16), np.repeat(grey[:, None], 3, 1))
+    assert np.array_equal(read_images(grey[:, None], 16), np.repeat(grey[:, None], 3, 1))
     alpha = np.dstack([wide.transpose(1, 2, 0), np.zeros((40, 60), np.uint8)])
-    assert (read_pictures(alpha[None], 16) == 255).all(), "transparent is white"
+    assert (read_images(alpha[None], 16) == 255).all(), "transparent is white"
     exif = Image.Exif()
     exif[0x0112] = 3
-    turned = read_pictures([png(wide, exif=exif)], 16)[0]
+    turned = read_images([png(wide, exif=exif)], 16)[0]
     assert np.array_equal(turned, expected[:, ::-1, ::-1])
 
 
@@ -1164,14 +1170,14 @@ def test_heic_is_read_with_its_extra(tmp_path):
     data = heic(left)
     assert data[4:12] == b"ftypheic"
     (tmp_path / "IMG_0001.HEIC").write_bytes(data)
-    expected = read_pictures(left[None], 24)[0].astype(int)
+    expected = read_images(left[None], 24)[0].astype(int)
     for source in (data, tmp_path / "IMG_0001.HEIC"):
-        assert np.abs(read_pictures([source], 24)[0] - expected).max() < 12, "lossy, and no further off"
+        assert np.abs(read_images([source], 24)[0] - expected).max() < 12, "lossy, and no further off"
     exif = Image.Exif()
     exif[0x0112] = 6  # held upright: to be turned by a quarter
-    upright = read_pictures([heic(left, exif=exif.tobytes())], 24)[0].astype(int)
+    upright = read_images([heic(left, exif=exif.tobytes())], 24)[0].astype(int)
     assert np.abs(upright - np.rot90(expected, -1, (1, 2))).max() < 12
-    assert (read_pictures([heic(np.dstack([left, np.zeros((48, 64), np.uint8)]))], 24) > 243).all(), "clear is white"
+    assert (read_images([heic(np.dstack([left, np.zeros((48, 64), np.uint8)]))], 24) > 243).all(), "clear is white"
 
 
 def test_heic_in_folders_and_damaged(tmp_path):
@@ -1179,20 +1185,20 @@ def test_heic_in_folders_and_damaged(tmp_path):
     place = folder(tmp_path / "lesson")
     data = heic(np.full((16, 16, 3), 90, np.uint8))
     (place / "class0" / "telephone.heic").write_bytes(data)
-    images, names = read_lesson(place, None, 8)
+    images, names = read_labeled_images(place, None, 8)
     assert names.count("class0") == 7
     assert (np.abs(images.astype(int) - 90).max((1, 2, 3)) < 12).sum() == 1
     with raises(DataError, "16 x 16", 100):
         read_image(data, 8, max_pixels=100)
     (place / "class0" / "telephone.heic").write_bytes(data[: len(data) // 2])
     with raises(DataError, "class0/telephone.heic", "skip_bad=True"):
-        read_lesson(place, None, 8)
+        read_labeled_images(place, None, 8)
 
 
 def test_heic_without_its_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "pillow_heif", None)
     with raises(DataError, "pillow-heif", "pip install 'efcil[heic]'"):
-        read_pictures([b"\0\0\0\x18ftypheic" + bytes(20)], 8)
+        read_images([b"\0\0\0\x18ftypheic" + bytes(20)], 8)
 
 
 def folder(root, data=DATA, classes=(0, 1), per_class=6, prefix="secret-holiday"):
@@ -1239,7 +1245,7 @@ def test_data_sets_are_learned_from_their_training_part(two):
 def test_many_paths_are_decoded_by_several_processes_and_nothing_stays(tmp_path, monkeypatch):
     root = folder(tmp_path / "pictures", per_class=20)
     alone = tiny().learn(root)
-    monkeypatch.setattr(cache, "_FEW", 8)
+    monkeypatch.setattr(cache, "MIN_PARALLEL", 8)
     monkeypatch.setattr(cache, "cores", lambda: 2)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
     monkeypatch.setenv("EFCIL_CACHE", str(tmp_path / "cache"))
@@ -1377,7 +1383,7 @@ def test_no_picture_and_no_file_name_is_in_it(tmp_path):
             for kind in (np.float32, np.float64):
                 assert np.ascontiguousarray(rows[0], dtype=kind).tobytes()[:32] not in stored
                 assert np.ascontiguousarray(rows[0] / 255, dtype=kind).tobytes()[:32] not in stored
-    kept = model._now.state
+    kept = model._snapshot.state
     numbers = sum(t.numel() for t in kept.statistics.values())
     assert numbers == 5 * (16 * 17 // 2 + 16 + 3 + 16), "per class a Gram, a mean, count, number, moves and a column"
 
@@ -1425,7 +1431,7 @@ def test_what_is_no_model_is_refused(two, tmp_path):
     damaged_json(tmp_path / "m", temperature=-1)
     refused(card, "temperature", 0)
     fresh()
-    damaged_json(tmp_path / "m", settings={})
+    damaged_json(tmp_path / "m", config={})
     refused(card, "'method'")
     fresh()
     card.write_text("{")
@@ -1440,9 +1446,9 @@ def test_what_is_no_model_is_refused(two, tmp_path):
         path.unlink()
         refused(tmp_path / "m", path.name)
     fresh()
-    settings = json.loads(card.read_text())["settings"]
+    settings = json.loads(card.read_text())["config"]
     settings["training"]["width"] = 4
-    damaged_json(tmp_path / "m", settings=settings)
+    damaged_json(tmp_path / "m", config=settings)
     refused(tmp_path / "m", "model.json", "resnet10")
 
 
@@ -1466,7 +1472,7 @@ def test_saving_never_takes_the_place_of_something_else(model, tmp_path):
 @pytest.mark.parametrize("exchange", [True, False])
 def test_the_old_model_survives_a_full_disk(model, tmp_path, monkeypatch, what, exchange):
     if not exchange:
-        monkeypatch.setattr(model_directory, "_exchanged", lambda one, other: False)
+        monkeypatch.setattr(model_directory, "_try_exchange", lambda one, other: False)
     model.save(tmp_path / "m")
     before = files(tmp_path / "m")
     model.learn(*lesson(0))
@@ -1478,7 +1484,7 @@ def test_the_old_model_survives_a_full_disk(model, tmp_path, monkeypatch, what, 
         if what == "model.json":
             patch.setattr(model_directory, "write_json", full)
         elif what == "swap":
-            patch.setattr(model_directory, "_exchanged", lambda one, other: False)
+            patch.setattr(model_directory, "_try_exchange", lambda one, other: False)
             original = os.rename
             patch.setattr(os, "rename", lambda a, b: full() if str(a).endswith(".new") else original(a, b))
         else:
@@ -1512,7 +1518,7 @@ def test_the_swap_is_one_step_here(tmp_path):
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
         (tmp_path / name / name).write_text(name)
-    if not model_directory._exchanged(tmp_path / "a", tmp_path / "b"):
+    if not model_directory._try_exchange(tmp_path / "a", tmp_path / "b"):
         pytest.skip("this file system cannot exchange two names")
     assert (tmp_path / "a" / "b").read_text() == "b"
     assert (tmp_path / "b" / "a").read_text() == "a"

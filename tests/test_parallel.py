@@ -16,20 +16,20 @@ import pytest
 import torch
 
 import standins
-from efcil.errors import Interrupted, OptionError, RunsFailed
-from efcil.experiment.reporters import Quiet
+from efcil.errors import ConfigError, Interrupted, RunsFailed
+from efcil.experiment.reporters import Reporter
 from efcil.experiment.specification import commit
 from efcil.reproduce import on_ray, parallel, worker
-from efcil.reproduce.cells import Cell
 from efcil.reproduce.job import Job
 from efcil.reproduce.parallel import LOG, Processes, Slot, gpus, run_all, slots
+from efcil.reproduce.result_index import RunKey
 from messages import assert_names, raises
 
 # A process that behaves as the order of its job says, and leaves a line for each attempt.
 STUB = """
 import json, os, pathlib, signal, sys, time
 job = json.loads(sys.stdin.readline())
-order, out = job["cell"]["order"], pathlib.Path(job["out"])
+order, out = job["key"]["order"], pathlib.Path(job["out"])
 with open(out / f"{order}.attempts", "a") as file:
     file.write(os.environ["OMP_NUM_THREADS"] + " " + os.environ.get("CUDA_VISIBLE_DEVICES", "-") + "\\n")
 first = len((out / f"{order}.attempts").read_text().split("\\n")) == 2
@@ -48,7 +48,7 @@ if order == "deaf":
 """
 
 
-class Told(Quiet):
+class Told(Reporter):
     """Keeps what is said."""
 
     def __init__(self):
@@ -59,7 +59,7 @@ class Told(Quiet):
 
 
 def job(out, order):
-    return Job(cell=Cell("tiny-imagenet", 10, order, "pass"), out=out, command="efcil reproduce table1")
+    return Job(key=RunKey("tiny-imagenet", 10, order, "pass"), out=out, command="efcil reproduce table1")
 
 
 @pytest.fixture(autouse=True)
@@ -90,7 +90,7 @@ def test_a_killed_run_is_tried_again_and_a_failing_one_blocks_no_other(tmp_path,
     assert [len(attempts(tmp_path, order)) for order in orders] == [3, 2, 1, 1]
     assert failure.value.exit_code == 4
     assert_names(str(failure.value), 1, 4, 3, "tiny-imagenet T=10 order fails pass")
-    log = job(tmp_path, "fails").place / LOG
+    log = job(tmp_path, "fails").directory / LOG
     assert any("killed pass: " in n and "SIGKILL" in n and "2 of 3" in n for n in voice.notes)
     assert_names(voice.notes[-1], "ValueError: never", 3, log)
     assert log.read_text().count("--- attempt ") == 3
@@ -104,7 +104,7 @@ def test_without_retries_a_failure_is_told_at_once(tmp_path, stub):
 
 
 def test_a_directory_that_cannot_be_written_fails_that_run_alone(tmp_path, stub):
-    place = job(tmp_path, "first").place
+    place = job(tmp_path, "first").directory
     place.parent.mkdir(parents=True)
     place.write_text("a file where the directory should be")
     voice = Told()
@@ -119,7 +119,7 @@ def test_the_lines_of_all_runs_are_shown_unless_quiet(tmp_path, stub, capfd):
     assert "first works" in capfd.readouterr().out
     run_all([job(tmp_path, "second")], Processes([Slot(None, 1)], quiet=True), 0, Told())
     assert "second works" not in capfd.readouterr().out
-    assert "second works" in (job(tmp_path, "second").place / LOG).read_text()
+    assert "second works" in (job(tmp_path, "second").directory / LOG).read_text()
 
 
 # -- one process -------------------------------------------------------------------------------------------------------
@@ -157,7 +157,7 @@ def test_a_worker_whose_input_ends_stops_its_run(monkeypatch, training):
 
 
 def test_a_worker_tells_its_error_and_code(tmp_path, monkeypatch, capsys):
-    one = job(tmp_path, "1993").model_copy(update={"settings": ("buffer=16",)})
+    one = job(tmp_path, "1993").model_copy(update={"overrides": ("buffer=16",)})
     monkeypatch.setattr(sys, "stdin", io.StringIO(one.model_dump_json() + "\n"))
     assert worker.main() == 2
     assert_names(capsys.readouterr().err, "efcil: buffer", "pass")
@@ -245,7 +245,7 @@ def test_a_last_attempt_waits_until_all_others_have_begun(tmp_path):
 
     class Made(Scripted):
         def ended(self):
-            if self.job.cell.order == "fails":
+            if self.job.key.order == "fails":
                 self.why = "failed"
                 failed.append(time.monotonic())
             elif self.number == 1:  # until the last attempt of the other one would be ready
@@ -261,7 +261,7 @@ def test_a_last_attempt_waits_until_all_others_have_begun(tmp_path):
         def start(self, job, number, alone):
             if alone and any(one.why is None for one in self.made):
                 return None
-            began.append((job.cell.order, number, alone))
+            began.append((job.key.order, number, alone))
             self.made.append(Made(job, number, 1, echo=False))
             return self.made[-1]
 
@@ -290,7 +290,7 @@ def test_gpus_are_filled_in_turn(two_gpus, monkeypatch):
     assert slots("4", "cpu", 100) == [Slot(None, 3)] * 4
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-a,GPU-b")
     assert gpus("cuda:1") == ["GPU-b"]
-    with raises(OptionError, "--device cuda:2", "cuda:0", "cuda:1"):
+    with raises(ConfigError, "--device cuda:2", "cuda:0", "cuda:1"):
         gpus("cuda:2")
 
 
@@ -301,7 +301,7 @@ def test_a_cpu_is_shared_by_threads(two_gpus, monkeypatch):
     assert slots("40", "auto", 100) == [Slot(None, 1)] * 40
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
     assert slots("3", "cpu", 100) == [Slot(None, 2)] * 3
-    with raises(OptionError, "--device cuda", "cpu"):
+    with raises(ConfigError, "--device cuda", "cpu"):
         gpus("cuda")
 
 
@@ -341,18 +341,21 @@ def test_ray_is_an_extra(tmp_path, efcil, monkeypatch):
 
 def test_what_a_run_takes_of_a_cluster():
     nodes = [{"CPU": 8.0}, {"CPU": 4.0, "GPU": 1.0}]
-    with_gpu, alone = on_ray.shares(nodes, "auto", 3)
+    with_gpu, alone = on_ray.attempt_resources(nodes, "auto", 3)
     assert 3 * with_gpu.num_gpus <= 1 < 4 * with_gpu.num_gpus
     assert alone.num_gpus == 1
-    assert on_ray.shares(nodes, "cpu", 1) == (on_ray.Share(4, 0), on_ray.Share(8, 0))  # it fits on each machine
-    assert on_ray.shares(nodes, "cpu", 100)[0] == on_ray.Share(1, 0)
+    assert on_ray.attempt_resources(nodes, "cpu", 1) == (
+        on_ray.Resources(4, 0),
+        on_ray.Resources(8, 0),
+    )  # it fits on each machine
+    assert on_ray.attempt_resources(nodes, "cpu", 100)[0] == on_ray.Resources(1, 0)
     for device, given, named in (
         ("cuda:1", nodes, ("--device cuda:1", "auto", "cpu", "cuda")),
         ("cuda", nodes[:1], ("--device cuda",)),
         ("auto", [{"memory": 1.0}], ("--parallel ray",)),
     ):
-        with raises(OptionError, *named):
-            on_ray.shares(given, device, 1)
+        with raises(ConfigError, *named):
+            on_ray.attempt_resources(given, device, 1)
 
 
 def test_files_come_back_from_a_machine_that_shares_no_directory(tmp_path, stub):
@@ -360,17 +363,17 @@ def test_files_come_back_from_a_machine_that_shares_no_directory(tmp_path, stub)
 
     there, here = tmp_path / "there", tmp_path / "here"
     one = job(there, "first")
-    (one.place / "checkpoints").mkdir(parents=True)
-    (one.place / "checkpoints" / "task-01.safetensors").write_bytes(b"large")
-    (one.place / "pass").mkdir()
-    (one.place / "pass" / "summary.json").write_text("{}")
+    (one.directory / "checkpoints").mkdir(parents=True)
+    (one.directory / "checkpoints" / "task-01.safetensors").write_bytes(b"large")
+    (one.directory / "pass").mkdir()
+    (one.directory / "pass" / "summary.json").write_text("{}")
     why, files = on_ray.attempt(one.model_dump_json(), 1, 1, ".driver-x", __version__, True)
     assert why == ""
     assert sorted(files) == ["pass/summary.json", LOG]
     on_ray.receive(here, files)
     assert (here / "pass" / "summary.json").read_text() == "{}"
     assert "first works" in (here / LOG).read_text()
-    (one.place / ".driver-x").touch()  # seen there: the directory is shared
+    (one.directory / ".driver-x").touch()  # seen there: the directory is shared
     assert on_ray.attempt(one.model_dump_json(), 1, 1, ".driver-x", __version__, True) == ("", {})
     failing = job(there, "fails").model_dump_json()
     why, _ = on_ray.attempt(failing, 1, 1, ".driver-x", __version__, True)
@@ -380,7 +383,7 @@ def test_files_come_back_from_a_machine_that_shares_no_directory(tmp_path, stub)
 
 
 def test_a_file_outside_of_the_run_is_refused(tmp_path):
-    with raises(OptionError, "../escaped"):
+    with raises(ConfigError, "../escaped"):
         on_ray.receive(tmp_path / "run", {"../escaped": b"x"})
     assert not (tmp_path / "escaped").exists()
 
@@ -389,7 +392,7 @@ def test_a_file_outside_of_the_run_is_refused(tmp_path):
 
 SETTINGS = (  # several epochs, so that a run is not over before a test has found its process
     *("backbone=resnet10", "width=2", "first.epochs=1", "first.milestones=[]", "later.epochs=12"),
-    *("later.milestones=[]", "augment=none", "crop=16", "data.size=16", "batch_size=8"),
+    *("later.milestones=[]", "augment=none", "crop=16", "data.short_side=16", "batch_size=8"),
 )
 ON_TWO_MACHINES = """
 import sys

@@ -11,7 +11,7 @@ from efcil.classifiers.learner_head import UnrotatedHead
 from efcil.core.metrics import AccuracyMatrix
 from efcil.data.dataset import DataSet, ImageSet
 from efcil.errors import DataError
-from efcil.experiment.specification import Request, resolve
+from efcil.experiment.specification import ExperimentSpec, resolve
 from efcil.learners.pass_ import PASS, PASSOptions, class_spread, rotated
 from efcil.methods import METHODS
 from efcil.protocol import Evaluator, run_protocol
@@ -378,7 +378,7 @@ def test_it_learns_and_the_old_classes_are_kept_by_what_pass_adds(machine):
     ("preset", "draws", "classes"), [("paper", "balanced", "all"), ("released_code", "batch", "first")]
 )
 def test_settings_on_cifar100_are_the_published_ones(preset, draws, classes):
-    o = resolve(Request(("pass",), "cifar100", tasks=10, preset=preset)).training
+    o = resolve(ExperimentSpec(("pass",), "cifar100", tasks=10, preset=preset)).training
     assert (o.backbone, o.stem, o.batch_size) == ("resnet18", "cifar", 64)
     assert (o.optimiser, o.softmax_temperature, o.fkd_weight, o.proto_weight) == ("adam", 0.1, 10.0, 0.1)
     assert (o.proto_draws, o.radius_classes) == (draws, classes)

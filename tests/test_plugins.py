@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from efcil import cli, data, methods, plugins
-from efcil.errors import OptionError
+from efcil.errors import ConfigError
 from messages import raises
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "my_method.py"
@@ -82,5 +82,5 @@ def test_ours_keep_their_names(installed):
 )
 def test_a_broken_plugin_is_named(installed, module, named):
     installed(module, "[efcil.methods]\nx = my_method:METHOD\n")
-    with raises(OptionError, "other", "my_method:METHOD", "efcil.methods", *named):
+    with raises(ConfigError, "other", "my_method:METHOD", "efcil.methods", *named):
         methods.find("dpcr")

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from efcil.accel.machine import Machine
 from efcil.classifiers.learner_head import LearnerHead
 from efcil.core.metrics import AccuracyMatrix
-from efcil.experiment.specification import Request, resolve
+from efcil.experiment.specification import ExperimentSpec, resolve
 from efcil.learners.podnet import PODNet, PODNetOptions, nca, observed, pod_flat, pod_spatial, pooled
 from efcil.methods import METHODS
 from efcil.models import build
@@ -490,15 +490,15 @@ def test_memory_per_class_is_ten_proxies(machine, data):
 
 def test_paper_preset_is_pycils():
     for preset in ("paper", "released_code"):
-        t = resolve(Request(("podnet:memory=500",), "cifar100", tasks=10, preset=preset)).training
+        t = resolve(ExperimentSpec(("podnet:memory=500",), "cifar100", tasks=10, preset=preset)).training
         assert (t.first, t.later, t.balance) == (PODNetOptions().first, PODNetOptions().later, PODNetOptions().balance)
         assert (t.proxies, t.spatial_weight, t.flat_weight, t.batch_size, t.momentum) == (10, 5, 1, 128, 0.9)
         assert (t.backbone, t.stem, t.memory) == ("resnet18", "cifar", 500)
-    assert resolve(Request(("podnet",), "cifar100", tasks=10)).training.memory == 2000
+    assert resolve(ExperimentSpec(("podnet",), "cifar100", tasks=10)).training.memory == 2000
 
 
 @pytest.mark.parametrize("dataset", ["digits", "glyphs", "folder"])
 def test_quick_presets_are_cosines(dataset):
-    t = resolve(Request(("podnet",), dataset)).training
+    t = resolve(ExperimentSpec(("podnet",), dataset)).training
     assert {t.first.curve, t.later.curve, t.balance.curve} == {"cosine"}
     assert t.balance.epochs == 5

@@ -12,8 +12,8 @@ from efcil.cli import _increment
 from efcil.cli.config_file import merged
 from efcil.cli.pycil import KEYS, is_pycil, translated
 from efcil.config import flat, keys
-from efcil.errors import OptionError
-from efcil.experiment.specification import Request, resolve
+from efcil.errors import ConfigError
+from efcil.experiment.specification import ExperimentSpec, resolve
 from efcil.learners import LEARNERS
 from efcil.methods import METHODS
 from messages import assert_names, raises
@@ -21,16 +21,16 @@ from messages import assert_names, raises
 FILES = {path.stem: json.loads(path.read_text()) for path in sorted((Path(__file__).parent / "data/pycil").glob("*"))}
 BLANK = {
     **dict.fromkeys(("data", "tasks", "init_cls", "increment", "preset", "out"), None),
-    **{"method": "", "dataset": "", "order": "identity", "seed": 0, "device": "auto", "settings": [], "config": None},
+    **{"method": "", "dataset": "", "order": "identity", "seed": 0, "device": "auto", "overrides": [], "config": None},
 }
 _SETTINGS = [f"{stage}.{setting}" for stage in ("first", "later") for setting in ("epochs=1", "milestones=[]")]
 _SETTINGS += ["width=2", "data.classes=4", "data.size=8", "data.train_per_class=6", "data.test_per_class=2"]
 QUICK = [part for setting in _SETTINGS for part in ("--set", setting)]  # of a run on glyphs
 
 
-def plan_of(options):
+def experiment_of(options):
     return resolve(
-        Request(
+        ExperimentSpec(
             (options["method"],),
             options["dataset"],
             tasks=options["tasks"],
@@ -38,7 +38,7 @@ def plan_of(options):
             increment=_increment(options["increment"]),
             order=options["order"],
             preset=options["preset"],
-            settings=tuple(options["settings"]),
+            overrides=tuple(options["overrides"]),
         )
     )
 
@@ -54,7 +54,7 @@ def told(tree, **typed):
 
 
 def refused(tree):
-    with pytest.raises(OptionError) as error:
+    with pytest.raises(ConfigError) as error:
         translated(tree, {})
     assert "\n" not in str(error.value)
     return str(error.value)
@@ -87,11 +87,11 @@ WANTED = {  # what PyCIL trains with, from its files and its models/*.py
 @pytest.mark.parametrize("name", FILES)
 def test_every_file_is_the_run_it_was(tmp_path, name):
     options = read(tmp_path, FILES[name])
-    plan = plan_of(options)
-    assert list(plan.methods) == [name]
-    assert (plan.dataset, plan.order, options["device"]) == ("cifar100", "1993", "cuda:0")
-    assert plan.tasks == {key: FILES[name][key] for key in ("init_cls", "increment")}
-    found = {**flat(plan.training), **flat(plan.methods[name][1])}
+    experiment = experiment_of(options)
+    assert list(experiment.methods) == [name]
+    assert (experiment.dataset, experiment.order, options["device"]) == ("cifar100", "1993", "cuda:0")
+    assert experiment.tasks == {key: FILES[name][key] for key in ("init_cls", "increment")}
+    found = {**flat(experiment.training), **flat(experiment.methods[name][1])}
     wanted = {"backbone": FILES[name]["convnet_type"].removeprefix("cosine_"), "stem": "cifar", **WANTED[name]}
     wanted["augment"] = "cifar-autoaugment" if name == "dpcr" else "cifar-brightness"
     assert {key: found[key] for key in wanted} == wanted
@@ -111,8 +111,8 @@ def test_every_key_reaches_every_option_it_stands_for(name):
         tree = {k: v for k, v in FILES[name].items() if k != "configurations"}
         outer, _, inner = key.partition(".")
         tree[outer] = {inner: 7} if inner else 7
-        settings = translated(tree, {})[0]["set"]
-        assert {option: settings[option] for option in ours.split()} == dict.fromkeys(ours.split(), 7)
+        overrides = translated(tree, {})[0]["set"]
+        assert {option: overrides[option] for option in ours.split()} == dict.fromkeys(ours.split(), 7)
 
 
 def test_notes_name_every_key_of_the_file():
@@ -158,14 +158,14 @@ def test_data_sets(theirs, ours):
 
 
 def test_stem_and_augmentation_are_those_of_its_code():
-    def settings(**more):
+    def overrides(**more):
         return translated({**FILES["icarl"], "convnet_type": "resnet18", **more}, {})[0]["set"]
 
-    assert settings(dataset="imagenet100")["stem"] == "imagenet"  # 10 + 10 + ...
-    assert settings(dataset="imagenet100", init_cls=50)["stem"] == "small"
-    assert settings(dataset="tinyimagenet200")["stem"] == "cifar"
-    assert settings(dataset="cifar100_aa")["augment"] == "cifar-autoaugment"
-    assert "augment" not in settings(dataset="imagenet100")
+    assert overrides(dataset="imagenet100")["stem"] == "imagenet"  # 10 + 10 + ...
+    assert overrides(dataset="imagenet100", init_cls=50)["stem"] == "small"
+    assert overrides(dataset="tinyimagenet200")["stem"] == "cifar"
+    assert overrides(dataset="cifar100_aa")["augment"] == "cifar-autoaugment"
+    assert "augment" not in overrides(dataset="imagenet100")
 
 
 @pytest.mark.parametrize(
@@ -202,8 +202,8 @@ def test_step_size_and_schedulers():
     assert translated({**FILES["pass"], "step_size": 30}, {})[0]["set"]["later.milestones"] == [30, 60, 90]
     tree = json.loads(json.dumps(FILES["acil"]))
     tree["configurations"]["cifar100"]["scheduler"]["type"] = "CosineAnnealing"
-    settings = translated(tree, {})[0]["set"]
-    assert (settings["first.curve"], settings["first.milestones"]) == ("cosine", [])
+    overrides = translated(tree, {})[0]["set"]
+    assert (overrides["first.curve"], overrides["first.milestones"]) == ("cosine", [])
 
 
 # --- what is refused --------------------------------------------------------------------------------------------------
@@ -255,24 +255,28 @@ def test_only_its_files_are_taken_for_such():
 
 
 def test_what_is_typed_wins(tmp_path):
-    typed = {"order": "5", "device": "cpu", "settings": ["later.epochs=3"]}
+    typed = {"order": "5", "device": "cpu", "overrides": ["later.epochs=3"]}
     options = read(tmp_path, FILES["icarl"], typed)
     assert (options["order"], options["device"]) == ("5", "cpu")
-    assert plan_of(options).training.later.epochs == 3
-    split = plan_of(read(tmp_path, FILES["icarl"], {"tasks": 5})).tasks
+    assert experiment_of(options).training.later.epochs == 3
+    split = experiment_of(read(tmp_path, FILES["icarl"], {"tasks": 5})).tasks
     assert split == {"tasks": 5}
 
 
 def test_another_method_or_data_set_that_is_typed_leaves_out_what_was_not_its_own(tmp_path):
     options = read(tmp_path, FILES["foster"], {"method": "dpcr", "dataset": "digits"})
-    plan = plan_of(options)
-    assert (list(plan.methods), plan.dataset, plan.training.backbone) == (["dpcr"], "digits", "resnet32")
-    assert plan.training.augment == "digits"
+    experiment = experiment_of(options)
+    assert (list(experiment.methods), experiment.dataset, experiment.training.backbone) == (
+        ["dpcr"],
+        "digits",
+        "resnet32",
+    )
+    assert experiment.training.augment == "digits"
     assert any("dpcr was typed" in note for note in options["notes"])
     unheard = {**FILES["foster"], "model_name": "der", "dataset": "mnist"}  # which does not matter then
-    assert list(plan_of(read(tmp_path, unheard, {"method": "dpcr", "dataset": "digits"})).methods) == ["dpcr"]
+    assert list(experiment_of(read(tmp_path, unheard, {"method": "dpcr", "dataset": "digits"})).methods) == ["dpcr"]
     released = read(tmp_path, FILES["dpcr"], {"method": "dpcr", "dataset": "digits"})
-    assert plan_of(released).preset == "quick"
+    assert experiment_of(released).preset == "quick"
 
 
 def test_the_command_runs_such_a_file(efcil, tmp_path):
@@ -300,5 +304,5 @@ def test_compare_takes_all_seeds_of_such_a_file(efcil, tmp_path):
 
 def test_json_that_is_none_is_told(tmp_path):
     (tmp_path / "a.json").write_text("{'a': 1}")
-    with raises(OptionError, f"--config {tmp_path / 'a.json'}"):
+    with raises(ConfigError, f"--config {tmp_path / 'a.json'}"):
         merged(tmp_path / "a.json", BLANK, set())

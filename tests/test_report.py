@@ -32,8 +32,8 @@ from efcil.report import (
     write_report,
 )
 from efcil.report.figures import figure_bytes
-from efcil.report.groups import COLUMNS, benchmarks_of
-from efcil.report.load import runs_of
+from efcil.report.groups import COLUMNS, group_runs
+from efcil.report.load import parse_runs
 from efcil.report.styles import styles_for
 from messages import raises
 
@@ -145,15 +145,15 @@ def test_missing_and_empty_places_are_told(tmp_path):
 
 def test_same_order_and_seed_is_never_averaged():
     twice = [summary(level=0.8, run_dir="/r/gamma-200"), summary(level=0.6, run_dir="/r/gamma-2000")]
-    (benchmark,) = benchmarks_of(runs_of(twice))
+    (benchmark,) = group_runs(parse_runs(twice))
     assert [group.label for group in benchmark.groups] == ["dpcr [gamma-200]", "dpcr [gamma-2000]"]
     seeds = [summary(level=0.8), summary(level=0.6, seed=1)]
-    (benchmark,) = benchmarks_of(runs_of(seeds))
+    (benchmark,) = group_runs(parse_runs(seeds))
     assert len(benchmark.groups) == 1
 
 
 def test_splits_presets_and_progress_keep_runs_apart():
-    runs = runs_of(
+    runs = parse_runs(
         [
             summary(sizes=(2, 2, 2)),
             summary(sizes=(3, 3)),
@@ -161,7 +161,7 @@ def test_splits_presets_and_progress_keep_runs_apart():
             summary(sizes=(3, 3), order="1992", done=1),
         ]
     )
-    first, second = benchmarks_of(runs)
+    first, second = group_runs(runs)
     assert first.groups[0].label == "dpcr (paper)"  # the same label as beside the other preset
     assert (first.title, second.title) == ("digits, T = 3", "digits, T = 2")
     labels = [(group.label, group.status) for group in second.groups]
@@ -170,14 +170,14 @@ def test_splits_presets_and_progress_keep_runs_apart():
         ("dpcr (paper)", "complete"),
         ("dpcr (paper)", "partial, 1 of 2 tasks"),
     ]
-    (uneven,) = benchmarks_of(runs_of([summary(sizes=(50, 5, 5, 5))]))
+    (uneven,) = group_runs(parse_runs([summary(sizes=(50, 5, 5, 5))]))
     assert uneven.title == "digits, T = 4 (50 + 3 x 5)"
     assert uneven.classes_seen == (50, 55, 60, 65)
 
 
 def test_a_method_keeps_its_colour_whatever_else_is_drawn():
     names = ["dpcr", "ldc", "adc", "sdc", "dp-ncm", "acil", "ds-al", "lwf-ncm", "lwf", "fecam", "mine", "yours"]
-    (benchmark,) = benchmarks_of(runs_of(summary(name) for name in names))
+    (benchmark,) = group_runs(parse_runs(summary(name) for name in names))
     together = styles_for(benchmark.groups)
     assert len({(style.slot, style.dash) for style in together.values()}) == len(names)
     for group in benchmark.groups:
@@ -187,7 +187,7 @@ def test_a_method_keeps_its_colour_whatever_else_is_drawn():
 
 def test_classifiers_and_variants_have_the_methods_colour_and_a_line_of_their_own():
     names = ["dpcr:ridge=1", "dpcr", "icarl/nme", "icarl/cnn"]
-    (benchmark,) = benchmarks_of(runs_of(summary(name) for name in names))
+    (benchmark,) = group_runs(parse_runs(summary(name) for name in names))
     styles = styles_for(benchmark.groups)
     assert len({styles[name].slot for name in names if name.startswith("dpcr")}) == 1
     assert styles["icarl/nme"].slot == styles["icarl/cnn"].slot
@@ -286,7 +286,7 @@ def test_csv_has_a_row_a_run_and_every_digit():
 
 def test_the_machine_is_told_in_words_and_in_columns():
     about = {"device": "x86_64 CPU", "precision": "fp32", "threads": 2, "world_size": 3, "concurrent_runs": 4}
-    cpu, gpu, unknown = runs_of([summary(**about), summary(device="H200", precision="bf16"), summary(device=None)])
+    cpu, gpu, unknown = parse_runs([summary(**about), summary(device="H200", precision="bf16"), summary(device=None)])
     assert cpu.machine == "x86_64 CPU, 2 threads, fp32, 3 processes"
     assert cpu.timed_on == f"{cpu.machine}, 4 runs at once"
     assert gpu.timed_on == gpu.machine == "H200, bf16"

@@ -13,36 +13,36 @@ from matplotlib.collections import LineCollection
 
 import standins
 from efcil.core.class_stats import ClassStats
-from efcil.errors import OptionError
+from efcil.errors import ConfigError
 from efcil.files import write_json_lines
 from efcil.methods import METHODS
 from efcil.reference import ridge_joint
 from efcil.report.groups import NONE, Value
-from efcil.reproduce import NAMES, Wanted, find
-from efcil.reproduce.cells import EXEMPLARS, GROUPS, Cell, Measured, published
-from efcil.reproduce.complexity import formula, measure
+from efcil.reproduce import NAMES, ReproduceRequest, find
+from efcil.reproduce.complexity import measure, operation_count
 from efcil.reproduce.figures import balance_figure, embed, regions
+from efcil.reproduce.result_index import EXEMPLARS, GROUPS, ResultIndex, RunKey, published
 from efcil.reproduce.snapshots import Snapshot, gamma_grid
-from efcil.reproduce.tables import Block, Table
+from efcil.reproduce.tables import Benchmark, Table
 from messages import assert_names, raises
 from problems import draw
 
 SMALL = (
     *("backbone=resnet10", "width=2", "first.epochs=1", "first.milestones=[]", "later.epochs=1", "later.milestones=[]"),
-    *("augment=none", "buffer=16", "crop=16", "data.size=16", "batch_size=8"),
+    *("augment=none", "buffer=16", "crop=16", "data.short_side=16", "batch_size=8"),
 )
 
 
 def summary(cell, method, A_f, **more):
     """A complete summary, as a run of the cell would write it."""
-    plan = cell.plan()
-    options = plan.methods[method][1].model_dump(mode="json")
+    experiment = cell.experiment()
+    options = experiment.methods[method][1].model_dump(mode="json")
     A_t = [A_f + 10.0 * (cell.tasks - t - 1) for t in range(cell.tasks)]
     return {
         **{"method": method, "preset": "paper", "dataset": cell.dataset, "tasks": cell.tasks, "order": cell.order},
         **{"seed": 0, "A_f": A_f, "A_avg": A_f + 5, "A_t": A_t, "old": [None] + [40.0] * (cell.tasks - 1)},
         **{"new": [60.0] * cell.tasks, "status": "complete", "tasks_done": cell.tasks, "seconds": 100.0},
-        **{"device": "GPU", "options": options, "training": plan.training.model_dump(mode="json"), **more},
+        **{"device": "GPU", "options": options, "training": experiment.training.model_dump(mode="json"), **more},
     }
 
 
@@ -54,7 +54,7 @@ def stored(place, *summaries):
     return place
 
 
-CELL = Cell("cifar100", 10, "1993", "trajectory")
+CELL = RunKey("cifar100", 10, "1993", "trajectory")
 
 
 # -- which runs --------------------------------------------------------------------------------------------------------
@@ -64,7 +64,7 @@ def test_every_table_and_figure_is_there():
     tables = "table1 table-cub table-imagenet1k ablation table-ncm table-ebcil"
     figures = "curves cip balance boundaries gamma shift complexity"
     assert sorted(NAMES) == sorted(f"{tables} {figures}".split())
-    with raises(OptionError, "'tabel1'", "'table1'"):
+    with raises(ConfigError, "'tabel1'", "'table1'"):
         find("tabel1")
 
 
@@ -73,7 +73,7 @@ def test_a_trajectory_serves_all_that_can_be_read_from_it():
     for group, labels in GROUPS.items():
         kinds = {METHODS[label.split(":")[0]].learner for label in labels}
         assert kinds <= {"lwf", "first-task"} if group == "trajectory" else len(kinds) == 1
-        Cell("cifar100", 10, "identity", group).plan()
+        RunKey("cifar100", 10, "identity", group).experiment()
     assert {m.name for m in METHODS.values() if m.learner in ("lwf", "first-task")} <= {
         *(label.split(":")[0] for label in GROUPS["trajectory"]),
         "rrcr+tssp+cip+cn",  # the same as dpcr
@@ -95,24 +95,24 @@ def test_a_trajectory_serves_all_that_can_be_read_from_it():
     ],
 )
 def test_the_papers_grids(tmp_path, name, runs):
-    assert len(find(name).cells(Wanted(tmp_path))) == runs
+    assert len(find(name).run_keys(ReproduceRequest(tmp_path))) == runs
 
 
 def test_orders_tasks_and_only_choose(tmp_path):
     r = find("table1")
-    wanted = Wanted(tmp_path, orders=("1993",), tasks=(20,))
-    assert {(c.tasks, c.order) for c in r.cells(wanted)} == {(20, "1993")}
+    wanted = ReproduceRequest(tmp_path, orders=("1993",), tasks=(20,))
+    assert {(c.tasks, c.order) for c in r.run_keys(wanted)} == {(20, "1993")}
     one = r.to_run(replace(wanted, only=("cifar100", "pass")))
-    assert one == [Cell("cifar100", 20, "1993", "pass")]
+    assert one == [RunKey("cifar100", 20, "1993", "pass")]
     assert {c.group for c in r.to_run(replace(wanted, only=("dpcr",)))} == {"trajectory"}
-    with raises(OptionError, "--only dpcrr", "table1", "'dpcr'"):
+    with raises(ConfigError, "--only dpcrr", "table1", "'dpcr'"):
         r.to_run(replace(wanted, only=("dpcrr",)))
 
 
 def test_every_number_of_the_papers_tables_has_its_row():
     """A method that a table prints is one of its rows, with the paper's numbers beside it."""
     for name, source, blocks in (("table1", "Table 1", 6), ("table-ebcil", "Table 6", 4), ("table-ncm", "Table 5", 4)):
-        lines = find(name).make(find(name), Measured(), Wanted(None))["csv"]
+        lines = find(name).make(find(name), ResultIndex(), ReproduceRequest(None))["csv"]
         rows = [row for row in csv.DictReader(io.StringIO(lines)) if row["metric"] == "A_f"]
         assert all(row["paper"] for row in rows), name
         assert len({(row["dataset"], row["tasks"]) for row in rows}) == blocks
@@ -125,9 +125,9 @@ def test_every_number_of_the_papers_tables_has_its_row():
 # -- what counts as measured -------------------------------------------------------------------------------------------
 
 
-def read(place, *cells, settings=()):
-    measured = Measured()
-    measured.read([place], cells or [CELL], settings)
+def read(place, *cells, overrides=()):
+    measured = ResultIndex()
+    measured.read([place], cells or [CELL], overrides)
     return measured
 
 
@@ -135,7 +135,7 @@ def test_a_summary_of_the_same_experiment_counts(tmp_path):
     measured = read(stored(tmp_path, summary(CELL, "dpcr", 50.0)))
     assert measured.get("cifar100", 10, "1993", "dpcr").A_f == 50.0
     assert measured.get("cifar100", 10, "1992", "dpcr") is None
-    assert measured.other == []
+    assert measured.excluded == []
 
 
 def test_repeats_are_averaged_and_copies_are_not(tmp_path):
@@ -177,20 +177,20 @@ def test_a_result_measured_in_another_way_is_not_mixed_in(tmp_path, change, name
         one[key] = {**one[key], **value} if isinstance(value, dict) else value
     measured = read(stored(tmp_path, one))
     assert measured.get("cifar100", 10, "1993", "dpcr") is None
-    assert_names(measured.other[0], *named)
+    assert_names(measured.excluded[0], *named)
 
 
 def test_other_pictures_are_another_way(tmp_path):
     """How a picture is stored decides the crops; whether it is decoded once or as needed does not."""
-    cell = Cell("cub200", 5, "1993", "trajectory")
+    cell = RunKey("cub200", 5, "1993", "trajectory")
     one = summary(cell, "dpcr", 20.0)
     measured = read(stored(tmp_path / "streamed", one | {"data": {"stream": True}}), cell)
     assert measured.get("cub200", 5, "1993", "dpcr").A_f == 20.0
-    squares = stored(tmp_path / "squares", one | {"data": {"whole": False}})
+    squares = stored(tmp_path / "squares", one | {"data": {"keep_aspect": False}})
     measured = read(squares, cell)
     assert measured.get("cub200", 5, "1993", "dpcr") is None
-    assert "whole false, not null" in measured.other[0]
-    assert read(squares, cell, settings=["data.whole=false"]).get("cub200", 5, "1993", "dpcr").A_f == 20.0
+    assert "keep_aspect false, not null" in measured.excluded[0]
+    assert read(squares, cell, overrides=["data.keep_aspect=false"]).get("cub200", 5, "1993", "dpcr").A_f == 20.0
 
 
 def test_another_arithmetic_is_another_way(tmp_path):
@@ -198,14 +198,14 @@ def test_another_arithmetic_is_another_way(tmp_path):
     one = summary(CELL, "dpcr", 50.0)
     left = read(stored(tmp_path, one | {"command": "efcil run dpcr cifar100 --precision fp32 --tasks 10"}))
     assert left.get("cifar100", 10, "1993", "dpcr") is None
-    assert "(--precision fp32)" in left.other[0]
+    assert "(--precision fp32)" in left.excluded[0]
 
 
 def test_what_is_left_out_of_one_comparison_is_one_line(tmp_path):
     changed = [summary(CELL, method, 50.0) | {"seed": 1} for method in ("dpcr", "ldc", "adc")]
     place = stored(tmp_path, *changed, summary(CELL, "sdc", 50.0) | {"seed": 2})
     words = "measured in another way (preset paper, seed"
-    assert read(place).other == [
+    assert read(place).excluded == [
         f"3 summaries in {place} were {words} 1) and are left out",
         f"{place / '3' / 'summary.json'} was {words} 2) and is left out",
     ]
@@ -220,9 +220,9 @@ def test_stored_results_count_and_a_runs_log_does_not(tmp_path):
     measured = read(tmp_path)
     assert measured.get("cifar100", 10, "1993", "dpcr").A_f == 50.0
     where = f"2 summaries in {tmp_path / 'cifar100.jsonl'}#other were measured in another way"
-    assert measured.other == [f"{where} (preset paper, seed 1) and are left out"]
+    assert measured.excluded == [f"{where} (preset paper, seed 1) and are left out"]
     write_json_lines(tmp_path / "cifar100.jsonl", lines[1:2])
-    assert read(tmp_path).other[0].startswith(f"{tmp_path / 'cifar100.jsonl'}:1 was measured in another way")
+    assert read(tmp_path).excluded[0].startswith(f"{tmp_path / 'cifar100.jsonl'}:1 was measured in another way")
 
 
 def test_unfinished_and_foreign_files_do_not_count(tmp_path):
@@ -240,7 +240,7 @@ def test_an_option_that_did_not_exist_yet_counts_as_its_default(tmp_path):
 
 
 def test_both_classifiers_of_a_method_are_there(tmp_path):
-    cell = Cell("cifar100", 10, "1993", "icarl-memory=500")
+    cell = RunKey("cifar100", 10, "1993", "icarl-memory=500")
     heads = {"nme": {"A_f": 39.0, "A_avg": 58.0}, "cnn": {"A_f": 22.0, "A_avg": 45.0}}
     measured = read(stored(tmp_path, summary(cell, "icarl:memory=500", 39.0, heads=heads)), cell)
     assert measured.get("cifar100", 10, "1993", "icarl:memory=500/cnn").A_f == 22.0
@@ -252,12 +252,12 @@ def test_both_classifiers_of_a_method_are_there(tmp_path):
 @pytest.fixture
 def ncm(tmp_path):
     """ADC in three orders, LDC in one, DP-NCM in none."""
-    cells = [Cell("cifar100", 10, order, "trajectory") for order in ("identity", "1992", "1993")]
+    cells = [RunKey("cifar100", 10, order, "trajectory") for order in ("identity", "1992", "1993")]
     found = [summary(cell, "adc", 46.0 + i) for i, cell in enumerate(cells)] + [summary(cells[2], "ldc", 48.0)]
     measured = read(stored(tmp_path, *found), *cells)
     names = {"adc": "ADC", "ldc": "LDC", "dp-ncm": "DP_NCM"}
     orders = ("identity", "1992", "1993")
-    return Table("t", "A table", "Table 5", (Block("cifar100", 10),), names, orders), measured
+    return Table("t", "A table", "Table 5", (Benchmark("cifar100", 10),), names, orders), measured
 
 
 def test_markdown_has_the_papers_numbers_ours_and_the_difference(ncm):
@@ -310,8 +310,8 @@ def test_gamma_grid_is_one_ridge_solution_each():
     for gamma, with_cn, without in zip(grid["gamma"], grid["with_cn"], grid["without_cn"], strict=True):
         weight = ridge_joint(after, labels, range(4), gamma)
         unit = weight / weight.norm(dim=0)
-        assert torch.allclose(shot.weight("dpcr", gamma, normalise=False), weight)
-        assert torch.allclose(shot.weight("dpcr", gamma, normalise=True), unit)
+        assert torch.allclose(shot.weight("dpcr", gamma, normalize=False), weight)
+        assert torch.allclose(shot.weight("dpcr", gamma, normalize=True), unit)
         for found, w in ((without, weight), (with_cn, unit)):
             right = (shot.after.double() @ w).argmax(1) == labels
             assert found == pytest.approx(100 * right.double().mean().item())
@@ -332,13 +332,13 @@ def test_principal_axes_and_regions():
 
 def test_umap_is_an_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "umap", None)
-    with raises(OptionError, "pip install 'efcil[umap]'"):
+    with raises(ConfigError, "pip install 'efcil[umap]'"):
         embed(np.zeros((4, 3)), "umap")
 
 
 def test_costs_follow_the_papers_formula():
-    assert formula("DP", 1000, 10, 30) == 1000 * 100 + 20 * (1000 + 100 * 10)
-    assert formula("RRCR", 1000, 10, 30) == 1000 * 100 + 10 * 30 + 1000
+    assert operation_count("DP", 1000, 10, 30) == 1000 * 100 + 20 * (1000 + 100 * 10)
+    assert operation_count("RRCR", 1000, 10, 30) == 1000 * 100 + 10 * 30 + 1000
     times = measure(200, 16, 20, torch.device("cpu"), repeats=1)
     assert set(times) == {"DP", "RRCR"}
     assert all(t > 0 for t in times.values())
@@ -359,10 +359,10 @@ def made(tmp_path_factory):
 @pytest.fixture
 def command(made, monkeypatch, efcil):
     monkeypatch.setenv("EFCIL_CACHE", str(made / "cache"))
-    settings = [part for setting in SMALL for part in ("--set", setting)]
+    overrides = [part for setting in SMALL for part in ("--set", setting)]
 
     def call(*arguments, out="out"):
-        return efcil("reproduce", *arguments, "--out", made / out, "--device", "cpu", *settings)
+        return efcil("reproduce", *arguments, "--out", made / out, "--device", "cpu", *overrides)
 
     return call
 
@@ -453,7 +453,7 @@ def test_boundaries_and_shift_are_drawn(made, command):
     code, _, err = command("cip", "--data", f"tiny-imagenet={made / 'tiny'}", "--tasks", "10", "--orders", "1993")
     assert code == 0, err
     own = made / "out" / "runs" / "tiny-imagenet" / "T10" / "order-1993" / "trajectory" / "snapshots"
-    place = made / "drawn" / CELL.place / "snapshots"
+    place = made / "drawn" / CELL.directory / "snapshots"
     place.mkdir(parents=True)
     (place / "task-02.safetensors").write_bytes((own / "task-02.safetensors").read_bytes())
     code, _, err = command("boundaries,shift", out="drawn")

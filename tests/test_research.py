@@ -8,8 +8,8 @@ from PIL import Image
 from efcil.errors import RunError
 from efcil.files import read_json_lines, write_json, write_json_lines
 from messages import raises
+from research import half_scale as tool
 from test_results_tables import summary
-from tools import research as tool
 
 
 def test_it_is_made_of_training_images_alone(tmp_path):
@@ -41,13 +41,13 @@ def test_runs_are_stored_once_and_without_where_they_lay(tmp_path):
     (tmp_path / "run").mkdir()
     for A_f in (31.0, 32.5):
         command = "efcil run dpcr folder --data /somewhere/half --out /else/where --seed 0"
-        command += "; efcil replay /a/b dpcr"
+        command += "; efcil reevaluate /a/b dpcr"
         shown = summary(A_f=A_f, command=command, old=[None, 30.0], new=[50.0, 40.0], dataset="folder")
         write_json(tmp_path / "run" / "summary.json", shown)
         tool.add(tmp_path / "run", "as it is", tmp_path / "research.jsonl")
     (only,) = read_json_lines(tmp_path / "research.jsonl")
     assert (only["name"], only["what"], only["A_f"], only["commit"]) == ("half-scale", "as it is", 32.5, "abc123")
-    assert only["command"] == "efcil run dpcr folder --data DIR --out DIR --seed 0; efcil replay DIR dpcr"
+    assert only["command"] == "efcil run dpcr folder --data DIR --out DIR --seed 0; efcil reevaluate DIR dpcr"
     assert "| as it is | dpcr | 1993 | 10 | 32.50 | 60.00 | 30.00 | 40.00 | 100 |" in tool.table([only])
     write_json(tmp_path / "run" / "summary.json", {**shown, "order": "7"})
     tool.add(tmp_path / "run", "as it is", tmp_path / "research.jsonl")
@@ -62,8 +62,8 @@ def test_what_was_measured_on_test_images_has_no_place_in_the_log(tmp_path):
     with raises(RunError, "cifar100", "efcil tune"):
         tool.add(tmp_path / "run", "chosen", tmp_path / "research.jsonl")
     assert not (tmp_path / "research.jsonl").exists()
-    held_out = summary(**more, dataset="cifar100, 10% of training held out")
-    write_json(tmp_path / "run" / "summary.json", held_out)
+    val_fraction = summary(**more, dataset="cifar100, 10% of training held out")
+    write_json(tmp_path / "run" / "summary.json", val_fraction)
     tool.add(tmp_path / "run", "chosen", tmp_path / "research.jsonl")
     assert [line["name"] for line in read_json_lines(tmp_path / "research.jsonl")] == ["held-out"]
     (tmp_path / "run" / "other").mkdir()

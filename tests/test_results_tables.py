@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from efcil.experiment.specification import Request, resolve
+from efcil.experiment.specification import ExperimentSpec, resolve
 from efcil.files import write_json, write_json_lines
 from tools import results_tables as tool
 
@@ -45,10 +45,10 @@ def run(root, *arguments):
     return tool.main([*map(str, arguments), "--root", str(root)])
 
 
-def cells(root, label, heading="## cifar100, T = 10", file="results/README.md"):
+def cells(root, label, summary_header="## cifar100, T = 10", file="results/README.md"):
     """Cells of the first row of a label below a heading."""
     text = (root / file).read_text(encoding="utf-8")
-    below = text[text.index(heading) :]
+    below = text[text.index(summary_header) :]
     line = next(line for line in below.splitlines() if line.startswith(f"| {label} |"))
     return [cell.strip() for cell in line.strip("|").split(" | ")]
 
@@ -141,9 +141,12 @@ def test_configurations_are_never_averaged(root):
 
 
 def test_settings_by_hand_that_are_a_methods_own_preset_are_that_preset(root):
-    plan = resolve(Request(("dpcr-plus",), "cifar100", preset="tuned"))
-    options, training = plan.methods["dpcr-plus"][1].model_dump(mode="json"), plan.training.model_dump(mode="json")
-    given = {"training": training, "data": plan.data.model_dump(mode="json")}
+    experiment = resolve(ExperimentSpec(("dpcr-plus",), "cifar100", preset="tuned"))
+    options, training = (
+        experiment.methods["dpcr-plus"][1].model_dump(mode="json"),
+        experiment.training.model_dump(mode="json"),
+    )
+    given = {"training": training, "data": experiment.data.model_dump(mode="json")}
     store(root, "a", summary(A_f=60, method="dpcr-plus:gaussian=1:gaussian_ridge=1", options=options, **given))
     store(root, "b", summary(A_f=58, method="dpcr-plus:ridge=100", options=options | {"ridge": 100.0}, **given))
     store(root, "c", summary(A_f=50, method="dpcr-plus", options=options | {"moved_bonus": 0.5}, **given))
@@ -370,7 +373,7 @@ def test_rounds_and_what_forgetting_did(served):
     gone = [{"class": "a", "before": 60.0, "ruled_out": 62.0, "after": 61.0}]
     gone += [{"class": "b", "before": 50.0, "ruled_out": 50.0, "after": 49.5}]
     row = {"seed": 4, "pictures": 500, "taught": 55.0, "run": 55.004, "forgotten": gone, "settings": []}
-    rounds = {"data": "birds", "classes": 20, "held_out": 0.1, "rows": [row]}
+    rounds = {"data": "birds", "classes": 20, "val_fraction": 0.1, "rows": [row]}
     stored_benchmark(served, "cpu-rounds", rounds=rounds)
     assert run(served) == 0
     text = (served / "docs" / "performance.md").read_text()
@@ -385,8 +388,8 @@ def test_the_repositorys_ledger_is_up_to_date(capsys):
 
 def test_what_was_set_by_hand_stands_apart_and_what_was_no_option_then_does_not(root):
     """An older summary without an option is the default's; other training is a variant, without the paper's numbers."""
-    plan = resolve(Request(("dpcr",), "cifar100", preset="paper"))
-    training = plan.training.model_dump(mode="json")
+    experiment = resolve(ExperimentSpec(("dpcr",), "cifar100", preset="paper"))
+    training = experiment.training.model_dump(mode="json")
     older = {k: v for k, v in training.items() if k != "optimiser"}
     store(root, "a", summary(A_f=50, order="1992", training=older))
     store(root, "b", summary(A_f=52, order="1993", training=training))
@@ -401,20 +404,20 @@ def test_what_was_set_by_hand_stands_apart_and_what_was_no_option_then_does_not(
 
 def test_other_pictures_stand_apart(root):
     """How pictures are stored decides the crops; whether they were streamed does not."""
-    training = resolve(Request(("dpcr",), "cub200", preset="paper")).training.model_dump(mode="json")
+    training = resolve(ExperimentSpec(("dpcr",), "cub200", preset="paper")).training.model_dump(mode="json")
     common = {"dataset": "cub200", "tasks": 5, "task_sizes": [40] * 5, "training": training, "order": "1993"}
     store(root, "a", summary(A_f=26, **common))
-    store(root, "b", summary(A_f=28, **common, data={"stream": True, "whole": None}))
-    store(root, "c", summary(A_f=20, **common, data={"whole": False}))
+    store(root, "b", summary(A_f=28, **common, data={"stream": True, "keep_aspect": None}))
+    store(root, "c", summary(A_f=20, **common, data={"keep_aspect": False}))
     assert run(root) == 0
     text = (root / "results" / "README.md").read_text()
     assert "| dpcr | 29.51 / 39.44 (Table 2) | 27.00 |" in text
-    assert rf"| dpcr \[data.whole=false\] | {tool.NONE} | 20.00 |" in text
+    assert rf"| dpcr \[data.keep\_aspect=false\] | {tool.NONE} | 20.00 |" in text
 
 
 def test_an_option_that_is_gone_sets_a_run_apart(root):
     """Its value is not today's default: nobody has said that the experiment is the same."""
-    training = resolve(Request(("dpcr",), "cifar100", preset="paper")).training.model_dump(mode="json")
+    training = resolve(ExperimentSpec(("dpcr",), "cifar100", preset="paper")).training.model_dump(mode="json")
     store(root, "a", summary(A_f=26, training=training))
     store(root, "b", summary(A_f=20, training=training | {"still_stages": 4}))
     assert run(root) == 0
@@ -425,7 +428,7 @@ def test_an_option_that_is_gone_sets_a_run_apart(root):
 
 def test_a_shift_that_was_an_option_is_the_methods_part(root):
     """Runs from before and after are one row; one that left the shift out stands apart."""
-    options = resolve(Request(("dpcr",), "cifar100", preset="paper")).methods["dpcr"][1].model_dump(mode="json")
+    options = resolve(ExperimentSpec(("dpcr",), "cifar100", preset="paper")).methods["dpcr"][1].model_dump(mode="json")
     for name, A_f, own in (
         ("a", 50, options),
         ("b", 52, options | {"shift": True}),
@@ -440,7 +443,7 @@ def test_a_shift_that_was_an_option_is_the_methods_part(root):
 
 
 def test_another_arithmetic_stands_apart(root):
-    training = resolve(Request(("dpcr",), "cifar100", preset="paper")).training.model_dump(mode="json")
+    training = resolve(ExperimentSpec(("dpcr",), "cifar100", preset="paper")).training.model_dump(mode="json")
     store(root, "a", summary(A_f=50, training=training))
     store(root, "b", summary(A_f=40, training=training, command="efcil run dpcr cifar100 --precision=fp32"))
     assert run(root) == 0
@@ -518,8 +521,8 @@ def test_what_goes_beyond_the_paper_stands_beside_dpcr(root):
     store(root, "b", summary("dpcr-plus", A_f=61, preset="tuned", order="2"))
     store(root, "a", summary("ldc", A_f=45))
     run(root)
-    heading, file = "<!-- ledger -->", "docs/dpcr-plus.md"
-    assert cells(root, "dpcr", heading, file) == ["dpcr", "1993", "50.00", "60.00"]
+    summary_header, file = "<!-- ledger -->", "docs/dpcr-plus.md"
+    assert cells(root, "dpcr", summary_header, file) == ["dpcr", "1993", "50.00", "60.00"]
     text = page.read_text()
     assert "| ldc |" not in text
     assert text.index("| dpcr-plus (tuned)") < text.index("| dpcr |")
@@ -528,7 +531,7 @@ def test_what_goes_beyond_the_paper_stands_beside_dpcr(root):
     store(root, "d", summary(A_f=53, order="2"))
     run(root)
     text = page.read_text()
-    assert cells(root, "dpcr, orders 1, 2", heading, file)[2] == "52.00 ± 1.41"
+    assert cells(root, "dpcr, orders 1, 2", summary_header, file)[2] == "52.00 ± 1.41"
     assert text.index("| dpcr-plus (tuned)") < text.index("| dpcr, orders") < text.index("| dpcr |")
     assert "tiny-imagenet" not in text
     for A_f, order in ((30, "1993"), (31, "1")):
@@ -544,7 +547,7 @@ def test_what_goes_beyond_the_paper_stands_beside_dpcr(root):
 
 
 def test_what_each_part_gives_has_a_table_of_its_own(root):
-    page, heading = root / "docs" / "dpcr-plus.md", "what each part gives**: order 1; all but the last row"
+    page, summary_header = root / "docs" / "dpcr-plus.md", "what each part gives**: order 1; all but the last row"
     page.parent.mkdir()
     page.write_text("<!-- ledger -->\n<!-- /ledger -->\n")
     store(root, "z", summary(A_f=50, order="1"), summary("dpcr-plus", A_f=62, preset="tuned", order="1"))
@@ -555,7 +558,7 @@ def test_what_each_part_gives_has_a_table_of_its_own(root):
     for method, found in (*parts.items(), ridge, whole):
         store(root, "ablation-order-1", summary(method, A_f=found, preset="tuned", order="1"))
     run(root)
-    table = page.read_text().split(heading)[1]
+    table = page.read_text().split(summary_header)[1]
     rows = re.findall(r"^\| (.*?) \| (\d\S*) \|", table, re.MULTILINE)
     assert rows == [
         ("dpcr-plus", "60.00"),  # of that training alone
@@ -564,7 +567,7 @@ def test_what_each_part_gives_has_a_table_of_its_own(root):
         ("no intermediate stages, no Gaussians", "52.00"),
         ("dpcr, trained as LwF", "51.00"),  # repeats in the same order
     ]
-    before = page.read_text().split(heading)[0]
+    before = page.read_text().split(summary_header)[0]
     assert "| dpcr-plus (tuned) | 1 | 61.00 |" in before, "repeats are averaged as everywhere"
     assert "use_stages" not in before
 

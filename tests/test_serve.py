@@ -32,7 +32,7 @@ from PIL import Image
 from starlette.exceptions import HTTPException
 
 from efcil.data import decode, glyphs
-from efcil.errors import OptionError, RunError
+from efcil.errors import ConfigError, RunError
 from efcil.product import IncrementalClassifier
 from efcil.serve import jobs as jobs_module
 from efcil.serve import store as store_module
@@ -42,7 +42,7 @@ from efcil.serve.guard import Guard
 from efcil.serve.limits import Limits
 from efcil.serve.metrics import Metrics
 from efcil.serve.service import Service
-from efcil.serve.store import Conflict, Store
+from efcil.serve.store import Conflict, ModelStore
 from messages import assert_names, raises
 
 DOCS = Path(__file__).resolve().parents[1] / "docs" / "serve.md"
@@ -181,13 +181,13 @@ def test_base64_gives_the_same_as_files(reader, drawn):
 
 def test_top_and_unknown(reader, drawn):
     files = as_files([drawn["0"][0]])
-    (row,) = reader.post("/predict?top=1&unknown=1", files=files).json()["predictions"]
+    (row,) = reader.post("/predict?top=1&reject_below=1", files=files).json()["predictions"]
     assert len(row["top"]) == 1
     assert row["label"] is None
     assert row["top"][0]["label"] in KNOWN
-    (row,) = reader.post("/predict?unknown=0", files=files).json()["predictions"]
+    (row,) = reader.post("/predict?reject_below=0", files=files).json()["predictions"]
     assert row["label"] == row["top"][0]["label"]
-    for wrong in ("top=0", "unknown=2", "top=x"):
+    for wrong in ("top=0", "reject_below=2", "top=x"):
         answer = reader.post(f"/predict?{wrong}", files=files)
         assert answer.status_code == 422
         assert wrong.split("=")[0] in answer.json()["detail"]
@@ -436,7 +436,7 @@ def test_metrics_count(client, drawn):
     assert lines['efcil_requests_total{method="GET",route="none",status="404"}'] == 1
     assert lines['efcil_request_seconds_count{route="/predict"}'] == 2
     assert lines["efcil_predictions_total"] == 3
-    assert lines["efcil_refused_pictures_total"] == 1
+    assert lines["efcil_refused_images_total"] == 1
     assert lines["efcil_batch_size_sum"] == 3
     assert lines["efcil_model_version"] == 1
     assert lines["efcil_model_classes"] == 3
@@ -575,7 +575,7 @@ def test_a_refused_body_is_read_to_its_end_but_not_for_ever():
 
 
 def test_a_silent_client_is_let_go(monkeypatch):
-    monkeypatch.setattr("efcil.serve.guard.PAUSE", 0.01)
+    monkeypatch.setattr("efcil.serve.guard.READ_TIMEOUT", 0.01)
 
     async def never():
         await asyncio.sleep(60)
@@ -591,7 +591,7 @@ def test_a_silent_client_is_let_go(monkeypatch):
 
 @pytest.mark.parametrize("name", ["bytes", "unpacked", "pixels", "predict_files", "teach_files", "waiting"])
 def test_limits_must_be_positive(name):
-    with raises(OptionError, name, 0):
+    with raises(ConfigError, name, 0):
         Limits(**{name: 0})
 
 
@@ -672,12 +672,12 @@ def test_zips_that_are_too_much(model, drawn):
 
 
 def test_what_is_unpacked_is_counted_whatever_was_declared(drawn):
-    from efcil.serve.archive import TooMuch, entries_of, open_archive
+    from efcil.serve.archive import LimitExceeded, entries_of, open_archive
 
     with open_archive(io.BytesIO(zipped({"a/1.png": b"x" * 1000})), Limits()) as archive:
         (entry,), _ = entries_of(archive, Limits())
         assert len(entry.read(1000)) == 1000
-        with raises(TooMuch, "a/1.png"):
+        with raises(LimitExceeded, "a/1.png"):
             entry.read(999)
 
 
@@ -705,7 +705,7 @@ def test_teach_a_zip_and_undo(client, drawn, model):
     assert answer.status_code == 202
     started = answer.json()
     assert started["classes"] == ["3", "4"]
-    assert started["pictures"] == 24
+    assert started["images"] == 24
     assert {row["file"]: row["error"][:12] for row in started["refused"]} == {
         "3/notes.txt": "not an image",
         "4/bad.jpg": "not an image",
@@ -732,13 +732,13 @@ def test_teach_a_zip_and_undo(client, drawn, model):
 
 
 def test_teach_files_of_a_class(client, drawn, monkeypatch):
-    go, copy = threading.Event(), Store.copy
+    go, copy = threading.Event(), ModelStore.copy
 
     def held(self, place):  # the teaching goes on when all has been asked that is asked while it runs
         assert go.wait(LONG)
         copy(self, place)
 
-    monkeypatch.setattr(Store, "copy", held)
+    monkeypatch.setattr(ModelStore, "copy", held)
     try:
         answer = client.post("/teach", data={"label": "5", "epochs": "1"}, files=as_files(drawn["5"]), headers=AUTH)
         assert answer.status_code == 202
@@ -832,7 +832,7 @@ def test_a_change_while_the_service_reads_the_model_is_seen(model, monkeypatch):
         return found
 
     monkeypatch.setattr(IncrementalClassifier, "load", slow)
-    store = Store(model, "cpu")
+    store = ModelStore(model, "cpu")
     monkeypatch.undo()
     with raises(Conflict):
         store.change(lambda served: served.forget(["1"]))
@@ -857,7 +857,7 @@ def test_of_two_that_save_at_once_the_second_is_refused(efcil, model, monkeypatc
             seen.set()  # it has read the old model
         return rename(self, names)
 
-    service = Store(model, "cpu")
+    service = ModelStore(model, "cpu")
     monkeypatch.setattr(IncrementalClassifier, "save", slow)
     monkeypatch.setattr(IncrementalClassifier, "rename", renamed)
     thread = threading.Thread(target=service.change, args=(lambda served: served.rename({"0": "zero"}),))
@@ -921,7 +921,7 @@ def test_a_full_disk_leaves_the_old_model(client, model, drawn, monkeypatch):
         raise OSError(28, "No space left on device")
 
     before = all_files(model)
-    monkeypatch.setattr(store_module.Store, "copy", full)
+    monkeypatch.setattr(store_module.ModelStore, "copy", full)
     job = client.post("/teach", data={"label": "5"}, files=as_files(drawn["5"]), headers=AUTH).json()["job"]
     state = ended(client, job)
     assert state["status"] == "failed"
@@ -957,14 +957,14 @@ def test_progress_is_told_and_a_job_is_cancelled(client, model, drawn, monkeypat
 def test_a_job_that_is_being_put_in_place_cannot_be_cancelled(client, drawn, monkeypatch):
     worker(monkeypatch, "")
     entered, go = threading.Event(), threading.Event()
-    take = Store.take
+    take = ModelStore.replace_with
 
     def slow(self, place):
         entered.set()
         go.wait(30)  # less than LONG: where it can be cancelled, that waits for this
         take(self, place)
 
-    monkeypatch.setattr(Store, "take", slow)
+    monkeypatch.setattr(ModelStore, "replace_with", slow)
     job = client.post("/teach", data={"label": "5"}, files=as_files(drawn["5"]), headers=AUTH).json()["job"]
     assert entered.wait(LONG)
     answer = client.post(f"/jobs/{job}/cancel", headers=AUTH)
@@ -976,7 +976,7 @@ def test_a_job_that_is_being_put_in_place_cannot_be_cancelled(client, drawn, mon
 
 def test_only_the_last_jobs_are_remembered(client, drawn, monkeypatch):
     worker(monkeypatch, "sys.exit(1)")
-    monkeypatch.setattr(jobs_module, "KEPT", 2)
+    monkeypatch.setattr(jobs_module, "MAX_JOBS", 2)
     jobs = []
     for _ in range(3):
         answer = client.post("/teach", data={"label": "5"}, files=as_files(drawn["5"][:1]), headers=AUTH)
@@ -989,10 +989,10 @@ def test_leftovers_of_a_killed_service_are_removed_and_a_second_service_is_refus
     work = model.with_name(".model.serving")
     (work / "0123" / "model").mkdir(parents=True)
     (work / "0123" / "pixels.npy").write_bytes(b"pixels of somebody")
-    first = Store(model, "cpu")
+    first = ModelStore(model, "cpu")
     with first.held():
         assert [path.name for path in work.iterdir()] == [".lock"]
-        with raises(RunError, model, work), Store(model).held():
+        with raises(RunError, model, work), ModelStore(model).held():
             pass
     assert not work.exists()
 
@@ -1129,7 +1129,7 @@ def test_kill_9_while_teaching_and_sigterm_while_answering(model, drawn):
         with httpx.Client(base_url=served.http.base_url, timeout=LONG) as other:
             thread = threading.Thread(target=lambda: found.append(other.post("/predict", files=files)))
             thread.start()
-            while thread.is_alive() and "efcil_waiting_pictures 0.0" in served.http.get("/metrics").text:
+            while thread.is_alive() and "efcil_waiting_images 0.0" in served.http.get("/metrics").text:
                 pass
             served.process.send_signal(signal.SIGTERM)
             thread.join(LONG)

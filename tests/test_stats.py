@@ -19,7 +19,7 @@ from efcil.core.class_stats import ClassStats
 from efcil.core.gram_storage import GRAMS, MEANS, StorageSpec
 from efcil.core.projection import class_shift, task_shift
 from efcil.core.ridge import normalize_columns, ridge_weight
-from efcil.errors import NotFiniteError, OptionError
+from efcil.errors import ConfigError, NotFiniteError
 from messages import raises
 from problems import draw, gap
 
@@ -91,7 +91,7 @@ def test_joining_other_classes_keeps_every_bit(features: Tensor) -> None:
             assert torch.equal(getattr(joined, name), getattr(whole, name))
     assert whole.merge(ClassStats.empty(6)) is whole
     assert ClassStats.empty(6).merge(whole) is whole
-    with raises(OptionError, 6, 5):
+    with raises(ConfigError, 6, 5):
         whole.merge(ClassStats.empty(5))
 
 
@@ -148,7 +148,7 @@ def test_block_size_does_not_change_the_result(rule, monkeypatch: pytest.MonkeyP
         same(stats.transform_projected(shift, rule, class_block=block), whole)
     monkeypatch.setattr(stats_module, "BLOCK_BYTES", {"cpu": 1})
     same(stats.transform_projected(shift, rule), whole)
-    with raises(OptionError, "class_block", 0):
+    with raises(ConfigError, "class_block", 0):
         stats.transform(shift, class_block=0)
 
 
@@ -231,7 +231,7 @@ def test_forgetting_is_as_if_the_class_had_never_come(features: Tensor) -> None:
     assert stats.drop(torch.tensor([2, 3, 9])).dim == 6
     assert len(stats.drop([])) == 3
     for call in (stats.drop, stats.select):
-        with raises(OptionError, 5, [2, 3, 9]):
+        with raises(ConfigError, 5, [2, 3, 9]):
             call([5])
 
 
@@ -254,7 +254,7 @@ def test_state_is_packed_and_exact(features: Tensor) -> None:
         for name in ("classes", "count", "mean", "gram"):
             assert torch.equal(getattr(back, name), getattr(stats, name))
     del state["mean"]
-    with raises(OptionError, "ClassStats", "mean"):
+    with raises(ConfigError, "ClassStats", "mean"):
         ClassStats.from_state(state)
 
 
@@ -278,17 +278,17 @@ def test_bad_input_is_named(features: Tensor) -> None:
         ClassStats.from_features(broken, LABELS)
     with raises(NotFiniteError, "shift", 1, 36):
         stats.transform(broken[:6])
-    with raises(OptionError, "labels", torch.float32):
+    with raises(ConfigError, "labels", torch.float32):
         ClassStats.from_features(features, LABELS.float())
-    with raises(OptionError, (40, 6), (39,)):
+    with raises(ConfigError, (40, 6), (39,)):
         ClassStats.from_features(features, LABELS[1:])
-    with raises(OptionError, "shift", (5, 6), "(6, dim_new)", "(4, 6, dim_new)"):
+    with raises(ConfigError, "shift", (5, 6), "(6, dim_new)", "(4, 6, dim_new)"):
         stats.transform(draw(5, 6))
-    with raises(OptionError, "task_shift", (6, 5), (6, 6)):
+    with raises(ConfigError, "task_shift", (6, 5), (6, 6)):
         stats.transform_projected(draw(6, 5))
-    with raises(OptionError, "mean", (2, 6), (4, 6)):
+    with raises(ConfigError, "mean", (2, 6), (4, 6)):
         ClassStats(stats.classes, stats.count, stats.mean[:2], stats.gram)
-    with raises(OptionError, "classes"):
+    with raises(ConfigError, "classes"):
         ClassStats(stats.classes.flip(0), stats.count, stats.mean, stats.gram)
 
 
@@ -350,11 +350,11 @@ def test_moves_are_counted_through_every_change(storage: StorageSpec, program: l
 
 def test_moves_must_fit_the_classes(features: Tensor) -> None:
     stats = ClassStats.from_features(features, LABELS)
-    with raises(OptionError, "moves", (3,), (4,)):
+    with raises(ConfigError, "moves", (3,), (4,)):
         ClassStats(stats.classes, stats.count, stats.mean, stats.gram, torch.zeros(3))
     state = stats.state()
     del state["moves"]
-    with raises(OptionError, "ClassStats", "moves"):
+    with raises(ConfigError, "ClassStats", "moves"):
         ClassStats.from_state(state)
 
 
@@ -400,7 +400,7 @@ def test_a_translation_moves_every_mean_by_its_drift(features: Tensor) -> None:
 def test_a_translation_of_grams_is_refused(features: Tensor, storage: StorageSpec) -> None:
     """It would leave the Gram behind: Phi of x + d is no function of Phi and d without the mean's own part."""
     stats = ClassStats.from_features(features, LABELS, storage)
-    with raises(OptionError, "translate", "Grams"):
+    with raises(ConfigError, "translate", "Grams"):
         stats.translate(torch.zeros(4, 6))
 
 
@@ -408,7 +408,7 @@ def test_a_projection_needs_grams(features: Tensor) -> None:
     """The row space of a class without a Gram is empty: its mean would become zero."""
     stats = ClassStats.from_features(features, LABELS, MEANS)
     for rule in ("positive", "numerical"):
-        with raises(OptionError, "transform_projected", "Grams"):
+        with raises(ConfigError, "transform_projected", "Grams"):
             stats.transform_projected(torch.eye(6), rule)
     shift = draw(6, 6, seed=1)
     assert torch.equal(stats.transform_projected(shift, "none").mean, stats.transform(shift).mean)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from efcil.data.dataset import DataSet, ImageSet
-from efcil.errors import DataError, OptionError
+from efcil.errors import ConfigError, DataError
 from efcil.tasks import TaskStream, class_order, task_sizes
 from messages import raises
 
@@ -40,12 +40,12 @@ def test_order_from_file_of_names_or_labels(tmp_path):
 def test_bad_order_file(tmp_path, text, named):
     path = tmp_path / "order.txt"
     path.write_text(text)
-    with raises(OptionError, path, *named):
+    with raises(ConfigError, path, *named):
         class_order(str(path), NAMES)
 
 
 def test_unknown_order():
-    with raises(OptionError, "'nowhere'", "'identity'"):
+    with raises(ConfigError, "'nowhere'", "'identity'"):
         class_order("nowhere", NAMES)
 
 
@@ -81,7 +81,7 @@ def test_sizes(options, sizes):
     ],
 )
 def test_impossible_sizes(options, named):
-    with raises(OptionError, *named):
+    with raises(ConfigError, *named):
         task_sizes(100, **options)
 
 

@@ -75,7 +75,7 @@ def test_taught_in_rounds_it_knows_all_classes(efcil, taught, lessons):
     assert code == 0, err
     assert "% of 48 pictures are named rightly" in out
     found = json.loads(efcil("evaluate", taught, lessons / "test", "--json")[1])
-    assert found["pictures"] == 48
+    assert found["images"] == 48
     assert len(found["recall"]) == 6
     assert found["accuracy"] > 50, "chance is 17"
     assert found["accuracy"] == pytest.approx(np.mean(list(found["recall"].values())), abs=0.02)
@@ -116,10 +116,10 @@ def test_pictures_are_found_as_when_teaching(efcil, taught, lessons, tmp_path):
 
 def test_none_of_these_below_a_confidence(efcil, taught, lessons):
     one = lessons / "test" / "class 0" / "0.png"
-    assert "none of these" in efcil("predict", taught, one, "--unknown", "1")[1]
-    (answer,) = json.loads(efcil("predict", taught, one, "--unknown", "1", "--json")[1])
+    assert "none of these" in efcil("predict", taught, one, "--reject-below", "1")[1]
+    (answer,) = json.loads(efcil("predict", taught, one, "--reject-below", "1", "--json")[1])
     assert answer["label"] is None
-    assert "none of these" not in efcil("predict", taught, one, "--unknown", "0")[1]
+    assert "none of these" not in efcil("predict", taught, one, "--reject-below", "0")[1]
 
 
 def test_summary(efcil, taught):
@@ -191,7 +191,7 @@ def test_onnx_says_the_same(efcil, taught, lessons, tmp_path):
         (["predict", "MODEL", "nothing.png"], ["nothing.png"]),
         (["predict", "MODEL", "EMPTY"], ["empty"]),
         (["predict", "MODEL", "MODEL/model.json"], ["model.json"]),
-        (["predict", "MODEL", "EMPTY", "--unknown", "2"], ["--unknown 2.0", 0, 1]),
+        (["predict", "MODEL", "EMPTY", "--reject-below", "2"], ["--reject-below 2.0", 0, 1]),
         (["teach", "MODEL", "LESSON", "--method", "lwf-ncm"], ["--method"]),
         (["teach", "MODEL", "EMPTY"], ["empty"]),
         (["teach", "MODEL", "nothing"], ["nothing"]),

@@ -8,10 +8,10 @@ from types import SimpleNamespace
 import pytest
 
 from efcil.accel.machine import Machine
-from efcil.errors import OptionError
-from efcil.experiment.reporters import Quiet
-from efcil.experiment.run import Log, Run
-from efcil.experiment.specification import Request, resolve
+from efcil.errors import ConfigError
+from efcil.experiment.reporters import Reporter
+from efcil.experiment.run import MetricsLog, Run
+from efcil.experiment.specification import ExperimentSpec, resolve
 from efcil.experiment.tracking import TensorBoard, Tracker, trackers
 from messages import assert_names, raises
 
@@ -109,8 +109,8 @@ def test_the_log_tells_what_is_left_after_a_cut_and_each_new_line(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_text("".join(json.dumps(line) + "\n" for line in LINES) + '{"task": 3, "ep')
     tracker = Kept()
-    log = Log(path, [tracker])
-    log.cut(1, 0)
+    log = MetricsLog(path, [tracker])
+    log.truncate(1, 0)
     log.add(task=2, epoch=1, loss=0.125, lr=0.01)
     log.close()
     assert [entry for entry in tracker.seen if entry[1] == "train/loss"] == [
@@ -129,20 +129,20 @@ TINY = ("width=2", "first.epochs=2", "later.epochs=1", "first.milestones=[]", "l
 
 def stopped_and_resumed(out, names):
     """Run three tasks' epochs: stop in the second task, as after a kill, then go on."""
-    plan = resolve(Request(("lwf-ncm",), "digits", tasks=5, settings=TINY))
+    experiment = resolve(ExperimentSpec(("lwf-ncm",), "digits", tasks=5, overrides=TINY))
 
-    class Stops(Quiet):
-        def epoch(self, report):
+    class Stops(Reporter):
+        def on_epoch(self, report):
             if report.task == 2:
                 raise KeyboardInterrupt
 
     def run(voice):
-        follow = trackers(names, out, plan.identity())
-        return Run(plan, None, out, Machine.choose("cpu"), voice, command="efcil test", trackers=follow)
+        follow = trackers(names, out, experiment.fingerprint())
+        return Run(experiment, None, out, Machine.choose("cpu"), voice, command="efcil test", trackers=follow)
 
     with pytest.raises(KeyboardInterrupt):
         run(Stops()).execute(False)
-    run(Quiet()).execute(True)
+    run(Reporter()).execute(True)
     return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
 
 
@@ -213,7 +213,7 @@ def test_a_missing_package_is_told_before_anything_is_written(efcil, tmp_path, m
 
 
 def test_an_unknown_name_is_told(tmp_path):
-    with raises(OptionError, "--log tensorbord", "'tensorboard'"):
+    with raises(ConfigError, "--log tensorbord", "'tensorboard'"):
         trackers(["tensorbord"], tmp_path, {})
 
 

@@ -14,7 +14,7 @@ from efcil import models
 from efcil.accel import captured_step, folded_resnet, prefetch
 from efcil.accel.machine import Machine
 from efcil.data import augment
-from efcil.errors import OptionError, TrainingError
+from efcil.errors import ConfigError, TrainingError
 from efcil.features import TaskFeatures
 from efcil.learners import LEARNERS
 from efcil.learners.lwf import distillation
@@ -453,7 +453,7 @@ def test_machine_choices():
         ({"device": "cpu", "precision": "fp8"}, ("--precision fp8", "fp32", "bf16")),
         ({"device": "cpu", "capture": True}, ("--capture", "cpu")),
     ):
-        with raises(OptionError, *named):
+        with raises(ConfigError, *named):
             Machine.choose(**arguments)
 
 
@@ -576,8 +576,8 @@ def test_what_is_seen_at_rest_belongs_to_its_images(data, machine, monkeypatch, 
     monkeypatch.setattr(prefetch, "AT_REST", numel)
     images, labels = torch.from_numpy(data.train.images[:23]), torch.arange(23)
     pixels = Pixels(images, data.mean, data.std, machine)
-    sources = [torch.Generator().manual_seed(seed) for seed in range(2)]
-    epochs = several_epochs(images, labels, None, 5, "keep", sources)
+    datasets = [torch.Generator().manual_seed(seed) for seed in range(2)]
+    epochs = several_epochs(images, labels, None, 5, "keep", datasets)
     sizes = set()
 
     def resting(seen):

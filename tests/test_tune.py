@@ -7,12 +7,12 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from efcil import data as sources
+from efcil import data as datasets
 from efcil.cli import app
 from efcil.data.dataset import DataSet, ImageSet
-from efcil.errors import DataError, OptionError
-from efcil.experiment.tuning import MOST, parse, trials
-from efcil.reproduce.cells import Cell, Measured
+from efcil.errors import ConfigError, DataError
+from efcil.experiment.tuning import MAX_TRIALS, parse_grid, trials
+from efcil.reproduce.result_index import ResultIndex, RunKey
 from messages import assert_names, raises
 
 SMALL = [
@@ -26,8 +26,8 @@ SMALL = [
 
 
 def tune(*arguments):
-    settings = [part for setting in SMALL for part in ("--set", setting)]
-    return CliRunner().invoke(app, ["tune", *arguments, *settings, "--tasks", "2", "--device", "cpu"])
+    overrides = [part for setting in SMALL for part in ("--set", setting)]
+    return CliRunner().invoke(app, ["tune", *arguments, *overrides, "--tasks", "2", "--device", "cpu"])
 
 
 def small(count=10, classes=3, spare=4):
@@ -40,7 +40,7 @@ def small(count=10, classes=3, spare=4):
 @pytest.mark.parametrize("share", [0.1, 0.25, 0.5])
 def test_held_out_images_are_training_images_and_no_longer_trained_on(share):
     whole = small()
-    part = whole.held_out(share, seed=3)
+    part = whole.split_validation(share, seed=3)
     train, held = (set(images[:, 0, 0, 0].tolist()) for images in (part.train.images, part.test.images))
     assert train | held == set(range(30))
     assert not train & held
@@ -51,24 +51,24 @@ def test_held_out_images_are_training_images_and_no_longer_trained_on(share):
 
 
 def test_the_seed_alone_decides_what_is_held_out():
-    first, again, other = (small().held_out(0.5, seed).test.images[:, 0, 0, 0].tolist() for seed in (1, 1, 2))
+    first, again, other = (small().split_validation(0.5, seed).test.images[:, 0, 0, 0].tolist() for seed in (1, 1, 2))
     assert first == again
     assert first != other
 
 
 def test_one_image_of_a_class_is_held_out_at_least_and_one_is_left():
-    assert np.bincount(small(count=2).held_out(0.01, 0).test.labels).tolist() == [1, 1, 1]
-    assert np.bincount(small(count=2).held_out(0.99, 0).train.labels).tolist() == [1, 1, 1]
+    assert np.bincount(small(count=2).split_validation(0.01, 0).test.labels).tolist() == [1, 1, 1]
+    assert np.bincount(small(count=2).split_validation(0.99, 0).train.labels).tolist() == [1, 1, 1]
     with raises(DataError, "class a"):
-        small(count=1).held_out(0.1, 0)
+        small(count=1).split_validation(0.1, 0)
 
 
 def test_every_combination_is_a_trial_and_training_is_shared_where_it_can_be():
-    found = trials("dpcr", parse(["ridge=20,200", "later.lr=0.1,0.05", "later.milestones=[1,2],[]"]))
+    found = trials("dpcr", parse_grid(["ridge=20,200", "later.lr=0.1,0.05", "later.milestones=[1,2],[]"]))
     assert len(found) == len(set(found)) == 8
     assert len({trial.training for trial in found}) == 4
     assert {trial.label for trial in found} == {"dpcr:ridge=20", "dpcr:ridge=200"}
-    assert found[0].settings == ("later.lr=0.1", "later.milestones=[1,2]", "ridge=20")
+    assert found[0].overrides == ("later.lr=0.1", "later.milestones=[1,2]", "ridge=20")
 
 
 @pytest.mark.parametrize(
@@ -80,24 +80,24 @@ def test_every_combination_is_a_trial_and_training_is_shared_where_it_can_be():
         (["ridge=1,1"], ("--try ridge=1,1",)),
         (["rigde=1,2"], ("--try rigde", "dpcr", "'ridge'")),
         (["seed=1,2"], ("--try seed", "dpcr", "ridge")),
-        (["ridge=" + ",".join(map(str, range(MOST + 1)))], (MOST + 1, MOST)),
+        (["ridge=" + ",".join(map(str, range(MAX_TRIALS + 1)))], (MAX_TRIALS + 1, MAX_TRIALS)),
     ],
 )
 def test_bad_trials_are_refused(tried, named):
-    with raises(OptionError, *named):
-        trials("dpcr", parse(tried))
+    with raises(ConfigError, *named):
+        trials("dpcr", parse_grid(tried))
 
 
 def test_what_a_method_fixes_cannot_be_tried():
-    with raises(OptionError, "--try normalise", "rrcr", "normalise=False"):
-        trials("rrcr", parse(["normalise=true,false"]))
+    with raises(ConfigError, "--try normalise", "rrcr", "normalise=False"):
+        trials("rrcr", parse_grid(["normalise=true,false"]))
 
 
 @pytest.fixture(scope="module")
 def tuned(tmp_path_factory):
     """One run of the command, with test images that nobody may look at."""
     out = tmp_path_factory.mktemp("tune")
-    real = sources.load
+    real = datasets.load
 
     def load(*arguments, **more):
         data = real(*arguments, **more)
@@ -105,7 +105,7 @@ def tuned(tmp_path_factory):
         return DataSet(data.name, data.class_names, data.train, ImageSet(blank, data.test.labels), data.mean, data.std)
 
     patch = pytest.MonkeyPatch()
-    patch.setattr("efcil.experiment.run.sources.load", load)
+    patch.setattr("efcil.experiment.run.datasets.load", load)
     try:
         command = ["dpcr", "digits", "--try", "ridge=0.2,2e9", "--try", "batch_size=64,128", "--orders", "identity,7"]
         result = tune(*command, "--out", str(out))
@@ -139,7 +139,7 @@ def test_the_best_mean_is_first_and_becomes_a_file_that_run_takes(tuned, tmp_pat
     means = [np.mean([A_f for A_f, _ in trial["orders"].values()]) for trial in found]
     assert means == sorted(means, reverse=True)
     best = yaml.safe_load((out / "best.yaml").read_text())
-    assert best["set"]["ridge"] == float(found[0]["settings"][1].partition("=")[2])
+    assert best["set"]["ridge"] == float(found[0]["overrides"][1].partition("=")[2])
     assert best["set"]["width"] == 4
     assert f"{means[0]:.2f}" in text
     result = CliRunner().invoke(
@@ -159,8 +159,8 @@ def test_what_is_done_is_not_done_again(tuned):
 
 def test_a_held_out_result_never_enters_a_table_of_the_paper(tuned):
     out, _, _ = tuned
-    measured = Measured()
-    measured.read([out], [Cell("cifar100", 10, "1993", "trajectory")], ())
+    measured = ResultIndex()
+    measured.read([out], [RunKey("cifar100", 10, "1993", "trajectory")], ())
     assert measured.get("cifar100", 10, "1993", "dpcr") is None
     names = {json.loads(file.read_text())["dataset"] for file in out.rglob("summary.json")}
     assert "digits" not in names
@@ -171,7 +171,7 @@ def test_a_held_out_result_never_enters_a_table_of_the_paper(tuned):
     [
         (["dpcr", "digits"], ["--try"]),
         (["dpcr", "digits", "--try", "ridge=1", "--orders", "1,1"], ["--orders"]),
-        (["dpcr", "digits", "--try", "ridge=1", "--held-out", "0.9"], ["--held-out", 0.5]),
+        (["dpcr", "digits", "--try", "ridge=1", "--val-fraction", "0.9"], ["--val-fraction", 0.5]),
     ],
 )
 def test_bad_commands_are_refused_before_training(arguments, named, tmp_path):

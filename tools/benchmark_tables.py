@@ -56,7 +56,7 @@ def _rounds(raw: Raw) -> list[str]:
     head += " | >`efcil evaluate`, % | >`efcil run`, % | >Others before a class is forgotten, %"
     head += " | >Its name struck out, % | >After `efcil forget`, % | >Worst change, points"
     cells = "{seed} | {pictures} | {taught:.2f} | {run:.2f} | {before:.2f} | {ruled_out:.2f} | {after:.2f}"
-    held, gone = f"{100 * found['held_out']:.0f} %", len(found["rows"][0]["forgotten"])
+    held, gone = f"{100 * found['val_fraction']:.0f} %", len(found["rows"][0]["forgotten"])
     words = f"Kept from training to measure recall: {held}. Accuracy of the others: mean over {gone} forgotten classes."
     return [*filled(head, cells + " | {worst:+.2f}", rows), words]
 

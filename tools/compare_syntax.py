@@ -66,7 +66,7 @@ class MismatchError(Exception):
 
 
 @dataclass
-class Source:
+class DatasetSpec:
     """A file of one side."""
 
     label: str
@@ -180,7 +180,7 @@ def variables(node: ast.AST) -> set[str]:
 class Comparison:
     """Walks two trees side by side."""
 
-    def __init__(self, old: Source, new: Source, names: Names):
+    def __init__(self, old: DatasetSpec, new: DatasetSpec, names: Names):
         self.old, self.new = old, new
         self.spaces = {space: Renaming(names) for space in ("names", "attributes", "keywords")}
         self.scopes: list[Scope] = []
@@ -355,7 +355,7 @@ def is_constexpr(annotation: object) -> bool:
     return isinstance(annotation, ast.AST) and ast.unparse(annotation).endswith("constexpr")
 
 
-def without_module(node: ast.AST, source: Source) -> ast.AST:
+def without_module(node: ast.AST, source: DatasetSpec) -> ast.AST:
     """Return `module.name` as `name` where the module is one of this package."""
     if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in source.own:
         return ast.copy_location(ast.Name(node.attr, node.ctx), node)
@@ -384,7 +384,7 @@ def body_of(node: Any) -> list[ast.stmt]:
     return [statement for statement in node.body if counts(statement)]
 
 
-def shown(sign: str, source: Source, node: ast.AST | None) -> str:
+def shown(sign: str, source: DatasetSpec, node: ast.AST | None) -> str:
     """Return where a node stands, and its first lines."""
     if node is None:
         return f"{sign} {source.label}: not there"
@@ -393,14 +393,14 @@ def shown(sign: str, source: Source, node: ast.AST | None) -> str:
     return "\n".join([f"{sign} {source.label}:{getattr(node, 'lineno', '?')}", *(f"{sign}     {line}" for line in cut)])
 
 
-def read(place: str) -> Source:
+def read(place: str) -> DatasetSpec:
     """Read `[REV:]PATH[#NAME,NAME]`."""
     path, _, selected = place.partition("#")
     if ":" in path:
         text = subprocess.run(["git", "show", path], capture_output=True, text=True, check=True).stdout
     else:
         text = Path(path).read_text(encoding="utf-8")
-    source = Source(path, ast.parse(text, path))
+    source = DatasetSpec(path, ast.parse(text, path))
     if selected:
         wanted = selected.split(",")
         chosen = {name: node for node in source.tree.body for name in named(node) if name in wanted}

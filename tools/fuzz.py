@@ -35,7 +35,7 @@ from hypothesis import strategies as st
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
-from damage import VALUES, changed, places
+from corruptions import VALUES, changed, places
 
 DEADLINE = 10.0  # seconds of computing for one file
 MEMORY = 1 << 30  # bytes beyond what the process has
@@ -180,7 +180,7 @@ def _shared_options() -> dict[str, Any]:
 def _options_from(path: Path) -> None:
     from efcil.cli.config_file import merged
     from efcil.data.digits import load
-    from efcil.experiment.specification import Request, resolve
+    from efcil.experiment.specification import ExperimentSpec, resolve
     from efcil.tasks import class_order
 
     found = merged(path, _shared_options(), set())
@@ -188,26 +188,26 @@ def _options_from(path: Path) -> None:
     given = {name: found[name] for name in names}
     from efcil.cli import _increment
 
-    request = Request(
+    request = ExperimentSpec(
         (found["method"],),
         found["dataset"],
         increment=_increment(found["increment"]),
-        settings=tuple(found["settings"]),
+        overrides=tuple(found["overrides"]),
         **given,
     )
-    plan = resolve(request)
-    if plan.dataset == "digits":
-        class_order(plan.order, load().class_names)
-        plan.sizes(10)
+    experiment = resolve(request)
+    if experiment.dataset == "digits":
+        class_order(experiment.order, load().class_names)
+        experiment.sizes(10)
 
 
 def _make_config(folder: Path) -> None:
-    from efcil.experiment.specification import Request, resolve
+    from efcil.experiment.specification import ExperimentSpec, resolve
 
     values = "method: dpcr\ndataset: digits\ntasks: 5\norder: order.txt\nseed: 3\n"
     values += "set:\n  ridge: 200\n  later.milestones: [4, 9]\n"
     (folder / "config.yaml").write_text(values)
-    run = {"run": resolve(Request(("dpcr",), "digits")).identity()}
+    run = {"run": resolve(ExperimentSpec(("dpcr",), "digits")).fingerprint()}
     (folder / "run.yaml").write_text(json.dumps(run, indent=1))  # which is YAML too
     tree = {"method": "icarl", "dataset": "digits", "increment": [2, 2, 6], "set": {"memory": 40, "first.lr": 0.1}}
     (folder / "config.json").write_text(json.dumps(tree))
@@ -237,10 +237,10 @@ def _make_settings(folder: Path) -> None:
 @target("settings", "set.txt", make=_make_settings)
 def read_settings(folder: Path) -> None:
     """What is typed behind --set, and labels of variants."""
-    from efcil.experiment.specification import Request, resolve
+    from efcil.experiment.specification import ExperimentSpec, resolve
 
     given = (folder / "set.txt").read_bytes().decode("utf-8", "surrogateescape").split("\n")
-    resolve(Request(("dpcr",), "digits", settings=tuple(text for text in given if text)))
+    resolve(ExperimentSpec(("dpcr",), "digits", overrides=tuple(text for text in given if text)))
 
 
 def _make_pycil(folder: Path) -> None:
@@ -259,9 +259,9 @@ def read_pycil(folder: Path) -> None:
 
 def _run(folder: Path) -> Any:
     from efcil.accel.machine import Machine
-    from efcil.experiment.reporters import Silent
+    from efcil.experiment.reporters import NullReporter
     from efcil.experiment.run import Run
-    from efcil.experiment.specification import Request, resolve
+    from efcil.experiment.specification import ExperimentSpec, resolve
 
     small = (
         "width=2",
@@ -271,8 +271,8 @@ def _run(folder: Path) -> Any:
         "later.milestones=[]",
         "batch_size=512",
     )
-    plan = resolve(Request(("dpcr", "lwf"), "digits", tasks=2, settings=small))
-    return Run(plan, None, folder / "run", Machine.choose("cpu"), Silent(), command="fuzz", compare=True)
+    experiment = resolve(ExperimentSpec(("dpcr", "lwf"), "digits", tasks=2, overrides=small))
+    return Run(experiment, None, folder / "run", Machine.choose("cpu"), NullReporter(), command="fuzz", compare=True)
 
 
 def _make_run(folder: Path) -> None:
@@ -342,7 +342,7 @@ def _make_model(folder: Path) -> None:
     from efcil.product import IncrementalClassifier
 
     rng = np.random.default_rng(0)
-    model = IncrementalClassifier(width=2, size=8, epochs=1, progress=False, device="cpu", held_out=0)
+    model = IncrementalClassifier(width=2, size=8, epochs=1, progress=False, device="cpu", val_fraction=0)
     for names in (["a", "b"], ["c", "d"]):
         pictures = rng.integers(0, 255, (8, 8, 8, 3)).astype(np.uint8)
         model.learn(pictures, [names[i % 2] for i in range(8)])
@@ -464,7 +464,7 @@ def _make_sets(folder: Path) -> None:
 def read_sets(folder: Path) -> None:
     """Tiny-ImageNet, ImageNet-100 with a class list, CUB-200: lists and pictures."""
     from efcil.data import cub200, imagenet100, tiny_imagenet
-    from efcil.data.cache import decoded
+    from efcil.data.cache import load_decoded
 
     cache = folder / "cache"
     scans = [
@@ -472,7 +472,7 @@ def read_sets(folder: Path) -> None:
         ("imagenet100", lambda: imagenet100.scan(folder / "net", class_list=str(folder / "net" / "list.txt"))),
         ("cub200", lambda: cub200.scan(folder / "birds")),
     ]
-    _each([lambda n=n, s=s: decoded(s(), n, size=8, workers=1, cache=cache, stream=False) for n, s in scans])
+    _each([lambda n=n, s=s: load_decoded(s(), n, size=8, workers=1, cache=cache, stream=False) for n, s in scans])
 
 
 def _make_cache(folder: Path) -> None:
@@ -514,29 +514,29 @@ TARGETS["cache"] = Target("cache", _make_cache, _read_cache, ("cache/*/*",))
 
 
 def _make_report(folder: Path) -> None:
-    from efcil.experiment.specification import Request, resolve
+    from efcil.experiment.specification import ExperimentSpec, resolve
 
     _make_run(folder)
-    plan = resolve(Request(("dpcr",), "digits", tasks=2))
-    (folder / "plan.json").write_text(json.dumps(plan.identity()))
+    experiment = resolve(ExperimentSpec(("dpcr",), "digits", tasks=2))
+    (folder / "plan.json").write_text(json.dumps(experiment.fingerprint()))
 
 
 @target("report", "run/*/summary.json", make=_make_report)
 def read_report(folder: Path) -> None:
     """Summaries: tables, page, and what `efcil reproduce` takes up of them."""
     from efcil.report import csv_table, html_page, latex_table, load_summaries, markdown_table
-    from efcil.reproduce.cells import Cell, Measured
+    from efcil.reproduce.result_index import ResultIndex, RunKey
 
     found = load_summaries(folder / "run")
     for make in (markdown_table, latex_table, csv_table, html_page):
         make(found)
-    cell = Cell("cifar100", 10, "identity", "pass")
+    cell = RunKey("cifar100", 10, "identity", "pass")
     for path in (folder / "run").rglob("summary.json"):
         tree = json.loads(path.read_bytes())
         if isinstance(tree, dict):
             tree |= {"dataset": "cifar100", "tasks": 10, "order": "identity", "method": "pass", "status": "complete"}
             path.write_text(json.dumps(tree))
-    Measured().read([folder / "run"], [cell], ())
+    ResultIndex().read([folder / "run"], [cell], ())
 
 
 def _make_snapshot(folder: Path) -> None:
@@ -580,12 +580,12 @@ def _make_upload(folder: Path) -> None:
 @target("upload", "picture.*", "deep.tif", "palette.png", "frames.gif", make=_make_upload)
 def read_upload(folder: Path) -> None:
     """Pictures of a request."""
+    from efcil.serve.images import decode_image
     from efcil.serve.limits import Limits
-    from efcil.serve.pictures import pixels_of
 
     _each(
         [
-            lambda p=p: pixels_of(p.read_bytes(), 8, Limits().pixels)
+            lambda p=p: decode_image(p.read_bytes(), 8, Limits().pixels)
             for p in sorted(folder.glob("*.*"))
             if p.suffix != ".zip"
         ]
@@ -595,8 +595,8 @@ def read_upload(folder: Path) -> None:
 @target("archive", "lesson.zip", make=_make_upload)
 def read_archive(folder: Path) -> None:
     """A zip to be taught from."""
-    from efcil.serve.lesson import from_archive
     from efcil.serve.limits import Limits
+    from efcil.serve.uploads import from_archive
 
     with open(folder / "lesson.zip", "rb") as file:
         from_archive(file, 8, Limits(unpacked=2_000_000, teach_files=20), ["a"])

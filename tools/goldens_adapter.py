@@ -23,9 +23,9 @@ from efcil.core.linear_algebra import pack_symmetric
 from efcil.data import glyphs
 from efcil.data.dataset import ImageSet
 from efcil.errors import ModelError
-from efcil.experiment.reporters import Quiet
+from efcil.experiment.reporters import Reporter
 from efcil.experiment.run import Run
-from efcil.experiment.specification import Request, resolve
+from efcil.experiment.specification import ExperimentSpec, resolve
 from efcil.product import IncrementalClassifier
 from efcil.training.extraction import extract
 from efcil.trajectory import Trajectory
@@ -65,13 +65,13 @@ def _logits(values: Tensor) -> dict[str, Any]:
     return {"digest": digest(values), "values": [[round(float(v), 9) for v in row] for row in values.double()]}
 
 
-class _Killer(Quiet):
+class _Killer(Reporter):
     """Kill this process after an epoch; tell where a run goes on."""
 
     def __init__(self, at: tuple[int, int] | None):
         self.at, self.notes = at, []  # type: ignore[var-annotated]
 
-    def epoch(self, report: Any) -> None:
+    def on_epoch(self, report: Any) -> None:
         if self.at == (report.task, report.epoch):
             os.kill(os.getpid(), signal.SIGKILL)
 
@@ -81,13 +81,13 @@ class _Killer(Quiet):
 
 def run(case: Mapping[str, Any], out: Path, resume: bool, kill_at: tuple[int, int] | None) -> dict[str, Any]:
     """Run a trajectory with its methods; return what it means."""
-    settings = tuple(f"{key}={value}" for key, value in case["set"].items())
-    request = Request(
+    overrides = tuple(f"{key}={value}" for key, value in case["set"].items())
+    request = ExperimentSpec(
         tuple(case["methods"]),
         case["dataset"],
         tasks=case["tasks"],
         order=case["order"],
-        settings=settings,
+        overrides=overrides,
         allow_uneven=case.get("allow_uneven", False),
     )
     reporter = _Killer(kill_at)
@@ -119,12 +119,12 @@ def run(case: Mapping[str, Any], out: Path, resume: bool, kill_at: tuple[int, in
 
 
 def _model(model: IncrementalClassifier, pictures: Any) -> dict[str, Any]:
-    state = model._now.state
+    state = model._snapshot.state
     weights = state.weights
     return {
         "backbone": digest({k.removeprefix("backbone."): v for k, v in weights.items() if k.startswith("backbone.")}),
         "head": digest({k.removeprefix("head."): v for k, v in weights.items() if k.startswith("head.")}),
-        "kept": _kept(model._now.trajectory, model.method) if state.classes else {},
+        "kept": _kept(model._snapshot.trajectory, model.method) if state.classes else {},
         "temperature": state.temperature,
         "classes": [[record.name, record.images, record.recall] for record in state.classes],
         "logits": _logits(torch.from_numpy(model.predict_proba(pictures))),

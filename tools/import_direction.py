@@ -14,7 +14,7 @@ LAYERS = (
     ("core",),
     ("data",),
     ("tasks",),
-    ("models", "training", "accel", "tensor_files"),
+    ("models", "training", "accel", "tensor_files", "losses"),
     ("estimators",),
     ("learners",),
     ("features",),

@@ -21,7 +21,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 RUN, DEV = Path("requirements/run.txt"), Path("requirements/dev.txt")  # seen from ROOT
 HEADER = "# Made by `make lock` (tools/lock.py) from pyproject.toml; consumed by `make {}`. Not to be edited.\n"
-APART = "torch"  # pinned in constraints.txt
+STAGGER = "torch"  # pinned in constraints.txt
 BUILD = "editables"  # what hatchling needs besides to install the project in place, without an isolated build
 
 
@@ -32,7 +32,7 @@ def wanted(project: Path, torch_needs: list[str], *extras: str) -> list[str]:
     named = [*tree["project"]["dependencies"], *(text for extra in extras for text in optional[extra])]
     everywhere = [text for text in torch_needs if "extra ==" not in text and "platform_" not in text]
     found = [*named, *tree["build-system"]["requires"], BUILD, *everywhere]
-    return [text for text in found if not text.startswith(APART)]
+    return [text for text in found if not text.startswith(STAGGER)]
 
 
 def resolve(lines: list[str], target: Path, constraints: list[Path], upgrade: bool) -> str:
@@ -54,7 +54,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--upgrade", action="store_true", help="the newest version of everything")
     upgrade = parser.parse_args().upgrade
-    torch_needs = metadata.requires(APART) or []
+    torch_needs = metadata.requires(STAGGER) or []
     # The larger set is resolved first, and the smaller one within it, so that no version is in both with two numbers.
     for target, extras, constraints, user in ((DEV, ["dev"], [], "test"), (RUN, [], [DEV], "demo")):
         print("resolving", target)

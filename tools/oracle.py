@@ -16,11 +16,11 @@ from typing import Any
 
 import torch
 
-from efcil import data as sources
+from efcil import data as datasets
 from efcil.accel.machine import Machine
 from efcil.core.metrics import count_correct
 from efcil.errors import EfcilError, RunError
-from efcil.experiment.reevaluate import config_of, plan_of
+from efcil.experiment.reevaluate import config_of, experiment_of
 from efcil.experiment.specification import commit
 from efcil.features import TaskFeatures
 from efcil.learners import LEARNERS
@@ -37,15 +37,17 @@ def measured(run: Path, names: list[str], directory: Path | None, machine: Machi
     """Return the accuracy of each method after the last task: on all classes, on old ones, on the new ones."""
     home = run / "trajectory" if (run / "trajectory" / "config.yaml").exists() else run
     config = config_of(home)
-    plan = plan_of(config["run"], names, [])
-    whole = sources.load(plan.dataset, directory, plan.data)
-    data = whole.held_out(plan.held_out, plan.seed) if plan.held_out else whole
-    stream = TaskStream(data.train, class_order(plan.order, data.class_names), plan.sizes(len(data.class_names)))
+    experiment = experiment_of(config["run"], names, [])
+    whole = datasets.load(experiment.dataset, directory, experiment.data)
+    data = whole.split_validation(experiment.val_fraction, experiment.seed) if experiment.val_fraction else whole
+    stream = TaskStream(
+        data.train, class_order(experiment.order, data.class_names), experiment.sizes(len(data.class_names))
+    )
     last = home / "checkpoints" / f"task-{len(stream):02d}.safetensors"
     if not last.exists():
         raise RunError(f"{last} is not there: finish the run with --resume")
     tensors, _ = load_tensors(last)
-    learner = LEARNERS[plan.learner](plan.training, data.channels, machine, plan.seed)
+    learner = LEARNERS[experiment.learner](experiment.training, data.channels, machine, experiment.seed)
     own = {k.removeprefix("learner."): v for k, v in tensors.items() if k.startswith("learner.")}
     learner.load_state({k: v.to(machine.device) for k, v in own.items()})
     evaluator = Evaluator(data, stream, machine)
@@ -53,9 +55,9 @@ def measured(run: Path, names: list[str], directory: Path | None, machine: Machi
     everything = stream.upto(len(stream) - 1)
     images = Pixels(stored(everything.images, machine.device), data.mean, data.std, machine, data.short)
     shown = extract(learner.feature_extractor(learner.backbone), seen, machine, learner.options.crop)
-    trajectory = Trajectory(None, plan.methods, freezes=True)  # no method reads an earlier backbone
+    trajectory = Trajectory(None, experiment.methods, freezes=True)  # no method reads an earlier backbone
     labels_of = machine.tensor(everything.labels)
-    trajectory.update(TaskFeatures(0, labels_of, plan.seed, learner, images, learner.transform(data.size)))
+    trajectory.update(TaskFeatures(0, labels_of, experiment.seed, learner, images, learner.transform(data.size)))
     found = {}
     for label in trajectory.parts:
         hits, _, _ = count_correct(trajectory.logits(label, shown), labels, evaluator.task_of_class)

@@ -30,14 +30,14 @@ from typing import Any
 from pydantic import ValidationError
 
 from efcil.errors import EfcilError, RunError
-from efcil.experiment.specification import Request, resolve
+from efcil.experiment.specification import ExperimentSpec, resolve
 from efcil.files import atomic_write_text, write_json_lines
 from efcil.methods import METHODS, Method
 from efcil.report import load_summaries
-from efcil.report.groups import NONE, Value, benchmarks_of
-from efcil.report.load import TIMING, Run, asked_precision, runs_of
+from efcil.report.groups import NONE, Value, group_runs
+from efcil.report.load import TIMING, Run, parse_runs, requested_precision
 from efcil.report.tables import md as escaped
-from efcil.reproduce.cells import paper as read_paper
+from efcil.reproduce.result_index import paper as read_paper
 from efcil.shift.dual_projection import DualProjectionOptions
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
@@ -161,8 +161,8 @@ class Section:
 
 
 def _is_variant(label: str) -> bool:
-    base, *settings = label.partition("/")[0].split(":")
-    return base.startswith("rrcr") or any(not setting.startswith("memory=") for setting in settings)
+    base, *overrides = label.partition("/")[0].split(":")
+    return base.startswith("rrcr") or any(not setting.startswith("memory=") for setting in overrides)
 
 
 def _time(seconds: float | None) -> str:
@@ -200,15 +200,15 @@ def read_entries(results: Path) -> list[Entry]:
             check_complete(summary, place)
             summary = _as_preset(summary | {"run_dir": place})
             config, usual = _config(summary)
-            entries += [Entry(run, summary["run"], config, usual) for run in runs_of([summary])]
+            entries += [Entry(run, summary["run"], config, usual) for run in parse_runs([summary])]
     return entries
 
 
 def _as_preset(summary: dict[str, Any]) -> dict[str, Any]:
     """Return the summary under the name of its method's own preset, where its settings by hand are just that."""
-    base, _, settings = str(summary["method"]).partition(":")
+    base, _, overrides = str(summary["method"]).partition(":")
     own = METHODS[base].preset if base in METHODS else ""
-    for method in (base, f"{base}:{settings}") if own and summary.get("preset") != own else ():
+    for method in (base, f"{base}:{overrides}") if own and summary.get("preset") != own else ():
         config, usual = _config(summary | {"method": method, "preset": own})
         if config == usual:
             return summary | {"method": method, "preset": own}
@@ -222,12 +222,12 @@ def _config(summary: Mapping[str, Any]) -> tuple[Config, Config | None]:
         kept = {key: value for key, value in data.items() if key != "stream"}  # it changes no pixel
         return tuple(sorted(_flat({**options, **training, "data": kept}).items()))
 
-    asked = asked_precision(summary)
+    asked = requested_precision(summary)
     apart = () if asked == "auto" else (("precision", asked),)
     given = [_without_switch(summary), *(summary.get(key, {}) for key in ("training", "data"))]
     try:
-        plan = resolve(Request((summary["method"],), summary["dataset"], preset=summary["preset"]))
-        usual = (plan.methods[summary["method"]][1], plan.training, plan.data)
+        experiment = resolve(ExperimentSpec((summary["method"],), summary["dataset"], preset=summary["preset"]))
+        usual = (experiment.methods[summary["method"]][1], experiment.training, experiment.data)
         filled = [type(o).model_validate(g).model_dump(mode="json") for o, g in zip(usual, given, strict=True)]
     except (KeyError, EfcilError, ValidationError):
         return (*flat_(*given), *apart), None
@@ -258,7 +258,7 @@ def sections_of(entries: Iterable[Entry], paper: Paper) -> list[Section]:
         for dataset, splits in paper.items()
         for tasks, methods in splits.items()
     }
-    for benchmark in benchmarks_of(entry.run for entry in found.values()):
+    for benchmark in group_runs(entry.run for entry in found.values()):
         own = [found[run.run_dir, run.method] for group in benchmark.groups for run in group.runs]
         even = len(set(benchmark.task_sizes)) <= 1
         numbers = paper.get(benchmark.dataset, {}).get(benchmark.tasks, {}) if even else {}
@@ -274,8 +274,8 @@ def _rows(entries: list[Entry]) -> tuple[Row, ...]:
     rows = []
     for (method, preset), configurations in together.items():
         label = method if preset == "paper" else f"{method} ({preset or 'no preset'})"
-        settings = [set(config) for config in configurations]
-        shared = set.intersection(*settings)  # what tells configurations apart is the rest
+        overrides = [set(config) for config in configurations]
+        shared = set.intersection(*overrides)  # what tells configurations apart is the rest
         for config, members in configurations.items():
             usual = members[0].usual
             apart = ", ".join(f"{k}={v}" for k, v in config if (k, v) not in (shared if usual is None else usual))
@@ -463,9 +463,9 @@ def _without(method: str) -> str:
     >>> _without("dpcr-plus:use_stages=1:gram_rank=84"), _without("dpcr-plus:ridge=3"), _without("dpcr-plus")
     ('1 intermediate stage', 'dpcr-plus:ridge=3', 'dpcr-plus')
     """
-    base, *settings = method.split(":")
-    words = [ABLATED[setting] for setting in settings if setting in ABLATED]
-    known = all(setting in ABLATED or setting.startswith("gram_") for setting in settings)
+    base, *overrides = method.split(":")
+    words = [ABLATED[setting] for setting in overrides if setting in ABLATED]
+    known = all(setting in ABLATED or setting.startswith("gram_") for setting in overrides)
     return ", ".join(words) if words and known else "dpcr, trained as LwF" if base == "dpcr" else method
 
 

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from efcil.errors import OptionError, nearest
+from efcil.errors import ConfigError, nearest
 
 Values = dict[str, Any]  # dotted key -> value
 
@@ -46,7 +46,7 @@ def keys(model: type[Options], prefix: str = "") -> list[str]:
     return found
 
 
-LARGEST = 100_000  # values that a YAML text may stand for: aliases can make a few lines stand for billions
+MAX_YAML_VALUES = 100_000  # values that a YAML text may stand for: aliases can make a few lines stand for billions
 
 
 def load_yaml(text: str) -> Any:
@@ -60,8 +60,8 @@ def load_yaml(text: str) -> Any:
         node = loader.get_single_node()
         if node is None:
             return None
-        if _values_in(node, {}) > LARGEST:
-            raise yaml.YAMLError(f"it stands for more than {LARGEST:,} values")
+        if _count_values(node, {}) > MAX_YAML_VALUES:
+            raise yaml.YAMLError(f"it stands for more than {MAX_YAML_VALUES:,} values")
         return loader.construct_document(node)
     except yaml.YAMLError:
         raise
@@ -71,13 +71,13 @@ def load_yaml(text: str) -> Any:
         loader.dispose()
 
 
-def _values_in(node: yaml.Node, known: dict[int, float]) -> float:
+def _count_values(node: yaml.Node, known: dict[int, float]) -> float:
     """Count values, those behind an alias as often as they are meant; infinite where a value holds itself."""
     if id(node) not in known:
         known[id(node)] = math.inf
         inside: list[Any] = node.value if isinstance(node, yaml.CollectionNode) else []
         parts = (part for item in inside for part in (item if isinstance(item, tuple) else (item,)))
-        known[id(node)] = 1 + sum(_values_in(part, known) for part in parts)
+        known[id(node)] = 1 + sum(_count_values(part, known) for part in parts)
     return known[id(node)]
 
 
@@ -94,7 +94,7 @@ def nested(values: Mapping[str, Any]) -> dict[str, Any]:
         for part in path:
             node = node.setdefault(part, {})
             if not isinstance(node, dict):
-                raise OptionError(f"{key}: {part} is a value and has no parts; give one of the two")
+                raise ConfigError(f"{key}: {part} is a value and has no parts; give one of the two")
         node[last] = value
     return tree
 
@@ -136,20 +136,20 @@ def build(model: type[O_], values: Mapping[str, Any], what: str) -> O_:
                 got = repr(problem["input"])
                 got = got if len(got) <= 200 else got[:197] + "..."
                 lines.append(f"{key}={got}: {problem['msg'].removeprefix('Value error, ').lower()}")
-        raise OptionError(f"{what}: " + "; ".join(lines)) from None
+        raise ConfigError(f"{what}: " + "; ".join(lines)) from None
 
 
-def parse_settings(settings: Iterable[str]) -> Values:
+def parse_overrides(settings: Iterable[str]) -> Values:
     """Read `key=value` texts; a value is YAML, so `1e-9`, `[60, 120]`, `null` and words all work.
 
-    >>> parse_settings(["ridge=2000", "first.milestones=[60, 120]", "shift_ridge=1e-9"])
+    >>> parse_overrides(["ridge=2000", "first.milestones=[60, 120]", "shift_ridge=1e-9"])
     {'ridge': 2000, 'first.milestones': [60, 120], 'shift_ridge': 1e-09}
     """
     values: Values = {}
     for setting in settings:
         key, sign, text = setting.partition("=")
         if not sign or not key.strip():
-            raise OptionError(f"--set {setting}: must be key=value")
+            raise ConfigError(f"--set {setting}: must be key=value")
         try:
             value = load_yaml(text) if text else ""
         except yaml.YAMLError:
@@ -192,7 +192,7 @@ def preset_values(preset: str, dataset: str, section: str) -> Values:
     """Return the values a preset gives to one section (`training`, or the name of a method) on a data set."""
     known = preset_names(dataset)
     if preset not in known:
-        raise OptionError(f"preset '{preset}' does not exist for {dataset}: {nearest(preset, known)}")
+        raise ConfigError(f"preset '{preset}' does not exist for {dataset}: {nearest(preset, known)}")
     tree = presets()[preset]
-    entries = {**tree.get("any", {}).get(section, {}), **tree[dataset].get(section, {})}
+    entries = {**tree.get("defaults", {}).get(section, {}), **tree[dataset].get(section, {})}
     return {key: value for key, (value, _) in entries.items()}

@@ -13,7 +13,7 @@ class EfcilError(Exception):
     exit_code = 2
 
 
-class OptionError(EfcilError):
+class ConfigError(EfcilError):
     """An unknown or impossible method, data set, preset, option or value."""
 
 
@@ -67,18 +67,18 @@ class Interrupted(EfcilError):
         self.exit_code = 128 + number
 
 
-def ended(code: int, said: str) -> str:
+def describe_exit(code: int, output: str) -> str:
     """Say how a process ended that did not succeed: by a signal, or with a code and its last words.
 
-    >>> ended(-9, "")
+    >>> describe_exit(-9, "")
     'was ended by SIGKILL; perhaps memory ran out'
-    >>> ended(1, "Traceback\\n...\\nValueError: no\\n")
+    >>> describe_exit(1, "Traceback\\n...\\nValueError: no\\n")
     'failed with code 1: ValueError: no'
     """
     if code < 0:
         name = signal.Signals(-code).name if -code in set(signal.Signals) else str(-code)
         return f"was ended by {name}" + ("; perhaps memory ran out" if -code == signal.SIGKILL else "")
-    lines = said.strip().splitlines()
+    lines = output.strip().splitlines()
     return f"failed with code {code}: {lines[-1].strip() if lines else 'it said nothing'}"
 
 

@@ -13,7 +13,7 @@ from efcil.core.class_stats import ClassStats
 from efcil.core.feature_maps import FeatureMap
 from efcil.core.gram_storage import GRAMS, StorageSpec
 from efcil.data.augment import Transform
-from efcil.errors import OptionError
+from efcil.errors import ConfigError
 from efcil.learners.base import ImageView, Learner
 from efcil.randomness import Purpose, generator
 from efcil.training.extraction import extract
@@ -128,7 +128,7 @@ class TaskFeatures:
     def _features(self, when: str, view: ImageView) -> Tensor:
         if self._learner is None:
             if (when, view) not in self._found:
-                raise OptionError(f"the {view} features of the {when} backbone were not saved; run the method anew")
+                raise ConfigError(f"the {view} features of the {when} backbone were not saved; run the method anew")
             found: Tensor = self._found[when, view]
             return found
         r = self._learner
@@ -161,7 +161,7 @@ class TaskFeatures:
     def learner(self) -> Learner:
         """The learner, for shifts and classifiers that need more than features."""
         if self._learner is None:
-            raise OptionError("the backbones and images of this run are gone; run the method anew")
+            raise ConfigError("the backbones and images of this run are gone; run the method anew")
         return self._learner
 
     def pixels(self, view: ImageView = "clean") -> Pixels:

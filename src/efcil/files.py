@@ -16,11 +16,11 @@ from efcil.errors import EfcilError
 
 StrPath = str | os.PathLike[str]
 _NO_LOCKS = {errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP}  # from a file system without locks
-_UNFINISHED = re.compile(r"\..*\.\d+-[0-9a-f]{12}\.tmp(\..*)?")  # the siblings that `replaced` makes
+_TEMPORARY = re.compile(r"\..*\.\d+-[0-9a-f]{12}\.tmp(\..*)?")  # the siblings that `atomic_replace` makes
 
 
 @contextlib.contextmanager
-def replaced(path: StrPath) -> Iterator[Path]:
+def atomic_replace(path: StrPath) -> Iterator[Path]:
     """Yield a temporary sibling to write; on success it replaces `path` at once, on any exception it is removed.
 
     The sibling keeps the suffix, since several writers choose the format by it, and its name is unique, so that two
@@ -40,10 +40,10 @@ def replaced(path: StrPath) -> Iterator[Path]:
     sync_directory(path.parent)
 
 
-def clear_unfinished(directory: StrPath) -> None:
+def remove_temporary_files(directory: StrPath) -> None:
     """Remove what killed writers left at any depth of a directory; nobody else may be writing there."""
     for path in Path(directory).rglob(".*.tmp*"):
-        if _UNFINISHED.fullmatch(path.name):
+        if _TEMPORARY.fullmatch(path.name):
             with contextlib.suppress(OSError):
                 path.unlink()
 
@@ -94,7 +94,7 @@ def sync_file(path: StrPath) -> None:
 
 def atomic_write_bytes(path: StrPath, data: bytes | bytearray | memoryview) -> None:
     """Write a file whole or not at all."""
-    with replaced(path) as temporary:
+    with atomic_replace(path) as temporary:
         temporary.write_bytes(data)
 
 

@@ -24,7 +24,7 @@ from efcil.classifiers.random_features import RandomFeatureRidge
 from efcil.classifiers.ridge import Ridge
 from efcil.config import Options, Values
 from efcil.core.gram_storage import GRAMS, Form, StorageSpec
-from efcil.errors import OptionError, nearest
+from efcil.errors import ConfigError, nearest
 from efcil.learners import LEARNERS
 from efcil.plugins import registry
 from efcil.shift import SHIFTS
@@ -50,7 +50,7 @@ class StorageOptions(Options):
     def _storage_is_sound(self) -> StorageOptions:
         try:
             StorageSpec(self.gram_storage, self.gram_rank, self.gram_tolerance)
-        except OptionError as error:
+        except ConfigError as error:
             raise ValueError(str(error)) from None
         return self
 
@@ -89,34 +89,34 @@ class Method:
         shift, classifier = self.shift, self.classifier
         named = f"method {self.name}: "
         if self.learner in FROZEN and shift is not None:
-            raise OptionError(
+            raise ConfigError(
                 f"{named}{self.learner} freezes the backbone, so {_name(SHIFTS, shift)} has nothing to "
                 "follow; take none"
             )
         for head in self.classifiers.values():
             if self.learner in LEARNERS and not head.reads(LEARNERS[self.learner]):
                 wanted = ", ".join(name for name, kind in LEARNERS.items() if head.reads(kind))
-                raise OptionError(
+                raise ConfigError(
                     f"{named}{_name(CLASSIFIERS, head)} cannot read the learner {self.learner}; take {wanted}"
                 )
         if classifier.needs in ("features", "learner") and shift is not None:
-            raise OptionError(
+            raise ConfigError(
                 f"{named}{_name(CLASSIFIERS, classifier)} keeps no class statistics that "
                 f"{_name(SHIFTS, shift)} could move; take none"
             )
         if classifier.needs == "features" and self.learner not in FROZEN:
-            raise OptionError(
+            raise ConfigError(
                 f"{named}{_name(CLASSIFIERS, classifier)} sums over features of a frozen backbone, and "
                 f"{self.learner} keeps training it; take {FROZEN[0]}"
             )
         if shift is not None and shift.moves == "mean" and classifier.needs == "gram":
-            raise OptionError(
+            raise ConfigError(
                 f"{named}{_name(CLASSIFIERS, classifier)} needs the Grams of old classes, and "
                 f"{_name(SHIFTS, shift)} moves means only; take dual-projection or ldc"
             )
         maps = classifier().feature_maps if shift is not None and shift.moves == "gram" else ()
         if any(feature_map is not None and not feature_map.is_linear for feature_map in maps):
-            raise OptionError(
+            raise ConfigError(
                 f"{named}{_name(CLASSIFIERS, classifier)} reads statistics behind a map that is not linear, and "
                 f"{_name(SHIFTS, shift)} is linear in the features; take none"
             )
@@ -297,7 +297,7 @@ def find(name: str) -> Method:
     parts = name.split("+")
     if len(parts) == 3 and (parts[0] in LEARNERS or parts[2] in CLASSIFIERS):
         return combined(*parts)
-    raise OptionError(f"unknown method '{name}': {nearest(name, known)}")
+    raise ConfigError(f"unknown method '{name}': {nearest(name, known)}")
 
 
 def combined(learner: str, shift: str, classifier: str) -> Method:
@@ -308,7 +308,7 @@ def combined(learner: str, shift: str, classifier: str) -> Method:
         ("classifier", classifier, CLASSIFIERS),
     ):
         if name not in table:
-            raise OptionError(f"unknown {kind} '{name}' in {learner}+{shift}+{classifier}: {nearest(name, table)}")
+            raise ConfigError(f"unknown {kind} '{name}' in {learner}+{shift}+{classifier}: {nearest(name, table)}")
     return Method(f"{learner}+{shift}+{classifier}", learner, SHIFTS[shift], CLASSIFIERS[classifier])
 
 

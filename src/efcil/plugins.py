@@ -6,7 +6,7 @@ from functools import cache
 from importlib.metadata import entry_points
 from typing import Any, TypeVar, cast
 
-from efcil.errors import OptionError
+from efcil.errors import ConfigError
 
 T = TypeVar("T")
 
@@ -23,10 +23,10 @@ def plugins(group: str, kind: Any) -> dict[str, Any]:
         try:
             plugin = point.load()
         except Exception as error:
-            raise OptionError(f"{package}: entry point {point.value} of {group} cannot be loaded: {error}") from error
+            raise ConfigError(f"{package}: entry point {point.value} of {group} cannot be loaded: {error}") from error
         if not isinstance(plugin, kind):
             wanted, got = kind.__name__, type(plugin).__name__
-            raise OptionError(f"{package}: entry point {point.value} of {group} must be a {wanted}, got {got}")
+            raise ConfigError(f"{package}: entry point {point.value} of {group} must be a {wanted}, got {got}")
         found[plugin.name] = plugin
     return found
 

@@ -13,7 +13,7 @@ from efcil.accel.machine import Machine
 from efcil.core.metrics import AccuracyMatrix, count_correct
 from efcil.data.augment import Transform
 from efcil.data.dataset import DataSet
-from efcil.errors import OptionError
+from efcil.errors import ConfigError
 from efcil.features import TaskFeatures
 from efcil.learners import Learner
 from efcil.tasks import Task, TaskStream
@@ -104,7 +104,7 @@ def fit_task(
     """
     options, index = learner.options, task.index
     if learner.views and transform is None:
-        raise OptionError(
+        raise ConfigError(
             f"{type(learner).__name__} looks at {1 + learner.views} views of each image, and augment={options.augment} "
             "gives one: set augment=crop-flip or another augmentation"
         )

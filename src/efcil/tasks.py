@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from efcil.data.dataset import ImageSet
-from efcil.errors import DataError, OptionError
+from efcil.errors import ConfigError, DataError
 
 Order = npt.NDArray[np.int64]
 
@@ -34,27 +34,27 @@ def class_order(order: str | int, class_names: Sequence[str]) -> Order:
         return np.arange(classes)
     if text.isascii() and text.isdigit():
         if len(text) > 10 or int(text) >= 2**32:
-            raise OptionError(f"class order {text[:20]}: a seed must be below {2**32}")
+            raise ConfigError(f"class order {text[:20]}: a seed must be below {2**32}")
         return np.random.RandomState(int(text)).permutation(classes).astype(np.int64)
     path = Path(text)
     if not path.is_file():
-        raise OptionError(f"class order '{text}' is neither 'identity', a seed, nor a file that exists")
+        raise ConfigError(f"class order '{text}' is neither 'identity', a seed, nor a file that exists")
     position = {name: index for index, name in enumerate(class_names)}
     labels: list[int] = []
     try:
         lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise OptionError(f"class order {path} cannot be read: {why}") from None
+        raise ConfigError(f"class order {path} cannot be read: {why}") from None
     for line in filter(None, lines):
         number = line.isascii() and line.isdigit() and len(line) < 10
         label = position.get(line, int(line) if number else -1)
         if not 0 <= label < classes:
-            raise OptionError(f"class order {path}: '{line[:60]}' is not one of the {classes} classes")
+            raise ConfigError(f"class order {path}: '{line[:60]}' is not one of the {classes} classes")
         labels.append(label)
     if sorted(labels) != list(range(classes)):
         found = f"{len(set(labels))} different classes in {len(labels)} lines"
-        raise OptionError(f"class order {path}: {found}, need each of {classes} once")
+        raise ConfigError(f"class order {path}: {found}, need each of {classes} once")
     return np.array(labels, dtype=np.int64)
 
 
@@ -78,14 +78,14 @@ def task_sizes(
     (4, 3, 3)
     """
     if (tasks is None) == (init_cls is None and increment is None):
-        raise OptionError("say either --tasks, or --init-cls and --increment")
+        raise ConfigError("say either --tasks, or --init-cls and --increment")
     if tasks is not None:
         if not 1 <= tasks <= classes:
-            raise OptionError(f"--tasks {tasks}: must be between 1 and the {classes} classes")
+            raise ConfigError(f"--tasks {tasks}: must be between 1 and the {classes} classes")
         if classes % tasks and not allow_uneven:
             divisors = [t for t in range(1, classes + 1) if classes % t == 0]
             close = sorted(sorted(divisors, key=lambda t: abs(t - tasks))[:3])
-            raise OptionError(
+            raise ConfigError(
                 f"--tasks {tasks} does not divide the {classes} classes: choose {', '.join(map(str, close))}, "
                 "or pass --allow-uneven, or use --init-cls and --increment"
             )
@@ -94,17 +94,17 @@ def task_sizes(
         step = classes if increment is None else increment
         first = step if init_cls is None else init_cls
         if first < 1 or step < 1:
-            raise OptionError(f"--init-cls {first} --increment {step}: both must be at least 1")
+            raise ConfigError(f"--init-cls {first} --increment {step}: both must be at least 1")
         if first > classes:
-            raise OptionError(f"--init-cls {first}: there are only {classes} classes")
+            raise ConfigError(f"--init-cls {first}: there are only {classes} classes")
         rest = classes - first
         return (first,) + (step,) * (rest // step) + ((rest % step,) if rest % step else ())
     sizes = ((init_cls,) if init_cls is not None else ()) + tuple(increment)
     if min(sizes, default=0) < 1:
-        raise OptionError(f"--increment {','.join(map(str, increment))}: every task needs at least one class")
+        raise ConfigError(f"--increment {','.join(map(str, increment))}: every task needs at least one class")
     total = sum(sizes)
     if total > classes:
-        raise OptionError(
+        raise ConfigError(
             f"the increments {', '.join(map(str, sizes))} add up to {total}, but there are only {classes} classes"
         )
     return sizes + ((classes - total,) if total < classes else ())

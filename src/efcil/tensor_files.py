@@ -15,7 +15,7 @@ from torch import Tensor
 
 from efcil.accel.streams import own_stream
 from efcil.errors import CheckpointError
-from efcil.files import replaced
+from efcil.files import atomic_replace
 
 Tensors = dict[str, Tensor]
 ALIGNMENT = 64  # bytes: where memory that torch allocates begins
@@ -75,7 +75,7 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor], meta: Mapping[str, A
 
 def _write(path: Path, plain: Tensors, meta: Mapping[str, Any]) -> None:
     text = json.dumps(meta, sort_keys=True)
-    with replaced(path) as temporary:
+    with atomic_replace(path) as temporary:
         try:
             save_file(plain, temporary, metadata={"meta": text, "sha256": digest(plain, text)})
         except SafetensorError as error:  # how the library tells that the disk is full

@@ -19,7 +19,7 @@ from efcil.core.class_stats import ClassStats
 from efcil.core.feature_maps import FeatureMap
 from efcil.core.gram_storage import MEANS, StorageSpec
 from efcil.data.augment import Transform
-from efcil.errors import OptionError
+from efcil.errors import ConfigError
 from efcil.features import TaskFeatures
 from efcil.learners.base import Learner
 from efcil.methods import Method
@@ -85,10 +85,10 @@ class Trajectory:
         """
         for part in self.parts.values():
             for key in part.tracks:
-                whole = key._replace(feature_map=None)
-                self.tracks.setdefault(whole, Track(self.tracks[key].shift, key.storage)).storage = key.storage
-                return whole
-        raise OptionError("the learner needs class statistics and no method keeps any: take a classifier that does")
+                keep_aspect = key._replace(feature_map=None)
+                self.tracks.setdefault(keep_aspect, Track(self.tracks[key].shift, key.storage)).storage = key.storage
+                return keep_aspect
+        raise ConfigError("the learner needs class statistics and no method keeps any: take a classifier that does")
 
     def _track(
         self, first: bool, method: Method, shift: Shift | None, classifier: Classifier, options: Any
@@ -99,7 +99,7 @@ class Trajectory:
         for feature_map, needs in zip(classifier.feature_maps, classifier.track_needs, strict=True):
             feature_map = feature_map if shift is None or shift.feature_map is None else shift.feature_map
             if shift is not None and shift.moves == "gram" and feature_map is not None and not feature_map.is_linear:
-                raise OptionError(
+                raise ConfigError(
                     f"{method.name}: {feature_map} is not linear and {type(shift).__name__} is; take none"
                 )
             storage = method.storage(options)

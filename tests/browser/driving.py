@@ -49,12 +49,12 @@ def start(profile: Path) -> Any:
     return webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
 
 
-def picture(path: Path, colour: Sequence[float], size: tuple[int, int] = (96, 72)) -> Path:
+def picture(path: Path, color: Sequence[float], size: tuple[int, int] = (96, 72)) -> Path:
     """Write a picture that is mostly of one colour."""
-    image = Image.new("RGB", size, tuple(int(value) for value in colour))
+    image = Image.new("RGB", size, tuple(int(value) for value in color))
     draw = random.Random(path.name)
     x, y = draw.randrange(size[0] - 12), draw.randrange(size[1] - 12)
-    ImageDraw.Draw(image).ellipse((x, y, x + 12, y + 12), fill=tuple(255 - int(value) for value in colour))
+    ImageDraw.Draw(image).ellipse((x, y, x + 12, y + 12), fill=tuple(255 - int(value) for value in color))
     image.save(path)
     return path
 

@@ -50,7 +50,7 @@ class Known:
     """What is kept of a class."""
 
     name: str
-    colour: tuple[float, ...]
+    color: tuple[float, ...]
     images: int
     learned: str
     recall: float | None
@@ -109,8 +109,8 @@ class StandIn:
 
     def learn(self, label: str, pictures: list[bytes]) -> None:
         """Take the mean colour of a class's pictures."""
-        colours = [mean_colour(picture) for picture in pictures]
-        mean = tuple(sum(channel) / len(colours) for channel in zip(*colours, strict=True))
+        colors = [mean_colour(picture) for picture in pictures]
+        mean = tuple(sum(channel) / len(colors) for channel in zip(*colors, strict=True))
         old = next((known for known in self.classes if known.name == label), None)
         if old is not None:
             old.images += len(pictures)
@@ -123,18 +123,18 @@ class StandIn:
         pairs = []
         for index, one in enumerate(self.classes):
             for other in self.classes[:index]:
-                dot = sum(a * b for a, b in zip(one.colour, other.colour, strict=True))
-                norm = math.hypot(*one.colour) * math.hypot(*other.colour)
+                dot = sum(a * b for a, b in zip(one.color, other.color, strict=True))
+                norm = math.hypot(*one.color) * math.hypot(*other.color)
                 pairs.append([other.name, one.name, round(dot / max(norm, 1e-9), 4)])
         return sorted(pairs, key=lambda pair: -pair[2])[:most]
 
     def answer(self, picture: bytes, name: str, top: int) -> dict[str, Any]:
         """One prediction, or the error that its picture deserves."""
         try:
-            colour = mean_colour(picture)
+            color = mean_colour(picture)
         except OSError:
             return {"file": name, "error": f"{name} is not a picture that can be read"}
-        distances = [-(math.dist(colour, known.colour) ** 2) / 2000 for known in self.classes]
+        distances = [-(math.dist(color, known.color) ** 2) / 2000 for known in self.classes]
         weights = [math.exp(d - max(distances)) for d in distances]
         shares = [weight / sum(weights) for weight in weights]
         best = sorted(zip(shares, (known.name for known in self.classes), strict=True), reverse=True)[:top]
@@ -202,7 +202,7 @@ class StandIn:
         return {
             "job": job["id"],
             "classes": list(lessons),
-            "pictures": sum(map(len, lessons.values())),
+            "images": sum(map(len, lessons.values())),
             "refused": refused,
         }
 

@@ -68,9 +68,9 @@ def test_when_no_picture_can_be_read_each_is_named(page, tmp_path):
 
 
 def test_many_pictures_go_some_at_a_time_and_keep_their_order(page, standin, tmp_path):
-    colours = {"apple": (200, 30, 40), "banana": (230, 210, 60), "plum": (70, 30, 120)}
+    colors = {"apple": (200, 30, 40), "banana": (230, 210, 60), "plum": (70, 30, 120)}
     order = (["apple", "plum", "banana", "plum"] * 5)[:18]
-    page.ask(*(picture(tmp_path / f"{index:02d}.png", colours[label]) for index, label in enumerate(order)))
+    page.ask(*(picture(tmp_path / f"{index:02d}.png", colors[label]) for index, label in enumerate(order)))
     assert [row[1] for row in page.answers()] == order
     assert standin.requests.count("POST /predict") == 3
     page.click("#ask-clear")
@@ -504,8 +504,10 @@ def test_look_alikes_can_be_read(page, standin, number, width):
         for other in boxes[:index]:
             apart = one[2] <= other[0] or other[2] <= one[0] or one[3] <= other[1] + 1 or other[3] <= one[1] + 1
             assert apart, "two names lie over each other"
-    listed = page.texts("#alike-list li")
-    assert [re.sub(r" (under )?\d+\s% alike$", "", line) for line in listed] == [f"{a} and {b}" for a, b, _ in wanted]
+    format_list = page.texts("#alike-list li")
+    assert [re.sub(r" (under )?\d+\s% alike$", "", line) for line in format_list] == [
+        f"{a} and {b}" for a, b, _ in wanted
+    ]
     label = page.js("return document.querySelector('#alike-picture svg').getAttribute('aria-label')")
     assert f"{wanted[0][0]} and {wanted[0][1]}" in label
 

@@ -12,13 +12,13 @@ from efcil.product import IncrementalClassifier
 from test_serve import TOKEN, Served
 
 pytestmark = pytest.mark.slow
-COLOURS = {"red": (210, 40, 40), "blue": (40, 60, 210), "green": (40, 190, 60)}
+COLORS = {"red": (210, 40, 40), "blue": (40, 60, 210), "green": (40, 190, 60)}
 
 
 def draw(folder, name, number):
     jitter = np.random.default_rng(len(name)).integers(-25, 25, (number, 3))
-    colours = (np.array(COLOURS[name]) + jitter).clip(0, 255)
-    return [picture(folder / f"{name}-{index}.png", colour) for index, colour in enumerate(colours)]
+    colors = (np.array(COLORS[name]) + jitter).clip(0, 255)
+    return [picture(folder / f"{name}-{index}.png", color) for index, color in enumerate(colors)]
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +39,7 @@ def served(model):
 
 def test_ask_teach_forget_and_undo_with_the_real_service(driver, served, model, tmp_path):
     page = Page(driver, str(served.http.base_url)).open()
-    red, blue, green = ([*draw(tmp_path, name, 14)] for name in COLOURS)
+    red, blue, green = ([*draw(tmp_path, name, 14)] for name in COLORS)
     bad = tmp_path / "text.jpg"
     bad.write_text("no picture")
     page.ask(red[0], blue[0], bad)

@@ -148,7 +148,7 @@ class InTraining:
         self.otherwise = backbone if otherwise is None else otherwise
         self.updates: Updates | None = None
         self.copies: list[Tensor] = []  # weights behind the stem in the precision of products, where they are followed
-        self.underway: weakref.WeakSet[Pass] = weakref.WeakSet()
+        self.started: weakref.WeakSet[Pass] = weakref.WeakSet()
         numbers = itertools.count(1)
         self.stem = First(backbone.conv1, backbone.bn1)
         self.blocks = [Block(block, numbers) for block in backbone.blocks()]
@@ -225,7 +225,7 @@ class Pass:
     def forward(self, images: Tensor) -> Tensor:
         """Features (n, dim)."""
         net = self.net
-        net.underway.add(self)
+        net.started.add(self)
         behind = net.copies or [layer.low(net.dtype) for layer in net.layers[1:]]
         with net.beside("weights"):
             if not net.copies:
@@ -270,10 +270,10 @@ class Pass:
     def backward(self, grad: Tensor) -> list[Tensor | None]:
         """Gradients of all that learned, for that of the features."""
         net = self.net
-        if len(net.underway) > 1:
-            for each in net.underway:
+        if len(net.started) > 1:
+            for each in net.started:
                 each.alone = False
-        net.underway.discard(self)
+        net.started.discard(self)
         pair: Pair = ((grad / self.area).to(net.dtype).contiguous(), None)
         for block, let_through in zip(reversed(net.blocks), reversed(self.let_through), strict=True):
             pair = self.back_through(block, let_through, pair)

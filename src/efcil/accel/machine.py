@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from efcil.accel.streams import Gate, _own_streams, _streams, own_stream
-from efcil.errors import OptionError
+from efcil.errors import ConfigError
 from efcil.losses import Criterion
 from efcil.training.distributed import ALONE, Group
 
@@ -61,18 +61,18 @@ class Machine:
             torch.empty(1, device=place)
         except (RuntimeError, AssertionError, NotImplementedError):
             have = ["cpu"] + [f"cuda:{i}" for i in range(torch.cuda.device_count())]
-            raise OptionError(f"--device {device} is not usable here; there is {', '.join(have)}") from None
+            raise ConfigError(f"--device {device} is not usable here; there is {', '.join(have)}") from None
         on_gpu = place.type == "cuda"
         if on_gpu:
             torch.backends.cudnn.benchmark = True  # shapes are few and fixed: the fastest convolution is worth a try
         if precision == "auto":
             precision = "bf16" if on_gpu and torch.cuda.is_bf16_supported() else "fp32"
         if precision not in ("fp32", "bf16"):
-            raise OptionError(f"--precision {precision}: must be fp32 or bf16")
+            raise ConfigError(f"--precision {precision}: must be fp32 or bf16")
         if capture and not on_gpu:
-            raise OptionError(f"--capture needs a CUDA device, not {place}")
+            raise ConfigError(f"--capture needs a CUDA device, not {place}")
         if sync_bn and not on_gpu:
-            raise OptionError(
+            raise ConfigError(
                 f"--sync-bn needs CUDA devices, not {place}: leave it out, and each process normalises its own share"
             )
         compile, capture = on_gpu if compile is None else compile, on_gpu if capture is None else capture
@@ -256,9 +256,9 @@ def _libraries(device: torch.device, kernels: bool) -> threading.Thread:
 def _own_gpu(device: str, group: Group) -> str:
     """Return this process's GPU: each of a machine takes the one of its number."""
     if device != "cuda":
-        raise OptionError(f"--device {device} is one GPU for {group.size} processes: pass --device cuda, one for each")
+        raise ConfigError(f"--device {device} is one GPU for {group.size} processes: pass --device cuda, one for each")
     if group.local_rank >= torch.cuda.device_count():
-        raise OptionError(
+        raise ConfigError(
             f"process {group.local_rank + 1} of this machine finds {torch.cuda.device_count()} GPUs: start as many "
             "processes as there are GPUs (--nproc-per-node), or pass --device cpu"
         )

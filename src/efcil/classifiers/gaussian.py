@@ -20,7 +20,7 @@ from efcil.config import Options
 from efcil.core.class_stats import ClassStats
 from efcil.core.feature_maps import FeatureMap, FewerStages
 from efcil.core.gaussian import gaussian_factors, log_densities, standardised
-from efcil.errors import OptionError
+from efcil.errors import ConfigError
 
 
 class GaussianOptions(Options):
@@ -65,7 +65,7 @@ class RidgeAndGaussianOptions(RidgeOptions, GaussianOptions):
         super().check_training(training)
         extracted = getattr(training, "intermediate_stages", 0)
         if self.use_stages is not None and self.use_stages > extracted:
-            raise OptionError(
+            raise ConfigError(
                 f"use_stages={self.use_stages}: features of {extracted} intermediate stages are extracted; set "
                 f"intermediate_stages={self.use_stages} or more"
             )

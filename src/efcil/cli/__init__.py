@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from efcil import __version__
-from efcil.errors import EfcilError, OptionError
+from efcil.errors import ConfigError, EfcilError
 
 app = typer.Typer(
     name="efcil",
@@ -33,7 +33,7 @@ Uneven = Annotated[bool, typer.Option("--allow-uneven", help="Let --tasks make t
 Order = Annotated[str, typer.Option(help="Class order: identity, a seed such as 1993, or a file.")]
 Seed = Annotated[int, typer.Option(min=0, help="Seed of weights, batches and augmentation.")]
 Preset = Annotated[str | None, typer.Option(help="Named settings; the first one of the data set by default.")]
-Settings = Annotated[list[str], typer.Option("--set", help="Any option as key=value; may be repeated.")]
+Overrides = Annotated[list[str], typer.Option("--set", help="Any option as key=value; may be repeated.")]
 Out = Annotated[Path | None, typer.Option(help="Directory of the run; made from its names by default.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on where the run in --out stands.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1 ...")]
@@ -50,8 +50,8 @@ Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads; results a
 Every = Annotated[float, typer.Option("--checkpoint-seconds", min=0, help="Seconds between checkpoints inside a task.")]
 QuietFlag = Annotated[bool, typer.Option("--quiet", help="Say nothing but errors and notes.")]
 JsonFlag = Annotated[bool, typer.Option("--json", help="One JSON object a line.")]
-KeepFeatures = Annotated[
-    bool, typer.Option("--keep-features", help="Keep every task's features, for `efcil replay` with other methods.")
+SaveFeatures = Annotated[
+    bool, typer.Option("--save-features", help="Keep every task's features, for `efcil reevaluate` with other methods.")
 ]
 SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Sets of image files: leave out those that cannot be read.")]
 ConfigFile = Annotated[
@@ -82,7 +82,7 @@ def _root(
 
         if processes() > 1:
             known = " and ".join(f"`efcil {name}`" for name in DISTRIBUTED)
-            raise OptionError(
+            raise ConfigError(
                 f"efcil {context.invoked_subcommand} works alone, and torchrun started {processes()} processes of it: "
                 f"start it without torchrun; only {known} share their work"
             )
@@ -94,19 +94,19 @@ def _increment(text: str | None) -> int | list[int] | None:
     try:
         values = [int(part) for part in text.strip("[] ").split(",")]
     except ValueError:
-        raise OptionError(f"--increment {text}: must be a number, or numbers with commas between them") from None
+        raise ConfigError(f"--increment {text}: must be a number, or numbers with commas between them") from None
     return values[0] if len(values) == 1 else values
 
 
-def _run(methods: list[str], dataset: str, o: dict[str, Any], compare: bool, voice: Any, group: Any) -> Any:
+def _run(methods: list[str], dataset: str, o: dict[str, Any], compare: bool, reporter: Any, group: Any) -> Any:
     """Resolve the options of a command into a run."""
     from efcil.accel.machine import Machine
     from efcil.experiment.run import Run
-    from efcil.experiment.specification import Request, resolve
+    from efcil.experiment.specification import ExperimentSpec, resolve
     from efcil.experiment.tracking import trackers
 
-    settings = [*o["settings"], *(["data.skip_bad=true"] if o["skip_bad"] else [])]
-    request = Request(
+    overrides = [*o["overrides"], *(["data.skip_bad=true"] if o["skip_bad"] else [])]
+    spec = ExperimentSpec(
         methods=tuple(methods),
         dataset=dataset,
         tasks=o["tasks"],
@@ -116,55 +116,55 @@ def _run(methods: list[str], dataset: str, o: dict[str, Any], compare: bool, voi
         order=o["order"],
         seed=o["seed"],
         preset=o["preset"],
-        settings=tuple(settings),
-        held_out=o.get("held_out", 0.0),
+        overrides=tuple(overrides),
+        val_fraction=o.get("val_fraction", 0.0),
     )
-    plan = resolve(request)
+    experiment = resolve(spec)
     if o["threads"]:
         import torch
 
         torch.set_num_threads(o["threads"])
     machine = Machine.choose(o["device"], o["precision"], o["compile"], o["capture"], group, o["sync_bn"])
-    split = "-".join(f"{key}{value}" for key, value in plan.tasks.items()).replace(" ", "")
+    split = "-".join(f"{key}{value}" for key, value in experiment.tasks.items()).replace(" ", "")
     name = methods[0].replace(":", "-")
     out = o["out"] or Path("runs") / f"{name}-{dataset}-{split}-order{Path(o['order']).stem}-seed{o['seed']}"
     command = shlex.join(["efcil", *sys.argv[1:]])  # as typed, for config.yaml and summary.json
     return Run(
-        plan,
+        experiment,
         o["data"],
         out,
         machine,
-        voice,
+        reporter,
         command=command,
         checkpoint_seconds=o["checkpoint_seconds"],
         compare=compare,
-        keep_features=o["keep_features"],
-        trackers=trackers(o["log"] if group.is_first else [], out, plan.identity()),
+        save_features=o["save_features"],
+        trackers=trackers(o["log"] if group.is_first else [], out, experiment.fingerprint()),
     )
 
 
-def _say(o: dict[str, Any], voice: Any) -> None:
+def _say(o: dict[str, Any], reporter: Any) -> None:
     """Say what the file of --config left to be said."""
     for text in o.get("notes", ()):
-        voice.note(text)
+        reporter.note(text)
 
 
 def _execute(methods: list[str], dataset: str, o: dict[str, Any], compare: bool = False) -> None:
     """Execute one run and leave the screen tidy; under torchrun, this process's part of it."""
-    from efcil.experiment.reporters import Silent, reporter
+    from efcil.experiment.reporters import NullReporter, choose_reporter
     from efcil.training.distributed import joined
 
     with joined() as group:
-        voice = reporter(o["quiet"], o["json"]) if group.is_first else Silent()
+        reporter = choose_reporter(o["quiet"], o["json"]) if group.is_first else NullReporter()
         try:
-            _say(o, voice)
+            _say(o, reporter)
             with group.agreeing():
-                run = _run(methods, dataset, o, compare, voice, group)
+                run = _run(methods, dataset, o, compare, reporter, group)
             from efcil.experiment.run import execute_all
 
             execute_all([run], o["resume"], 1, f"go on with --resume --out {run.out}")
         finally:
-            voice.close()
+            reporter.close()
 
 
 def _typed(context: typer.Context) -> set[str]:
@@ -190,7 +190,7 @@ def _shared(
     allow_uneven: Uneven = False,
     seed: Seed = 0,
     preset: Preset = None,
-    settings: Settings = [],  # noqa: B006 (typer copies it)
+    overrides: Overrides = [],  # noqa: B006 (typer copies it)
     config: ConfigFile = None,
     out: Out = None,
     resume: Resume = False,
@@ -202,7 +202,7 @@ def _shared(
     threads: Threads = None,
     checkpoint_seconds: Every = 60.0,
     skip_bad: SkipBad = False,
-    keep_features: KeepFeatures = False,
+    save_features: SaveFeatures = False,
     log: LogTo = [],  # noqa: B006
     quiet: QuietFlag = False,
     json: JsonFlag = False,
@@ -232,7 +232,7 @@ def run(
     options |= {"method": method, "dataset": dataset, "order": order}
     options = _with_file(options, context)
     if not options["method"] or not options["dataset"]:
-        raise OptionError("say what to run: efcil run METHOD DATASET, for example efcil run dpcr digits")
+        raise ConfigError("say what to run: efcil run METHOD DATASET, for example efcil run dpcr digits")
     _execute([options["method"]], options["dataset"], options)
 
 
@@ -252,14 +252,14 @@ def compare(
     at_once = options["at_once"]
     names = [m.strip() for m in options["methods"].split(",") if m.strip()]
     if not names or not options["dataset"]:
-        raise OptionError("say what to compare: efcil compare METHOD,METHOD DATASET, for example dpcr,lwf-ncm digits")
+        raise ConfigError("say what to compare: efcil compare METHOD,METHOD DATASET, for example dpcr,lwf-ncm digits")
     chosen = [o.strip() for o in options["orders"].split(",") if o.strip()]
     split = "".join(f"-{key}{options[key]}" for key in ("tasks", "init_cls", "increment") if options[key] is not None)
     out = options["out"] or Path("runs") / f"compare-{options['dataset']}{split}-seed{options['seed']}"
     if len(chosen) == 1:
         _execute(names, options["dataset"], {**options, "order": chosen[0], "out": out}, compare=True)
         return
-    from efcil.experiment.reporters import Lines, Silent, reporter
+    from efcil.experiment.reporters import NullReporter, PrefixReporter, choose_reporter
     from efcil.experiment.run import execute_all
     from efcil.report import load_summaries, markdown_table, write_report
     from efcil.training.distributed import joined
@@ -270,13 +270,17 @@ def compare(
         runs = []
         with group.agreeing():
             if group.size > 1 and at_once not in (None, 1):
-                raise OptionError(f"--at-once {at_once}: {group.size} processes train one order at a time; drop it")
+                raise ConfigError(f"--at-once {at_once}: {group.size} processes train one order at a time; drop it")
             if group.is_first:
-                _say(options, reporter(options["quiet"], options["json"]))
+                _say(options, choose_reporter(options["quiet"], options["json"]))
             for order, place in places.items():
-                voice = reporter(options["quiet"], options["json"]) if quiet else Lines(f"order {order}")
+                reporter = (
+                    choose_reporter(options["quiet"], options["json"]) if quiet else PrefixReporter(f"order {order}")
+                )
                 own = {**options, "order": order, "out": place}
-                runs.append(_run(names, options["dataset"], own, True, voice if group.is_first else Silent(), group))
+                runs.append(
+                    _run(names, options["dataset"], own, True, reporter if group.is_first else NullReporter(), group)
+                )
         execute_all(runs, options["resume"], at_once or runs[0].machine.runs_at_once)
         if group.is_first:
             summaries = load_summaries(list(places.values()))
@@ -291,13 +295,13 @@ def tune(
     context: typer.Context,
     method: Annotated[str, typer.Argument(help="Method, see `efcil methods`.")] = "",
     dataset: Annotated[str, typer.Argument(help="Data set, see `efcil data list`.")] = "",
-    tried: Annotated[
+    grid: Annotated[
         list[str], typer.Option("--try", help="An option and its values, key=value,value; repeat for more: all pairs.")
     ] = [],  # noqa: B006
     orders: Annotated[
         str, typer.Option(help="Class orders with commas between them; report later on others.")
     ] = "identity,1992,1993",
-    held_out: Annotated[
+    val_fraction: Annotated[
         float, typer.Option(min=0.01, max=0.5, help="Share of each class's training images that is measured on.")
     ] = 0.1,
     at_once: Annotated[int | None, typer.Option(min=1, help="Runs trained at once; 3 on a GPU by default.")] = None,
@@ -306,18 +310,24 @@ def tune(
     """Choose options on held-out training images, never on test images. What is done is not done again."""
     from efcil.experiment.tuning import execute
 
-    options |= {"method": method, "dataset": dataset, "orders": orders, "held_out": held_out, "at_once": at_once}
+    options |= {
+        "method": method,
+        "dataset": dataset,
+        "orders": orders,
+        "val_fraction": val_fraction,
+        "at_once": at_once,
+    }
     options = _with_file(options, context)
-    if not options["method"] or not options["dataset"] or not tried:
-        raise OptionError("say what to choose: efcil tune METHOD DATASET --try key=value,value")
-    execute(options, tried, _run)
+    if not options["method"] or not options["dataset"] or not grid:
+        raise ConfigError("say what to choose: efcil tune METHOD DATASET --try key=value,value")
+    execute(options, grid, _run)
 
 
 @app.command()
-def replay(
-    source: Annotated[Path, typer.Argument(help="Directory of a run or comparison with --keep-features.")],
+def reevaluate(
+    source: Annotated[Path, typer.Argument(help="Directory of a run or comparison with --save-features.")],
     methods: Annotated[str, typer.Argument(help="Methods with commas between them; a variant is name:key=value.")],
-    settings: Settings = [],  # noqa: B006
+    overrides: Overrides = [],  # noqa: B006
     out: Annotated[Path | None, typer.Option(help="Directory to write to; beside the run by default.")] = None,
     device: Device = "auto",
     quiet: QuietFlag = False,
@@ -325,7 +335,7 @@ def replay(
     """Read other methods from a finished run: no training, no images, the same numbers as in company."""
     from efcil.experiment.reevaluate import execute
 
-    execute(source, methods, settings, out, device, quiet, shlex.join(["efcil", *sys.argv[1:]]))
+    execute(source, methods, overrides, out, device, quiet, shlex.join(["efcil", *sys.argv[1:]]))
 
 
 @app.command()
@@ -363,7 +373,7 @@ def reproduce(
     results: Annotated[
         list[Path], typer.Option("--from", help="Directory with summaries measured before; repeat for more.")
     ] = [],  # noqa: B006
-    settings: Settings = [],  # noqa: B006
+    overrides: Overrides = [],  # noqa: B006
     device: Device = "auto",
     at_once: Annotated[
         int | None, typer.Option(min=1, help="Runs trained at once in this process; 3 on a GPU by default.")
@@ -391,7 +401,7 @@ def reproduce(
         orders=orders,
         tasks=tasks,
         results=results,
-        settings=settings,
+        overrides=overrides,
         device=device,
         at_once=at_once,
         parallel=parallel,
@@ -451,10 +461,10 @@ def teach(
     weights: Annotated[Path | None, typer.Option(help="New model: safetensors file with a backbone's weights.")] = None,
     frozen: Annotated[bool, typer.Option("--frozen", help="New model: the backbone never learns (--weights).")] = False,
     seed: Annotated[int | None, typer.Option(min=0, help="New model: seed.")] = None,
-    held_out: Annotated[
+    val_fraction: Annotated[
         float | None, typer.Option(help="New model: share of each class kept from training to measure recall; 0.1.")
     ] = None,
-    settings: Settings = [],  # noqa: B006 (typer copies it)
+    overrides: Overrides = [],  # noqa: B006 (typer copies it)
     epochs: Annotated[int | None, typer.Option(min=1, help="Epochs of this teaching.")] = None,
     budget: Annotated[float | None, typer.Option(help="Seconds that this teaching may take.")] = None,
     device: Device = "auto",
@@ -462,19 +472,19 @@ def teach(
     quiet: QuietFlag = False,
 ) -> None:
     """Teach a model new classes, or more pictures of old ones; a model that does not exist yet is made."""
-    from efcil.config import parse_settings
+    from efcil.config import parse_overrides
     from efcil.product import commands
 
     chosen = {"method": method, "backbone": backbone, "width": width, "size": size, "weights": weights, "seed": seed}
-    given = {**chosen, "held_out": held_out}
-    made_with: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-    made_with |= {"frozen": True} if frozen else {}
-    made_with |= {"options": parse_settings(settings)} if settings else {}
-    told = commands.teach(
-        model, folder, made_with, epochs=epochs, budget=budget, device=device, skip_bad=skip_bad, quiet=quiet
+    given = {**chosen, "val_fraction": val_fraction}
+    new_model_options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    new_model_options |= {"frozen": True} if frozen else {}
+    new_model_options |= {"options": parse_overrides(overrides)} if overrides else {}
+    message = commands.teach(
+        model, folder, new_model_options, epochs=epochs, budget=budget, device=device, skip_bad=skip_bad, quiet=quiet
     )
     if not quiet:
-        print(told)
+        print(message)
 
 
 @app.command()
@@ -482,7 +492,7 @@ def predict(
     model: ModelDir,
     paths: Annotated[list[Path], typer.Argument(help="Pictures, or folders of them.")],
     top: Annotated[int, typer.Option(min=1, help="Answers for each picture, best first.")] = 1,
-    unknown: Annotated[float | None, typer.Option(help="Below this confidence: none of these.")] = None,
+    reject_below: Annotated[float | None, typer.Option(help="Below this confidence: none of these.")] = None,
     device: Device = "auto",
     json: JsonFlag = False,
     csv: Annotated[bool, typer.Option("--csv", help="Comma-separated values.")] = False,
@@ -490,11 +500,11 @@ def predict(
     """Name what is in pictures."""
     from efcil.product import commands
 
-    answers = commands.predict(model, paths, top=top, unknown=unknown, device=device)
+    answers = commands.predict(model, paths, top=top, reject_below=reject_below, device=device)
     if json:
-        print(commands.dumped(answers))
+        print(commands.to_json(answers))
     elif csv:
-        print(commands.as_csv(answers), end="")
+        print(commands.to_csv(answers), end="")
     else:
         for answer in answers:
             rest = ", ".join(f"{t['label']} {100 * t['confidence']:.0f} %" for t in answer["top"][1:])
@@ -515,12 +525,12 @@ def evaluate(
 
     found = commands.evaluate(model, folder, device=device, skip_bad=skip_bad)
     if json:
-        print(commands.dumped(found))
+        print(commands.to_json(found))
         return
     width = max(map(len, found["recall"]))
     for name, recall in found["recall"].items():
         print(f"{name:{width}}  {recall:6.2f} %")
-    print(f"{found['accuracy']:.2f} % of {found['pictures']} pictures are named rightly")
+    print(f"{found['accuracy']:.2f} % of {found['images']} pictures are named rightly")
 
 
 @app.command()
@@ -566,7 +576,7 @@ def merge(
     """Add what another model knows; both must have the same frozen backbone."""
     from efcil.product import commands
 
-    changed = commands.change(model, device, "merge", commands.loaded(other, device))
+    changed = commands.change(model, device, "merge", commands.load_model(other, device))
     print(f"merged; {model} knows {len(changed.classes_)} classes now")
 
 
@@ -575,8 +585,8 @@ def summary(model: ModelDir, json: JsonFlag = False) -> None:
     """Say what a model is and knows."""
     from efcil.product import commands
 
-    found = commands.loaded(model, "cpu").summary()
-    print(commands.dumped(found) if json else commands.summary_text(found))
+    found = commands.load_model(model, "cpu").summary()
+    print(commands.to_json(found) if json else commands.summary_text(found))
 
 
 @app.command()
@@ -587,7 +597,7 @@ def export(
     from efcil.product import commands
     from efcil.product.export import export_onnx
 
-    path = export_onnx(commands.loaded(model, "cpu"), onnx)
+    path = export_onnx(commands.load_model(model, "cpu"), onnx)
     print(f"written: {path} ({path.stat().st_size / 1e6:.1f} MB)")
 
 
@@ -618,7 +628,7 @@ def serve(
     from efcil.serve.limits import MIB, Limits
 
     if (tls_cert is None) != (tls_key is None):
-        raise OptionError("--tls-cert and --tls-key belong together: give both or none")
+        raise ConfigError("--tls-cert and --tls-key belong together: give both or none")
     run_service(
         model,
         host=host,
@@ -649,12 +659,12 @@ def doctor() -> None:
 
 @data_app.command("list")
 def data_list() -> None:
-    """List the data sets: what each is, its size, its licence and where to get it."""
+    """List the data sets: what each is, its size, its license and where to get it."""
     from efcil.data import registered
 
     for source in registered().values():
-        print(f"{source.name:14} {source.about}; {source.size}")
-        print(f"{'':14} licence: {source.licence}; get it: {source.origin}")
+        print(f"{source.name:14} {source.description}; {source.size}")
+        print(f"{'':14} license: {source.license}; get it: {source.url}")
 
 
 @data_app.command("fetch")
@@ -668,16 +678,16 @@ def data_fetch(
 
     source = sources.find(name)
     if not source.fetchable:
-        raise OptionError(f"{name} is not downloaded: get it by {source.origin}")
+        raise ConfigError(f"{name} is not downloaded: get it by {source.url}")
     from efcil.data.fetch import fetch
-    from efcil.experiment.reporters import reporter
+    from efcil.experiment.reporters import choose_reporter
 
-    voice = reporter(quiet)
+    reporter = choose_reporter(quiet)
     try:
         remote = sources.remote(name)
-        place = fetch(remote, data, progress=lambda done, total: voice.counting(f"downloading {name}", done, total))
+        place = fetch(remote, data, progress=lambda done, total: reporter.progress(f"downloading {name}", done, total))
     finally:
-        voice.close()
+        reporter.close()
     print(f"{name} is in {place}; use it with --data {data}")
 
 
@@ -686,26 +696,26 @@ def data_verify(
     name: Annotated[str, typer.Argument(help="Data set.")],
     place: Annotated[Path | None, typer.Argument(metavar="[DIR]", help="The same as --data.")] = None,
     data: DataDir = None,
-    settings: Settings = [],  # noqa: B006 (typer copies it)
+    overrides: Overrides = [],  # noqa: B006 (typer copies it)
     skip_bad: SkipBad = False,
     quiet: QuietFlag = False,
 ) -> None:
     """Decode every image, count them in each class and part, and compare with the official counts."""
     from efcil import data as sources
-    from efcil.config import build, parse_settings
+    from efcil.config import build, parse_overrides
     from efcil.data.verify import verify
     from efcil.errors import DataError
-    from efcil.experiment.reporters import reporter
+    from efcil.experiment.reporters import choose_reporter
 
     if place is not None and data is not None:
-        raise OptionError(f"the directory is given twice, {place} and --data {data}: give it once")
-    given = {key.removeprefix("data."): value for key, value in parse_settings(settings).items()}
+        raise ConfigError(f"the directory is given twice, {place} and --data {data}: give it once")
+    given = {key.removeprefix("data."): value for key, value in parse_overrides(overrides).items()}
     options = build(sources.find(name).options, given | ({"skip_bad": True} if skip_bad else {}), name)
-    voice = reporter(quiet)
+    reporter = choose_reporter(quiet)
     try:
-        found = verify(name, data or place, options, lambda *count: voice.counting(f"reading {name}", *count))
+        found = verify(name, data or place, options, lambda *count: reporter.progress(f"reading {name}", *count))
     finally:
-        voice.close()
+        reporter.close()
     for note in found.notes:
         print(f"note: {note}")
     for problem in found.problems:

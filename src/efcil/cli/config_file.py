@@ -11,7 +11,7 @@ import yaml
 
 from efcil.cli.pycil import is_pycil, translated
 from efcil.config import load_yaml
-from efcil.errors import OptionError, nearest
+from efcil.errors import ConfigError, nearest
 
 # There are two ways to split the classes: the one that is typed replaces the other one in the file.
 _INSTEAD = {"tasks": ("init_cls", "increment"), "init_cls": ("tasks",), "increment": ("tasks",)}
@@ -28,25 +28,25 @@ def merged(path: Path, options: Mapping[str, Any], typed: Container[str]) -> dic
         try:
             tree = _from_run(tree["run"])
         except (KeyError, TypeError, AttributeError) as error:
-            raise OptionError(f"--config {path}: not what a run wrote about itself ({error!r}); take a copy") from None
+            raise ConfigError(f"--config {path}: not what a run wrote about itself ({error!r}); take a copy") from None
     elif is_pycil(tree):
         by_hand = {name: value for name, value in options.items() if name in typed}
         tree, notes = translated(tree, by_hand, compare="orders" in options)
-    settings = tree.pop("set", {})
-    if not isinstance(settings, dict):
-        raise OptionError(f"--config {path}: set must be a mapping, such as 'set: {{ridge: 200}}'")
-    known = {name.replace("_", "-"): name for name in options if name not in ("config", "settings")}
+    overrides = tree.pop("set", {})
+    if not isinstance(overrides, dict):
+        raise ConfigError(f"--config {path}: set must be a mapping, such as 'set: {{ridge: 200}}'")
+    known = {name.replace("_", "-"): name for name in options if name not in ("config", "overrides")}
     result = {**options, "notes": notes}
     for key, value in tree.items():
         name = known.get(str(key).replace("_", "-"))
         if name is None:
-            raise OptionError(f"--config {path}: {key} is not an option: {nearest(str(key), known)}")
+            raise ConfigError(f"--config {path}: {key} is not an option: {nearest(str(key), known)}")
         if any(other in typed for other in _INSTEAD.get(name, ())):
             continue
         if name not in typed:
             result[name] = _checked(name, value, options[name])
-    given = [f"{key}={json.dumps(value)}" for key, value in settings.items()]  # JSON is YAML
-    result["settings"] = given + list(options["settings"])  # later ones win
+    given = [f"{key}={json.dumps(value)}" for key, value in overrides.items()]  # JSON is YAML
+    result["overrides"] = given + list(options["overrides"])  # later ones win
     return result
 
 
@@ -57,18 +57,18 @@ def _read(path: Path) -> dict[str, Any]:
         tree = json.loads(text) if kind == "JSON" else load_yaml(text)  # YAML 1.1 takes JSON's 5e-4 for a word
         tree = json.loads(json.dumps(tree, default=str))  # a date is a word here
     except OSError as error:
-        raise OptionError(f"--config {path}: {error.strerror}") from None
+        raise ConfigError(f"--config {path}: {error.strerror}") from None
     except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
         why = " ".join(str(error).split())[:300]
-        raise OptionError(f"--config {path} is not {kind} that can be used: {why}") from None
+        raise ConfigError(f"--config {path} is not {kind} that can be used: {why}") from None
     if not isinstance(tree, dict):
-        raise OptionError(f"--config {path}: must be a mapping of options, such as 'method: dpcr'")
+        raise ConfigError(f"--config {path}: must be a mapping of options, such as 'method: dpcr'")
     return tree
 
 
 def _checked(name: str, value: Any, default: Any) -> Any:
     if name in ("data", "out", "order", "orders") and "\0" in str(value):
-        raise OptionError(f"{name}={value!r} in the file: no file has such a name")
+        raise ConfigError(f"{name}={value!r} in the file: no file has such a name")
     if name in ("data", "out"):
         return Path(str(value))
     if name == "log":
@@ -84,7 +84,7 @@ def _checked(name: str, value: Any, default: Any) -> Any:
     else:
         wanted = (str,)
     if not isinstance(value, wanted) or (isinstance(value, bool) and bool not in wanted):
-        raise OptionError(f"{name}={value!r} in the file: must be {wanted[0].__name__}")
+        raise ConfigError(f"{name}={value!r} in the file: must be {wanted[0].__name__}")
     return value
 
 
@@ -92,16 +92,16 @@ def _from_run(run: Mapping[str, Any]) -> dict[str, Any]:
     """Turn what a run wrote about itself back into options; its presets are resolved, so all values are set."""
     methods = run["methods"]
     if len(methods) != 1:
-        raise OptionError("this config.yaml is of a compare run: name the methods and options by hand")
+        raise ConfigError("this config.yaml is of a compare run: name the methods and options by hand")
     ((_, own),) = methods.items()
     options = {k: v for k, v in own.items() if k != "method"}
-    settings = {**run["training"], **options, **{f"data.{k}": v for k, v in run["data"].items()}}
+    overrides = {**run["training"], **options, **{f"data.{k}": v for k, v in run["data"].items()}}
     return {
         "method": own["method"],
         "dataset": run["dataset"],
         "preset": run["preset"],
         "order": run["order"],
         "seed": run["seed"],
-        "set": settings,
+        "set": overrides,
         **run["split"],
     }

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from efcil.config import preset_names
-from efcil.errors import OptionError, nearest
+from efcil.errors import ConfigError, nearest
 
 DATASETS = {
     **{name: name for name in ("cifar100", "tiny-imagenet", "imagenet100", "imagenet1k", "cub200")},
@@ -126,13 +126,13 @@ def is_pycil(tree: Mapping[str, Any]) -> bool:
 
 
 class Translation:
-    """One file on its way to our options: `options`, `settings`, and `notes` that say what became what."""
+    """One file on its way to our options: `options`, `overrides`, and `notes` that say what became what."""
 
     def __init__(self, tree: Mapping[str, Any], typed: Mapping[str, Any], compare: bool = False):
         """`typed`: options given on the command line; settings of a method or data set that they replace are left."""
         self.tree, self.typed, self.compare = dict(tree), typed, compare
         self.options: dict[str, Any] = {}
-        self.settings: dict[str, Any] = {}
+        self.overrides: dict[str, Any] = {}
         self.notes: list[str] = []
         self.mapped: list[str] = []  # "their=value -> ours"
         self.named: set[str] = set()  # settings that the file gives
@@ -147,7 +147,7 @@ class Translation:
             self._memory()
             self._method()
         if self.problems:
-            raise OptionError("a PyCIL file: " + "; ".join(self.problems))
+            raise ConfigError("a PyCIL file: " + "; ".join(self.problems))
         what = ", ".join(f"{key} {value}" for key, value in self.options.items() if key not in typed)
         self.notes.insert(0, f"a PyCIL file: {what}")
         for title, lines in (("taken over", self.mapped), ("ignored", self.ignored)):
@@ -228,13 +228,13 @@ class Translation:
         if "dataset" in self.typed:
             return
         if plain == "resnet32" or self.dataset in ("cifar100", "tiny-imagenet"):
-            self.settings["stem"] = "cifar"
+            self.overrides["stem"] = "cifar"
         elif self.dataset.startswith("imagenet"):  # as its convs/resnet.py has it
             cold = self.tree.get("init_cls") == self.tree.get("increment")
-            self.settings["stem"] = "imagenet" if cold else "small"
+            self.overrides["stem"] = "imagenet" if cold else "small"
         if self.dataset == "cifar100" and self.method != "dpcr":
             automatic = str(self.tree["dataset"]).lower().endswith("_aa")
-            self.settings["augment"] = "cifar-autoaugment" if automatic else "cifar-brightness"
+            self.overrides["augment"] = "cifar-autoaugment" if automatic else "cifar-brightness"
             if automatic:
                 self.notes.append("cifar100_aa cuts a square out of each image as well (Cutout); here it is left whole")
 
@@ -270,9 +270,9 @@ class Translation:
                 self._set(key if key in own else "", dict.fromkeys(keys[key].split(), value))
             elif key not in known:
                 self.problems.append(f"{key} is not a key of {self.method}: {nearest(key, known)}")
-        self.settings |= FIXED.get(self.method, {})
+        self.overrides |= FIXED.get(self.method, {})
         self._special(own)
-        rest = [f"{key}={json.dumps(value)}" for key, value in self.settings.items() if key not in self.named]
+        rest = [f"{key}={json.dumps(value)}" for key, value in self.overrides.items() if key not in self.named]
         if rest:
             self.notes.append(f"from the code that reads such files, not the file: {', '.join(rest)}")
         if self.method in ("lwf", "finetune", "acil", "ds-al"):
@@ -301,7 +301,7 @@ class Translation:
     def _special(self, own: Mapping[str, Any]) -> None:
         """Keys that become something else than a value of ours."""
         if "step_size" in own and self.method == "pass":
-            every, epochs = own["step_size"], self.settings.get("first.epochs", 0)
+            every, epochs = own["step_size"], self.overrides.get("first.epochs", 0)
             if not isinstance(every, int) or every < 1:
                 self.problems.append(f"step_size={json.dumps(every)}: must be a number of epochs")
             else:
@@ -317,7 +317,7 @@ class Translation:
 
     def _set(self, key: str, values: Mapping[str, Any]) -> None:
         """Set values; `key` names where in the file they come from."""
-        self.settings |= values
+        self.overrides |= values
         if key:
             value = self.tree.get(key, next(iter(values.values()), None))
             ours = ", ".join(k if given == value else f"{k}={json.dumps(given)}" for k, given in values.items())
@@ -330,4 +330,4 @@ def translated(
 ) -> tuple[dict[str, Any], list[str]]:
     """Return a PyCIL file as one of ours, settings under `set`, and notes; every mistake in it is told at once."""
     found = Translation(tree, typed, compare)
-    return {**found.options, "set": found.settings}, found.notes
+    return {**found.options, "set": found.overrides}, found.notes

@@ -34,7 +34,7 @@ from efcil.core.linear_algebra import (
     unpack_symmetric,
 )
 from efcil.core.projection import RankRule
-from efcil.errors import OptionError
+from efcil.errors import ConfigError
 
 BLOCK_BYTES = {"cpu": 1 << 24, "cuda": 1 << 28}
 """Default size of a block of Grams, as whole matrices, while statistics are shifted: what fits a cache, what keeps a
@@ -95,9 +95,9 @@ class ClassStats:
         checks.append(("moves", moves.shape, (k,)))
         for name, got, wanted in checks:
             if tuple(got) != wanted:
-                raise OptionError(f"ClassStats: {name} has shape {tuple(got)}; wanted {wanted}")
+                raise ConfigError(f"ClassStats: {name} has shape {tuple(got)}; wanted {wanted}")
         if bool((classes.diff() <= 0).any()):
-            raise OptionError("ClassStats: classes are not ascending; wanted each class once, in ascending order")
+            raise ConfigError("ClassStats: classes are not ascending; wanted each class once, in ascending order")
         parts = (PackedGrams(pack_symmetric(g.detach().to(DTYPE))) if isinstance(g, Tensor) else g for g in given)
         object.__setattr__(self, "classes", classes.detach().to(torch.int64))
         object.__setattr__(self, "count", count.detach().to(torch.int64))
@@ -165,12 +165,12 @@ class ClassStats:
         [[2.0, 2.0], [2.0, 2.0]]
         """
         if features.ndim != 2 or labels.shape != features.shape[:1]:
-            raise OptionError(
+            raise ConfigError(
                 f"features and labels have shapes {tuple(features.shape)} and {tuple(labels.shape)}; "
                 f"wanted (n, dim) and (n,)"
             )
         if labels.is_floating_point() or labels.is_complex():
-            raise OptionError(f"labels are {labels.dtype}; wanted integers")
+            raise ConfigError(f"labels are {labels.dtype}; wanted integers")
         check_finite(features, "features")
         dim, device = features.shape[1], features.device
         ordered, order = torch.sort(labels.to(device, torch.int64), stable=True)
@@ -241,7 +241,7 @@ class ClassStats:
         ([0, 3], [3, 1], [[3.0], [9.0]], [33.0, 81.0])
         """
         if self.dim != other.dim:
-            raise OptionError(
+            raise ConfigError(
                 f"cannot merge statistics of {self.dim} and {other.dim} dimensions; both must come from one backbone"
             )
         if len(self) == 0 or len(other) == 0:
@@ -274,8 +274,8 @@ class ClassStats:
         # A class of one side keeps its mean to the bit; a class without images keeps it too.
         mean = torch.where((shared & (count > 0))[:, None], total / count.clamp_min(1)[:, None], alone)
         gram: list[GramBlock] = []
-        sources = zip(*(place.tolist() for place in places), strict=True)
-        for (mine, theirs), run in itertools.groupby(sources, key=lambda pair: (pair[0] >= 0, pair[1] >= 0)):
+        datasets = zip(*(place.tolist() for place in places), strict=True)
+        for (mine, theirs), run in itertools.groupby(datasets, key=lambda pair: (pair[0] >= 0, pair[1] >= 0)):
             ours, others = zip(*run, strict=True)
             if mine and theirs:
                 sides = ((self, list(ours)), (other, list(others)))
@@ -312,7 +312,7 @@ class ClassStats:
         """
         numbers = classes if isinstance(classes, Tensor) else torch.tensor(list(classes), dtype=torch.int64)
         if numbers.shape != self.classes.shape:
-            raise OptionError(f"relabel got {len(numbers)} numbers for {len(self)} classes")
+            raise ConfigError(f"relabel got {len(numbers)} numbers for {len(self)} classes")
         ordered, order = torch.sort(numbers.to(self.classes))
         return ClassStats(ordered, self.count[order], self.mean[order], self._take(order.tolist()), self.moves[order])
 
@@ -321,7 +321,7 @@ class ClassStats:
         wanted = wanted.reshape(-1).to(self.classes)
         unknown = wanted[~torch.isin(wanted, self.classes)].tolist()
         if unknown:
-            raise OptionError(f"no statistics of class {unknown[0]}; known: {self.classes.tolist()}")
+            raise ConfigError(f"no statistics of class {unknown[0]}; known: {self.classes.tolist()}")
         return wanted
 
     def _where(self, mask: Tensor) -> ClassStats:
@@ -353,7 +353,7 @@ class ClassStats:
         """
         shapes = ((self.dim,), (len(self), self.dim))
         if shift.shape[:-1] not in shapes:
-            raise OptionError(
+            raise ConfigError(
                 f"shift has shape {tuple(shift.shape)}; "
                 f"wanted ({self.dim}, dim_new) or ({len(self)}, {self.dim}, dim_new)"
             )
@@ -370,7 +370,7 @@ class ClassStats:
         [[2.0, 2.0]]
         """
         if self._has_grams:
-            raise OptionError(
+            raise ConfigError(
                 "translate moves means only; these statistics hold Grams, which a translation leaves behind"
             )
         return ClassStats(self.classes, self.count, self.mean + drift.to(self.mean), self.parts, self.moves + 1)
@@ -393,9 +393,9 @@ class ClassStats:
         [[2.0, 0.0]]
         """
         if task_shift.shape != (self.dim, self.dim):
-            raise OptionError(f"task_shift has shape {tuple(task_shift.shape)}; wanted ({self.dim}, {self.dim})")
+            raise ConfigError(f"task_shift has shape {tuple(task_shift.shape)}; wanted ({self.dim}, {self.dim})")
         if rule != "none" and not self._has_grams and bool(self.mean.any()):
-            raise OptionError(
+            raise ConfigError(
                 "transform_projected needs the row spaces of Grams; these statistics hold means only, use transform"
             )
         task_shift = check_finite(task_shift.detach().to(self.mean.device, DTYPE), "task_shift")
@@ -409,7 +409,7 @@ class ClassStats:
     def _blocks(self, class_block: int | None) -> Iterator[tuple[slice, GramBlock]]:
         """Yield classes in blocks of one form, small parts put together."""
         if class_block is not None and class_block < 1:
-            raise OptionError(f"class_block is {class_block}; wanted one class or more")
+            raise ConfigError(f"class_block is {class_block}; wanted one class or more")
         waiting = deque(self.parts)
         budget = BLOCK_BYTES.get(self.mean.device.type, BLOCK_BYTES["cpu"]) // self.mean.element_size()
         first = 0
@@ -477,13 +477,13 @@ class ClassStats:
             wanted |= {"factor_rank", "factor_rows"}
         missing = wanted - set(state)
         if missing:
-            raise OptionError(f"state of ClassStats lacks {', '.join(sorted(missing))}")
+            raise ConfigError(f"state of ClassStats lacks {', '.join(sorted(missing))}")
         classes, packed = state["classes"], state["gram_packed"]
         ranks = state["factor_rank"] if "factor_rank" in state else torch.full_like(classes, -1)
         rows = state["factor_rows"] if "factor_rows" in state else packed[:0]
         grams = int((ranks < 0).sum())
         if packed.ndim != 2 or rows.ndim != 2 or len(packed) != grams or int(ranks.clamp_min(0).sum()) != len(rows):
-            raise OptionError(
+            raise ConfigError(
                 f"state of ClassStats: gram_packed has shape {tuple(packed.shape)} and factor_rows {tuple(rows.shape)} "
                 f"beside factor_rank; wanted {grams} Grams and {int(ranks.clamp_min(0).sum())} rows"
             )

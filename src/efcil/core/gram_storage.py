@@ -40,7 +40,7 @@ from efcil.core.linear_algebra import (
     unpack_symmetric,
 )
 from efcil.core.projection import RankRule, factor_space, positive_space, row_space
-from efcil.errors import OptionError
+from efcil.errors import ConfigError
 
 Form = Literal["gram", "factors", "mean"]
 
@@ -55,7 +55,7 @@ class StorageSpec:
 
     >>> StorageSpec("gram", rank=3)
     Traceback (most recent call last):
-    efcil.errors.OptionError: storage of form 'gram' takes no rank and no tolerance; use form 'factors'
+    efcil.errors.ConfigError: storage of form 'gram' takes no rank and no tolerance; use form 'factors'
     """
 
     form: Form = "gram"
@@ -64,13 +64,13 @@ class StorageSpec:
 
     def __post_init__(self) -> None:
         if self.form != "factors" and not self.rank is self.tolerance is None:
-            raise OptionError(f"storage of form '{self.form}' takes no rank and no tolerance; use form 'factors'")
+            raise ConfigError(f"storage of form '{self.form}' takes no rank and no tolerance; use form 'factors'")
         if self.rank is not None and self.tolerance is not None:
-            raise OptionError(f"storage got rank={self.rank} and tolerance={self.tolerance}; give one of them")
+            raise ConfigError(f"storage got rank={self.rank} and tolerance={self.tolerance}; give one of them")
         if self.rank is not None and self.rank < 1:
-            raise OptionError(f"storage rank is {self.rank}; wanted one or more")
+            raise ConfigError(f"storage rank is {self.rank}; wanted one or more")
         if self.tolerance is not None and not 0 < self.tolerance < 1:
-            raise OptionError(f"storage tolerance is {self.tolerance}; wanted a share of the trace between 0 and 1")
+            raise ConfigError(f"storage tolerance is {self.tolerance}; wanted a share of the trace between 0 and 1")
 
     @property
     def is_lossy(self) -> bool:
@@ -161,7 +161,7 @@ class LowRankGrams:
         self.rows, self.ranks = rows.detach().to(DTYPE), tuple(ranks)
         self.ends = tuple(itertools.accumulate(self.ranks))
         if rows.ndim != 2 or sum(self.ranks) != len(rows) or min(self.ranks, default=0) < 0:
-            raise OptionError(
+            raise ConfigError(
                 f"factors have rows of shape {tuple(rows.shape)} and ranks that sum to {sum(self.ranks)}; "
                 f"wanted (sum of ranks, dim), no rank below zero"
             )

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from efcil.errors import NotFiniteError, NotPositiveDefiniteError, OptionError
+from efcil.errors import ConfigError, NotFiniteError, NotPositiveDefiniteError
 
 DTYPE = torch.float64
 EPS = torch.finfo(DTYPE).eps
@@ -50,12 +50,12 @@ def check_finite(matrix: Tensor, name: str) -> Tensor:
 
 def _check_square(matrix: Tensor, name: str) -> None:
     if matrix.ndim < 2 or matrix.shape[-1] != matrix.shape[-2]:
-        raise OptionError(f"{name} has shape {tuple(matrix.shape)}; wanted (..., dim, dim)")
+        raise ConfigError(f"{name} has shape {tuple(matrix.shape)}; wanted (..., dim, dim)")
 
 
 def _check_ridge(ridge: float) -> None:
     if not (math.isfinite(ridge) and ridge >= 0):
-        raise OptionError(f"ridge is {ridge}; wanted a finite number, zero or more")
+        raise ConfigError(f"ridge is {ridge}; wanted a finite number, zero or more")
 
 
 def cholesky(matrix: Tensor, name: str = "the matrix", remedy: str = "add a ridge", floor: float = 0.0) -> Tensor:
@@ -254,7 +254,7 @@ def packed_dim(packed: Tensor) -> int:
     """
     dim = (math.isqrt(8 * packed.shape[-1] + 1) - 1) // 2
     if dim * (dim + 1) // 2 != packed.shape[-1]:
-        raise OptionError(f"packed has {packed.shape[-1]} numbers per matrix; wanted dim (dim + 1) / 2 of them")
+        raise ConfigError(f"packed has {packed.shape[-1]} numbers per matrix; wanted dim (dim + 1) / 2 of them")
     return dim
 
 

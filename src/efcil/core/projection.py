@@ -20,7 +20,7 @@ from efcil.core.linear_algebra import (
     relative_ridge,
     symmetrize,
 )
-from efcil.errors import OptionError, nearest
+from efcil.errors import ConfigError, nearest
 
 SHIFT_RIDGE = 1e-9
 """epsilon of Eq. (5)."""
@@ -44,7 +44,7 @@ def feature_products(old: Tensor, new: Tensor) -> tuple[Tensor, Tensor]:
     ([[1.0, 0.0], [0.0, 1.0]], [[0.0, 3.0], [3.0, 0.0]])
     """
     if old.ndim != 2 or new.ndim != 2 or len(old) != len(new):
-        raise OptionError(
+        raise ConfigError(
             f"old and new features have shapes {tuple(old.shape)} and {tuple(new.shape)}; "
             f"wanted (n, dim) and (n, dim_new) of the same n images"
         )
@@ -70,7 +70,7 @@ def task_shift(old: Tensor, new: Tensor, ridge: float = SHIFT_RIDGE, towards: Ta
             [1., 0.]], dtype=torch.float64)
     """
     if len(old) == 0:
-        raise OptionError("task_shift got no images: old and new have 0 rows; give it the images of the new task")
+        raise ConfigError("task_shift got no images: old and new have 0 rows; give it the images of the new task")
     gram, cross = feature_products(old, new)
     return task_shift_from_gram(gram, cross, ridge, towards)
 
@@ -99,11 +99,11 @@ def task_shift_from_gram(gram: Tensor, cross: Tensor, ridge: float = SHIFT_RIDGE
     _check_ridge(ridge)
     _check_square(gram, "gram")
     if towards not in get_args(Target):
-        raise OptionError(f"towards is '{towards}': {nearest(towards, get_args(Target))}")
+        raise ConfigError(f"towards is '{towards}': {nearest(towards, get_args(Target))}")
     dim = gram.shape[-1]
     if cross.shape[0] != dim or (towards == "identity" and cross.shape[1] != dim):
         wanted = f"({dim}, {dim})" if towards == "identity" else f"({dim}, dim_new)"
-        raise OptionError(f"cross has shape {tuple(cross.shape)}; wanted {wanted} beside a gram of {tuple(gram.shape)}")
+        raise ConfigError(f"cross has shape {tuple(cross.shape)}; wanted {wanted} beside a gram of {tuple(gram.shape)}")
     gram = check_finite(gram.to(DTYPE), "X'X of the old features")
     cross = check_finite(cross.to(DTYPE), "X'Y of the old and new features")
     ridged = gram.clone()
@@ -141,9 +141,9 @@ def cross_validated_ridge(gram: Tensor, cross: Tensor, squares: float, images: i
     """
     _check_square(gram, "gram")
     if cross.shape != gram.shape:
-        raise OptionError(f"cross has shape {tuple(cross.shape)}; wanted that of gram, {tuple(gram.shape)}")
+        raise ConfigError(f"cross has shape {tuple(cross.shape)}; wanted that of gram, {tuple(gram.shape)}")
     if images < 1:
-        raise OptionError(f"images is {images}: a ridge is chosen with one image or more")
+        raise ConfigError(f"images is {images}: a ridge is chosen with one image or more")
     gram, cross = gram.to(DTYPE), cross.to(DTYPE)
     values, vectors = torch.linalg.eigh(check_finite(gram, "X'X of the old features"))
     shown = values > gram.shape[-1] * EPS * values[-1]
@@ -201,12 +201,12 @@ class RowSpace:
 
 def _check_rule(rule: str, tolerance: float | None) -> None:
     if rule not in get_args(RankRule):
-        raise OptionError(f"unknown rank rule '{rule}': {nearest(rule, get_args(RankRule))}")
+        raise ConfigError(f"unknown rank rule '{rule}': {nearest(rule, get_args(RankRule))}")
     if rule in ("tolerance", "energy"):
         if tolerance is None or not 0 < tolerance <= 1:
-            raise OptionError(f"rank rule '{rule}' got tolerance={tolerance}; wanted a share above 0 and at most 1")
+            raise ConfigError(f"rank rule '{rule}' got tolerance={tolerance}; wanted a share above 0 and at most 1")
     elif tolerance is not None:
-        raise OptionError(f"rank rule '{rule}' takes no tolerance, got {tolerance}; use rule 'tolerance' or 'energy'")
+        raise ConfigError(f"rank rule '{rule}' takes no tolerance, got {tolerance}; use rule 'tolerance' or 'energy'")
 
 
 def _retained(values: Tensor, rule: str, tolerance: float | None) -> Tensor:
@@ -403,7 +403,7 @@ def class_shift(
              [3., 0.]]], dtype=torch.float64)
     """
     if gram.ndim != 3 or task_shift.shape != gram.shape[1:]:
-        raise OptionError(
+        raise ConfigError(
             f"task_shift has shape {tuple(task_shift.shape)} and gram {tuple(gram.shape)}; "
             f"wanted (dim, dim) and (classes, dim, dim)"
         )

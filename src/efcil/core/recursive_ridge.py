@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from efcil.core.linear_algebra import DTYPE, check_finite, pack_symmetric, symmetrize, unpack_symmetric
-from efcil.errors import NotPositiveDefiniteError, OptionError
+from efcil.errors import ConfigError, NotPositiveDefiniteError
 
 STRIP = 1024
 """Columns of a strip of the Gram: only its upper part is computed, strip by strip, and mirrored."""
@@ -52,7 +52,7 @@ class RecursiveRidge:
         """Add rows (n, width) with the targets (n, k) of the classes `first` to `first + k`; other targets are zero."""
         width, classes = len(self.gram), first + targets.shape[1]
         if rows.ndim != 2 or rows.shape[1] != width or len(rows) != len(targets):
-            raise OptionError(
+            raise ConfigError(
                 f"rows and targets have shapes {tuple(rows.shape)} and {tuple(targets.shape)}; "
                 f"wanted (n, {width}) and (n, classes)"
             )
@@ -122,7 +122,7 @@ class ExpandedRidge:
         """Yield the expanded features (rows, width), as many rows at a time as memory allows."""
         dim, width = self.expansion.shape
         if features.ndim != 2 or features.shape[1] != dim:
-            raise OptionError(f"features have shape {tuple(features.shape)}; wanted (n, {dim}), as in the first task")
+            raise ConfigError(f"features have shape {tuple(features.shape)}; wanted (n, {dim}), as in the first task")
         step = max(1, ROW_BYTES // (8 * max(dim, width)))
         for start in range(0, len(features), step):
             part = slice(start, start + step)
@@ -149,5 +149,5 @@ class ExpandedRidge:
         """Take them up."""
         kept, wanted = state["cross"].shape[0], self.expansion.shape[1]
         if kept != wanted:
-            raise OptionError(f"the saved sums are {kept} wide, not {wanted}: set buffer={kept}")
+            raise ConfigError(f"the saved sums are {kept} wide, not {wanted}: set buffer={kept}")
         self.sums, self.weight = RecursiveRidge.from_state(state), state["weight"]

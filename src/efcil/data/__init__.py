@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field
 
 from efcil.config import Options
-from efcil.errors import DataError, OptionError, nearest
+from efcil.errors import ConfigError, DataError, nearest
 from efcil.plugins import registry
 
 if TYPE_CHECKING:
@@ -38,17 +38,19 @@ class GlyphsOptions(Options):
 class FilesOptions(Options):
     """Options of sets of image files, which are decoded once, or read as they are needed."""
 
-    size: int = Field(default=256, ge=8)  # short side of a picture when its centre is cut out
-    stored: int | None = Field(default=None, ge=8)  # short side of one that random crops are drawn from; null: size
+    short_side: int = Field(default=256, ge=8)  # short side of a picture when its center is cut out
+    train_short_side: int | None = Field(
+        default=None, ge=8
+    )  # short side of one that random crops are drawn from; null: short_side
     skip_bad: bool = False
     stream: bool | None = None  # read as needed; null: only where the decoded array would fill half of the free disk
-    whole: bool | None = None  # nothing is cut off; null: where training crops at random (augment=resized-crop)
+    keep_aspect: bool | None = None  # nothing is cut off; null: where training crops at random (augment=resized-crop)
 
 
 class FolderOptions(FilesOptions):
     """Options of `folder`."""
 
-    size: int = Field(default=64, ge=8)
+    short_side: int = Field(default=64, ge=8)
     test_share: float = Field(default=0.2, gt=0, lt=1)  # where there is no test/ folder
     seed: int = Field(default=0, ge=0)  # of that split
 
@@ -56,7 +58,7 @@ class FolderOptions(FilesOptions):
 class TinyImageNetOptions(FilesOptions):
     """Options of `tiny-imagenet`."""
 
-    size: int = Field(default=64, ge=8)
+    short_side: int = Field(default=64, ge=8)
 
 
 class ImageNet100Options(FilesOptions):
@@ -66,13 +68,13 @@ class ImageNet100Options(FilesOptions):
 
 
 @dataclass(frozen=True)
-class Source:
+class DatasetSpec:
     """A source by name: what it is, what it takes."""
 
     name: str
-    about: str
-    licence: str
-    origin: str  # where to get it
+    description: str
+    license: str
+    url: str  # where to get it
     directory: bool = False  # needs --data
     options: type[Options] = NoOptions
     fetchable: bool = False
@@ -80,17 +82,17 @@ class Source:
     size: str = "size unknown"  # to download, and decoded where that is kept
 
 
-SOURCES = {
-    source.name: source
-    for source in (
-        Source(
+DATASETS = {
+    spec.name: spec
+    for spec in (
+        DatasetSpec(
             "digits",
             "handwritten digits, 10 classes, 1,797 images of 8 x 8",
             "CC BY 4.0",
             "built in (scikit-learn)",
             size="no download",
         ),
-        Source(
+        DatasetSpec(
             "glyphs",
             "rendered characters in many fonts and colours, any number of classes, any size",
             "MIT",
@@ -98,7 +100,7 @@ SOURCES = {
             options=GlyphsOptions,
             size="no download",
         ),
-        Source(
+        DatasetSpec(
             "cifar100",
             "CIFAR-100, 100 classes, 50,000 + 10,000 images of 32 x 32",
             "none stated by its authors",
@@ -107,7 +109,7 @@ SOURCES = {
             fetchable=True,
             size="169 MB",
         ),
-        Source(
+        DatasetSpec(
             "tiny-imagenet",
             "Tiny-ImageNet, 200 classes, 100,000 + 10,000 images of 64 x 64",
             "ImageNet's terms: non-commercial research and education",
@@ -116,7 +118,7 @@ SOURCES = {
             options=TinyImageNetOptions,
             size="248 MB; 1.4 GB decoded",
         ),
-        Source(
+        DatasetSpec(
             "imagenet100",
             "ImageNet-100, 100 classes of ImageNet, about 128,000 + 5,000 photographs",
             "ImageNet's terms: non-commercial research and education",
@@ -125,7 +127,7 @@ SOURCES = {
             options=ImageNet100Options,
             size="about 15 GB; 39 GB decoded, short side 256",
         ),
-        Source(
+        DatasetSpec(
             "imagenet1k",
             "ImageNet-1k (ILSVRC 2012), 1,000 classes, 1,281,167 + 50,000 photographs",
             "ImageNet's terms: non-commercial research and education",
@@ -134,7 +136,7 @@ SOURCES = {
             options=FilesOptions,
             size="155 GB; 394 GB decoded, short side 256",
         ),
-        Source(
+        DatasetSpec(
             "cub200",
             "CUB-200-2011, 200 kinds of birds, 5,994 + 5,794 photographs",
             "the images are their owners': non-commercial research and education",
@@ -143,7 +145,7 @@ SOURCES = {
             options=FilesOptions,
             size="1.2 GB; 3.5 GB decoded, short side 256",
         ),
-        Source(
+        DatasetSpec(
             "folder",
             "your pictures: class folders, with train/ and test/ or split once",
             "yours",
@@ -156,16 +158,16 @@ SOURCES = {
 }
 
 
-def registered() -> dict[str, Source]:
+def registered() -> dict[str, DatasetSpec]:
     """Return every source: ours, and those of other packages (entry points of the group `efcil.datasets`)."""
-    return registry("efcil.datasets", Source, SOURCES)
+    return registry("efcil.datasets", DatasetSpec, DATASETS)
 
 
-def find(name: str) -> Source:
+def find(name: str) -> DatasetSpec:
     """Return the source of a name, or say which one is nearest."""
     known = registered()
     if name not in known:
-        raise OptionError(f"unknown data set '{name}': {nearest(name, known)}")
+        raise ConfigError(f"unknown data set '{name}': {nearest(name, known)}")
     return known[name]
 
 
@@ -180,25 +182,29 @@ def remote(name: str) -> Remote:
     return address
 
 
-def check_directory(source: Source, directory: Path | None) -> None:
+def check_directory(spec: DatasetSpec, directory: Path | None) -> None:
     """Refuse to go on without the directory that a source needs."""
-    if source.directory and directory is None:
-        raise DataError(f"{source.name} needs --data DIR, the directory it lies in; to get it: {source.origin}")
+    if spec.directory and directory is None:
+        raise DataError(f"{spec.name} needs --data DIR, the directory it lies in; to get it: {spec.url}")
 
 
 def load(name: str, directory: Path | None, options: Options, progress: Progress | None = None) -> DataSet:
     """Read a data set."""
-    source = find(name)
-    check_directory(source, directory)
-    read = source.loader or module(name).load
+    spec = find(name)
+    check_directory(spec, directory)
+    read = spec.loader or module(name).load
     arguments: dict[str, Any] = options.model_dump()
     short = None
     if isinstance(options, FilesOptions):
         arguments["progress"] = progress
-        stored = arguments.pop("stored")
-        if stored is not None and stored < options.size:
-            raise OptionError(f"data.stored={stored} is less than data.size={options.size}, which centres are cut from")
-        if stored not in (None, options.size):
-            arguments["size"], short = stored, options.size
-    data: DataSet = read(directory, **arguments) if source.directory else read(**arguments)
+        arguments["size"] = arguments.pop("short_side")
+        train_short_side = arguments.pop("train_short_side")
+        if train_short_side is not None and train_short_side < options.short_side:
+            raise ConfigError(
+                f"data.train_short_side={train_short_side} is less than data.short_side="
+                f"{options.short_side}, which centers are cut from"
+            )
+        if train_short_side not in (None, options.short_side):
+            arguments["size"], short = train_short_side, options.short_side
+    data: DataSet = read(directory, **arguments) if spec.directory else read(**arguments)
     return data if short is None else replace(data, short=short)

@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from efcil.data import letterbox
 from efcil.data.autoaugment import AutoAugmentCifar10, brightness, windows
-from efcil.errors import OptionError, nearest
+from efcil.errors import ConfigError, nearest
 
 Parameters = dict[str, Tensor]  # random numbers; the first dimension is the image
 
@@ -267,7 +267,7 @@ class CentreCrop:
         height, across = images.shape[2:]
         short = self.short or min(height, across)
         if short < self.size:
-            raise OptionError(f"a centre crop of {self.size} needs images at least that large, got {height} x {across}")
+            raise ConfigError(f"a centre crop of {self.size} needs images at least that large, got {height} x {across}")
         framed = letterbox.is_framed(images)
         if framed:
             widths, turned = letterbox.labels(images)
@@ -326,5 +326,5 @@ def named(name: str, size: int) -> Transform | None:
     (True, 'RandomCrop')
     """
     if name not in _NAMED:
-        raise OptionError(f"unknown augmentation '{name}'; {nearest(name, _NAMED)}")
+        raise ConfigError(f"unknown augmentation '{name}'; {nearest(name, _NAMED)}")
     return _NAMED[name](size)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from efcil.errors import OptionError
+from efcil.errors import ConfigError
 
 FILL = 128  # what geometric operations put where no pixel lands
 LEVELS = 10
@@ -86,7 +86,7 @@ def brightness(images: Tensor, factor: Tensor) -> Tensor:
 
 
 def contrast(images: Tensor, factor: Tensor) -> Tensor:
-    """Blend with the image's mean grey: 0 gives that grey, 1 the image; `factor` is (n,)."""
+    """Blend with the image's mean gray: 0 gives that gray, 1 the image; `factor` is (n,)."""
     pixels = images.float()
     total = grey(pixels).flatten(1).sum(1, dtype=torch.float64)  # whole numbers: exact in any order
     mean = (total / (images.shape[2] * images.shape[3]) + 0.5).floor().float()[:, None, None, None]
@@ -118,7 +118,7 @@ def equalize(images: Tensor) -> Tensor:
     return torch.where(step > 0, table, same).gather(1, index).view(images.shape)
 
 
-# Operations that mix channels or neighbours.
+# Operations that mix channels or neighbors.
 
 
 def grey(pixels: Tensor) -> Tensor:
@@ -126,7 +126,7 @@ def grey(pixels: Tensor) -> Tensor:
     if pixels.shape[1] == 1:
         return pixels
     if pixels.shape[1] != 3:
-        raise OptionError(
+        raise ConfigError(
             f"colour operations need images of 1 or 3 channels, got {pixels.shape[1]}: choose another augmentation"
         )
     red, green, blue = pixels.unsqueeze(1).unbind(2)
@@ -135,7 +135,7 @@ def grey(pixels: Tensor) -> Tensor:
 
 
 def color(images: Tensor, factor: Tensor) -> Tensor:
-    """Blend with the grey image: 0 gives grey, 1 the image; `factor` is (n,)."""
+    """Blend with the gray image: 0 gives gray, 1 the image; `factor` is (n,)."""
     pixels = images.float()
     return _truncated(_blend(grey(pixels), pixels, factor))
 
@@ -205,7 +205,7 @@ def translate_y(images: Tensor, share: Tensor) -> Tensor:
 
 
 def rotate(images: Tensor, degrees: Tensor) -> Tensor:
-    """Turn counter-clockwise about the centre by `degrees` (n,), nearest pixel."""
+    """Turn counter-clockwise about the center by `degrees` (n,), nearest pixel."""
     angle = -torch.deg2rad(degrees.double())
     cos, sin = angle.cos(), angle.sin()
     x, y = images.shape[3] / 2, images.shape[2] / 2
@@ -242,7 +242,7 @@ def shear_y(images: Tensor, slope: Tensor) -> Tensor:
     n, channels, height, width = images.shape
     x = torch.arange(width, device=images.device)[:, None]
     y = torch.arange(height, dtype=torch.float64, device=images.device)
-    place = slope.double()[:, None, None] * (x + 0.5) + (y + 0.5)  # (n, width, height), pixel centres at halves
+    place = slope.double()[:, None, None] * (x + 0.5) + (y + 0.5)  # (n, width, height), pixel centers at halves
     outside = (place < 0) | (place >= height)
     first = (place - 0.5).floor()
     d = (place - 0.5 - first)[:, None]  # float64 as in Pillow

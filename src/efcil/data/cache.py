@@ -29,12 +29,12 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from efcil.data.dataset import DataSet, ImageSet, Official, listed
+from efcil.data.dataset import DataSet, ImageSet, Official, format_list
 from efcil.data.decode import read_image
 from efcil.data.letterbox import stored_shape
 from efcil.data.workers import CHANNELS, cores, decode_chunk, pool_of, problem, starting
-from efcil.errors import DataError, OptionError
-from efcil.files import StrPath, read_json, replaced, write_json
+from efcil.errors import ConfigError, DataError
+from efcil.files import StrPath, atomic_replace, read_json, write_json
 
 SUFFIXES = frozenset(".jpg .jpeg .png .bmp .gif .tif .tiff .webp .ppm .pgm .heic .heif".split())
 IGNORED = frozenset({"thumbs.db", "desktop.ini", "__macosx"})  # what file managers leave behind
@@ -44,9 +44,9 @@ Progress = Callable[[int, int], None]
 
 _VERSION = 1  # of the cache: raise it when decoding or the files' layout changes
 _CHUNK = 32  # images a worker decodes before it reports
-_FEW = 512  # below this, starting processes costs more than they save
+MIN_PARALLEL = 512  # below this, starting processes costs more than they save
 _STALE_SECONDS = 3600.0  # a temporary array that nobody wrote to for so long was left by a killed build
-_GLANCE = 8  # side at which images are decoded only to see that they can be
+PROBE_SIZE = 8  # side at which images are decoded only to see that they can be
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class Split(Protocol):
         """Refuse a class that cannot be both learned and tested."""
         ...
 
-    def sides(self, tree: Tree, files: Sequence[File], home: Path) -> dict[str, str]:
+    def split_of(self, tree: Tree, files: Sequence[File], home: Path) -> dict[str, str]:
         """Say for each file whether it is on the "train" or the "test" side."""
         ...
 
@@ -82,7 +82,7 @@ class Split(Protocol):
 
 
 @dataclass(frozen=True)
-class Given:
+class GivenSplit:
     """The split of the files' own sides: two parts with names such as train/ and test/."""
 
     train: str = "train"  # for messages
@@ -100,7 +100,7 @@ class Given:
                         "or remove the class from both parts"
                     )
 
-    def sides(self, tree: Tree, files: Sequence[File], home: Path) -> dict[str, str]:
+    def split_of(self, tree: Tree, files: Sequence[File], home: Path) -> dict[str, str]:
         """The side of each file."""
         return {file.name: str(file.side) for file in files}
 
@@ -117,11 +117,11 @@ class Tree:
     files: list[File] = field(default_factory=list)
     strays: list[str] = field(default_factory=list)  # "a/notes.txt is not an image"
     notes: list[str] = field(default_factory=list)
-    split: Split = field(default_factory=Given)
+    split: Split = field(default_factory=GivenSplit)
     official: Official | None = None
 
 
-def decoded(
+def load_decoded(
     tree: Tree,
     name: str,
     *,
@@ -130,7 +130,7 @@ def decoded(
     cache: StrPath | None = None,
     skip_bad: bool = False,
     stream: bool | None = None,
-    whole: bool | None = None,
+    keep_aspect: bool | None = None,
     progress: Progress | None = None,
 ) -> DataSet:
     """Return the images of a tree as squares of `size` pixels, decoded once and mapped from the cache ever after.
@@ -146,7 +146,7 @@ def decoded(
         raise _bad_files(tree.strays)
     tree.split.check(tree, tree.files)
 
-    store = _Store.of(tree, home(tree, cache), size, bool(whole))
+    store = _Store.of(tree, home(tree, cache), size, bool(keep_aspect))
     entry = None if stream else store.find(tree)
     if entry is None and (stream or (stream is None and not store.fits(tree))):
         return _streamed(tree, name, store, workers)
@@ -168,12 +168,14 @@ def loader(name: str, scan: Callable[[StrPath], Tree], side: int) -> Callable[..
         size: int = side,
         skip_bad: bool = False,
         stream: bool | None = None,
-        whole: bool | None = None,
+        keep_aspect: bool | None = None,
         progress: Progress | None = None,
     ) -> DataSet:
-        """Load the set from its folder; the options are those of `decoded`."""
+        """Load the set from its folder; the options are those of `load_decoded`."""
         tree = scan(directory)
-        return decoded(tree, name, size=size, skip_bad=skip_bad, stream=stream, whole=whole, progress=progress)
+        return load_decoded(
+            tree, name, size=size, skip_bad=skip_bad, stream=stream, keep_aspect=keep_aspect, progress=progress
+        )
 
     return load
 
@@ -184,7 +186,7 @@ def _data_set(
     """Put images, the first `train` of them for training, and what there is to say together."""
     notes = [*tree.notes, *notes]
     if skipped:
-        notes.append(f"skipped {listed(skipped)}")
+        notes.append(f"skipped {format_list(skipped)}")
     every = np.asarray(labels, dtype=np.int64)
     if tree.official is not None:
         counts = (np.bincount(part, minlength=len(tree.class_names)) for part in np.split(every, [train]))
@@ -207,29 +209,29 @@ def _streamed(tree: Tree, name: str, store: _Store, workers: int | None) -> Data
     rows, train = store.rows(tree, tree.files)
     with _written_to(store.folder):
         store.folder.mkdir(parents=True, exist_ok=True)
-        tree.split.record(tree.split.sides(tree, rows, store.folder), store.folder)
-    decoder = Decoder(tree.root, [file.name for file in rows], store.size, workers, store.whole)
+        tree.split.record(tree.split.split_of(tree, rows, store.folder), store.folder)
+    decoder = Decoder(tree.root, [file.name for file in rows], store.size, workers, store.keep_aspect)
     images = Streamed(decoder, np.arange(len(rows)))
     note = f"{len(rows):,} images are read as they are needed, by {decoder.workers} processes"
     return _data_set(tree, name, images, [file.label for file in rows], train, tree.strays, [note])
 
 
 def check_decoding(size: int, workers: int | None) -> None:
-    """Refuse impossible options of `decoded`, before a large tree is looked through."""
+    """Refuse impossible options of `load_decoded`, before a large tree is looked through."""
     if size < 1:
-        raise OptionError(f"size must be at least 1, got {size}")
+        raise ConfigError(f"size must be at least 1, got {size}")
     if workers is not None and workers < 1:
-        raise OptionError(f"workers must be at least 1, got {workers}")
+        raise ConfigError(f"workers must be at least 1, got {workers}")
 
 
 def unreadable(tree: Tree, workers: int | None = None, progress: Progress | None = None) -> dict[str, str]:
     """Decode every file of a tree, keep nothing, and return what is wrong with which."""
     with tempfile.TemporaryDirectory(prefix="efcil-") as folder:
         names = [file.name for file in tree.files]
-        return _decode_all(tree.root, names, Path(folder) / "glance.npy", _GLANCE, workers, progress)
+        return _decode_all(tree.root, names, Path(folder) / "glance.npy", PROBE_SIZE, workers, progress)
 
 
-def decoded_here(
+def decode_to_memory(
     root: Path, names: Sequence[str], *, size: int, workers: int | None = None, progress: Progress | None = None
 ) -> tuple[npt.NDArray[np.uint8], dict[int, str]]:
     """Decode files into memory, (n, channels, size, size), and say what is wrong with which row; no copy stays on disk.
@@ -282,7 +284,7 @@ def home(tree: Tree, cache: StrPath | None = None) -> Path:
 def _bad_files(problems: Sequence[str]) -> DataError:
     head = "" if len(problems) == 1 else f"{len(problems)} files cannot be used: "
     it = "it" if len(problems) == 1 else "them"
-    return DataError(f"{head}{listed(problems)}; remove {it} or pass --skip-bad (skip_bad=True)")
+    return DataError(f"{head}{format_list(problems)}; remove {it} or pass --skip-bad (skip_bad=True)")
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -304,20 +306,20 @@ class _Store:
     folder: Path
     stem: str  # split, size and fingerprint of the files
     size: int
-    whole: bool
+    keep_aspect: bool
 
     @classmethod
-    def of(cls, tree: Tree, folder: Path, size: int, whole: bool) -> _Store:
+    def of(cls, tree: Tree, folder: Path, size: int, keep_aspect: bool) -> _Store:
         digest = hashlib.sha256(repr((_VERSION, CHANNELS, size, tree.class_names)).encode("utf-8", "backslashreplace"))
         for file in tree.files:
             digest.update(os.fsencode(file.name) + f"\0{file.size}\0{file.mtime_ns}\n".encode())
-        form = f"{size}px{'whole' if whole else ''}"
-        return cls(folder, f"{tree.split.key}-{form}-{digest.hexdigest()[:24]}", size, whole)
+        form = f"{size}px{'whole' if keep_aspect else ''}"
+        return cls(folder, f"{tree.split.key}-{form}-{digest.hexdigest()[:24]}", size, keep_aspect)
 
     @property
     def shape(self) -> tuple[int, int, int]:
         """Of an image."""
-        return stored_shape(CHANNELS, self.size, self.whole)
+        return stored_shape(CHANNELS, self.size, self.keep_aspect)
 
     @property
     def array(self) -> Path:
@@ -349,7 +351,7 @@ class _Store:
 
     def rows(self, tree: Tree, files: Sequence[File]) -> tuple[list[File], int]:
         """Files in the order of the array, training images first, and how many of those there are."""
-        sides = tree.split.sides(tree, files, self.folder)
+        sides = tree.split.split_of(tree, files, self.folder)
         train = [file for file in files if sides[file.name] == "train"]
         return train + [file for file in files if sides[file.name] == "test"], len(train)
 
@@ -364,9 +366,9 @@ class _Store:
                 f"{self.folder}: {needed / 1e9:.1f} GB are needed for {len(rows)} decoded images, {free / 1e9:.1f} GB "
                 "are free; make room, choose another cache (EFCIL_CACHE), a smaller size or --set data.stream=true"
             )
-        with replaced(self.array) as temporary:
+        with atomic_replace(self.array) as temporary:
             names = [file.name for file in rows]
-            bad = _decode_all(tree.root, names, temporary, self.size, workers, progress, self.whole)
+            bad = _decode_all(tree.root, names, temporary, self.size, workers, progress, self.keep_aspect)
             if bad:
                 good = [file for file in tree.files if file.name not in bad]
                 try:
@@ -378,7 +380,7 @@ class _Store:
                 place = {name: row for row, name in enumerate(names)}
                 rows, train = self.rows(tree, good)
                 _reorder(temporary, [place[file.name] for file in rows])
-        tree.split.record(tree.split.sides(tree, rows, self.folder), self.folder)
+        tree.split.record(tree.split.split_of(tree, rows, self.folder), self.folder)
         labels = [file.label for file in rows]
         write_json(
             self.index,
@@ -441,18 +443,18 @@ def _decode_all(
     size: int,
     workers: int | None,
     progress: Progress | None,
-    whole: bool = False,
+    keep_aspect: bool = False,
 ) -> dict[str, str]:
     """Decode the files into a new array file, one row each; returns what is wrong with which."""
     # Rows are written, not mapped: on a full disk a write fails with an error, a map kills the process.
     with open(target, "wb") as file:
-        shape = (len(names), *stored_shape(CHANNELS, size, whole))
+        shape = (len(names), *stored_shape(CHANNELS, size, keep_aspect))
         np.lib.format.write_array_header_1_0(file, {"descr": "|u1", "fortran_order": False, "shape": shape})
         start = file.tell()
         row = math.prod(shape[1:])
         file.truncate(start + len(names) * row)
     jobs = [
-        (os.fspath(root), names[i : i + _CHUNK], os.fspath(target), start + i * row, size, whole)
+        (os.fspath(root), names[i : i + _CHUNK], os.fspath(target), start + i * row, size, keep_aspect)
         for i in range(0, len(names), _CHUNK)
     ]
     bad: dict[str, str] = {}
@@ -470,7 +472,7 @@ def _processes(wanted: int | None, count: int) -> int:
     if multiprocessing.current_process().daemon:  # such a process may not have children
         return 1
     if wanted is None:
-        wanted = 1 if count < _FEW else min(cores(), 32)
+        wanted = 1 if count < MIN_PARALLEL else min(cores(), 32)
     return min(wanted, -(-count // _CHUNK))
 
 
@@ -502,7 +504,7 @@ def _results(
 def _reorder(path: Path, order: Sequence[int]) -> None:
     """Rewrite an array file with the rows of `order` alone."""
     rows = np.load(path, mmap_mode="r", allow_pickle=False)
-    with replaced(path) as temporary, open(temporary, "wb") as file:
+    with atomic_replace(path) as temporary, open(temporary, "wb") as file:
         header = {"descr": "|u1", "fortran_order": False, "shape": (len(order), *rows.shape[1:])}
         np.lib.format.write_array_header_1_0(file, header)
         for start in range(0, len(order), 256):

@@ -11,9 +11,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from efcil.data.cache import File, Given, Tree, loader
-from efcil.data.dataset import Official, listed
-from efcil.data.layout import add_part, folders, found, lines, told
+from efcil.data.cache import File, GivenSplit, Tree, loader
+from efcil.data.dataset import Official, format_list
+from efcil.data.layout import add_part, find_folder, folders, lines, read_errors
 from efcil.errors import DataError
 from efcil.files import StrPath
 
@@ -26,8 +26,8 @@ _AGAIN = "unpack CUB_200_2011.tgz again"
 
 def scan(directory: StrPath) -> Tree:
     """Find the images and their labels."""
-    with told(NAME):
-        root = found(NAME, directory, "images.txt and images/, or train/ and test/", ["CUB_200_2011"], _is_it)
+    with read_errors(NAME):
+        root = find_folder(NAME, directory, "images.txt and images/, or train/ and test/", ["CUB_200_2011"], _is_it)
         return _scan_parts(root) if (root / "train").is_dir() else _scan_official(root)
 
 
@@ -43,7 +43,7 @@ def _scan_parts(root: Path) -> Tree:
     if test is None:
         raise DataError(f"{NAME}: {root} has train/ but neither test/ nor val/; add the test images")
     classes = sorted({*folders(root / "train"), *folders(root / test)})
-    tree = Tree(root, tuple(classes), split=Given(test=test, key=NAME), official=OFFICIAL)
+    tree = Tree(root, tuple(classes), split=GivenSplit(test=test, key=NAME), official=OFFICIAL)
     add_part(NAME, tree, "train", "train")
     add_part(NAME, tree, test, "test")
     return tree
@@ -55,9 +55,9 @@ def _scan_official(root: Path) -> Tree:
     images, labels, sides, classes = (_table(root / name) for name in _LISTS)
     for path, table in (("image_class_labels.txt", labels), ("train_test_split.txt", sides)):
         if odd := sorted(images.keys() ^ table.keys()):
-            raise DataError(f"{NAME}: {root / path} and images.txt differ in image {listed(odd)}; {_AGAIN}")
+            raise DataError(f"{NAME}: {root / path} and images.txt differ in image {format_list(odd)}; {_AGAIN}")
     numbers = sorted(classes, key=int)
-    tree = Tree(root, tuple(classes[n] for n in numbers), split=Given(key=NAME), official=OFFICIAL)
+    tree = Tree(root, tuple(classes[n] for n in numbers), split=GivenSplit(key=NAME), official=OFFICIAL)
     known = {number: label for label, number in enumerate(numbers)}
     missing = []
     for number, name in images.items():
@@ -77,7 +77,8 @@ def _scan_official(root: Path) -> Tree:
         tree.files.append(File(f"images/{name}", known[labels[number]], status.st_size, status.st_mtime_ns, side))
     if missing:
         raise DataError(
-            f"{NAME}: {len(missing)} images of images.txt are not in {root / 'images'}: {listed(missing)}; {_AGAIN}"
+            f"{NAME}: {len(missing)} images of images.txt are not in {root / 'images'}: "
+            f"{format_list(missing)}; {_AGAIN}"
         )
     present = {(file.label, file.side) for file in tree.files}
     for label, name in enumerate(tree.class_names):

@@ -12,10 +12,10 @@ import numpy.typing as npt
 from efcil.errors import DataError
 
 
-def listed(items: Sequence[str]) -> str:
+def format_list(items: Sequence[str]) -> str:
     """Name the first five of some things, and how many more there are.
 
-    >>> listed(["a", "b", "c", "d", "e", "f", "g"])
+    >>> format_list(["a", "b", "c", "d", "e", "f", "g"])
     'a, b, c, d, e and 2 more'
     """
     more = f" and {len(items) - 5} more" if len(items) > 5 else ""
@@ -50,7 +50,7 @@ class Official:
             odd = [f"{name} ({count})" for name, count in zip(names, counts, strict=True) if each not in (None, count)]
             if odd:
                 classes = "class" if len(odd) == 1 else "classes"
-                found.append(f"{len(odd)} {classes} without {each} {part} images: {listed(odd)}")
+                found.append(f"{len(odd)} {classes} without {each} {part} images: {format_list(odd)}")
         return found
 
 
@@ -84,7 +84,7 @@ class DataSet:
     mean: tuple[float, ...]  # per channel, of pixels in 0 .. 1
     std: tuple[float, ...]
     notes: tuple[str, ...] = ()  # what the user should know, e.g. a copy whose hash differs from the official one
-    short: int | None = None  # short side at which the centre of an image is cut out; None: the stored one
+    short: int | None = None  # short side at which the center of an image is cut out; None: the stored one
 
     def __post_init__(self) -> None:
         for part, name in ((self.train, "training"), (self.test, "test")):
@@ -109,7 +109,7 @@ class DataSet:
         """Height and width of the stored images."""
         return self.train.images.shape[2]
 
-    def held_out(self, share: float, seed: int) -> DataSet:
+    def split_validation(self, share: float, seed: int) -> DataSet:
         """Return the same problem without its test images: a share of each class's training images is in their place.
 
         At least one image of a class is held out and at least one is left, drawn by the seed; the same ones each time.

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from PIL import Image, UnidentifiedImageError
 
 from efcil.data.letterbox import framed, longest
-from efcil.errors import DataError, OptionError
+from efcil.errors import ConfigError, DataError
 
 # What may be opened. Not everything that Pillow knows: an EPS upload, for one, would start Ghostscript.
 FORMATS = ("JPEG", "PNG", "BMP", "GIF", "TIFF", "WEBP", "PPM")
@@ -33,7 +33,7 @@ _UPRIGHT = {
 }
 
 
-class _Quiet:
+class _SuppressWarnings:
     """No warnings while a picture is decoded: they are of odd metadata and of images of half Pillow's limit.
 
     What matters is an error or is checked here. The filters belong to the whole process: of threads that decode at once
@@ -58,7 +58,7 @@ class _Quiet:
                 self._before.__exit__(None, None, None)
 
 
-_quiet = _Quiet()
+_quiet = _SuppressWarnings()
 
 
 def read_image(
@@ -68,9 +68,9 @@ def read_image(
     *,
     max_pixels: int = MAX_PIXELS,
     name: str | None = None,
-    whole: bool = False,
+    keep_aspect: bool = False,
 ) -> npt.NDArray[np.uint8]:
-    """Decode an image into uint8 (channels, size, size): short side to `size`, centre crop, alpha over white.
+    """Decode an image into uint8 (channels, size, size): short side to `size`, center crop, alpha over white.
 
     With `whole` nothing but ends beyond 3:2 is cut off, and the picture comes in a frame (`efcil.data.letterbox`).
 
@@ -81,7 +81,7 @@ def read_image(
     array([255, 255, 255], dtype=uint8)
     """
     if size < 1 or channels not in (1, 3):
-        raise OptionError(f"size must be at least 1 and channels 1 or 3, got size {size}, channels {channels}")
+        raise ConfigError(f"size must be at least 1 and channels 1 or 3, got size {size}, channels {channels}")
     if isinstance(source, Image.Image):
         name = name or getattr(source, "filename", "") or "image"
     elif isinstance(source, bytes):
@@ -91,12 +91,12 @@ def read_image(
     with _quiet:
         try:
             if isinstance(source, Image.Image):
-                return _decode(source, size, channels, max_pixels, whole=whole)
+                return _decode(source, size, channels, max_pixels, keep_aspect=keep_aspect)
             data: bytes | Path = source if isinstance(source, bytes) else Path(source)
             _refuse_empty(data)
             formats = _with_heif(FORMATS) if _is_heif(data) else FORMATS
             with Image.open(io.BytesIO(data) if isinstance(data, bytes) else data, formats=formats) as image:
-                pixels = _decode(image, size, channels, max_pixels, whole=whole, fresh=True)
+                pixels = _decode(image, size, channels, max_pixels, keep_aspect=keep_aspect, fresh=True)
                 if image.format == "PNG":
                     _refuse_endless(data)
                 return pixels
@@ -147,7 +147,7 @@ def _refuse_endless(data: bytes | Path) -> None:
 
 
 def _decode(
-    image: Image.Image, size: int, channels: int, max_pixels: int, *, whole: bool, fresh: bool = False
+    image: Image.Image, size: int, channels: int, max_pixels: int, *, keep_aspect: bool, fresh: bool = False
 ) -> npt.NDArray[np.uint8]:
     width, height = image.size
     if width * height > max_pixels:  # known from the header, before any memory is spent
@@ -161,18 +161,18 @@ def _decode(
     if orientation in _UPRIGHT:
         image = image.transpose(_UPRIGHT[orientation])
     # The square is cut by the resize itself. To resize first would make 64 x 6,400,000 pixels of a 1 x 100,000 image.
-    turned = whole and image.size[1] > image.size[0]
+    turned = keep_aspect and image.size[1] > image.size[0]
     if turned:
         image = image.transpose(Image.Transpose.TRANSPOSE)
     width, height = image.size
     short = min(width, height)
-    kept = min(width, short * longest(size) / size) if whole else short
+    kept = min(width, short * longest(size) / size) if keep_aspect else short
     left, top = (width - kept) / 2, (height - short) / 2
     wide = int(size * kept / short)  # as torchvision's Resize rounds
     image = image.resize((wide, size), Image.Resampling.BILINEAR, box=(left, top, left + kept, top + short))
     pixels = np.asarray(image)
     pixels = np.ascontiguousarray(pixels[None] if channels == 1 else pixels.transpose(2, 0, 1))
-    return framed(pixels, turned) if whole else pixels
+    return framed(pixels, turned) if keep_aspect else pixels
 
 
 def _orientation(image: Image.Image) -> int:

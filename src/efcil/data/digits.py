@@ -10,7 +10,7 @@ _TEST_EVERY = 5  # of every five scans of a digit, in the file's order, the last
 
 
 def load() -> DataSet:
-    """Load 1,797 grey images of ten classes, four fifths of every class for training.
+    """Load 1,797 gray images of ten classes, four fifths of every class for training.
 
     The split follows a rule, not a random generator: it is the same everywhere and for every seed.
 

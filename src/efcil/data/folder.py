@@ -16,13 +16,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from efcil.data.cache import IGNORED, SUFFIXES, File, Given, Progress, Tree, check_decoding, decoded
-from efcil.data.dataset import DataSet, listed
-from efcil.errors import DataError, OptionError
+from efcil.data.cache import IGNORED, SUFFIXES, File, GivenSplit, Progress, Tree, check_decoding, load_decoded
+from efcil.data.dataset import DataSet, format_list
+from efcil.errors import ConfigError, DataError
 from efcil.files import StrPath, read_json, write_json
 
 _TEST_NAMES = ("test", "val")
-_LONGEST = 4096  # characters of a path
+_MAX_PATH = 4096  # characters of a path
 
 
 def load(
@@ -35,19 +35,19 @@ def load(
     cache: StrPath | None = None,
     skip_bad: bool = False,
     stream: bool | None = None,
-    whole: bool | None = None,
+    keep_aspect: bool | None = None,
     progress: Progress | None = None,
 ) -> DataSet:
     """Load a tree of class folders as squares of `size` pixels, decoded once and mapped from the cache ever after.
 
     With `train/` and `test/` (or `val/`) the split is the user's. Otherwise `test_share` of each class is set aside by
     a rule that depends on `seed` and the file names, and recorded: when images are added, the others keep their side.
-    What the other options mean is said in `cache.decoded`.
+    What the other options mean is said in `cache.load_decoded`.
     """
     check_decoding(size, workers)
     tree = scan(directory, test_share=test_share, seed=seed)
     name = tree.root.name or "folder"
-    return decoded(
+    return load_decoded(
         tree,
         name,
         size=size,
@@ -55,7 +55,7 @@ def load(
         cache=cache,
         skip_bad=skip_bad,
         stream=stream,
-        whole=whole,
+        keep_aspect=keep_aspect,
         progress=progress,
     )
 
@@ -63,7 +63,7 @@ def load(
 def scan(directory: StrPath, *, test_share: float = 0.2, seed: int = 0) -> Tree:
     """Find the images of a tree of class folders."""
     if not 0.0 < test_share < 1.0:
-        raise OptionError(f"test_share must lie between 0 and 1, got {test_share}")
+        raise ConfigError(f"test_share must lie between 0 and 1, got {test_share}")
     root = Path(directory)
     if not root.exists():
         raise DataError(f"{root}: no such directory; give a folder that holds one folder of images per class")
@@ -81,7 +81,7 @@ def scan(directory: StrPath, *, test_share: float = 0.2, seed: int = 0) -> Tree:
                 f"{root}: there is {folders[0]}/ but neither test/ nor val/; add one of them, or give "
                 f"{root / folders[0]} itself to have a split made"
             )
-        tree = Tree(root, split=_Recorded(seed, test_share))
+        tree = Tree(root, split=_RecordedSplit(seed, test_share))
         _collect(tree, [(None, "", folders, loose)])
         return tree
     except OSError as error:
@@ -89,9 +89,9 @@ def scan(directory: StrPath, *, test_share: float = 0.2, seed: int = 0) -> Tree:
 
 
 def _scan_given(root: Path, train: str, test: str, folders: list[str], loose: list[str]) -> Tree:
-    tree = Tree(root, split=Given(test=test))
+    tree = Tree(root, split=GivenSplit(test=test))
     if unused := [folder for folder in folders if folder not in (train, test)]:
-        tree.notes.append(f"not used, since there are {train}/ and {test}/: {listed(unused)}")
+        tree.notes.append(f"not used, since there are {train}/ and {test}/: {format_list(unused)}")
     _collect(tree, [("train", train, *_listing(root / train)), ("test", test, *_listing(root / test))])
     _collect_loose(tree, "", loose)
     return tree
@@ -149,12 +149,12 @@ def _listing(folder: Path) -> tuple[list[str], list[str]]:
     files: list[str] = []
     with os.scandir(folder) as entries:
         for entry in entries:
-            if not hidden(entry.name):
+            if not is_hidden(entry.name):
                 (folders if entry.is_dir() else files).append(entry.name)
     return sorted(folders, key=natural_key), sorted(files, key=natural_key)
 
 
-def hidden(name: str) -> bool:
+def is_hidden(name: str) -> bool:
     """Whether a file or folder is none of the user's: hidden, or left behind by a system."""
     return name.startswith(".") or name.casefold() in IGNORED
 
@@ -213,11 +213,11 @@ def _rank(name: str, seed: int) -> bytes:
 
 
 def _is_path(name: object) -> bool:
-    return isinstance(name, str) and len(name) <= _LONGEST
+    return isinstance(name, str) and len(name) <= _MAX_PATH
 
 
 @dataclass(frozen=True)
-class _Recorded:
+class _RecordedSplit:
     """A split by rule, written down in the cache."""
 
     seed: int
@@ -241,7 +241,7 @@ class _Recorded:
                     f"test on; add images to {name} or remove the folder"
                 )
 
-    def sides(self, tree: Tree, files: Sequence[File], home: Path) -> dict[str, str]:
+    def split_of(self, tree: Tree, files: Sequence[File], home: Path) -> dict[str, str]:
         """The recorded side of every file, or that by the rule for files not seen before."""
         names, labels = [file.name for file in files], [file.label for file in files]
         sides = split_sides(names, labels, self.recorded(home), test_share=self.test_share, seed=self.seed)

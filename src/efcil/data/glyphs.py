@@ -1,6 +1,6 @@
-"""Rendered characters: a colour problem of up to some five hundred classes and any size, with no download.
+"""Rendered characters: a color problem of up to some five hundred classes and any size, with no download.
 
-A class is a character. Its images differ in font, size, position, slant, turn, colours, shading and noise. Every image
+A class is a character. Its images differ in font, size, position, slant, turn, colors, shading and noise. Every image
 is made from its own seed, so it does not depend on how many others are asked for, nor in which order.
 """
 
@@ -16,7 +16,7 @@ import numpy.typing as npt
 from PIL import Image, ImageDraw, ImageFont
 
 from efcil.data.dataset import DataSet, ImageSet
-from efcil.errors import DataError, OptionError
+from efcil.errors import ConfigError, DataError
 
 # Code points in the order in which classes are taken. Chosen once: in at least six of the fonts below, and no two alike
 # in any pair of fonts when cropped and brought to one size (so no c beside C, no Cyrillic A beside the Latin one);
@@ -57,7 +57,7 @@ _ASCII_FONTS = ("cmr10", "cmb10", "cmss10", "cmtt10", "cmti10")
 
 _LUMA = np.array([0.299, 0.587, 0.114])
 _CONTRAST = 0.4  # least difference of brightness between ink and ground, of 1
-_TRIES = 8  # colours of ink drawn; the first with enough contrast is taken, else the best
+_TRIES = 8  # colors of ink drawn; the first with enough contrast is taken, else the best
 
 
 def characters() -> tuple[str, ...]:
@@ -94,7 +94,7 @@ def load(
         ("seed", seed, 0),
     ):
         if value < least:
-            raise OptionError(f"glyphs: {name} is {value}, but must be {least} or more")
+            raise ConfigError(f"glyphs: {name} is {value}, but must be {least} or more")
     if classes > len(known):
         raise DataError(f"glyphs: {classes} classes asked for, but there are at most {len(known)}; ask for fewer")
     counts = (train_per_class, test_per_class)
@@ -118,7 +118,7 @@ def load(
 def _draw(
     out: npt.NDArray[np.uint8], masks: list[Image.Image], ramp: npt.NDArray[np.float32], rng: np.random.Generator
 ) -> None:
-    """Draw one image into `out` (3, size, size): one of the masks, moved and coloured at random."""
+    """Draw one image into `out` (3, size, size): one of the masks, moved and colored at random."""
     size = len(ramp)
     mask = masks[rng.integers(len(masks))]
     draw = rng.random(9)

@@ -15,12 +15,12 @@ import re
 from importlib import resources
 from pathlib import Path
 
-from efcil.data.cache import Progress, Tree, decoded
+from efcil.data.cache import Progress, Tree, load_decoded
 from efcil.data.dataset import DataSet, Official
-from efcil.data.imagenet1k import OFFICIAL as WHOLE
+from efcil.data.imagenet1k import OFFICIAL as IMAGENET1K
 from efcil.data.imagenet1k import class_folders, parts, tree_of
-from efcil.data.layout import told
-from efcil.errors import OptionError
+from efcil.data.layout import read_errors
+from efcil.errors import ConfigError
 from efcil.files import StrPath
 
 NAME = "imagenet100"
@@ -35,37 +35,39 @@ def load(
     class_list: str = FOLDERS,
     skip_bad: bool = False,
     stream: bool | None = None,
-    whole: bool | None = None,
+    keep_aspect: bool | None = None,
     progress: Progress | None = None,
 ) -> DataSet:
     """Load a hundred classes from a folder that holds train/ and val/, of these classes alone or of all 1,000."""
     tree = scan(directory, class_list=class_list)
-    return decoded(tree, NAME, size=size, skip_bad=skip_bad, stream=stream, whole=whole, progress=progress)
+    return load_decoded(
+        tree, NAME, size=size, skip_bad=skip_bad, stream=stream, keep_aspect=keep_aspect, progress=progress
+    )
 
 
 def scan(directory: StrPath, *, class_list: str = FOLDERS) -> Tree:
     """Find the images and their labels."""
     wanted = None if class_list == FOLDERS else read_list(class_list)
-    with told(NAME):
+    with read_errors(NAME):
         root = parts(NAME, directory)
         here = class_folders(root)
         if wanted is not None:
             of_file = hashlib.sha256(" ".join(wanted).encode()).hexdigest()[:8]
-            key = f"{NAME}-{class_list if class_list in shipped() else of_file}"
+            key = f"{NAME}-{class_list if class_list in bundled_lists() else of_file}"
             return tree_of(NAME, root, wanted, key, OFFICIAL)
-        if len(here) >= WHOLE.classes:
-            raise OptionError(
+        if len(here) >= IMAGENET1K.classes:
+            raise ConfigError(
                 f"{NAME}: {root} holds all {len(here):,} classes; say which hundred with --set data.class_list=LIST "
-                f"({', '.join(shipped())}, or a file), or run imagenet1k"
+                f"({', '.join(bundled_lists())}, or a file), or run imagenet1k"
             )
         tree = tree_of(NAME, root, here, f"{NAME}-{FOLDERS}", OFFICIAL)
-    same = [name for name in shipped() if read_list(name) == here]
-    which = f"those of the list '{same[0]}'" if same else f"none of the known lists ({', '.join(shipped())})"
+    same = [name for name in bundled_lists() if read_list(name) == here]
+    which = f"those of the list '{same[0]}'" if same else f"none of the known lists ({', '.join(bundled_lists())})"
     tree.notes.append(f"the {len(here)} class folders are {which}")
     return tree
 
 
-def shipped() -> list[str]:
+def bundled_lists() -> list[str]:
     """Name the class lists that come with the package."""
     files = resources.files("efcil.data").joinpath("class_lists").iterdir()
     return sorted(file.name.removesuffix(".txt") for file in files if file.name.endswith(".txt"))
@@ -77,19 +79,19 @@ def read_list(which: str) -> list[str]:
     >>> len(read_list("seed-1993")), read_list("first-100")[:2]
     (100, ['n01440764', 'n01443537'])
     """
-    if which in shipped():
+    if which in bundled_lists():
         text = resources.files("efcil.data").joinpath("class_lists", f"{which}.txt").read_text(encoding="utf-8")
     else:
         try:
             text = Path(which).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             why = error.strerror if isinstance(error, OSError) else "not a text file"
-            known = ", ".join((FOLDERS, *shipped()))
-            raise OptionError(f"class_list={which}: neither one of {known} nor a file ({why})") from None
+            known = ", ".join((FOLDERS, *bundled_lists()))
+            raise ConfigError(f"class_list={which}: neither one of {known} nor a file ({why})") from None
     names = [line.strip() for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
     names = [wnid[0] if (wnid := re.match(r"n\d{8}\b", name)) else name for name in names]  # words may follow
     if not names:
-        raise OptionError(f"class_list={which}: no class in it; write the name of a class folder on each line")
+        raise ConfigError(f"class_list={which}: no class in it; write the name of a class folder on each line")
     if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise OptionError(f"class_list={which}: '{twice[0]}' is there more than once; name each class once")
+        raise ConfigError(f"class_list={which}: '{twice[0]}' is there more than once; name each class once")
     return sorted(names)

@@ -1,6 +1,6 @@
 """ImageNet-1k (ILSVRC 2012) as class folders: train/<wnid>/*.JPEG and val/<wnid>/*.JPEG.
 
-Images are stored as squares: the short side brought to `size`, the centre cut out; training crops 224 out of 256.
+Images are stored as squares: the short side brought to `size`, the center cut out; training crops 224 out of 256.
 Labels follow the sorted wnids, as torchvision's ImageFolder gives them.
 """
 
@@ -10,9 +10,9 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from efcil.data.cache import Given, Tree, loader
+from efcil.data.cache import GivenSplit, Tree, loader
 from efcil.data.dataset import Official
-from efcil.data.layout import add_part, folders, found, is_image, told
+from efcil.data.layout import add_part, find_folder, folders, is_image, read_errors
 from efcil.errors import DataError
 from efcil.files import StrPath
 
@@ -25,7 +25,7 @@ _VALPREP = "https://raw.githubusercontent.com/soumith/imagenetloader.torch/maste
 
 def scan(directory: StrPath) -> Tree:
     """Find the images and their labels."""
-    with told(NAME):
+    with read_errors(NAME):
         root = parts(NAME, directory)
         return tree_of(NAME, root, class_folders(root), NAME, OFFICIAL)
 
@@ -35,7 +35,7 @@ load = loader(NAME, scan, 256)
 
 def parts(name: str, directory: StrPath) -> Path:
     """Return the folder that holds train/ and val/ with class folders, or say what is wrong with it."""
-    root = found(name, directory, "train/ and val/ with class folders", _INNER, lambda f: (f / "train").is_dir())
+    root = find_folder(name, directory, "train/ and val/ with class folders", _INNER, lambda f: (f / "train").is_dir())
     if not (root / "val").is_dir():
         raise DataError(
             f"{name}: {root} has train/ but no val/, which holds the test images; unpack them to val/<wnid>/"
@@ -65,7 +65,7 @@ def class_folders(root: Path) -> list[str]:
 
 def tree_of(name: str, root: Path, classes: Sequence[str], key: str, official: Official) -> Tree:
     """Collect the images of some classes from train/ and val/."""
-    tree = Tree(root, tuple(sorted(classes)), split=Given(test="val", key=key), official=official)
+    tree = Tree(root, tuple(sorted(classes)), split=GivenSplit(test="val", key=key), official=official)
     add_part(name, tree, "train", "train")
     add_part(name, tree, "val", "test")
     return tree

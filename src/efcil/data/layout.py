@@ -9,12 +9,14 @@ from pathlib import Path
 
 from efcil.data import find
 from efcil.data.cache import IGNORED, SUFFIXES, File, Tree
-from efcil.data.dataset import listed
+from efcil.data.dataset import format_list
 from efcil.errors import DataError
 from efcil.files import StrPath
 
 
-def found(name: str, directory: StrPath, wanted: str, inner: Sequence[str], shows: Callable[[Path], bool]) -> Path:
+def find_folder(
+    name: str, directory: StrPath, wanted: str, inner: Sequence[str], shows: Callable[[Path], bool]
+) -> Path:
     """Return the folder of a set: `directory`, or the one inside it under a name that the set is unpacked to.
 
     Args:
@@ -25,7 +27,7 @@ def found(name: str, directory: StrPath, wanted: str, inner: Sequence[str], show
         shows: whether a folder is it, complete or not.
     """
     directory = Path(directory)
-    remedy = f"unpack it there or give the folder it lies in with --data; to get it: {find(name).origin}"
+    remedy = f"unpack it there or give the folder it lies in with --data; to get it: {find(name).url}"
     if not directory.is_dir():
         what = "is no folder" if directory.exists() else "does not exist"
         raise DataError(f"{name}: {directory} {what}; {remedy}")
@@ -33,11 +35,11 @@ def found(name: str, directory: StrPath, wanted: str, inner: Sequence[str], show
         if folder.is_dir() and shows(folder):
             return Path(os.path.realpath(folder))
     here = sorted(path.name + ("/" if path.is_dir() else "") for path in directory.iterdir())
-    raise DataError(f"{name}: looked for {wanted} in {directory}, found {listed(here) or 'nothing'}; {remedy}")
+    raise DataError(f"{name}: looked for {wanted} in {directory}, found {format_list(here) or 'nothing'}; {remedy}")
 
 
 @contextlib.contextmanager
-def told(name: str) -> Iterator[None]:
+def read_errors(name: str) -> Iterator[None]:
     """Tell what cannot be read as a DataError."""
     try:
         yield
@@ -68,7 +70,7 @@ def add_part(name: str, tree: Tree, part: str, side: str) -> None:
     if missing := [c for c in tree.class_names if c not in there]:
         raise DataError(
             f"{name}: {len(missing)} of {len(tree.class_names)} classes have no folder in {tree.root / part}: "
-            f"{listed(missing)}; add their images, or remove these classes from the other part and from the list"
+            f"{format_list(missing)}; add their images, or remove these classes from the other part and from the list"
         )
     for label, folder in enumerate(tree.class_names):
         place = f"{part}/{folder}"

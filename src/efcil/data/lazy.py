@@ -33,9 +33,11 @@ class Decoder:
     They start when first needed.
     """
 
-    def __init__(self, root: Path, names: Sequence[str], size: int, workers: int | None = None, whole: bool = False):
-        self.root, self.names, self.size, self.whole = os.fspath(root), list(names), size, whole
-        self.shape = stored_shape(CHANNELS, size, whole)
+    def __init__(
+        self, root: Path, names: Sequence[str], size: int, workers: int | None = None, keep_aspect: bool = False
+    ):
+        self.root, self.names, self.size, self.keep_aspect = os.fspath(root), list(names), size, keep_aspect
+        self.shape = stored_shape(CHANNELS, size, keep_aspect)
         self.workers = workers or own_cores()
         self._pool: ProcessPoolExecutor | None = None
         self._home: tempfile.TemporaryDirectory[str] | None = None
@@ -79,7 +81,7 @@ class Decoder:
                     os.fspath(slot[1]),
                     i * row,
                     self.size,
-                    self.whole,
+                    self.keep_aspect,
                 )
                 for i in range(0, len(rows), JOB)
             ]

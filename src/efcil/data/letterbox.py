@@ -26,13 +26,13 @@ def longest(size: int) -> int:
     return size * 3 // 2
 
 
-def stored_shape(channels: int, size: int, whole: bool) -> tuple[int, int, int]:
+def stored_shape(channels: int, size: int, keep_aspect: bool) -> tuple[int, int, int]:
     """Return the shape of a stored image: a frame, or a square that was cut out of the middle.
 
     >>> stored_shape(3, 256, True), stored_shape(3, 256, False)
     ((3, 256, 385), (3, 256, 256))
     """
-    return channels, size, longest(size) + 1 if whole else size
+    return channels, size, longest(size) + 1 if keep_aspect else size
 
 
 def framed(picture: npt.NDArray[np.uint8], turned: bool) -> npt.NDArray[np.uint8]:

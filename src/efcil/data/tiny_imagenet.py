@@ -13,9 +13,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from efcil.data.cache import Given, Tree, loader
-from efcil.data.dataset import Official, listed
-from efcil.data.layout import add_images, add_part, folders, found, is_image, lines, told
+from efcil.data.cache import GivenSplit, Tree, loader
+from efcil.data.dataset import Official, format_list
+from efcil.data.layout import add_images, add_part, find_folder, folders, is_image, lines, read_errors
 from efcil.errors import DataError
 from efcil.files import StrPath
 
@@ -27,11 +27,11 @@ _AGAIN = "unpack tiny-imagenet-200.zip again"
 
 def scan(directory: StrPath) -> Tree:
     """Find the images and their labels."""
-    with told(NAME):
-        root = found(NAME, directory, "train/ and val/", ["tiny-imagenet-200"], lambda f: (f / "train").is_dir())
+    with read_errors(NAME):
+        root = find_folder(NAME, directory, "train/ and val/", ["tiny-imagenet-200"], lambda f: (f / "train").is_dir())
         if not (root / "val").is_dir():
             raise DataError(f"{NAME}: {root} has train/ but no val/, which holds the test images; {_AGAIN}")
-        tree = Tree(root, _classes(root), split=Given(test="val", key=NAME), official=OFFICIAL)
+        tree = Tree(root, _classes(root), split=GivenSplit(test="val", key=NAME), official=OFFICIAL)
         add_part(NAME, tree, "train", "train")
         if _rearranged(root):
             add_part(NAME, tree, "val", "test")
@@ -76,4 +76,6 @@ def _add_annotated(tree: Tree) -> None:
     add_images(tree, "val/images", "test", labels)
     there = {os.path.basename(file.name) for file in tree.files if file.side == "test"}
     if missing := sorted(labels.keys() - there):
-        raise DataError(f"{NAME}: {len(missing)} images of {path} are not in val/images: {listed(missing)}; {_AGAIN}")
+        raise DataError(
+            f"{NAME}: {len(missing)} images of {path} are not in val/images: {format_list(missing)}; {_AGAIN}"
+        )

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from efcil import data as sources
+from efcil import data as datasets
 from efcil.config import Options
 from efcil.data.cache import Tree, home, unreadable
 from efcil.errors import DataError
@@ -27,17 +27,17 @@ class Findings:
     notes: list[str]
 
 
-def verify(name: str, directory: Path | None, options: Options, progress: sources.Progress | None = None) -> Findings:
+def verify(name: str, directory: Path | None, options: Options, progress: datasets.Progress | None = None) -> Findings:
     """Read every image of a data set; a copy that cannot even be looked through raises DataError."""
-    source = sources.find(name)
-    sources.check_directory(source, directory)
-    if isinstance(options, sources.FilesOptions) and source.loader is None:
-        chosen = options.model_dump(exclude={"size", "stored", "skip_bad", "stream", "whole"})
-        tree: Tree = sources.module(name).scan(directory, **chosen)
+    spec = datasets.find(name)
+    datasets.check_directory(spec, directory)
+    if isinstance(options, datasets.FilesOptions) and spec.loader is None:
+        chosen = options.model_dump(exclude={"short_side", "train_short_side", "skip_bad", "stream", "keep_aspect"})
+        tree: Tree = datasets.module(name).scan(directory, **chosen)
         return _of_tree(name, tree, options.skip_bad, progress)
-    found = sources.load(name, directory, options, progress)
+    found = datasets.load(name, directory, options, progress)
     train, test = (np.bincount(part.labels, minlength=len(found.class_names)) for part in (found.train, found.test))
-    official = getattr(sources.module(name), "OFFICIAL", None) if source.loader is None else None
+    official = getattr(datasets.module(name), "OFFICIAL", None) if spec.loader is None else None
     problems = official.differences(found.class_names, train, test) if official is not None else []
     return Findings(_summary(name, train, test, official), problems, list(found.notes))
 
@@ -49,7 +49,7 @@ def _of_tree(name: str, tree: Tree, skip_bad: bool, progress: Any) -> Findings:
     good = [file for file in tree.files if file.name not in bad]
     try:
         tree.split.check(tree, good)
-        sides = tree.split.sides(tree, good, home(tree))
+        sides = tree.split.split_of(tree, good, home(tree))
     except DataError as error:
         return Findings("", [*problems, str(error)], notes)
     labels = {side: [file.label for file in good if sides[file.name] == side] for side in ("train", "test")}

@@ -42,7 +42,7 @@ def pool_of(processes: int) -> ProcessPoolExecutor:
 @contextlib.contextmanager
 def starting() -> Iterator[None]:
     """Surround every `submit`: it may start a process."""
-    with _starting, _hidden_main(), _held_interrupt():  # in one thread at a time: there is one __main__
+    with _starting, _hidden_main(), _blocked_interrupt():  # in one thread at a time: there is one __main__
         yield
 
 
@@ -59,7 +59,7 @@ def _hidden_main() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _held_interrupt() -> Iterator[None]:
+def _blocked_interrupt() -> Iterator[None]:
     """Start processes deaf to Ctrl-C, which reaches the whole group: the parent ends them, without their tracebacks."""
     if not hasattr(signal, "pthread_sigmask"):
         yield
@@ -84,16 +84,16 @@ def _follow_parent() -> None:
 
 
 def decode_chunk(
-    root: str, names: Sequence[str], target: str, offset: int, size: int, whole: bool
+    root: str, names: Sequence[str], target: str, offset: int, size: int, keep_aspect: bool
 ) -> tuple[int, dict[str, str]]:
     """Decode consecutive rows into the array file; bad ones stay black and are reported."""
-    rows = np.zeros((len(names), *stored_shape(CHANNELS, size, whole)), dtype=np.uint8)
+    rows = np.zeros((len(names), *stored_shape(CHANNELS, size, keep_aspect)), dtype=np.uint8)
     bad: dict[str, str] = {}
     for row, name in zip(rows, names, strict=True):
         if not os.path.exists(target):
             return 0, {}  # the build was given up
         try:
-            row[:] = read_image(os.path.join(root, name), size, CHANNELS, name=name, whole=whole)
+            row[:] = read_image(os.path.join(root, name), size, CHANNELS, name=name, keep_aspect=keep_aspect)
         except DataError as error:
             bad[name] = str(error)
     with open(target, "r+b") as file:
@@ -102,10 +102,10 @@ def decode_chunk(
     return len(names), bad
 
 
-def problem(root: Path, name: str, size: int, whole: bool = False) -> str | None:
+def problem(root: Path, name: str, size: int, keep_aspect: bool = False) -> str | None:
     """Say why an image cannot be decoded, or nothing."""
     try:
-        read_image(root / name, size, CHANNELS, name=name, whole=whole)
+        read_image(root / name, size, CHANNELS, name=name, keep_aspect=keep_aspect)
     except DataError as error:
         return str(error)
     return None

@@ -12,7 +12,7 @@ from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted
 
-from efcil.errors import OptionError
+from efcil.errors import ConfigError
 from efcil.estimators.sums import FeatureSums
 
 try:
@@ -28,7 +28,7 @@ FLOATS = (np.float64, np.float32)
 FAMILY = {"b": "bool", "i": "number", "u": "number", "f": "number", "U": "string", "S": "bytes", "O": "object"}
 
 
-class ParameterError(OptionError, ValueError):
+class ParameterError(ConfigError, ValueError):
     """A parameter or an argument that cannot be used; a ValueError too, as scikit-learn's users expect."""
 
 

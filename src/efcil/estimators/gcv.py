@@ -1,4 +1,4 @@
-"""Choose a ridge by generalised cross-validation, from sums alone: the rows are gone.
+"""Choose a ridge by generalized cross-validation, from sums alone: the rows are gone.
 
 With H = X (X'X + r I)^-1 X' the score of a ridge r is (Golub, Heath and Wahba 1979)
 
@@ -11,7 +11,7 @@ Then H keeps the share l_i / (l_i + r) of it, so that with the rank p
     trace(I - H)  = n - p + sum_i r / (l_i + r)
 
 in which nothing cancels but the first difference, which does not depend on r. An intercept takes one more degree of
-freedom (`free`), and X and Y are then centred. Y is one-hot: |Y|^2 = n, or n - sum_c n_c^2 / n when centred.
+freedom (`free`), and X and Y are then centered. Y is one-hot: |Y|^2 = n, or n - sum_c n_c^2 / n when centered.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def best_ridge(sums: FeatureSums, intercept: bool) -> float:
     square = sums.total
     if intercept:
         square -= float(sums.count.square().sum()) / sums.total
-        sums = sums.centred()
+        sums = sums.centered()
     gram = sums.gram_sum()
     ridges = candidates(gram)
     scores = gcv_scores(gram, sums.cross, square, sums.total, ridges, free=int(intercept))

@@ -20,7 +20,7 @@ from efcil.estimators.sums import FeatureSums
 
 
 def _estimates_probabilities(estimator: Any) -> bool:
-    if estimator.normalise:
+    if estimator.normalize:
         raise AttributeError(
             "predict_proba is not there with normalise=True: scores of unit columns estimate no probabilities; "
             "use normalise=False, or CalibratedClassifierCV"
@@ -48,18 +48,18 @@ class RidgeReconstructionClassifier(IncrementalEstimator):
     coefficients of one `fit` on everything, also when whole classes arrive one after the other.
 
     With the defaults its decisions are those of scikit-learn's ``RidgeClassifier(alpha=ridge_)``; the classifier of the
-    paper is ``fit_intercept=False, normalise=True``.
+    paper is ``fit_intercept=False, normalize=True``.
 
     Parameters
     ----------
     ridge : float or "auto", default="auto"
         Strength of the penalty, zero or more, in units of X'X: it does not grow with the number of rows. "auto" takes
-        the one of least generalised cross-validation error among four a decade, anew whenever rows arrive; it needs
+        the one of least generalized cross-validation error among four a decade, anew whenever rows arrive; it needs
         no rows, only the sums. Zero wants more rows than features from the first batch on.
     fit_intercept : bool, default=True
-        Centre features and labels. Without it, centre the features yourself or have them centred about zero.
-    normalise : bool, default=False
-        Scale each class's scores to coefficients of length one (category-wise normalisation, Eq. 22): the score is then
+        Center features and labels. Without it, center the features yourself or have them centered about zero.
+    normalize : bool, default=False
+        Scale each class's scores to coefficients of length one (category-wise normalization, Eq. 22): the score is then
         the signed distance from the plane on which the regression says zero, and rare classes, whose coefficients the
         ridge keeps short, get their share. Off by default, for the scores are then no regression any more and there is
         no `predict_proba`.
@@ -114,11 +114,11 @@ class RidgeReconstructionClassifier(IncrementalEstimator):
     ridge_: float
 
     def __init__(
-        self, ridge: float | Literal["auto"] = "auto", *, fit_intercept: bool = True, normalise: bool = False
+        self, ridge: float | Literal["auto"] = "auto", *, fit_intercept: bool = True, normalize: bool = False
     ) -> None:
         self.ridge = ridge
         self.fit_intercept = fit_intercept
-        self.normalise = normalise
+        self.normalize = normalize
 
     def solve(self) -> Self:
         """Solve again from the sums, after `set_params`: no row is needed."""
@@ -128,7 +128,7 @@ class RidgeReconstructionClassifier(IncrementalEstimator):
 
     @available_if(_estimates_probabilities)  # type: ignore[untyped-decorator]
     def predict_proba(self, X: ArrayLike) -> NDArray[np.float64]:
-        """Return probabilities, (n, n_classes): those nearest to the scores. Not there with ``normalise=True``.
+        """Return probabilities, (n, n_classes): those nearest to the scores. Not there with ``normalize=True``.
 
         Regression on one-hot labels estimates the probability of each class as well as a linear function of the
         features can (in squared error); the estimate may leave 0..1, so the nearest probabilities are taken. The order
@@ -142,13 +142,13 @@ class RidgeReconstructionClassifier(IncrementalEstimator):
         return found
 
     def _solved(self, sums: FeatureSums) -> Mapping[str, Any]:
-        """(X'X + ridge I)^-1 X'Y, from centred sums with an intercept: what is left is b = y - m W of their means."""
+        """(X'X + ridge I)^-1 X'Y, from centered sums with an intercept: what is left is b = y - m W of their means."""
         ridge = self._ridge(sums)
-        weight = ridge_weight(sums.centred() if self.fit_intercept else sums, ridge)
+        weight = ridge_weight(sums.centered() if self.fit_intercept else sums, ridge)
         intercept = weight.new_zeros(weight.shape[1])
         if self.fit_intercept:
             intercept = sums.count / sums.total - sums.centre @ weight
-        if self.normalise:
+        if self.normalize:
             length = torch.linalg.vector_norm(weight, dim=0)
             intercept = intercept / torch.where(length > 0, length, 1.0)
             weight = normalize_columns(weight)

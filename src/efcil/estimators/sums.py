@@ -98,10 +98,10 @@ class FeatureSums:
         centre = self.centre
         return self.scatter + self.total * torch.outer(centre, centre)
 
-    def centred(self) -> FeatureSums:
-        """The sums of x - m: X'X is then the scatter, and X'Y is that of centred labels too, since they sum to zero.
+    def centered(self) -> FeatureSums:
+        """The sums of x - m: X'X is then the scatter, and X'Y is that of centered labels too, since they sum to zero.
 
-        >>> sums = FeatureSums.from_rows(np.array([[1.0], [5.0]]), np.array([0, 1]), np.ones(2), classes=2).centred()
+        >>> sums = FeatureSums.from_rows(np.array([[1.0], [5.0]]), np.array([0, 1]), np.ones(2), classes=2).centered()
         >>> sums.mean.tolist(), sums.gram_sum().tolist()
         ([[-2.0], [2.0]], [[8.0]])
         """

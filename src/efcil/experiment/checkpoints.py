@@ -98,21 +98,21 @@ class CheckpointStore:
         for _, _, path in done + going[self.KEEP :]:
             path.unlink()
 
-    def newest(self) -> Checkpoint | None:
+    def latest(self) -> Checkpoint | None:
         """Return the newest sound state, passing over what is damaged; None where nothing was saved.
 
         Raises CheckpointError when checkpoints exist but none of them is sound.
         """
         self.wait()
         files = self._files()
-        wholes: dict[int, tuple[Tensors, dict[str, Any]] | None] = {}
+        by_task: dict[int, tuple[Tensors, dict[str, Any]] | None] = {}
 
         def whole(task: int) -> tuple[Tensors, dict[str, Any]] | None:
             if task == 0:
                 return {}, {}
-            if task not in wholes:
-                wholes[task] = self._try(self.directory / f"task-{task:02d}.safetensors")
-            return wholes[task]
+            if task not in by_task:
+                by_task[task] = self._try(self.directory / f"task-{task:02d}.safetensors")
+            return by_task[task]
 
         for position, (task, epoch, path) in enumerate(files):
             found = None

@@ -1,8 +1,8 @@
-"""Read methods from a run whose backbones and images are gone: the features of every task were kept.
+"""Evaluate other methods on a run whose backbones and images are gone, from the saved features of every task.
 
-`efcil compare dpcr cifar100 ... --keep-features` keeps them; `efcil replay RUN dpcr:ridge=2000,ldc` reads other methods
-from the same trajectory, with the numbers they would have had in its company. What needs images (ADC's adversarial
-ones, augmented views) cannot be read from features, and is refused.
+`efcil compare dpcr cifar100 ... --save-features` saves them; `efcil reevaluate RUN dpcr:ridge=2000,ldc` evaluates
+other methods on the same trajectory, with the numbers they would have had in its company. What needs images (ADC's
+adversarial ones, augmented views) cannot be computed from features, and is refused.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from torch import Tensor
 
 from efcil.accel.machine import Machine
 from efcil.core.metrics import AccuracyMatrix, count_correct
-from efcil.errors import OptionError, RunError
-from efcil.experiment.run import FEATURES, heading
-from efcil.experiment.specification import Plan, Request, commit, resolve
+from efcil.errors import ConfigError, RunError
+from efcil.experiment.run import FEATURES_DIR, summary_header
+from efcil.experiment.specification import Experiment, ExperimentSpec, commit, resolve
 from efcil.features import TaskFeatures
 from efcil.files import atomic_write_text, write_json
 from efcil.methods import FROZEN, find
@@ -40,80 +40,82 @@ def config_of(home: Path) -> dict[str, Any]:
         raise RunError(f"{config} cannot be read: give the directory of a run or comparison") from None
 
 
-def plan_of(run: Mapping[str, Any], methods: Sequence[str], settings: Sequence[str]) -> Plan:
+def experiment_of(run: Mapping[str, Any], methods: Sequence[str], overrides: Sequence[str]) -> Experiment:
     """Resolve other methods as if they had been asked for with the run."""
     for name in methods:
         way = find(name.split(":")[0]).learner
         if way not in (run["learner"], *FROZEN):
-            raise OptionError(f"{name} trains its own way ({way}), the run is {run['learner']}: run it apart")
+            raise ConfigError(f"{name} trains its own way ({way}), the run is {run['learner']}: run it apart")
     given = {**run["training"], **{f"data.{key}": value for key, value in run["data"].items()}}
-    request = Request(
+    spec = ExperimentSpec(
         tuple(methods),
         run["dataset"],
         order=run["order"],
         seed=run["seed"],
         preset=run["preset"],
-        settings=(*(f"{key}={json.dumps(value)}" for key, value in given.items()), *settings),
-        held_out=run.get("held_out", 0.0),
+        overrides=(*(f"{key}={json.dumps(value)}" for key, value in given.items()), *overrides),
+        val_fraction=run.get("val_fraction", 0.0),
         **run["split"],
     )
-    return resolve(request)
+    return resolve(spec)
 
 
 def _check_saved(trajectory: Trajectory, tensors: Mapping[str, Tensor]) -> None:
     """Refuse what the saved features cannot give, naming the method and the remedy."""
     for label, part in trajectory.parts.items():
         if part.classifier.needs == "learner":
-            raise OptionError(f"{label} needs the learner itself, which is not saved; run it anew")
+            raise ConfigError(f"{label} needs the learner itself, which is not saved; run it anew")
         if part.method.shift is not None and part.method.shift.needs_images:
-            raise OptionError(f"{label} needs the training images, which are not saved; run it anew")
+            raise ConfigError(f"{label} needs the training images, which are not saved; run it anew")
         if part.first_backbone and "first" not in tensors:
-            raise OptionError(
+            raise ConfigError(
                 f"{label} needs features of the backbone after the first task, which were not saved; compare it with "
                 "acil, ds-al or fecam in one run"
             )
 
 
-def replay(home: Path, plan: Plan, trained: str, machine: Machine, command: str) -> list[dict[str, Any]]:
+def reevaluate(
+    home: Path, experiment: Experiment, trained: str, machine: Machine, command: str
+) -> list[dict[str, Any]]:
     """Read the plan's methods from the features in `home`; return their summaries."""
     began = time.perf_counter()
-    files = sorted((home / FEATURES).glob("task-*.safetensors"))
+    files = sorted((home / FEATURES_DIR).glob("task-*.safetensors"))
     if not files:
-        raise RunError(f"{home / FEATURES} holds no features: run it again with --keep-features")
-    trajectory = Trajectory(None, plan.methods, freezes=trained in FROZEN)
+        raise RunError(f"{home / FEATURES_DIR} holds no features: run it again with --save-features")
+    trajectory = Trajectory(None, experiment.methods, freezes=trained in FROZEN)
     matrices: dict[str, AccuracyMatrix] = {}
     sizes: list[int] = []
     for index, file in enumerate(files):
         tensors, meta = load_tensors(file)
         if meta["task"] != index + 1:
-            raise RunError(f"{home / FEATURES}: task {index + 1} is missing")
+            raise RunError(f"{home / FEATURES_DIR}: task {index + 1} is missing")
         if not matrices:
             sizes = meta["sizes"]
             matrices = {label: AccuracyMatrix(meta["totals"]) for label in trajectory.parts}
             of_class = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes)).numpy()
         tensors = {name: tensor.to(machine.device) for name, tensor in tensors.items()}
         _check_saved(trajectory, tensors)
-        trajectory.update(TaskFeatures.from_saved(index, plan.seed, tensors, meta["layout"]))
+        trajectory.update(TaskFeatures.from_saved(index, experiment.seed, tensors, meta["layout"]))
         for label, part in trajectory.parts.items():
             scores = trajectory.logits(label, tensors["test_first" if part.first_backbone else "test"])
             correct, correct5, _ = count_correct(scores, tensors["test_labels"], of_class)
             matrices[label].record(index, correct[: index + 1].tolist(), correct5[: index + 1].tolist())
     about = (sizes, time.perf_counter() - began, machine, command, commit())
-    return [heading(plan, label, *about) | matrices[label].summary() for label in plan.methods]
+    return [summary_header(experiment, label, *about) | matrices[label].summary() for label in experiment.methods]
 
 
 def execute(
-    source: Path, methods: str, settings: Sequence[str], out: Path | None, device: str, quiet: bool, command: str
+    source: Path, methods: str, overrides: Sequence[str], out: Path | None, device: str, quiet: bool, command: str
 ) -> list[dict[str, Any]]:
     """Replay a run, write summaries and a page, and print the table."""
     names = [name.strip() for name in methods.split(",") if name.strip()]
     home = source / "trajectory" if (source / "trajectory" / "config.yaml").exists() else source
     config = config_of(home)
-    found = replay(
-        home, plan_of(config["run"], names, settings), config["run"]["learner"], Machine.choose(device), command
+    found = reevaluate(
+        home, experiment_of(config["run"], names, overrides), config["run"]["learner"], Machine.choose(device), command
     )
-    summaries = [summary | {"replayed": config["command"]} for summary in found]
-    out = source / "replay" if out is None else out
+    summaries = [summary | {"reevaluated_from": config["command"]} for summary in found]
+    out = source / "reevaluation" if out is None else out
     for summary in summaries:
         place = out / summary["method"].replace("/", "_")
         place.mkdir(parents=True, exist_ok=True)

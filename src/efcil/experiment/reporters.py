@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from efcil.report.load import each_head
+from efcil.report.load import split_heads
 from efcil.training.trainer import EpochReport
 
 
@@ -17,62 +17,62 @@ def _print_line(text: str) -> None:
     print(text + "\n", end="", flush=True)
 
 
-class Quiet:
+class Reporter:
     """What a run has to say as it happens; this one says nothing but notes, on standard error."""
 
-    def started(self, title: str, epochs: Sequence[int], done: int) -> None:
+    def on_started(self, title: str, epochs: Sequence[int], done: int) -> None:
         """Begin: epochs of each task, of which `done` are learned already."""
 
-    def epoch(self, report: EpochReport) -> None:
+    def on_epoch(self, report: EpochReport) -> None:
         """An epoch is done."""
 
-    def solving(self, task: int) -> None:
+    def on_solve(self, task: int) -> None:
         """Statistics move and heads are solved."""
 
-    def task(self, task: int, tasks: int, accuracies: Mapping[str, float]) -> None:
+    def on_task(self, task: int, tasks: int, accuracies: Mapping[str, float]) -> None:
         """A task is measured: A_t of each method."""
 
-    def counting(self, what: str, done: int, total: int | None) -> None:
+    def progress(self, what: str, done: int, total: int | None) -> None:
         """Something countable goes on: a download, decoding."""
 
     def note(self, text: str) -> None:
         """Say it on standard error, so that standard output stays clean."""
         print(f"note: {text}", file=sys.stderr, flush=True)
 
-    def finished(self, summaries: Sequence[Mapping[str, Any]], where: str) -> None:
+    def on_finished(self, summaries: Sequence[Mapping[str, Any]], where: str) -> None:
         """The run is over."""
 
     def close(self) -> None:
         """Leave the screen tidy."""
 
 
-class Silent(Quiet):
+class NullReporter(Reporter):
     """Nothing at all: of several processes the first one tells how the run goes."""
 
     def note(self, text: str) -> None:
         """Leave it to the first process."""
 
 
-class Json(Quiet):
+class JsonReporter(Reporter):
     """One JSON object a line on standard output."""
 
     @staticmethod
     def _say(**event: Any) -> None:
         _print_line(json.dumps(event))
 
-    def started(self, title: str, epochs: Sequence[int], done: int) -> None:
+    def on_started(self, title: str, epochs: Sequence[int], done: int) -> None:
         """Tell the plan."""
         self._say(event="started", title=title, epochs=list(epochs), epochs_done=done)
 
-    def epoch(self, report: EpochReport) -> None:
+    def on_epoch(self, report: EpochReport) -> None:
         """Tell an epoch."""
         self._say(event="epoch", task=report.task + 1, epoch=report.epoch + 1, loss=report.loss, lr=report.lr)
 
-    def solving(self, task: int) -> None:
+    def on_solve(self, task: int) -> None:
         """Tell that training is over."""
         self._say(event="solving", task=task + 1)
 
-    def task(self, task: int, tasks: int, accuracies: Mapping[str, float]) -> None:
+    def on_task(self, task: int, tasks: int, accuracies: Mapping[str, float]) -> None:
         """Tell a task."""
         self._say(event="task", task=task + 1, tasks=tasks, A_t=dict(accuracies))
 
@@ -80,12 +80,12 @@ class Json(Quiet):
         """Tell a note."""
         self._say(event="note", text=text)
 
-    def finished(self, summaries: Sequence[Mapping[str, Any]], where: str) -> None:
+    def on_finished(self, summaries: Sequence[Mapping[str, Any]], where: str) -> None:
         """Tell the summaries."""
         self._say(event="finished", out=where, summaries=list(summaries))
 
 
-class Plain(Quiet):
+class LineReporter(Reporter):
     """A line now and then: for logs and pipes."""
 
     EVERY = 15.0  # seconds between two lines about epochs
@@ -96,18 +96,18 @@ class Plain(Quiet):
     def _print(self, text: str) -> None:
         _print_line(text)
 
-    def started(self, title: str, epochs: Sequence[int], done: int) -> None:
+    def on_started(self, title: str, epochs: Sequence[int], done: int) -> None:
         """Print the title."""
         self._print(title)
 
-    def epoch(self, report: EpochReport) -> None:
+    def on_epoch(self, report: EpochReport) -> None:
         """Print an epoch, not too often."""
         now = time.monotonic()
         if now - self._last >= self.EVERY:
             self._last = now
             self._print(f"task {report.task + 1}, epoch {report.epoch + 1} of {report.epochs}: loss {report.loss:.4f}")
 
-    def task(self, task: int, tasks: int, accuracies: Mapping[str, float]) -> None:
+    def on_task(self, task: int, tasks: int, accuracies: Mapping[str, float]) -> None:
         """Print the accuracies."""
         words = ", ".join(f"{name} {value:.2f}" for name, value in accuracies.items())
         self._print(f"task {task + 1} of {tasks}: A_t {words}")
@@ -116,14 +116,14 @@ class Plain(Quiet):
         """Print a note."""
         self._print(f"note: {text}")
 
-    def finished(self, summaries: Sequence[Mapping[str, Any]], where: str) -> None:
+    def on_finished(self, summaries: Sequence[Mapping[str, Any]], where: str) -> None:
         """Print the result of each method and where it lies."""
-        for s in (one for summary in summaries for one in each_head(summary)):
+        for s in (one for summary in summaries for one in split_heads(summary)):
             self._print(f"{s['method']}: A_f {s['A_f']:.2f}, A_avg {s['A_avg']:.2f}, {s['seconds']:.0f} s")
         self._print(f"written to {where}")
 
 
-class Lines(Plain):
+class PrefixReporter(LineReporter):
     """Plain lines of one of several runs that go on at once: each says which."""
 
     def __init__(self, prefix: str) -> None:
@@ -134,7 +134,7 @@ class Lines(Plain):
         super()._print(f"{self.prefix}: {text}")
 
 
-class Terminal(Quiet):
+class TerminalReporter(Reporter):
     """Bars and a table, drawn with rich (imported here: a process without a terminal does not need it)."""
 
     def __init__(self) -> None:
@@ -158,14 +158,14 @@ class Terminal(Quiet):
         self._counts: dict[str, Any] = {}
         self._tasks = 0
 
-    def started(self, title: str, epochs: Sequence[int], done: int) -> None:
+    def on_started(self, title: str, epochs: Sequence[int], done: int) -> None:
         """Show the bar over all epochs of all tasks."""
         self._tasks = len(epochs)
         self.console.print(title, style="bold", highlight=False, markup=False)
         self.bars.start()
         self._bar = self.bars.add_task(f"task 1/{self._tasks}", total=sum(epochs), completed=done, words="epochs")
 
-    def epoch(self, report: EpochReport) -> None:
+    def on_epoch(self, report: EpochReport) -> None:
         """Advance the bar."""
         self.bars.update(
             self._bar,
@@ -174,18 +174,18 @@ class Terminal(Quiet):
             words=f"epochs, loss {report.loss:.3f}",
         )
 
-    def solving(self, task: int) -> None:
+    def on_solve(self, task: int) -> None:
         """Say what happens now."""
         self.bars.update(self._bar, words="epochs, moving statistics")
 
-    def task(self, task: int, tasks: int, accuracies: Mapping[str, float]) -> None:
+    def on_task(self, task: int, tasks: int, accuracies: Mapping[str, float]) -> None:
         """Print the accuracies above the bar."""
         from rich.markup import escape
 
         words = "  ".join(f"{escape(name)} [bold]{value:.2f}[/bold]" for name, value in accuracies.items())
         self.console.print(f"task {task + 1:>2}/{tasks}  A_t  {words}", highlight=False)
 
-    def counting(self, what: str, done: int, total: int | None) -> None:
+    def progress(self, what: str, done: int, total: int | None) -> None:
         """Show or advance the bar of something countable."""
         if what not in self._counts:
             self.bars.start()
@@ -200,7 +200,7 @@ class Terminal(Quiet):
 
         self.console.print(f"[yellow]note:[/yellow] {escape(text)}", highlight=False)
 
-    def finished(self, summaries: Sequence[Mapping[str, Any]], where: str) -> None:
+    def on_finished(self, summaries: Sequence[Mapping[str, Any]], where: str) -> None:
         """Print the table of results."""
         from rich.markup import escape
         from rich.table import Table
@@ -211,7 +211,7 @@ class Terminal(Quiet):
         for name in ("A_f", "A_avg", "old", "new", "forgetting"):
             table.add_column(name, justify="right")
         best = max(s["A_f"] for s in summaries)
-        for s in (one for summary in summaries for one in each_head(summary)):
+        for s in (one for summary in summaries for one in split_heads(summary)):
             cells = [s["A_f"], s["A_avg"], s["old"][-1], s["new"][-1], s["forgetting"][-1]]
             style = "bold green" if s["A_f"] == best and len(summaries) > 1 else ""
             table.add_row(escape(s["method"]), *("-" if c is None else f"{c:.2f}" for c in cells), style=style)
@@ -223,10 +223,10 @@ class Terminal(Quiet):
         self.bars.stop()
 
 
-def reporter(quiet: bool = False, as_json: bool = False) -> Quiet:
+def choose_reporter(quiet: bool = False, as_json: bool = False) -> Reporter:
     """Choose: JSON, nothing, bars on a terminal, lines elsewhere."""
     if as_json:
-        return Json()
+        return JsonReporter()
     if quiet:
-        return Quiet()
-    return Terminal() if sys.stdout.isatty() else Plain()
+        return Reporter()
+    return TerminalReporter() if sys.stdout.isatty() else LineReporter()

@@ -21,19 +21,19 @@ import torch
 import yaml
 from torch import Tensor
 
-from efcil import data as sources
+from efcil import data as datasets
 from efcil.accel.machine import Machine
 from efcil.accel.streams import own_stream
 from efcil.config import Options, load_yaml
 from efcil.core.metrics import AccuracyMatrix
 from efcil.data.dataset import DataSet
-from efcil.errors import CheckpointError, EfcilError, Interrupted, OptionError, RunError
+from efcil.errors import CheckpointError, ConfigError, EfcilError, Interrupted, RunError
 from efcil.experiment.checkpoints import Checkpoint, CheckpointStore
-from efcil.experiment.reporters import Quiet
-from efcil.experiment.specification import Plan, commit, versions
+from efcil.experiment.reporters import Reporter
+from efcil.experiment.specification import Experiment, commit, versions
 from efcil.experiment.tracking import Tracker
 from efcil.features import TaskFeatures
-from efcil.files import atomic_write_text, clear_unfinished, exclusive_lock, read_json, write_json
+from efcil.files import atomic_write_text, exclusive_lock, read_json, remove_temporary_files, write_json
 from efcil.learners import LEARNERS
 from efcil.methods import FROZEN
 from efcil.protocol import Evaluator, run_protocol
@@ -47,9 +47,9 @@ from efcil.training.trainer import EpochReport, Middle, Stopped
 from efcil.trajectory import Trajectory
 
 Summary = dict[str, Any]
-APART = 10  # of several runs at once each begins when the one before has this part of a task behind it
-HEARD = 0.5  # seconds until a signal is heard at the latest
-FEATURES = "features"  # directory of kept features, beside config.yaml
+STAGGER = 10  # of several runs at once each begins when the one before has this part of a task behind it
+SIGNAL_POLL_S = 0.5  # seconds until a signal is heard at the latest
+FEATURES_DIR = "features"  # directory of kept features, beside config.yaml
 
 
 @contextmanager
@@ -67,7 +67,7 @@ def run_lock(directory: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _fitting(checkpoints: Path) -> Iterator[None]:
+def _checkpoint_errors(checkpoints: Path) -> Iterator[None]:
     """Tell in one line that sound checkpoints are of something else than this run."""
     try:
         yield
@@ -79,7 +79,7 @@ def _fitting(checkpoints: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _written_to(directory: Path) -> Iterator[None]:
+def _io_errors(directory: Path) -> Iterator[None]:
     """Tell what the disk did in one line."""
     try:
         yield
@@ -88,7 +88,7 @@ def _written_to(directory: Path) -> Iterator[None]:
         raise RunError(f"{what}; make room or make it writable, then --resume") from error
 
 
-class Log:
+class MetricsLog:
     """metrics.jsonl: a line an epoch and a line a task; after a kill cut back to where the run goes on.
 
     Trackers are told every line.
@@ -97,7 +97,7 @@ class Log:
     def __init__(self, path: Path, trackers: Sequence[Tracker] = ()):
         self.path, self.trackers = path, trackers
 
-    def cut(self, task: int, epoch: int) -> None:
+    def truncate(self, task: int, epoch: int) -> None:
         """Keep `task` whole tasks and `epoch` epochs of the next."""
         kept = []
         there = self.path.exists()
@@ -132,36 +132,42 @@ class Run:
 
     def __init__(
         self,
-        plan: Plan,
+        experiment: Experiment,
         directory: Path | None,
         out: Path,
         machine: Machine,
-        reporter: Quiet,
+        reporter: Reporter,
         *,
         command: str,
         checkpoint_seconds: float = 60.0,
         compare: bool = False,
         snapshots: Collection[str] = (),
-        keep_features: bool = False,
+        save_features: bool = False,
         trackers: Sequence[Tracker] = (),
         concurrent_runs: int = 1,
     ):
         """`snapshots` names methods whose statistics figures need, after the second task and the last one; with
-        `keep_features` other methods can be evaluated later on the saved features (`efcil.experiment.reevaluate`).
+        `save_features` other methods can be evaluated later on the saved features (`efcil.experiment.reevaluate`).
         """
-        self.plan, self.data_directory, self.out, self.machine, self.reporter = plan, directory, out, machine, reporter
+        self.experiment, self.data_directory, self.out, self.machine, self.reporter = (
+            experiment,
+            directory,
+            out,
+            machine,
+            reporter,
+        )
         self.group = machine.group  # of several processes the first one reads and writes the directory
         self.command, self.checkpoint_seconds, self.compare = command, checkpoint_seconds, compare
-        self.snapshots, self.keep_features = snapshots, keep_features
+        self.snapshots, self.save_features = snapshots, save_features
         self.concurrent_runs = concurrent_runs  # on the same device, itself included: its seconds depend on it
         self.home = out / "trajectory" if compare else out
         self.store = CheckpointStore(self.home / "checkpoints", reporter.note)
-        self.log = Log(self.home / "metrics.jsonl", trackers)
+        self.log = MetricsLog(self.home / "metrics.jsonl", trackers)
         self.matrices: dict[str, AccuracyMatrix] = {}
         self.seconds = 0.0
         self.training = False  # from here on a signal waits for the end of a step
         self.stop = threading.Event()  # set from outside: the run ends after this step, and saves it
-        self.underway = threading.Event()  # of several at once: the next may begin
+        self.started = threading.Event()  # of several at once: the next may begin
 
     # -- what others see ---------------------------------------------------------------------------------------------
 
@@ -175,37 +181,41 @@ class Run:
                     self._check_free(config, resume)
                     held.enter_context(run_lock(self.out))
                     held.callback(self.store.settle)  # the directory is let go when nothing is written there any more
-                    clear_unfinished(self.out)
+                    remove_temporary_files(self.out)
             with self.group.agreeing():
                 with self.group.first_of_node():  # it fills the cache that the others read
                     data = self._load()
                 self._prepare(data)
             if self.group.size > 1:
                 self.group.same("the data set's fingerprint", data.fingerprint())
-            with self.group.agreeing(), _written_to(self.out):
+            with self.group.agreeing(), _io_errors(self.out):
                 if self.group.is_first:
-                    self._claim(config, data)
-            with _written_to(self.out), closing(self.log):
+                    self._write_or_check_config(config, data)
+            with _io_errors(self.out), closing(self.log):
                 return self._learn(data)
 
     def _check_free(self, config: Path, resume: bool) -> None:
         if config.exists() and not resume:
             raise RunError(
-                f"{self.out} already holds {self._what_is_there()}: pass --resume to go on, or choose another --out"
+                f"{self.out} already holds {self._describe_existing()}: pass --resume to go on, or choose another --out"
             )
 
     def _load(self) -> DataSet:
-        data = sources.load(
-            self.plan.dataset,
+        data = datasets.load(
+            self.experiment.dataset,
             self.data_directory,
-            _with_whole(self.plan),
-            lambda done, total: self.reporter.counting("decoding images", done, total),
+            _resolve_aspect(self.experiment),
+            lambda done, total: self.reporter.progress("decoding images", done, total),
         )
         for text in data.notes:
             self.reporter.note(text)
-        return data.held_out(self.plan.held_out, self.plan.seed) if self.plan.held_out else data
+        return (
+            data.split_validation(self.experiment.val_fraction, self.experiment.seed)
+            if self.experiment.val_fraction
+            else data
+        )
 
-    def _what_is_there(self) -> str:
+    def _describe_existing(self) -> str:
         found = sorted(self.out.glob("summary.json")) or sorted(self.out.glob("*/summary.json"))
         try:
             names = [json.loads(path.read_text(encoding="utf-8")) for path in found]
@@ -214,11 +224,11 @@ class Run:
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
             return "a run"
 
-    def _claim(self, config: Path, data: DataSet) -> None:
+    def _write_or_check_config(self, config: Path, data: DataSet) -> None:
         """Write config.yaml, or check that the one that is there describes the same run."""
         order = hashlib.sha256(self.stream.order.tobytes()).hexdigest()[:16]  # a file's name is not its contents
-        here = {**self.plan.identity(), "class_order": order, "fingerprint": data.fingerprint()}
-        identity = json.loads(json.dumps(here))
+        here = {**self.experiment.fingerprint(), "class_order": order, "fingerprint": data.fingerprint()}
+        fingerprint = json.loads(json.dumps(here))
         if config.exists():
             try:
                 tree = load_yaml(config.read_text(encoding="utf-8"))
@@ -228,7 +238,7 @@ class Run:
                     f"{config} cannot be read; choose another --out, or, if the run was begun with these very options, "
                     "delete that file and --resume"
                 ) from None
-            differing = _differences(there, identity)
+            differing = _differences(there, fingerprint)
             if differing:
                 words = "; ".join(differing[:4])
                 raise RunError(f"{self.out} holds another run ({words}): choose another --out or the same options")
@@ -239,7 +249,7 @@ class Run:
         self.home.mkdir(parents=True, exist_ok=True)
         text = yaml.safe_dump(
             {
-                "run": identity,
+                "run": fingerprint,
                 "machine": self._machine(),
                 "versions": versions(),
                 "commit": commit(),
@@ -259,53 +269,53 @@ class Run:
     def _prepare(self, data: DataSet) -> None:
         """Build everything that can still be refused, before the directory is claimed."""
         self._began = time.perf_counter()
-        plan, machine = self.plan, self.machine
-        order = class_order(plan.order, data.class_names)
+        experiment, machine = self.experiment, self.machine
+        order = class_order(experiment.order, data.class_names)
         self.class_names = [data.class_names[label] for label in order]
-        self.stream = TaskStream(data.train, order, plan.sizes(len(data.class_names)))
-        self.learner = LEARNERS[plan.learner](plan.training, data.channels, machine, plan.seed)
+        self.stream = TaskStream(data.train, order, experiment.sizes(len(data.class_names)))
+        self.learner = LEARNERS[experiment.learner](experiment.training, data.channels, machine, experiment.seed)
         self.learner.transform(data.size)
         self.learner.check(len(data.class_names))
         # A method with several classifiers is measured with each of them.
-        self.trajectory = Trajectory(self.learner, plan.methods, freezes=plan.learner in FROZEN)
+        self.trajectory = Trajectory(self.learner, experiment.methods, freezes=experiment.learner in FROZEN)
 
     def _learn(self, data: DataSet) -> list[Summary]:
         machine, stream, learner, trajectory = self.machine, self.stream, self.learner, self.trajectory
         self.evaluator = evaluator = Evaluator(data, stream, machine)
         self.matrices = {label: AccuracyMatrix(evaluator.totals()) for label in trajectory.parts}
-        point = self._newest()
+        point = self._latest_checkpoint()
         finished = None
         with self.group.agreeing():
             if self.group.is_first and point is not None and point.task == len(stream):
-                finished = self._finished(point.meta)
+                finished = self._finished_summaries(point.meta)
         finished = self.group.from_first(finished)
         if finished is not None:  # nothing to do, and nothing to claim anew
             self.reporter.note("this run is finished")
-            self.reporter.finished(finished, str(self.out))
+            self.reporter.on_finished(finished, str(self.out))
             return finished
         task, epoch, momenta, middle, earlier = 0, 0, None, None, 0.0
         if point is not None:
-            with _fitting(self.store.directory):
+            with _checkpoint_errors(self.store.directory):
                 task, epoch, earlier = point.task, point.epoch or 0, float(point.meta["seconds"])
                 self._restore(point.tensors, point.meta)
                 if point.epoch is not None:
-                    learner.load_state(_on(machine, point.partial))
-                    momenta = _below(point.partial, "optimiser.")
+                    learner.load_state(_to_device(machine, point.partial))
+                    momenta = _strip_prefix(point.partial, "optimizer.")
                     if steps := int(point.meta.get("steps", 0)):
-                        loop = _below(point.partial, "loop.")
+                        loop = _strip_prefix(point.partial, "loop.")
                         middle = Middle(epoch, steps, loop["total"], loop.get("noise"))
         if self.group.is_first:
-            self.log.cut(task, epoch)
+            self.log.truncate(task, epoch)
         self._clock = lambda: earlier + time.perf_counter() - self._began
         self._saved = time.monotonic()
         epochs = [sum(stage.epochs for stage in learner.stages(t)) for t in range(len(stream))]
-        self._usual = epochs[-1]  # of a task
+        self._epochs_per_task = epochs[-1]  # of a task
         problem = f"{data.name}: {len(data.class_names)} classes in {len(stream)} tasks"
-        title = f"{', '.join(self.plan.methods)} on {problem}, {machine.name}"
+        title = f"{', '.join(self.experiment.methods)} on {problem}, {machine.name}"
         if point is not None:
             where = f", epoch {epoch} of task {task + 1}" if epoch else f", in task {task + 1}" if middle else ""
             self.reporter.note(f"going on after task {task}{where}")
-        self.reporter.started(title, epochs, sum(epochs[:task]) + epoch)
+        self.reporter.on_started(title, epochs, sum(epochs[:task]) + epoch)
         self.training = True
         run_protocol(
             stream,
@@ -320,7 +330,7 @@ class Run:
             middle=middle,
             stop=self.stop.is_set,
             on_stop=self.on_stop,
-            on_task_features=self._keep_features if self.keep_features else lambda features: None,
+            on_task_features=self._save_features if self.save_features else lambda features: None,
         )
         if not self.group.is_first:
             return []
@@ -328,15 +338,15 @@ class Run:
         self.seconds = self._clock()
         summaries = self._write_summaries()
         atomic_write_text(self.out / "report.html", html_page(summaries))
-        self.reporter.finished(summaries, str(self.out))
+        self.reporter.on_finished(summaries, str(self.out))
         self.training = False
         return summaries
 
-    def _newest(self) -> Checkpoint | None:
+    def _latest_checkpoint(self) -> Checkpoint | None:
         """Return where the run stands: the first process reads it and gives it to the others."""
         group = self.group
         with group.agreeing():
-            point = self.store.newest() if group.is_first else None
+            point = self.store.latest() if group.is_first else None
         if group.size == 1:
             return point
         head = group.from_first(None if point is None else {"at": [point.task, point.epoch], "meta": point.meta})
@@ -346,14 +356,14 @@ class Run:
         task, epoch = head["at"]
         return Checkpoint(task, epoch, tensors, head["meta"], partial)
 
-    def _finished(self, meta: Mapping[str, Any]) -> list[Summary] | None:
+    def _finished_summaries(self, meta: Mapping[str, Any]) -> list[Summary] | None:
         """Return the summaries of a finished run, if all are there and say what the last checkpoint says."""
-        with _fitting(self.store.directory):
+        with _checkpoint_errors(self.store.directory):
             self.matrices = {
                 label: AccuracyMatrix.from_json(meta["matrices"][label]) for label in self.trajectory.parts
             }
         found = []
-        for label in self.plan.methods:
+        for label in self.experiment.methods:
             try:
                 summary = read_json(self._summary_file(label))
             except EfcilError:
@@ -368,34 +378,34 @@ class Run:
     def _restore(self, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
         if not tensors:
             return
-        self.learner.load_state(_on(self.machine, _below(tensors, "learner.")))
-        self.trajectory.load_state_dict(_on(self.machine, _below(tensors, "trajectory.")))
+        self.learner.load_state(_to_device(self.machine, _strip_prefix(tensors, "learner.")))
+        self.trajectory.load_state_dict(_to_device(self.machine, _strip_prefix(tensors, "trajectory.")))
         for label in self.trajectory.parts:
             self.matrices[label] = AccuracyMatrix.from_json(meta["matrices"][label])
 
-    def after_epoch(self, report: EpochReport, optimiser: Optimiser) -> None:
+    def after_epoch(self, report: EpochReport, optimizer: Optimiser) -> None:
         """Log the epoch; keep it when the last checkpoint is old enough."""
         if not self.group.is_first:
             return
-        if report.task or (report.epoch + 1) * APART >= self._usual:
-            self.underway.set()
+        if report.task or (report.epoch + 1) * STAGGER >= self._epochs_per_task:
+            self.started.set()
         self.log.add(task=report.task + 1, epoch=report.epoch + 1, loss=report.loss, lr=report.lr)
-        self.reporter.epoch(report)
+        self.reporter.on_epoch(report)
         now = time.monotonic()
         if now - self._saved >= self.checkpoint_seconds and report.epoch + 1 < report.epochs:
-            tensors, meta = self._in_task(optimiser), {"seconds": self._clock()}
+            tensors, meta = self._mid_task_state(optimizer), {"seconds": self._clock()}
             self.store.save_epoch(report.task + 1, report.epoch + 1, tensors, meta)
             self._saved = time.monotonic()
 
-    def _in_task(self, optimiser: Optimiser) -> dict[str, Tensor]:
-        momenta = {f"optimiser.{name}": value for name, value in optimiser.momenta().items()}
+    def _mid_task_state(self, optimizer: Optimiser) -> dict[str, Tensor]:
+        momenta = {f"optimizer.{name}": value for name, value in optimizer.momenta().items()}
         return self.learner.state(teacher=True) | momenta
 
-    def on_stop(self, task: int, middle: Middle, optimiser: Optimiser) -> None:
+    def on_stop(self, task: int, middle: Middle, optimizer: Optimiser) -> None:
         """Keep the middle of an epoch, and wait until it is on disk."""
         if not self.group.is_first:
             return
-        tensors = self._in_task(optimiser) | {"loop.total": middle.total}
+        tensors = self._mid_task_state(optimizer) | {"loop.total": middle.total}
         if middle.noise is not None:
             tensors["loop.noise"] = middle.noise
         self.store.save_epoch(task + 1, middle.epoch, tensors, {"seconds": self._clock(), "steps": middle.steps})
@@ -403,20 +413,20 @@ class Run:
 
     def on_training_end(self, task: int) -> None:
         """Tell that training is over."""
-        self.reporter.solving(task)
+        self.reporter.on_solve(task)
 
     def after_task(self, task: int) -> None:
         """Log and keep everything; end here where a signal says so, in whichever process it was."""
         if self.snapshots and task in (1, len(self.stream) - 1):
             self._write_snapshot(task)
         if self.group.is_first:
-            self._keep(task)
+            self._save_task(task)
         if self.group.any(self.stop.is_set()) and task + 1 < len(self.stream):
             self.store.wait()
             self.group.barrier()
             raise Stopped
 
-    def _keep(self, task: int) -> None:
+    def _save_task(self, task: int) -> None:
         accuracies = {label: matrix.A_t[-1] for label, matrix in self.matrices.items()}
         self.log.add(task=task + 1, A_t=accuracies)
         tensors = {f"learner.{k}": v for k, v in self.learner.state(teacher=False).items()}
@@ -426,9 +436,9 @@ class Run:
         self.store.save_task(task + 1, tensors, {"seconds": self.seconds, "matrices": matrices})
         self._saved = time.monotonic()
         self._write_summaries()
-        self.reporter.task(task, len(self.stream), accuracies)
+        self.reporter.on_task(task, len(self.stream), accuracies)
 
-    def _keep_features(self, task: TaskFeatures) -> None:
+    def _save_features(self, task: TaskFeatures) -> None:
         """Write a task's features and those of the test images seen so far, as methods see them."""
         seen, labels = self.evaluator.seen(task.index)
         r = self.learner
@@ -443,7 +453,7 @@ class Run:
             kept["test_first"] = extract(r.feature_extractor(r.first_backbone), seen, self.machine, r.options.crop)
         if not self.group.is_first:
             return
-        path = self.home / FEATURES / f"task-{task.index + 1:02d}.safetensors"
+        path = self.home / FEATURES_DIR / f"task-{task.index + 1:02d}.safetensors"
         path.parent.mkdir(exist_ok=True)
         meta = {
             "task": task.index + 1,
@@ -475,9 +485,9 @@ class Run:
 
     def _summary(self, label: str, commit: str = "") -> Summary:
         """Return what is known of a method; with several classifiers of each, the main one's numbers in front."""
-        method, options = self.plan.methods[label]
+        method, options = self.experiment.methods[label]
         about = (self.stream.sizes, self.seconds, self.machine, self.command, commit, self.concurrent_runs)
-        own = heading(self.plan, label, *about)
+        own = summary_header(self.experiment, label, *about)
         heads = {head: self.matrices[f"{label}/{head}"].summary() for head in method.heads}
         if not heads:
             return own | self.matrices[label].summary()
@@ -485,15 +495,15 @@ class Run:
 
     def _write_summaries(self) -> list[Summary]:
         summaries, of = [], commit()
-        for label in self.plan.methods:
+        for label in self.experiment.methods:
             summaries.append(summary := self._summary(label, of))
             self._summary_file(label).parent.mkdir(exist_ok=True)
             write_json(self._summary_file(label), summary)
         return summaries
 
 
-def heading(
-    plan: Plan,
+def summary_header(
+    experiment: Experiment,
     label: str,
     sizes: Sequence[int],
     seconds: float,
@@ -503,24 +513,24 @@ def heading(
     concurrent_runs: int = 1,
 ) -> Summary:
     """Return what a summary says of a method beside its accuracies."""
-    method, options = plan.methods[label]
+    method, options = experiment.methods[label]
     return {
         "method": label,
         "title": method.title,
-        "preset": plan.preset,
-        "dataset": plan.measured_on,
+        "preset": experiment.preset,
+        "dataset": experiment.eval_split,
         "tasks": len(sizes),
         "task_sizes": list(sizes),
-        "order": plan.order,
-        "seed": plan.seed,
+        "order": experiment.order,
+        "seed": experiment.seed,
         "seconds": round(seconds, 3),
         **machine.description,
         "concurrent_runs": concurrent_runs,
         "commit": commit,
         "command": command,
         "options": options.model_dump(mode="json"),
-        "training": plan.training.model_dump(mode="json"),
-        "data": plan.data.model_dump(mode="json"),
+        "training": experiment.training.model_dump(mode="json"),
+        "data": experiment.data.model_dump(mode="json"),
     }
 
 
@@ -536,32 +546,32 @@ class Stoppable(Protocol):
         """Whether there is a step to finish."""
 
     @property
-    def reporter(self) -> Quiet:
+    def reporter(self) -> Reporter:
         """Who tells the user."""
 
 
 @contextmanager
-def stoppable(runs: Sequence[Stoppable], remedy: str, insisting: bool = True) -> Iterator[None]:
+def stoppable(runs: Sequence[Stoppable], remedy: str, force_on_second: bool = True) -> Iterator[None]:
     """While runs go on, the first Ctrl-C or SIGTERM lets them finish their step and save; the second ends them at once.
 
     Either ends as `Interrupted`, with the remedy. Inside it is a KeyboardInterrupt, which nothing on its way swallows.
-    Under torchrun a signal may come twice, from the cluster and from torchrun itself: without `insisting` a second one
-    says nothing new.
+    Under torchrun a signal may come twice, from the cluster and from torchrun itself: without `force_on_second` a
+    second one says nothing new.
     """
     if threading.current_thread() is not threading.main_thread():
         yield  # only the main thread may have handlers
         return
-    told: list[int] = []
+    received: list[int] = []
 
     def tell(number: int, frame: Any) -> None:
-        told.append(number)
-        if len(told) == 1:  # a signal that comes inside `set` would wait there for the lock that is held
+        received.append(number)
+        if len(received) == 1:  # a signal that comes inside `set` would wait there for the lock that is held
             for run in runs:
                 run.stop.set()
-        if (len(told) > 1 and insisting) or not any(run.training for run in runs):
+        if (len(received) > 1 and force_on_second) or not any(run.training for run in runs):
             raise KeyboardInterrupt
-        if len(told) == 1:
-            more = "; once more to stop at once" if insisting else ""
+        if len(received) == 1:
+            more = "; once more to stop at once" if force_on_second else ""
             busy = next(run for run in runs if run.training)
             with suppress(RuntimeError):  # a print that the signal interrupted cannot be begun again inside itself
                 busy.reporter.note(f"finishing the step and saving{more}")
@@ -570,8 +580,8 @@ def stoppable(runs: Sequence[Stoppable], remedy: str, insisting: bool = True) ->
     try:
         yield
     except KeyboardInterrupt:
-        unknown = signal.SIGINT if insisting else signal.SIGTERM  # it was another process that was told
-        raise Interrupted(told[0] if told else unknown, remedy) from None
+        unknown = signal.SIGINT if force_on_second else signal.SIGTERM  # it was another process that was told
+        raise Interrupted(received[0] if received else unknown, remedy) from None
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -590,13 +600,13 @@ def execute_all(
 
     for run in runs:
         run.concurrent_runs = max(run.concurrent_runs, min(at_once, len(runs)))
-    with stoppable(runs, remedy, insisting=all(run.group.size == 1 for run in runs)):
+    with stoppable(runs, remedy, force_on_second=all(run.group.size == 1 for run in runs)):
         if at_once <= 1:
             return [run.execute(resume) for run in runs]
-        return _together(one, runs, at_once)
+        return _run_concurrently(one, runs, at_once)
 
 
-def _together(one: Callable[[Run], list[Summary]], runs: Sequence[Run], at_once: int) -> list[list[Summary]]:
+def _run_concurrently(one: Callable[[Run], list[Summary]], runs: Sequence[Run], at_once: int) -> list[list[Summary]]:
     """Let each begin when the one before has a part of a task behind it, so that not all come to a task's end at once.
 
     There the GPU has little to do. And whoever has something for it gets the interpreter soon.
@@ -604,20 +614,20 @@ def _together(one: Callable[[Run], list[Summary]], runs: Sequence[Run], at_once:
 
     def in_turn(run: Run, before: Run | None) -> list[Summary]:
         if before is not None:
-            before.underway.wait()
+            before.started.wait()
         try:
             if run.stop.is_set():
                 raise Stopped
             return one(run)
         finally:
-            run.underway.set()
+            run.started.set()
 
-    with ThreadPoolExecutor(at_once) as pool, _switching(0.001):
+    with ThreadPoolExecutor(at_once) as pool, _switch_interval(0.001):
         futures = [pool.submit(in_turn, *pair) for pair in zip(runs, [None, *runs], strict=False)]
         try:
             going: Collection[Future[list[Summary]]] = futures
             while going:  # a signal that came to another thread is heard when this one wakes
-                ended, going = wait(going, HEARD, FIRST_COMPLETED)
+                ended, going = wait(going, SIGNAL_POLL_S, FIRST_COMPLETED)
                 for future in ended:
                     future.result()  # raises what it raised
             return [future.result() for future in futures]
@@ -629,7 +639,7 @@ def _together(one: Callable[[Run], list[Summary]], runs: Sequence[Run], at_once:
 
 
 @contextmanager
-def _switching(seconds: float) -> Iterator[None]:
+def _switch_interval(seconds: float) -> Iterator[None]:
     """Meanwhile a thread that wants to go on waits for another no longer than this."""
     usual = sys.getswitchinterval()
     sys.setswitchinterval(seconds)
@@ -639,14 +649,16 @@ def _switching(seconds: float) -> Iterator[None]:
         sys.setswitchinterval(usual)
 
 
-def _with_whole(plan: Plan) -> Options:
+def _resolve_aspect(experiment: Experiment) -> Options:
     """Return the options of the data: whole pictures where every way into a network begins with a crop of them."""
-    data, training = plan.data, plan.training
-    if not isinstance(data, sources.FilesOptions):
+    data, training = experiment.data, experiment.training
+    if not isinstance(data, datasets.FilesOptions):
         return data
-    if data.stored is not None and (training.augment != "resized-crop" or training.crop is None):
-        raise OptionError("data.stored is for training with random crops: set augment=resized-crop and a crop")
-    if data.whole is False:
+    if data.train_short_side is not None and (training.augment != "resized-crop" or training.crop is None):
+        raise ConfigError(
+            "data.train_short_side is for training with random crops: set augment=resized-crop and a crop"
+        )
+    if data.keep_aspect is False:
         return data
     wrong = [
         text
@@ -660,16 +672,16 @@ def _with_whole(plan: Plan) -> Options:
         )
         if holds
     ]
-    if wrong and data.whole:
-        raise OptionError(f"data.whole=true does not go with {' and '.join(wrong)}; leave it out to have squares")
-    return data.model_copy(update={"whole": not wrong})
+    if wrong and data.keep_aspect:
+        raise ConfigError(f"data.keep_aspect=true does not go with {' and '.join(wrong)}; leave it out to have squares")
+    return data.model_copy(update={"keep_aspect": not wrong})
 
 
-def _below(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+def _strip_prefix(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
     return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
 
 
-def _on(machine: Machine, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _to_device(machine: Machine, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor.to(machine.device) for name, tensor in tensors.items()}
 
 

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 
 from efcil import __version__
-from efcil import data as sources
-from efcil.config import Options, Values, build, flat, keys, parse_settings, preset_names, preset_values
-from efcil.errors import OptionError, nearest
+from efcil import data as datasets
+from efcil.config import Options, Values, build, flat, keys, parse_overrides, preset_names, preset_values
+from efcil.errors import ConfigError, nearest
 from efcil.learners import LEARNERS
 from efcil.methods import FROZEN, METHODS, Method, find, registered
 from efcil.tasks import task_sizes
@@ -26,7 +26,7 @@ NO_PRESET = "none"  # the options' own defaults, for data sets that no preset sp
 
 
 @dataclass(frozen=True)
-class Request:
+class ExperimentSpec:
     """What the user asked for, unresolved."""
 
     methods: tuple[str, ...]
@@ -38,12 +38,12 @@ class Request:
     order: str = "identity"
     seed: int = 0
     preset: str | None = None
-    settings: tuple[str, ...] = ()
-    held_out: float = 0.0
+    overrides: tuple[str, ...] = ()
+    val_fraction: float = 0.0
 
 
 @dataclass(frozen=True)
-class Plan:
+class Experiment:
     """A request with every option resolved. Equal plans on equal data give equal metrics."""
 
     methods: dict[str, tuple[Method, Options]]  # label -> method and its options
@@ -55,14 +55,14 @@ class Plan:
     seed: int
     learner: str
     training: Any
-    held_out: float = 0.0  # share of the training images that is measured on instead of the test images
+    val_fraction: float = 0.0  # share of the training images that is measured on instead of the test images
 
     @property
-    def measured_on(self) -> str:
+    def eval_split(self) -> str:
         """The data set, for summaries: one that was measured on held-out training images must never pass for it."""
-        return f"{self.dataset}, {self.held_out:.0%} of training held out" if self.held_out else self.dataset
+        return f"{self.dataset}, {self.val_fraction:.0%} of training held out" if self.val_fraction else self.dataset
 
-    def identity(self) -> dict[str, Any]:
+    def fingerprint(self) -> dict[str, Any]:
         """Return all that determines the metrics, as plain values."""
         return {
             "methods": {label: {"method": m.name, **flat(options)} for label, (m, options) in self.methods.items()},
@@ -74,7 +74,7 @@ class Plan:
             "seed": self.seed,
             "learner": self.learner,
             "training": flat(self.training),
-            **({"held_out": self.held_out} if self.held_out else {}),
+            **({"val_fraction": self.val_fraction} if self.val_fraction else {}),
         }
 
     def sizes(self, classes: int) -> tuple[int, ...]:
@@ -84,8 +84,8 @@ class Plan:
 
 def _parse_label(label: str) -> tuple[Method, Values]:
     """Read `dpcr`, `dpcr:rank_rule=numerical:ridge=100`, `icarl:memory=500`: a method with settings of its own."""
-    name, *settings = label.split(":")
-    return find(name), parse_settings(settings)
+    name, *overrides = label.split(":")
+    return find(name), parse_overrides(overrides)
 
 
 def _like(method: Method, kind: str) -> Method:
@@ -95,19 +95,19 @@ def _like(method: Method, kind: str) -> Method:
     return known.get(method.name) or next((own for own in known.values() if getattr(own, kind) == part), method)
 
 
-def _method_values(method: Method, given: Callable[[str], Values]) -> Values:
+def _method_values(method: Method, preset_section: Callable[[str], Values]) -> Values:
     """Return what a preset gives to a method's options: to those of its shift and to those of its classifier."""
     if method.name in registered():
-        return given(method.preset_key)
+        return preset_section(method.preset_key)
     found: Values = {}
     for kind, part in (("shift", method.shift), ("classifier", method.classifier)):
         like = _like(method, kind)
-        values = given(like.preset_key) | like.overrides
+        values = preset_section(like.preset_key) | like.overrides
         found |= {k: v for k, v in values.items() if part is not None and k in part.options_type.model_fields}
     return found
 
 
-def _unknown(key: str, methods: str, known: Collection[str]) -> str:
+def _unknown_option(key: str, methods: str, known: Collection[str]) -> str:
     """Say that methods have no such option: who has it, or which known one is nearest."""
     others = [
         m.name
@@ -119,116 +119,116 @@ def _unknown(key: str, methods: str, known: Collection[str]) -> str:
     return f"{key} is not an option here: {nearest(key, known)}"
 
 
-def resolve(request: Request) -> Plan:
+def resolve(spec: ExperimentSpec) -> Experiment:
     """Resolve and check a request; every mistake in its settings is told at once."""
-    if len(set(request.methods)) != len(request.methods):
-        raise OptionError(f"a method is named twice in {','.join(request.methods)}")
-    source = sources.find(request.dataset)
-    parsed = {label: _parse_label(label) for label in request.methods}
+    if len(set(spec.methods)) != len(spec.methods):
+        raise ConfigError(f"a method is named twice in {','.join(spec.methods)}")
+    source = datasets.find(spec.dataset)
+    parsed = {label: _parse_label(label) for label in spec.methods}
     kinds = {method.learner for method, _ in parsed.values()}
     if kinds == {"lwf", *FROZEN}:  # a frozen backbone is the first one of an LwF trajectory
         kinds = {"lwf"}
     if len(kinds) > 1:
         groups = "; ".join(f"{k}: {', '.join(n for n, (m, _) in parsed.items() if m.learner == k)}" for k in kinds)
-        raise OptionError(f"methods on different backbones cannot share a trajectory ({groups}): compare them apart")
+        raise ConfigError(f"methods on different backbones cannot share a trajectory ({groups}): compare them apart")
     (learner,) = kinds
-    known_presets = preset_names(request.dataset)
+    known_presets = preset_names(spec.dataset)
     meant = {method.preset for method, _ in parsed.values()}
     usual = next((name for name in known_presets if meant == {name}), known_presets[0] if known_presets else NO_PRESET)
-    preset = request.preset or usual
+    preset = spec.preset or usual
     if preset not in (*known_presets, NO_PRESET):
-        raise OptionError(f"preset '{preset}' does not exist for {request.dataset}: {nearest(preset, known_presets)}")
-    if preset != NO_PRESET and not preset_values(preset, request.dataset, "training"):
+        raise ConfigError(f"preset '{preset}' does not exist for {spec.dataset}: {nearest(preset, known_presets)}")
+    if preset != NO_PRESET and not preset_values(preset, spec.dataset, "training"):
         sections = {m.name: _like(m, "learner").preset_key for m, _ in parsed.values()}
-        silent = [name for name, section in sections.items() if not preset_values(preset, request.dataset, section)]
+        silent = [name for name, section in sections.items() if not preset_values(preset, spec.dataset, section)]
         if silent:
-            raise OptionError(f"preset '{preset}' says nothing of {', '.join(silent)}: pass another --preset")
+            raise ConfigError(f"preset '{preset}' says nothing of {', '.join(silent)}: pass another --preset")
 
-    settings = parse_settings(request.settings)
+    overrides = parse_overrides(spec.overrides)
     training_type = LEARNERS[learner].options_type
     training_keys, data_keys = set(keys(training_type)), {f"data.{k}" for k in keys(source.options)}
     method_keys = {label: set(keys(method.options)) for label, (method, _) in parsed.items()}
     known = training_keys | data_keys | set().union(*method_keys.values())
     problems = []
-    for key in settings:
+    for key in overrides:
         if key not in known:
             named = ", ".join(dict.fromkeys(method.name for method, _ in parsed.values()))
-            problems.append(_unknown(key, named, known))
+            problems.append(_unknown_option(key, named, known))
     of_training: Values = {}  # settings of training that a label gives: for the whole trajectory
     for label, (method, own) in parsed.items():
-        for key in {**own, **{k: v for k, v in settings.items() if k in method_keys[label]}}:
+        for key in {**own, **{k: v for k, v in overrides.items() if k in method_keys[label]}}:
             if key in method.overrides:
                 problems.append(f"{method.name} fixes {key}={method.overrides[key]}: take dpcr to choose it")
             elif key in method_keys[label]:
                 continue
             elif key not in training_keys:
-                problems.append(_unknown(key, method.name, method_keys[label]))
+                problems.append(_unknown_option(key, method.name, method_keys[label]))
             elif len(parsed) > 1 and any(own.get(key) != other.get(key) for _, other in parsed.values()):
                 problems.append(f"{label}: {key} is set for the whole trajectory; run it apart, or --set {key}=...")
-            elif key in settings:
+            elif key in overrides:
                 problems.append(f"{label}: {key} is also given by --set; give it once")
             else:
                 of_training[key] = own[key]
     if problems:
-        raise OptionError("; ".join(dict.fromkeys(problems)))
+        raise ConfigError("; ".join(dict.fromkeys(problems)))
 
-    def chosen(allowed: set[str], prefix: str = "") -> Values:
-        return {k.removeprefix(prefix): v for k, v in settings.items() if k in allowed}
+    def overrides_for(allowed: set[str], prefix: str = "") -> Values:
+        return {k.removeprefix(prefix): v for k, v in overrides.items() if k in allowed}
 
     errors: list[str] = []
 
-    def made(model: type[Options], values: Mapping[str, Any], what: str) -> Any:
+    def build_options(model: type[Options], values: Mapping[str, Any], what: str) -> Any:
         try:
             return build(model, values, what)
-        except OptionError as error:
+        except ConfigError as error:
             errors.append(str(error))
             return None
 
-    def given(section: str) -> Values:
-        return {} if preset == NO_PRESET else preset_values(preset, request.dataset, section)
+    def preset_section(section: str) -> Values:
+        return {} if preset == NO_PRESET else preset_values(preset, spec.dataset, section)
 
-    preset_training = given("training") | given(learner)  # a learner of its own has a section
+    preset_training = preset_section("training") | preset_section(learner)  # a learner of its own has a section
     if learner not in ("lwf", *FROZEN):  # or its method has one for both
         for method, _ in parsed.values():
-            preset_training |= given(_like(method, "learner").preset_key)
-    training = made(
+            preset_training |= preset_section(_like(method, "learner").preset_key)
+    training = build_options(
         training_type,
-        {k: v for k, v in preset_training.items() if k in training_keys} | chosen(training_keys) | of_training,
+        {k: v for k, v in preset_training.items() if k in training_keys} | overrides_for(training_keys) | of_training,
         learner,
     )
-    data = made(
+    data = build_options(
         source.options,
-        given("data") | chosen(data_keys, "data."),
-        request.dataset,
+        preset_section("data") | overrides_for(data_keys, "data."),
+        spec.dataset,
     )
     methods = {}
     for label, (method, own) in parsed.items():
-        values = {k: v for k, v in _method_values(method, given).items() if k in method_keys[label]}
-        values |= chosen(method_keys[label]) | method.overrides
+        values = {k: v for k, v in _method_values(method, preset_section).items() if k in method_keys[label]}
+        values |= overrides_for(method_keys[label]) | method.overrides
         values |= {k: v for k, v in own.items() if k in method_keys[label]}
-        methods[label] = (method, made(method.options, values, label))
+        methods[label] = (method, build_options(method.options, values, label))
         if None not in (methods[label][1], training):
             try:
                 methods[label][1].check_training(training)
-            except OptionError as error:
+            except ConfigError as error:
                 errors.append(f"{label}: {error}")
     if errors:
-        raise OptionError("; ".join(errors))
-    split = {"tasks": request.tasks, "init_cls": request.init_cls, "increment": request.increment}
+        raise ConfigError("; ".join(errors))
+    split = {"tasks": spec.tasks, "init_cls": spec.init_cls, "increment": spec.increment}
     split = {k: v for k, v in split.items() if v is not None} or {"tasks": 5}
-    if request.allow_uneven:
+    if spec.allow_uneven:
         split["allow_uneven"] = True
-    order, seed, held_out = str(request.order), request.seed, request.held_out
-    return Plan(methods, request.dataset, data, preset, split, order, seed, learner, training, held_out)
+    order, seed, val_fraction = str(spec.order), spec.seed, spec.val_fraction
+    return Experiment(methods, spec.dataset, data, preset, split, order, seed, learner, training, val_fraction)
 
 
 def commit() -> str:
     """Return the commit of the code: EFCIL_COMMIT, else git's, else the package's version."""
-    return os.environ.get("EFCIL_COMMIT") or _checked_out()
+    return os.environ.get("EFCIL_COMMIT") or _git_commit()
 
 
 @functools.cache
-def _checked_out() -> str:
+def _git_commit() -> str:
     """Say it once: what runs was loaded at the beginning, whatever is committed or changed beside it since."""
     here = Path(__file__).resolve().parent
     try:

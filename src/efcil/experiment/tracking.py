@@ -14,7 +14,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from efcil.errors import OptionError, nearest
+from efcil.errors import ConfigError, nearest
 from efcil.files import atomic_write_text
 
 Event = Mapping[str, Any]
@@ -54,10 +54,10 @@ class Tracker(ABC):
 class TensorBoard(Tracker):
     """Event files in OUT/tensorboard, made anew from the events so far whenever a run goes on."""
 
-    def __init__(self, out: Path, about: Mapping[str, Any]):
+    def __init__(self, out: Path, config: Mapping[str, Any]):
         super().__init__()
         self.directory = out / "tensorboard"
-        self._module = _imported("torch.utils.tensorboard", "tensorboard")
+        self._module = _import_optional("torch.utils.tensorboard", "tensorboard")
         self._writer: Any = None
 
     def begin(self, events: Iterable[Event]) -> None:
@@ -81,12 +81,12 @@ class TensorBoard(Tracker):
 class WandB(Tracker):
     """A W&B run, which a run that goes on takes up again; WANDB_PROJECT and WANDB_MODE are heard."""
 
-    def __init__(self, out: Path, about: Mapping[str, Any]):
+    def __init__(self, out: Path, config: Mapping[str, Any]):
         super().__init__()
-        self.out, self.about = out, about
-        self._module = _imported("wandb", "wandb")
+        self.out, self.about = out, config
+        self._module = _import_optional("wandb", "wandb")
         self._run: Any = None
-        self._lines, self._there = 0, 0  # lines seen, and how many of them W&B has already
+        self._lines, self._logged = 0, 0  # lines seen, and how many of them W&B has already
 
     def begin(self, events: Iterable[Event]) -> None:
         """Start a run, or take up the one this directory began."""
@@ -104,12 +104,12 @@ class WandB(Tracker):
         )
         self._run.define_metric("epoch")
         self._run.define_metric("*", step_metric="epoch")
-        self._lines, self._there = 0, self._run.step
+        self._lines, self._logged = 0, self._run.step
         super().begin(events)
 
     def write(self, values: Mapping[str, float]) -> None:
         """Log the values, unless an earlier process did: W&B's own steps only rise, so they count the lines."""
-        if self._lines >= self._there:
+        if self._lines >= self._logged:
             self._run.log({"epoch": self.step, **values}, step=self._lines)
         self._lines += 1
 
@@ -122,18 +122,18 @@ class WandB(Tracker):
 TRACKERS: dict[str, type[TensorBoard] | type[WandB]] = {"tensorboard": TensorBoard, "wandb": WandB}
 
 
-def trackers(names: Sequence[str], out: Path, about: Mapping[str, Any]) -> list[Tracker]:
+def trackers(names: Sequence[str], out: Path, config: Mapping[str, Any]) -> list[Tracker]:
     """Return the trackers of these names, each once; nothing is written before they begin."""
     found: list[Tracker] = []
     for name in dict.fromkeys(names):
         if name not in TRACKERS:
-            raise OptionError(f"--log {name} is not known: {nearest(name, TRACKERS)}")
-        found.append(TRACKERS[name](out, about))
+            raise ConfigError(f"--log {name} is not known: {nearest(name, TRACKERS)}")
+        found.append(TRACKERS[name](out, config))
     return found
 
 
-def _imported(module: str, package: str) -> Any:
+def _import_optional(module: str, package: str) -> Any:
     try:
         return import_module(module)
     except ImportError:
-        raise OptionError(f"--log {package}: it is not installed; pip install 'efcil[{package}]'") from None
+        raise ConfigError(f"--log {package}: it is not installed; pip install 'efcil[{package}]'") from None

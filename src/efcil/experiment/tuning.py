@@ -16,9 +16,9 @@ from typing import Any
 
 import yaml
 
-from efcil.config import keys, parse_settings
-from efcil.errors import OptionError, nearest
-from efcil.experiment.reporters import Lines, Quiet, reporter
+from efcil.config import keys, parse_overrides
+from efcil.errors import ConfigError, nearest
+from efcil.experiment.reporters import PrefixReporter, Reporter, choose_reporter
 from efcil.experiment.run import Run, execute_all
 from efcil.files import atomic_write_text, write_json
 from efcil.learners import LEARNERS
@@ -26,7 +26,7 @@ from efcil.methods import find
 from efcil.report.groups import Value
 from efcil.training.distributed import joined
 
-MOST = 500
+MAX_TRIALS = 500
 """Combinations that are still taken for what the user meant."""
 
 
@@ -38,36 +38,36 @@ class Trial:
     label: str  # the method, with its own settings
 
     @property
-    def settings(self) -> tuple[str, ...]:
+    def overrides(self) -> tuple[str, ...]:
         """All of them."""
         return (*self.training, *self.label.split(":")[1:])
 
     @property
-    def place(self) -> str:
+    def directory(self) -> str:
         """Name of the directory of its trajectory."""
         return ",".join(self.training).replace("/", "_") or "as-it-is"
 
 
-def parse(texts: Iterable[str]) -> dict[str, list[str]]:
+def parse_grid(texts: Iterable[str]) -> dict[str, list[str]]:
     """Read `key=value,value`; a comma inside brackets belongs to the value.
 
-    >>> parse(["ridge=200,2000", "later.milestones=[45,90],[]"])
+    >>> parse_grid(["ridge=200,2000", "later.milestones=[45,90],[]"])
     {'ridge': ['200', '2000'], 'later.milestones': ['[45,90]', '[]']}
     """
-    tried: dict[str, list[str]] = {}
+    grid: dict[str, list[str]] = {}
     for text in texts:
         key, equals, values = text.partition("=")
         if not equals or not key or not values:
-            raise OptionError(f"--try {text}: must be key=value,value, for example ridge=200,2000")
-        if key in tried:
-            raise OptionError(f"--try {key} is given twice: name all of its values in one")
-        tried[key] = _apart(values)
-        if len(set(tried[key])) < len(tried[key]):
-            raise OptionError(f"--try {text}: a value is named twice")
-    return tried
+            raise ConfigError(f"--try {text}: must be key=value,value, for example ridge=200,2000")
+        if key in grid:
+            raise ConfigError(f"--try {key} is given twice: name all of its values in one")
+        grid[key] = _split_values(values)
+        if len(set(grid[key])) < len(grid[key]):
+            raise ConfigError(f"--try {text}: a value is named twice")
+    return grid
 
 
-def _apart(values: str) -> list[str]:
+def _split_values(values: str) -> list[str]:
     parts, depth = [""], 0
     for letter in values:
         depth += (letter in "[{") - (letter in "]}")
@@ -78,7 +78,7 @@ def _apart(values: str) -> list[str]:
     return parts
 
 
-def trials(label: str, tried: Mapping[str, Sequence[str]]) -> list[Trial]:
+def trials(label: str, grid: Mapping[str, Sequence[str]]) -> list[Trial]:
     """Return every combination of the values that are tried for a method.
 
     >>> [t.label for t in trials("dpcr", {"ridge": ["200", "2000"]})]
@@ -88,24 +88,24 @@ def trials(label: str, tried: Mapping[str, Sequence[str]]) -> list[Trial]:
     """
     method = find(label.split(":")[0])
     own, training = keys(method.options), keys(LEARNERS[method.learner].options_type)
-    for key in tried:
+    for key in grid:
         if key not in (*own, *training):
-            raise OptionError(f"--try {key}: not an option of {method.name}: {nearest(key, (*own, *training))}")
+            raise ConfigError(f"--try {key}: not an option of {method.name}: {nearest(key, (*own, *training))}")
         if key in method.overrides:
-            raise OptionError(f"--try {key}: {method.name} fixes {key}={method.overrides[key]}")
+            raise ConfigError(f"--try {key}: {method.name} fixes {key}={method.overrides[key]}")
     found = []
-    for values in itertools.product(*tried.values()):
-        chosen = dict(zip(tried, values, strict=True))
+    for values in itertools.product(*grid.values()):
+        chosen = dict(zip(grid, values, strict=True))
         readout = [f"{key}={value}" for key, value in chosen.items() if key in own]
         trained = tuple(f"{key}={value}" for key, value in chosen.items() if key not in own)
         found.append(Trial(trained, ":".join([label, *readout])))
-    if len(found) > MOST:
-        raise OptionError(f"{len(found)} combinations are asked for, more than {MOST}: try fewer values at once")
+    if len(found) > MAX_TRIALS:
+        raise ConfigError(f"{len(found)} combinations are asked for, more than {MAX_TRIALS}: try fewer values at once")
     return found
 
 
 @dataclass(frozen=True)
-class Outcome:
+class TrialResult:
     """What a trial reached on the held-out images, over the class orders."""
 
     trial: Trial
@@ -114,7 +114,7 @@ class Outcome:
     orders: Mapping[str, tuple[float, float]]  # A_f and A_avg of each
 
 
-def outcomes(summaries: Mapping[tuple[Trial, str], Mapping[str, Any]]) -> list[Outcome]:
+def trial_results(summaries: Mapping[tuple[Trial, str], Mapping[str, Any]]) -> list[TrialResult]:
     """Put the summaries of each trial (and class order) together, the best mean A_f first."""
     found = []
     for trial in dict.fromkeys(trial for trial, _ in summaries):
@@ -122,56 +122,56 @@ def outcomes(summaries: Mapping[tuple[Trial, str], Mapping[str, Any]]) -> list[O
         A_f, A_avg = (Value.over(s[metric] for s in own.values()) for metric in ("A_f", "A_avg"))
         assert A_f is not None
         assert A_avg is not None
-        found.append(Outcome(trial, A_f, A_avg, {order: (s["A_f"], s["A_avg"]) for order, s in own.items()}))
+        found.append(TrialResult(trial, A_f, A_avg, {order: (s["A_f"], s["A_avg"]) for order, s in own.items()}))
     return sorted(found, key=lambda outcome: -outcome.A_f.mean)
 
 
-def table(found: Sequence[Outcome], title: str) -> str:
+def table(found: Sequence[TrialResult], title: str) -> str:
     """Return the outcomes as a Markdown table."""
-    names = [setting.partition("=")[0] for setting in found[0].trial.settings]
+    names = [setting.partition("=")[0] for setting in found[0].trial.overrides]
     head = [*names, "A_f", "A_avg"]
-    rows = [[s.partition("=")[2] for s in o.trial.settings] + [o.A_f.text(), o.A_avg.text()] for o in found]
+    rows = [[s.partition("=")[2] for s in o.trial.overrides] + [o.A_f.text(), o.A_avg.text()] for o in found]
     lines = [head, ["---:"] * len(head), *rows]
     return "\n".join([title, "", *("| " + " | ".join(line).replace("_", r"\_") + " |" for line in lines), ""])
 
 
-def write(found: Sequence[Outcome], out: Path, title: str, best: Mapping[str, Any]) -> dict[str, Path]:
+def write(found: Sequence[TrialResult], out: Path, title: str, best: Mapping[str, Any]) -> dict[str, Path]:
     """Write the table, the numbers of every order, and the best trial as a file for `--config`.
 
     `best` is what the file says beside the trial's settings; its `set` is a list of settings that all trials share.
     """
-    settings = parse_settings([*best["set"], *found[0].trial.settings])
+    overrides = parse_overrides([*best["set"], *found[0].trial.overrides])
     written = {name: out / name for name in ("tune.md", "tune.json", "best.yaml")}
     atomic_write_text(written["tune.md"], table(found, title))
-    rows = [{"settings": list(o.trial.settings), "orders": dict(o.orders)} for o in found]
+    rows = [{"overrides": list(o.trial.overrides), "orders": dict(o.orders)} for o in found]
     write_json(written["tune.json"], {"title": title, "trials": rows})
-    text = f"# {title}\n" + yaml.safe_dump({**best, "set": settings}, sort_keys=False)
+    text = f"# {title}\n" + yaml.safe_dump({**best, "set": overrides}, sort_keys=False)
     atomic_write_text(written["best.yaml"], text)
     return written
 
 
-def execute(options: Mapping[str, Any], tried: Sequence[str], make: Callable[..., Run]) -> list[Outcome]:
+def execute(options: Mapping[str, Any], grid: Sequence[str], make: Callable[..., Run]) -> list[TrialResult]:
     """Run every trial that is missing in every class order, write and print the table; `make` makes one run."""
     method, dataset = options["method"], options["dataset"]
     orders = [order.strip() for order in options["orders"].split(",") if order.strip()]
     if not orders or len(set(orders)) < len(orders):
-        raise OptionError(f"--orders {options['orders']}: must be class orders with commas between them, each once")
-    each = trials(method, parse(tried))
+        raise ConfigError(f"--orders {options['orders']}: must be class orders with commas between them, each once")
+    each = trials(method, parse_grid(grid))
     split = "".join(f"-{key}{options[key]}" for key in ("tasks", "init_cls", "increment") if options[key] is not None)
     out = options["out"] or Path("runs") / f"tune-{method.replace(':', '-')}-{dataset}{split}-seed{options['seed']}"
     silent = options["quiet"] or options["json"]
-    voice = reporter(options["quiet"], options["json"])
+    reporter = choose_reporter(options["quiet"], options["json"])
     for text in options.get("notes", ()):
-        voice.note(text)
+        reporter.note(text)
     shared: dict[tuple[str, ...], list[Trial]] = {}
     for trial in each:
         shared.setdefault(trial.training, []).append(trial)
     where, runs = [], []
     with joined() as group:
         for (training, members), order in itertools.product(shared.items(), orders):
-            place = out / members[0].place / f"order-{Path(order).stem}"
-            own = {**options, "order": order, "out": place, "settings": [*options["settings"], *training]}
-            lines = Quiet() if silent else Lines(" ".join([f"order {order}", *training]))
+            place = out / members[0].directory / f"order-{Path(order).stem}"
+            own = {**options, "order": order, "out": place, "overrides": [*options["overrides"], *training]}
+            lines = Reporter() if silent else PrefixReporter(" ".join([f"order {order}", *training]))
             runs.append(make([trial.label for trial in members], dataset, own, True, lines, group))
             where.append((members, order))
         found = execute_all(
@@ -182,10 +182,10 @@ def execute(options: Mapping[str, Any], tried: Sequence[str], make: Callable[...
         for (members, order), own in zip(where, found, strict=True)
         for trial, summary in zip(members, own, strict=True)
     }
-    result = outcomes(summaries)
-    title = f"{method} on {runs[0].plan.measured_on}, orders {', '.join(orders)}"
-    best = {"method": method, "dataset": dataset, "preset": runs[0].plan.preset, **runs[0].plan.tasks}
-    best["set"] = options["settings"]
+    result = trial_results(summaries)
+    title = f"{method} on {runs[0].experiment.eval_split}, orders {', '.join(orders)}"
+    best = {"method": method, "dataset": dataset, "preset": runs[0].experiment.preset, **runs[0].experiment.tasks}
+    best["set"] = options["overrides"]
     written = write(result, out, title, best)
     if not silent:
         print(table(result, title))

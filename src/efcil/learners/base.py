@@ -18,7 +18,7 @@ from efcil.accel.machine import Machine
 from efcil.config import Options
 from efcil.core.class_stats import ClassStats
 from efcil.data import augment
-from efcil.errors import OptionError
+from efcil.errors import ConfigError
 from efcil.models.heads import CosineHead, GrowingHead
 from efcil.randomness import Purpose, generator
 from efcil.tasks import Task
@@ -140,7 +140,7 @@ class Learner(nn.Module, ABC):
     def first_backbone(self) -> nn.Module:
         """The backbone as it was after the first task."""
         if self.anchor is None:
-            raise OptionError("the first backbone was not kept: name a method with a frozen backbone before training")
+            raise ConfigError("the first backbone was not kept: name a method with a frozen backbone before training")
         return self.anchor
 
     def keep_first(self) -> None:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from efcil.accel.machine import Machine
 from efcil.core.gaussian import pooled_covariance
 from efcil.core.linear_algebra import DTYPE, covariance_root
-from efcil.errors import OptionError
+from efcil.errors import ConfigError
 from efcil.learners.lwf import LwF, LwFOptions
 from efcil.losses import UNLABELLED, Criterion, FeatureDistillLoss, LwFLoss, TaskClassLoss
 from efcil.models import ResNet, is_timm
@@ -57,11 +57,11 @@ class PseudoReplay(LwF):
     def __init__(self, options: Any, channels: int, machine: Machine, seed: int):
         named = [name for name in ("intermediate_stages", "flip_tta") if getattr(options, name)]
         if is_timm(options.backbone) and named:
-            raise OptionError(f"{named[0]} is for the stages of a ResNet, not for {options.backbone}: leave it out")
+            raise ConfigError(f"{named[0]} is for the stages of a ResNet, not for {options.backbone}: leave it out")
         super().__init__(options, channels, machine, seed)
         quarters = options.intermediate_stages
         if quarters > 2 and isinstance(getattr(self.backbone, "layer4", None), nn.Identity):
-            raise OptionError(
+            raise ConfigError(
                 f"intermediate_stages={quarters}: {options.backbone} has three stages, the last is read as a whole"
             )
         self.made: Tensor | None = None  # pseudo-images (m, c, h, w) uint8, as many per class, the nearest first

@@ -10,7 +10,7 @@ from pydantic import Field
 from torch import Tensor
 
 from efcil.accel.machine import Machine
-from efcil.errors import OptionError
+from efcil.errors import ConfigError
 from efcil.learners.base import LearnedTask, Learner, TrainingOptions
 from efcil.learners.exemplars import Exemplars
 from efcil.training.image_batches import Pixels
@@ -41,7 +41,7 @@ class Rehearsal(Learner):
     def check(self, classes: int) -> None:
         """Reject a memory too small for one exemplar per class."""
         if not self.quota(classes):
-            raise OptionError(
+            raise ConfigError(
                 f"memory={self.options.memory} leaves no exemplar for each of {classes} classes: raise it, "
                 "set memory_per_class, or take an exemplar-free method (dpcr)"
             )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from efcil.errors import OptionError
+from efcil.errors import ConfigError
 from efcil.models import resnet
 from efcil.models.resnet import NAMES, STEMS, ResNet
 from efcil.models.timm import PREFIX, TimmBackbone, build_timm
@@ -35,5 +35,5 @@ def build(
     if not is_timm(name):
         return resnet.build(name, stem=stem, width=width, channels=channels, seed=seed, last_relu=last_relu)
     if width is not None or not last_relu:
-        raise OptionError(f"backbone {name}: width={width}, last_relu={last_relu}; of a timm model neither can be set")
+        raise ConfigError(f"backbone {name}: width={width}, last_relu={last_relu}; of a timm model neither can be set")
     return build_timm(name, channels=channels, seed=seed)

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from efcil.errors import OptionError, nearest
+from efcil.errors import ConfigError, nearest
 
 __all__ = ["NAMES", "STEMS", "ResNet", "build"]
 
@@ -254,14 +254,14 @@ def build(
     (64, (2, 64))
     """
     if name not in _SHAPES:
-        raise OptionError(f"backbone: unknown name '{name}'; {nearest(name, _SHAPES)}")
+        raise ConfigError(f"backbone: unknown name '{name}'; {nearest(name, _SHAPES)}")
     if stem not in STEMS:
-        raise OptionError(f"stem: unknown name '{stem}'; {nearest(stem, STEMS)}")
+        raise ConfigError(f"stem: unknown name '{stem}'; {nearest(stem, STEMS)}")
     shape = _SHAPES[name]
     width = shape.width if width is None else width
     for argument, value in (("width", width), ("channels", channels)):
         if value < 1:
-            raise OptionError(f"{argument}: got {value}, want a positive number of channels")
+            raise ConfigError(f"{argument}: got {value}, want a positive number of channels")
     # The layers' own initialisation draws from the process-wide generator: its state is put back afterwards.
     with torch.device("cpu"), torch.random.fork_rng(devices=[]):
         backbone = ResNet(shape, stem, width, channels, last_relu)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from efcil.errors import OptionError
+from efcil.errors import ConfigError
 
 PREFIX = "timm/"
 
@@ -33,7 +33,7 @@ def build_timm(name: str, *, channels: int, seed: int, pretrained: bool = False)
     try:
         import timm
     except ImportError as error:
-        raise OptionError(f"backbone {name} needs timm ({error}): pip install 'efcil[timm]'") from None
+        raise ConfigError(f"backbone {name} needs timm ({error}): pip install 'efcil[timm]'") from None
     with torch.random.fork_rng(devices=[]):  # timm draws its first weights from the process-wide generator
         torch.manual_seed(seed)
         try:
@@ -41,5 +41,5 @@ def build_timm(name: str, *, channels: int, seed: int, pretrained: bool = False)
                 name.removeprefix(PREFIX), pretrained=pretrained, num_classes=0, in_chans=channels
             )
         except RuntimeError as error:
-            raise OptionError(f"backbone {name}: {error}; timm.list_models() names those there are") from None
+            raise ConfigError(f"backbone {name}: {error}; timm.list_models() names those there are") from None
     return TimmBackbone(model)

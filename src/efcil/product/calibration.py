@@ -4,8 +4,8 @@ The probability of a class is softmax(scores / temperature). The temperature is 
 from every class's Gaussian (mean and covariance, from its Gram): the classes of all teachings count alike, and no
 picture is needed. Such features are easier than new pictures: they come from pictures that backbone and classifier have
 seen. How much easier is measured at each teaching, on its held-out pictures: the temperature that fits them over the
-one that fits draws of the same classes. The mean of that ratio over the teachings (`Optimism`) corrects the drawn
-temperature. While the backbone is frozen the ratio stays as it was: the statistics alone decide, and models add.
+one that fits draws of the same classes. The mean of that ratio over the teachings (`CalibrationOffset`) corrects the
+drawn temperature. While the backbone is frozen the ratio stays as it was: the statistics alone decide, and models add.
 
 A method that keeps no Gram is fitted on the held-out pictures of the last teaching.
 """
@@ -29,20 +29,20 @@ RANGE = 1e6  # of temperatures, either way from the scale of the scores
 
 
 @dataclass(frozen=True)
-class Optimism:
+class CalibrationOffset:
     """By how much temperatures from draws are too low: the mean logarithm of the ratio, over held-out pictures.
 
-    >>> round(Optimism().merge(math.log(2.0), 30).factor, 3)
+    >>> round(CalibrationOffset().merge(math.log(2.0), 30).factor, 3)
     1.682
     """
 
     log_ratio: float = 0.0
-    pictures: int = 10  # a little weight on no optimism, for first teachings of few pictures
+    images: int = 10  # a little weight on no optimism, for first teachings of few pictures
 
-    def merge(self, log_ratio: float, pictures: int) -> Optimism:
+    def merge(self, log_ratio: float, images: int) -> CalibrationOffset:
         """The mean with another measurement."""
-        total = self.pictures + pictures
-        return Optimism((self.log_ratio * self.pictures + log_ratio * pictures) / total, total)
+        total = self.images + images
+        return CalibrationOffset((self.log_ratio * self.images + log_ratio * images) / total, total)
 
     @property
     def factor(self) -> float:

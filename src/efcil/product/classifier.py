@@ -21,32 +21,32 @@ from torch.nn.functional import normalize
 
 from efcil import models
 from efcil.accel.machine import Machine
-from efcil.data.dataset import listed
-from efcil.errors import DataError, EfcilError, ModelError, OptionError, nearest
+from efcil.data.dataset import format_list
+from efcil.errors import ConfigError, DataError, EfcilError, ModelError, nearest
 from efcil.files import StrPath
 from efcil.learners import LEARNERS, Learner
 from efcil.methods import registered
 from efcil.product import model_directory
-from efcil.product.calibration import Optimism
-from efcil.product.inputs import CHANNELS, Images, read_lesson, read_pictures
+from efcil.product.calibration import CalibrationOffset
+from efcil.product.inputs import CHANNELS, Images, read_images, read_labeled_images
+from efcil.product.model_config import TEACHABLE, ModelConfig, resolve
 from efcil.product.names import check_names
-from efcil.product.progress import Callback, Progress, telling
-from efcil.product.settings import TEACHABLE, Settings, resolve
+from efcil.product.progress import Callback, Progress, progress_callbacks
 from efcil.product.state import ClassRecord, State
-from efcil.product.teaching import Learned, Lesson, calibrated, label_of, pixels_of, teach
+from efcil.product.teaching import UpdateBatch, UpdateResult, calibrate, label_of, pixels_of, teach
 from efcil.tensor_files import digest, on_cpu
 from efcil.training.extraction import extract
 from efcil.training.image_batches import Pixels
 from efcil.training.trainer import EpochReport
 from efcil.trajectory import Trajectory
 
-NONE_OF_THESE = ""
+REJECTED = ""
 SIMILAR = 10  # pairs of classes that a summary names
 _PREFIXES = ("", "backbone.", "student.backbone.", "learner.student.backbone.")  # of weights in a file
 
 
 @dataclass(frozen=True, eq=False)
-class _Now:
+class _Snapshot:
     """A state and the modules that answer for it. It is replaced as a whole, never changed."""
 
     state: State
@@ -64,9 +64,14 @@ class Network(nn.Module):
     scale: Tensor
     offset: Tensor
 
-    def __init__(self, now: _Now, pixels: Pixels, crop: int | None):
+    def __init__(self, snapshot: _Snapshot, pixels: Pixels, crop: int | None):
         super().__init__()
-        self.backbone, self.logits, self.temperature, self.crop = now.backbone, now.logits, now.state.temperature, crop
+        self.backbone, self.logits, self.temperature, self.crop = (
+            snapshot.backbone,
+            snapshot.logits,
+            snapshot.state.temperature,
+            crop,
+        )
         self.register_buffer("scale", pixels.scale)
         self.register_buffer("offset", pixels.offset)
 
@@ -88,9 +93,9 @@ class IncrementalClassifier:
     adds statistics. `frozen=True` (with `weights`), or `freeze()`, leaves it at rest for good: then a teaching is one
     pass and one solve, and models can be merged.
 
-    Of each new class with at least 5 pictures the share `held_out`, at most 20, is not trained on: `recall` in the
-    class table is measured there. Then these pictures enter the statistics as well. With `held_out=0` all are trained
-    on, and rounds equal the tasks of `efcil run`. DPCR+ alone differs: a model draws features of old classes from
+    Of each new class with at least 5 pictures the share `val_fraction`, at most 20, is not trained on: `recall` in the
+    class table is measured there. Then these pictures enter the statistics as well. With `val_fraction=0` all are
+    trained on, and rounds equal the tasks of `efcil run`. DPCR+ alone differs: a model draws features of old classes from
     their statistics, which can be forgotten and merged, a run from means that its learner keeps.
 
     `predict_proba` is calibrated without old pictures: see `efcil.product.calibration`.
@@ -110,7 +115,7 @@ class IncrementalClassifier:
         frozen: bool = False,
         epochs: int | None = None,
         budget: float | None = None,
-        held_out: float = 0.1,
+        val_fraction: float = 0.1,
         options: Mapping[str, Any] | None = None,
         device: str = "auto",
         precision: str = "auto",
@@ -124,39 +129,39 @@ class IncrementalClassifier:
         `epochs` or `budget` (seconds) for each teaching; either can be given to `learn` instead.
         """
         _check_effort(epochs, budget)
-        self._settings = resolve(method, backbone, width, size, seed, held_out, options)
+        self._config = resolve(method, backbone, width, size, seed, val_fraction, options)
         self._machine = Machine.choose(device, precision, compile=False)
         self.epochs, self.budget, self.progress = epochs, budget, progress
         if frozen and weights is None:
-            raise OptionError("frozen=True needs weights=...: a backbone that never learned is of no use; or freeze()")
-        if frozen and not self._rests_well:
-            raise OptionError(f"frozen=True: {method} is nothing but its trained head; take dpcr")
+            raise ConfigError("frozen=True needs weights=...: a backbone that never learned is of no use; or freeze()")
+        if frozen and not self._can_update_frozen:
+            raise ConfigError(f"frozen=True: {method} is nothing but its trained head; take dpcr")
         learner = self._new_learner()
         if weights is not None:
-            _load_backbone(learner, self._settings, weights)
+            _load_backbone(learner, self._config, weights)
         state = State(
             classes=(),
             weights=_weights(learner),
             statistics={},
             temperature=1.0,
-            optimism=Optimism(),
-            trainings=int(weights is not None),
-            teachings=0,
+            calibration_offset=CalibrationOffset(),
+            backbone_updates=int(weights is not None),
+            updates=0,
             frozen=frozen,
             previous=None,
         )
-        self._now = self._served(state, self._trajectory(state, learner))
+        self._snapshot = self._for_serving(state, self._trajectory(state, learner))
 
     # --- parts --------------------------------------------------------------------------------------------------------
 
     def _new_learner(self) -> Learner:
-        kind = LEARNERS[self._settings.method.learner]
-        return kind(self._settings.training, CHANNELS, self._machine, self._settings.seed)
+        kind = LEARNERS[self._config.method.learner]
+        return kind(self._config.training, CHANNELS, self._machine, self._config.seed)
 
-    def _opened(self, state: State) -> Learner:
+    def _for_training(self, state: State) -> Learner:
         """A learner with the weights of a state, to be taught."""
         if not state.weights:
-            raise ModelError(f"there are no weights for {self._settings.training.backbone}")
+            raise ModelError(f"there are no weights for {self._config.training.backbone}")
         learner = self._new_learner()
         beside = {k: v for k, v in learner.state(teacher=False).items() if not k.startswith("student.")}
         student = {f"student.{k}": v.to(self._machine.device) for k, v in state.weights.items()}
@@ -164,46 +169,46 @@ class IncrementalClassifier:
             learner.load_state(beside | student)
         except (RuntimeError, KeyError) as error:
             why = " ".join(str(error).split())[:200]
-            raise ModelError(f"the weights do not fit {self._settings.training.backbone}: {why}") from None
+            raise ModelError(f"the weights do not fit {self._config.training.backbone}: {why}") from None
         return learner
 
     def _trajectory(self, state: State, learner: Learner | None = None) -> Trajectory:
         """A trajectory with the statistics of a state, to be taught or changed."""
-        method = self._settings.method
+        method = self._config.method
         trajectory = Trajectory(
-            learner or self._opened(state), {method.name: (method, self._settings.options)}, freezes=True
+            learner or self._for_training(state), {method.name: (method, self._config.options)}, freezes=True
         )
         if state.classes:  # copied: what is computed may be computed in place
             trajectory.load_state_dict({k: v.to(self._machine.device, copy=True) for k, v in state.statistics.items()})
         return trajectory
 
-    def _served(self, state: State, trajectory: Trajectory | None = None) -> _Now:
+    def _for_serving(self, state: State, trajectory: Trajectory | None = None) -> _Snapshot:
         trajectory = trajectory or self._trajectory(state)
         learner = trajectory.learner
         assert learner is not None
         backbone = learner.feature_extractor(learner.backbone)
         trajectory.learner = None  # it has learned: what trained it would only take memory
-        return _Now(state, backbone.requires_grad_(False).eval(), trajectory)
+        return _Snapshot(state, backbone.requires_grad_(False).eval(), trajectory)
 
     @property
-    def _rests_well(self) -> bool:
+    def _can_update_frozen(self) -> bool:
         """Whether the method can learn while the backbone rests: all but a trained head can."""
-        return self._settings.method.classifier.needs != "learner"
+        return self._config.method.classifier.needs != "learner"
 
     @property
     def method(self) -> str:
         """Name of the method."""
-        return self._settings.method.name
+        return self._config.method.name
 
     @property
     def size(self) -> int:
         """Side of the square that pictures are brought to."""
-        return self._settings.size
+        return self._config.size
 
     @property
     def dim(self) -> int:
         """Number of features."""
-        return int(self._now.backbone.dim)  # type: ignore[arg-type]
+        return int(self._snapshot.backbone.dim)  # type: ignore[arg-type]
 
     @property
     def device(self) -> torch.device:
@@ -213,15 +218,15 @@ class IncrementalClassifier:
     @property
     def frozen(self) -> bool:
         """Whether the backbone rests for good."""
-        return self._now.state.frozen
+        return self._snapshot.state.frozen
 
     @property
     def classes_(self) -> npt.NDArray[np.str_]:
         """Class names in the order in which they were learned; columns of `predict_proba`."""
-        return np.array(self._now.state.names, dtype=np.str_)
+        return np.array(self._snapshot.state.names, dtype=np.str_)
 
     def __repr__(self) -> str:
-        return f"IncrementalClassifier({self.method}, {len(self._now.state.classes)} classes)"
+        return f"IncrementalClassifier({self.method}, {len(self._snapshot.state.classes)} classes)"
 
     # --- learning -----------------------------------------------------------------------------------------------------
 
@@ -245,40 +250,46 @@ class IncrementalClassifier:
         if epochs is None and budget is None:
             epochs, budget = self.epochs, self.budget
         _check_effort(epochs, budget)
-        with telling(callbacks, self.progress) as tell:
+        with progress_callbacks(callbacks, self.progress) as tell:
 
             def reading(done: int, total: int) -> None:
                 tell(Progress("reading", done, total, f"reading pictures: {done} of {total}"))
 
-            images, names = read_lesson(data, labels, self.size, skip_bad=skip_bad, told=reading)
+            images, names = read_labeled_images(data, labels, self.size, skip_bad=skip_bad, on_progress=reading)
             reading(len(images), len(images))
-            self._now = self._taught(images, names, epochs, None if budget is None else begin + budget, tell)
+            self._snapshot = self._updated(images, names, epochs, None if budget is None else begin + budget, tell)
             count = len(dict.fromkeys(names))
             tell(Progress("learned", 1, 1, f"learned {count} class{'es' * (count != 1)} from {len(names)} pictures"))
         return self
 
-    def _taught(
+    def _updated(
         self, images: Images, names: list[str], epochs: int | None, deadline: float | None, tell: Callback
-    ) -> _Now:
-        state = self._now.state
+    ) -> _Snapshot:
+        state = self._snapshot.state
         taught = list(dict.fromkeys(names))
         check_names(taught, state.names)
         table = {name: place for place, name in enumerate(state.names)}
         again = [name for name in taught if name in table]
         new = [name for name in taught if name not in table]
         if again:
-            self._check_supports("update", f"add pictures to a class that it knows ({listed(again)})")
+            self._check_supports("update", f"add pictures to a class that it knows ({format_list(again)})")
         table |= {name: len(state.classes) + place for place, name in enumerate(new)}
         positions = torch.tensor([table[name] for name in names])
-        lesson = Lesson(
-            images, positions, len(state.classes), len(new), state.teachings, state.trainings, self._settings.held_out
+        batch = UpdateBatch(
+            images,
+            positions,
+            len(state.classes),
+            len(new),
+            state.updates,
+            state.backbone_updates,
+            self._config.val_fraction,
         )
         trajectory = self._trajectory(state)
         learner = trajectory.learner
         assert learner is not None
-        at_rest = state.frozen or not learner.stages(state.trainings)
-        rests = at_rest or (self._rests_well and (not new or len(taught) == 1))
-        if rests and not at_rest and self._settings.method.reads_first_backbone:
+        is_frozen = state.frozen or not learner.stages(state.backbone_updates)
+        freeze_backbone = is_frozen or (self._can_update_frozen and (not new or len(taught) == 1))
+        if freeze_backbone and not is_frozen and self._config.method.reads_first_backbone:
             raise ModelError(
                 f"{self.method} learns its backbone in the first teaching only, and one class teaches it nothing; "
                 "begin with two classes or more, or give weights"
@@ -288,101 +299,101 @@ class IncrementalClassifier:
             words = f"epoch {report.epoch + 1} of {report.epochs}, loss {report.loss:.3f}"
             tell(Progress("training", report.epoch + 1, report.epochs, words, report.loss))
 
-        def solving() -> None:
+        def on_solve() -> None:
             tell(Progress("solving", 0, 1, "moving statistics, solving the classifier"))
 
         learned = teach(
-            lesson,
+            batch,
             trajectory,
-            rests=rests,
-            imprints=rests and not at_rest,
+            freeze_backbone=freeze_backbone,
+            imprint=freeze_backbone and not is_frozen,
             frozen=state.frozen,
-            optimism=state.optimism,
+            calibration_offset=state.calibration_offset,
             epochs=epochs,
             deadline=deadline,
             after_epoch=after_epoch,
-            solving=solving,
+            on_solve=on_solve,
         )
-        after = state.changed(
+        after = state.updated(
             classes=_table(state, names, new, learned),
-            weights=state.weights if at_rest or not new else _weights(learner),
+            weights=state.weights if is_frozen or not new else _weights(learner),
             statistics=on_cpu(trajectory.state_dict()),
             temperature=learned.temperature,
-            optimism=learned.optimism,
-            trainings=state.trainings + (not rests),
-            teachings=state.teachings + 1,
+            calibration_offset=learned.calibration_offset,
+            backbone_updates=state.backbone_updates + (not freeze_backbone),
+            updates=state.updates + 1,
         )
-        return self._served(after.after(state), trajectory)
+        return self._for_serving(after.with_previous(state), trajectory)
 
     def freeze(self) -> IncrementalClassifier:
         """Let the backbone rest for good: from now on a teaching is one pass and one solve."""
-        if not self._rests_well:
+        if not self._can_update_frozen:
             raise ModelError(f"{self.method} is nothing but its trained head and cannot learn at rest; take dpcr")
-        if not self._now.state.trainings:
+        if not self._snapshot.state.backbone_updates:
             raise ModelError("the backbone has not learned yet: teach it two classes or more first, or give weights")
-        self._now = replace(self._now, state=self._now.state.changed(frozen=True))
+        self._snapshot = replace(self._snapshot, state=self._snapshot.state.updated(frozen=True))
         return self
 
     # --- answering ----------------------------------------------------------------------------------------------------
 
-    def predict(self, images: Any, *, unknown: float | None = None) -> npt.NDArray[np.str_]:
-        """Name the class of each picture; below the confidence `unknown` (0 to 1) the name is "": none of these."""
-        if unknown is not None and not 0 <= unknown <= 1:
-            raise OptionError(f"unknown is {unknown}; wanted a confidence from 0 to 1")
-        now = self._ready()
-        probabilities = self._probabilities(now, images)
-        names = np.array([*now.state.names, NONE_OF_THESE], dtype=np.str_)
+    def predict(self, images: Any, *, reject_below: float | None = None) -> npt.NDArray[np.str_]:
+        """Name the class of each picture; "" (none of these) where the confidence is below `reject_below` (0 to 1)."""
+        if reject_below is not None and not 0 <= reject_below <= 1:
+            raise ConfigError(f"reject_below is {reject_below}; wanted a confidence from 0 to 1")
+        snapshot = self._require_classes()
+        probabilities = self._probabilities(snapshot, images)
+        names = np.array([*snapshot.state.names, REJECTED], dtype=np.str_)
         best = probabilities.argmax(1)
-        if unknown is not None:
-            best[probabilities.max(1, initial=0.0) < unknown] = len(names) - 1
+        if reject_below is not None:
+            best[probabilities.max(1, initial=0.0) < reject_below] = len(names) - 1
         return names[best]
 
     def predict_proba(self, images: Any) -> npt.NDArray[np.float64]:
         """Return the probability of each class, (n, classes), columns as `classes_`; rows sum to one."""
-        return self._probabilities(self._ready(), images)
+        return self._probabilities(self._require_classes(), images)
 
-    def _probabilities(self, now: _Now, images: Any) -> npt.NDArray[np.float64]:
-        features = self._features(now, read_pictures(images, self.size))
+    def _probabilities(self, snapshot: _Snapshot, images: Any) -> npt.NDArray[np.float64]:
+        features = self._features(snapshot, read_images(images, self.size))
         with torch.no_grad():
-            scores = now.logits(features).double()
-        found: npt.NDArray[np.float64] = torch.softmax(scores / now.state.temperature, 1).cpu().numpy()
+            scores = snapshot.logits(features).double()
+        found: npt.NDArray[np.float64] = torch.softmax(scores / snapshot.state.temperature, 1).cpu().numpy()
         return found
 
     def embed(self, images: Any) -> npt.NDArray[np.float32]:
         """Return the features of pictures, (n, dim)."""
-        found: npt.NDArray[np.float32] = self._features(self._now, read_pictures(images, self.size)).cpu().numpy()
+        found: npt.NDArray[np.float32] = self._features(self._snapshot, read_images(images, self.size)).cpu().numpy()
         return found
 
-    def _features(self, now: _Now, images: Images) -> Tensor:
+    def _features(self, snapshot: _Snapshot, images: Images) -> Tensor:
         if len(images) == 0:
             return torch.zeros(0, self.dim, device=self.device)
-        return extract(now.backbone, pixels_of(images, self._machine), self._machine, self._settings.training.crop)
+        return extract(snapshot.backbone, pixels_of(images, self._machine), self._machine, self._config.training.crop)
 
     def score(self, data: Any, labels: Any = None, *, skip_bad: bool = False) -> float:
         """Return the share of pictures (0 to 1) that are named rightly; of a data set or folder with test/, its test.
 
         A class that the model does not know is an error: no answer could be right.
         """
-        now = self._ready()
-        images, names = read_lesson(data, labels, self.size, "test", skip_bad=skip_bad)
-        unknown = sorted(set(names) - set(now.state.names))
-        if unknown:
-            raise DataError(f"the model does not know {listed(unknown)}; teach it, or leave these pictures out")
-        answers = np.array(now.state.names)[self._probabilities(now, images).argmax(1)]
+        snapshot = self._require_classes()
+        images, names = read_labeled_images(data, labels, self.size, "test", skip_bad=skip_bad)
+        strange = sorted(set(names) - set(snapshot.state.names))
+        if strange:
+            raise DataError(f"the model does not know {format_list(strange)}; teach it, or leave these pictures out")
+        answers = np.array(snapshot.state.names)[self._probabilities(snapshot, images).argmax(1)]
         return float((answers == np.array(names)).mean())
 
     def network(self) -> Network:
         """Return the whole model as one module, for export: uint8 (n, 3, size, size) -> probabilities float32."""
-        now = self._ready()
+        snapshot = self._require_classes()
         pixels = pixels_of(np.zeros((1, CHANNELS, self.size, self.size), np.uint8), self._machine)
-        crop = self._settings.training.crop
-        return Network(now, pixels, crop).eval()
+        crop = self._config.training.crop
+        return Network(snapshot, pixels, crop).eval()
 
-    def _ready(self) -> _Now:
-        now = self._now
-        if not now.state.classes:
+    def _require_classes(self) -> _Snapshot:
+        snapshot = self._snapshot
+        if not snapshot.state.classes:
             raise ModelError("the model knows no class yet; teach it with learn")
-        return now
+        return snapshot
 
     # --- changing what is known ---------------------------------------------------------------------------------------
 
@@ -391,8 +402,8 @@ class IncrementalClassifier:
 
         The weights of the backbone stay as they are, and they have seen these classes.
         """
-        state = self._ready().state
-        gone = self._known([names] if isinstance(names, str) else names)
+        state = self._require_classes().state
+        gone = self._check_known([names] if isinstance(names, str) else names)
         kept = [place for place, name in enumerate(state.names) if name not in gone]
         if kept:
             self._check_supports("forget", "take a class out again")
@@ -404,39 +415,39 @@ class IncrementalClassifier:
         head.keep(positions[positions < len(head.weight)])
         if kept:
             trajectory.retain(positions)
-        after = state.changed(
+        after = state.updated(
             classes=tuple(state.classes[place] for place in kept),
             weights=_weights(learner),
             statistics=on_cpu(trajectory.state_dict()) if kept else {},
-            temperature=self._recalibrated(trajectory, state) if kept else 1.0,
+            temperature=self._recalibrate(trajectory, state) if kept else 1.0,
             previous=None,
         )
-        self._now = self._served(after, trajectory if kept else self._trajectory(after, learner))
+        self._snapshot = self._for_serving(after, trajectory if kept else self._trajectory(after, learner))
         return self
 
     def undo(self) -> IncrementalClassifier:
         """Go back to the state before the last teaching (or merge); one step, also after `load`."""
-        before = self._now.state.previous
+        before = self._snapshot.state.previous
         if before is None:
             raise ModelError("there is nothing to undo: no teaching yet, one undone already, or a class was forgotten")
-        self._now = self._served(before)
+        self._snapshot = self._for_serving(before)
         return self
 
     def rename(self, mapping: Mapping[str, str]) -> IncrementalClassifier:
         """Give classes other names, {old: new}."""
-        state = self._ready().state
-        self._known(mapping)
+        state = self._require_classes().state
+        self._check_known(mapping)
         names = [mapping.get(name, name) for name in state.names]
         doubled = sorted({name for name in names if names.count(name) > 1})
         if doubled:
-            raise DataError(f"two classes would be called {listed(doubled)}; every class needs a name of its own")
+            raise DataError(f"two classes would be called {format_list(doubled)}; every class needs a name of its own")
         check_names(names)
 
         def renamed(one: State) -> tuple[ClassRecord, ...]:
             return tuple(replace(record, name=mapping.get(record.name, record.name)) for record in one.classes)
 
-        previous = state.previous and state.previous.changed(classes=renamed(state.previous))
-        self._now = replace(self._now, state=state.changed(classes=renamed(state), previous=previous))
+        previous = state.previous and state.previous.updated(classes=renamed(state.previous))
+        self._snapshot = replace(self._snapshot, state=state.updated(classes=renamed(state), previous=previous))
         return self
 
     def merge(self, other: IncrementalClassifier) -> IncrementalClassifier:
@@ -444,7 +455,7 @@ class IncrementalClassifier:
 
         Statistics add: the result is the model that was taught on the pictures of both.
         """
-        mine, theirs = self._ready().state, other._ready().state
+        mine, theirs = self._require_classes().state, other._require_classes().state
         self._check_mergeable(other)
         check_names(theirs.names, mine.names)
         place = {name: index for index, name in enumerate(mine.names)}
@@ -455,13 +466,13 @@ class IncrementalClassifier:
         trajectory.merge(other._trajectory(theirs), positions)
         more = {record.name: record.images for record in theirs.classes}
         table = tuple(replace(r, images=r.images + more.get(r.name, 0)) for r in mine.classes) + tuple(new)
-        after = mine.changed(
+        after = mine.updated(
             classes=table,
             statistics=on_cpu(trajectory.state_dict()),
-            temperature=self._recalibrated(trajectory, mine),
-            teachings=mine.teachings + theirs.teachings,
+            temperature=self._recalibrate(trajectory, mine),
+            updates=mine.updates + theirs.updates,
         )
-        self._now = self._served(after.after(mine))
+        self._snapshot = self._for_serving(after.with_previous(mine))
         return self
 
     def _check_mergeable(self, other: IncrementalClassifier) -> None:
@@ -471,7 +482,7 @@ class IncrementalClassifier:
                 "both models must have a frozen backbone to be merged: statistics of backbones that learn apart do not "
                 "add; make them with frozen=True and the same weights, or freeze() one model and teach two copies"
             )
-        mine, theirs = self._settings.document(), other._settings.document()
+        mine, theirs = self._config.to_dict(), other._config.to_dict()
         for key in ("method", "options", "size"):
             if mine[key] != theirs[key]:
                 raise ModelError(
@@ -481,66 +492,69 @@ class IncrementalClassifier:
             raise ModelError("the models have different backbones; merge models made with the same weights")
 
     def _fingerprint(self) -> str:
-        return digest(_backbone_only(self._now.state.weights))
+        return digest(_backbone_only(self._snapshot.state.weights))
 
-    def _known(self, names: Iterable[str]) -> set[str]:
+    def _check_known(self, names: Iterable[str]) -> set[str]:
         wanted = list(names)
         for name in wanted:
-            if name not in self._now.state.names:
-                raise DataError(f"the model does not know {name!r}: {nearest(str(name), self._now.state.names)}")
+            if name not in self._snapshot.state.names:
+                raise DataError(f"the model does not know {name!r}: {nearest(str(name), self._snapshot.state.names)}")
         return set(wanted)
 
     def _check_supports(self, capability: str, what: str) -> None:
         """Refuse what the method does not declare, naming those that do."""
-        if capability not in self._settings.method.supports:
+        if capability not in self._config.method.supports:
             able = [m.name for m in registered().values() if capability in m.supports and m.learner in TEACHABLE]
             raise ModelError(f"{self.method} cannot {what}; methods that can: {', '.join(able)}")
 
-    def _recalibrated(self, trajectory: Trajectory, state: State) -> float:
-        return calibrated(trajectory, state.optimism, self._settings.seed) or state.temperature
+    def _recalibrate(self, trajectory: Trajectory, state: State) -> float:
+        return calibrate(trajectory, state.calibration_offset, self._config.seed) or state.temperature
 
     # --- telling ------------------------------------------------------------------------------------------------------
 
     def summary(self) -> dict[str, Any]:
         """Return what the model is and knows, as plain values."""
-        now = self._now
-        size = sum(t.numel() * t.element_size() for t in (*now.state.weights.values(), *now.state.statistics.values()))
+        snapshot = self._snapshot
+        size = sum(
+            t.numel() * t.element_size()
+            for t in (*snapshot.state.weights.values(), *snapshot.state.statistics.values())
+        )
         return {
             "format": model_directory.FORMAT,
             "method": self.method,
-            "backbone": self._settings.training.backbone,
-            "frozen": now.state.frozen,
+            "backbone": self._config.training.backbone,
+            "frozen": snapshot.state.frozen,
             "size": self.size,
             "dim": self.dim,
-            "classes": [dict(vars(record)) for record in now.state.classes],
-            "teachings": now.state.teachings,
+            "classes": [dict(vars(record)) for record in snapshot.state.classes],
+            "updates": snapshot.state.updates,
             "bytes": size,
-            "similar": _similar(now),
+            "similar": _similar(snapshot),
         }
 
     # --- keeping ------------------------------------------------------------------------------------------------------
 
     def save(self, directory: StrPath) -> None:
         """Write the model; a model that is there already is replaced at once, or stays if anything goes wrong."""
-        model_directory.save(directory, self._settings, self._now.state)
+        model_directory.save(directory, self._config, self._snapshot.state)
 
     @classmethod
     def load(
         cls, directory: StrPath, *, device: str = "auto", precision: str = "auto", progress: bool = True
     ) -> IncrementalClassifier:
         """Read a model that `save` wrote, on this or another machine."""
-        settings, state = model_directory.load(directory)
+        config, state = model_directory.load(directory)
         model = cls.__new__(cls)
-        model._settings, model._machine = settings, Machine.choose(device, precision, compile=False)
+        model._config, model._machine = config, Machine.choose(device, precision, compile=False)
         model.epochs, model.budget, model.progress = None, None, progress
         try:
-            model._now = model._served(state)
+            model._snapshot = model._for_serving(state)
             if state.classes:
-                found = tuple(model._now.logits(torch.zeros(1, model.dim, device=model.device)).shape)
+                found = tuple(model._snapshot.logits(torch.zeros(1, model.dim, device=model.device)).shape)
                 if found != (1, len(state.classes)):
                     raise ModelError(f"{found[-1]} classes in the classifier, {len(state.classes)} in the table")
                 places = list(range(len(state.classes)))
-                for track in model._now.trajectory.tracks.values():
+                for track in model._snapshot.trajectory.tracks.values():
                     if track.stats is None or track.stats.classes.tolist() != places:
                         raise ModelError(f"the statistics are not of the {len(places)} classes in the table")
         except (KeyError, RuntimeError, EfcilError, TypeError, ValueError, IndexError, AttributeError) as error:
@@ -551,11 +565,11 @@ class IncrementalClassifier:
 
 def _check_effort(epochs: int | None, budget: float | None) -> None:
     if epochs is not None and budget is not None:
-        raise OptionError(f"epochs={epochs} and budget={budget}: give one of them")
+        raise ConfigError(f"epochs={epochs} and budget={budget}: give one of them")
     if epochs is not None and epochs < 1:
-        raise OptionError(f"epochs is {epochs}; wanted one or more")
+        raise ConfigError(f"epochs is {epochs}; wanted one or more")
     if budget is not None and not budget > 0:
-        raise OptionError(f"budget is {budget} seconds; wanted more than zero")
+        raise ConfigError(f"budget is {budget} seconds; wanted more than zero")
 
 
 def _weights(learner: Learner) -> dict[str, Tensor]:
@@ -566,7 +580,7 @@ def _backbone_only(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in weights.items() if name.startswith("backbone.")}
 
 
-def _table(state: State, names: list[str], new: list[str], learned: Learned) -> tuple[ClassRecord, ...]:
+def _table(state: State, names: list[str], new: list[str], learned: UpdateResult) -> tuple[ClassRecord, ...]:
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
     count = Counter(names)
     old = (replace(record, images=record.images + count[record.name]) for record in state.classes)
@@ -575,42 +589,46 @@ def _table(state: State, names: list[str], new: list[str], learned: Learned) -> 
     return (*old, *fresh)
 
 
-def _similar(now: _Now) -> list[list[Any]]:
+def _similar(snapshot: _Snapshot) -> list[list[Any]]:
     """The pairs of classes whose means (or rows of the head) point most alike."""
-    rows = now.trajectory.parts[label_of(now.trajectory)].classifier.prototypes if now.state.classes else None
-    if rows is None or len(now.state.classes) < 2:
+    rows = (
+        snapshot.trajectory.parts[label_of(snapshot.trajectory)].classifier.prototypes
+        if snapshot.state.classes
+        else None
+    )
+    if rows is None or len(snapshot.state.classes) < 2:
         return []
     unit = normalize(rows.detach().double(), dim=1)
     cosines = (unit @ unit.T).cpu()
     one, other = torch.triu_indices(len(unit), len(unit), 1)
     order = cosines[one, other].argsort(descending=True)[:SIMILAR].tolist()
-    names = now.state.names
+    names = snapshot.state.names
     return [[names[one[i]], names[other[i]], round(float(cosines[one[i], other[i]]), 4)] for i in order]
 
 
-def _load_backbone(learner: Learner, settings: Settings, weights: StrPath) -> None:
+def _load_backbone(learner: Learner, config: ModelConfig, weights: StrPath) -> None:
     """Give the student's backbone weights from a file, or those that timm fetches."""
-    name, backbone = settings.training.backbone, learner.student.backbone
+    name, backbone = config.training.backbone, learner.student.backbone
     if os.fspath(weights) == "pretrained":
         if not models.is_timm(name):
-            raise OptionError(f"weights='pretrained' is for timm/NAME, not {name}; give a safetensors file")
-        source = models.build_timm(name, channels=CHANNELS, seed=settings.seed, pretrained=True)
+            raise ConfigError(f"weights='pretrained' is for timm/NAME, not {name}; give a safetensors file")
+        source = models.build_timm(name, channels=CHANNELS, seed=config.seed, pretrained=True)
         backbone.load_state_dict(source.state_dict())
         return
     path = Path(weights)
     try:
         tensors = load_file(path)
     except FileNotFoundError:
-        raise OptionError(f"weights: {path}: no such file; give a safetensors file with a backbone's weights") from None
+        raise ConfigError(f"weights: {path}: no such file; give a safetensors file with a backbone's weights") from None
     except (SafetensorError, OSError) as error:
-        raise OptionError(f"weights: {path} is no safetensors file: {error}") from None
+        raise ConfigError(f"weights: {path} is no safetensors file: {error}") from None
     wanted = backbone.state_dict()
     for prefix in _PREFIXES:
         own = {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
         if all(name in own and own[name].shape == tensor.shape for name, tensor in wanted.items()):
             backbone.load_state_dict({name: own[name] for name in wanted})
             return
-    raise OptionError(
-        f"weights: {path} does not fit {name} (width {settings.training.width}, stem {settings.training.stem}): "
+    raise ConfigError(
+        f"weights: {path} does not fit {name} (width {config.training.width}, stem {config.training.stem}): "
         "give the backbone, width and size that the weights were learned with"
     )

@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 
 from efcil.data.cache import SUFFIXES
-from efcil.data.folder import hidden
-from efcil.errors import DataError, ModelError, OptionError
+from efcil.data.folder import is_hidden
+from efcil.errors import ConfigError, DataError, ModelError
 from efcil.files import exclusive_lock
-from efcil.product.classifier import NONE_OF_THESE, IncrementalClassifier
-from efcil.product.inputs import read_lesson
+from efcil.product.classifier import REJECTED, IncrementalClassifier
+from efcil.product.inputs import read_labeled_images
 from efcil.product.model_directory import CARD, fingerprint, save_lock
 from efcil.product.progress import Progress
 
@@ -52,7 +52,7 @@ def change_lock(directory: Path) -> Iterator[Callable[[IncrementalClassifier], N
         yield save
 
 
-def loaded(directory: Path, device: str, *, progress: bool = False) -> IncrementalClassifier:
+def load_model(directory: Path, device: str, *, progress: bool = False) -> IncrementalClassifier:
     """Read a model, or say that there is none."""
     if not (directory / CARD).exists():
         raise ModelError(f"{directory}: no model; make one with `efcil teach {directory} FOLDER`")
@@ -62,7 +62,7 @@ def loaded(directory: Path, device: str, *, progress: bool = False) -> Increment
 def teach(
     directory: Path,
     folder: Path,
-    made_with: Mapping[str, Any],
+    new_model_options: Mapping[str, Any],
     *,
     epochs: int | None,
     budget: float | None,
@@ -70,32 +70,32 @@ def teach(
     skip_bad: bool,
     quiet: bool,
 ) -> str:
-    """Teach a model the classes of a folder; make it, with the options of `made_with`, where there is none yet."""
+    """Teach a model the classes of a folder; where there is none yet, make it with `new_model_options`."""
     began = time.monotonic()
     with change_lock(directory) as save:
         if (directory / CARD).exists():
-            if made_with:
-                names = ", ".join(f"--{name.replace('_', '-')}" for name in made_with)
-                raise OptionError(f"{directory} exists, and {names} can only be chosen for a new model; leave it out")
-            model = loaded(directory, device, progress=not quiet)
+            if new_model_options:
+                names = ", ".join(f"--{name.replace('_', '-')}" for name in new_model_options)
+                raise ConfigError(f"{directory} exists, and {names} can only be chosen for a new model; leave it out")
+            model = load_model(directory, device, progress=not quiet)
         else:
-            model = IncrementalClassifier(**made_with, device=device, progress=not quiet)
-        told: list[Progress] = []
-        model.learn(folder, epochs=epochs, budget=budget, skip_bad=skip_bad, callbacks=[told.append])
+            model = IncrementalClassifier(**new_model_options, device=device, progress=not quiet)
+        events: list[Progress] = []
+        model.learn(folder, epochs=epochs, budget=budget, skip_bad=skip_bad, callbacks=[events.append])
         save(model)
     count = len(model.classes_)
     return (
-        f"{told[-1].message} in {time.monotonic() - began:.0f} s; "
+        f"{events[-1].message} in {time.monotonic() - began:.0f} s; "
         f"{directory} knows {count} class{'es' * (count != 1)} now"
     )
 
 
-def pictures(paths: Sequence[Path]) -> list[Path]:
+def image_files(paths: Sequence[Path]) -> list[Path]:
     """Return the files, those in folders included."""
     found: list[Path] = []
     for path in paths:
         if path.is_dir():
-            inside = sorted(_below(path))
+            inside = sorted(_images_below(path))
             if not inside:
                 raise DataError(f"{path}: no pictures in it; give pictures or folders of them")
             found += inside
@@ -106,7 +106,7 @@ def pictures(paths: Sequence[Path]) -> list[Path]:
     return found
 
 
-def _below(folder: Path) -> Iterator[Path]:
+def _images_below(folder: Path) -> Iterator[Path]:
     """Pictures in a folder and the folders in it, through links as when teaching, but none that is hidden."""
     seen: set[str] = set()
     for place, folders, files in os.walk(folder, followlinks=True):
@@ -115,21 +115,21 @@ def _below(folder: Path) -> Iterator[Path]:
             folders.clear()
             continue
         seen.add(real)
-        folders[:] = [name for name in folders if not hidden(name)]
+        folders[:] = [name for name in folders if not is_hidden(name)]
         for name in files:
             path = Path(place, name)
-            if path.suffix.lower() in SUFFIXES and not hidden(name) and path.is_file():
+            if path.suffix.lower() in SUFFIXES and not is_hidden(name) and path.is_file():
                 yield path
 
 
 def predict(
-    directory: Path, paths: Sequence[Path], *, top: int, unknown: float | None, device: str
+    directory: Path, paths: Sequence[Path], *, top: int, reject_below: float | None, device: str
 ) -> list[dict[str, Any]]:
     """Name the class of each picture: its file, the answer (null: none of these), its confidence and the best `top`."""
-    if unknown is not None and not 0 <= unknown <= 1:
-        raise OptionError(f"--unknown {unknown}: wanted a confidence from 0 to 1")
-    model = loaded(directory, device)
-    files = pictures(paths)
+    if reject_below is not None and not 0 <= reject_below <= 1:
+        raise ConfigError(f"--reject-below {reject_below}: wanted a confidence from 0 to 1")
+    model = load_model(directory, device)
+    files = image_files(paths)
     names = model.classes_
     answers = []
     for begin in range(0, len(files), 1024):  # so that a million pictures do not have to fit into memory
@@ -138,24 +138,24 @@ def predict(
             order = np.argsort(-row, kind="stable")[:top]
             confidence = round(float(row[order[0]]), 6)
             best = [{"label": str(names[i]), "confidence": round(float(row[i]), 6)} for i in order]
-            label = best[0]["label"] if unknown is None or confidence >= unknown else None
+            label = best[0]["label"] if reject_below is None or confidence >= reject_below else None
             answers.append({"file": str(file), "label": label, "confidence": confidence, "top": best})
     return answers
 
 
-def as_csv(answers: Sequence[Mapping[str, Any]]) -> str:
+def to_csv(answers: Sequence[Mapping[str, Any]]) -> str:
     """Answers as CSV: file, label, confidence."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["file", "label", "confidence"])
-    writer.writerows([a["file"], a["label"] or NONE_OF_THESE, a["confidence"]] for a in answers)
+    writer.writerows([a["file"], a["label"] or REJECTED, a["confidence"]] for a in answers)
     return text.getvalue()
 
 
 def evaluate(directory: Path, folder: Path, *, device: str, skip_bad: bool) -> dict[str, Any]:
     """Return accuracy over the pictures of a folder, and of each class its share found again, in percent."""
-    model = loaded(directory, device)
-    images, names = read_lesson(folder, None, model.size, "test", skip_bad=skip_bad)
+    model = load_model(directory, device)
+    images, names = read_labeled_images(folder, None, model.size, "test", skip_bad=skip_bad)
     known = set(model.classes_.tolist())
     strange = sorted(set(names) - known)
     if strange:
@@ -164,13 +164,13 @@ def evaluate(directory: Path, folder: Path, *, device: str, skip_bad: bool) -> d
     truth = np.array(names)
     right = model.predict(images) == truth
     each = {str(name): round(100 * float(right[truth == name].mean()), 2) for name in sorted(set(names))}
-    return {"pictures": len(names), "accuracy": round(100 * float(right.mean()), 2), "recall": each}
+    return {"images": len(names), "accuracy": round(100 * float(right.mean()), 2), "recall": each}
 
 
 def change(directory: Path, device: str, action: str, *arguments: Any) -> IncrementalClassifier:
     """Load, change by `forget`, `undo`, `rename` or `merge`, save."""
     with change_lock(directory) as save:
-        model = loaded(directory, device)
+        model = load_model(directory, device)
         getattr(model, action)(*arguments)
         save(model)
     return model
@@ -181,7 +181,7 @@ def summary_text(found: Mapping[str, Any]) -> str:
     frozen = " (frozen)" if found["frozen"] else ""
     lines = [
         f"{found['method']}, {found['backbone']}{frozen}, pictures of {found['size']} pixels, {found['dim']} features, "
-        f"{found['teachings']} teachings, {found['bytes'] / 1e6:.1f} MB"
+        f"{found['updates']} updates, {found['bytes'] / 1e6:.1f} MB"
     ]
     width = max([5, *(len(c["name"]) for c in found["classes"])])
     if found["classes"]:
@@ -195,6 +195,6 @@ def summary_text(found: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def dumped(value: Any) -> str:
+def to_json(value: Any) -> str:
     """JSON for other programs."""
     return json.dumps(value, ensure_ascii=False, indent=1)

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import torch
 
-from efcil.errors import OptionError
-from efcil.files import StrPath, replaced
+from efcil.errors import ConfigError
+from efcil.files import StrPath, atomic_replace
 from efcil.product.classifier import IncrementalClassifier
 
 
@@ -27,7 +27,7 @@ def export_onnx(model: IncrementalClassifier, path: StrPath) -> Path:
         import onnx
         import onnxscript  # noqa: F401
     except ModuleNotFoundError as error:
-        raise OptionError(f"export to ONNX needs {error.name}: pip install 'efcil[onnx]'") from None
+        raise ConfigError(f"export to ONNX needs {error.name}: pip install 'efcil[onnx]'") from None
     network = model.network().to("cpu")
     example = torch.zeros(2, 3, model.size, model.size, dtype=torch.uint8)
     with _quiet(), torch.no_grad():
@@ -46,7 +46,7 @@ def export_onnx(model: IncrementalClassifier, path: StrPath) -> Path:
     onnx.helper.set_model_props(proto, facts)
     target = Path(os.fspath(path))
     target.parent.mkdir(parents=True, exist_ok=True)
-    with replaced(target) as temporary:
+    with atomic_replace(target) as temporary:
         onnx.save(proto, os.fspath(temporary))
     return target
 

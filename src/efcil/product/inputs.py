@@ -12,20 +12,20 @@ import numpy.typing as npt
 from PIL import Image
 from torch import Tensor
 
-from efcil.data.cache import decoded_here
-from efcil.data.dataset import DataSet, ImageSet, listed
+from efcil.data.cache import decode_to_memory
+from efcil.data.dataset import DataSet, ImageSet, format_list
 from efcil.data.decode import read_image
 from efcil.data.folder import scan
 from efcil.errors import DataError
 from efcil.product.names import as_names
 
 Images = npt.NDArray[np.uint8]
-Part = Literal["train", "test"]
-Told = Callable[[int, int], None]
+Split = Literal["train", "test"]
+ReadCallback = Callable[[int, int], None]
 CHANNELS = 3
 
 
-def read_pictures(images: Any, size: int) -> Images:
+def read_images(images: Any, size: int) -> Images:
     """Return pictures without labels as (n, 3, size, size)."""
     if isinstance(images, str | os.PathLike):
         if os.path.isdir(images):
@@ -35,17 +35,17 @@ def read_pictures(images: Any, size: int) -> Images:
         images = [images]
     elif isinstance(images, ImageSet):
         images = images.images
-    return _collected(images, size)[0]
+    return _to_array(images, size)[0]
 
 
-def read_lesson(
+def read_labeled_images(
     data: Any,
     labels: Any,
     size: int,
-    part: Part = "train",
+    split: Split = "train",
     *,
     skip_bad: bool = False,
-    told: Told = lambda done, total: None,
+    on_progress: ReadCallback = lambda done, total: None,
 ) -> tuple[Images, list[str]]:
     """Return pictures (n, 3, size, size) and the class name of each.
 
@@ -57,9 +57,9 @@ def read_lesson(
         if labels is not None:
             raise DataError("labels were given beside data that have their own; give one of them only")
         if isinstance(data, DataSet | ImageSet):
-            images, names = _of_set(data, size, part)
+            images, names = _from_dataset(data, size, split)
         else:
-            images, names, bad = _of_folder(data, size, part, skip_bad, told)
+            images, names, bad = _from_folder(data, size, split, skip_bad, on_progress)
     else:
         if isinstance(data, str | os.PathLike | bytes | Image.Image):
             if isinstance(data, str | os.PathLike) and not os.path.exists(data):
@@ -71,13 +71,13 @@ def read_lesson(
         count = len(data) if hasattr(data, "__len__") else None
         if count is not None and count != len(names):
             raise DataError(f"{len(names)} labels for {count} images; give one label for each image")
-        images, bad = _collected(data, size, told, keep_bad=True)
+        images, bad = _to_array(data, size, on_progress, keep_bad=True)
         if len(images) != len(names):
             raise DataError(f"{len(names)} labels for {len(images)} images; give one label for each image")
-    return _readable(images, names, bad, skip_bad)
+    return _keep_readable(images, names, bad, skip_bad)
 
 
-def _readable(images: Images, names: list[str], bad: dict[int, str], skip_bad: bool) -> tuple[Images, list[str]]:
+def _keep_readable(images: Images, names: list[str], bad: dict[int, str], skip_bad: bool) -> tuple[Images, list[str]]:
     """Leave out what could not be read, or refuse."""
     if not names:
         raise DataError("there is nothing to learn from: no images were given")
@@ -87,44 +87,46 @@ def _readable(images: Images, names: list[str], bad: dict[int, str], skip_bad: b
     lost = [name for name in dict.fromkeys(names) if name not in {names[row] for row in good}]
     reasons = list(bad.values())
     if lost:
-        raise DataError(f"no readable picture of class {listed(lost)}: {listed(reasons)}; add pictures, or remove it")
+        raise DataError(
+            f"no readable picture of class {format_list(lost)}: {format_list(reasons)}; add pictures, or remove it"
+        )
     if not skip_bad:
-        raise DataError(f"{listed(reasons)}; remove what cannot be read or pass skip_bad=True (--skip-bad)")
+        raise DataError(f"{format_list(reasons)}; remove what cannot be read or pass skip_bad=True (--skip-bad)")
     return images[good], [names[row] for row in good]
 
 
-def _of_set(data: DataSet | ImageSet, size: int, part: Part) -> tuple[Images, list[str]]:
+def _from_dataset(data: DataSet | ImageSet, size: int, split: Split) -> tuple[Images, list[str]]:
     if isinstance(data, DataSet):
-        chosen = data.train if part == "train" else data.test
+        chosen = data.train if split == "train" else data.test
         names = [data.class_names[label] for label in chosen.labels]
     else:
         chosen, names = data, as_names(data.labels)
-    return _of_array(np.asarray(chosen.images), size, channels_first=True), names
+    return _from_array(np.asarray(chosen.images), size, channels_first=True), names
 
 
-def _of_folder(
-    folder: str | os.PathLike[str], size: int, part: Part, skip_bad: bool, told: Told
+def _from_folder(
+    folder: str | os.PathLike[str], size: int, split: Split, skip_bad: bool, on_progress: ReadCallback
 ) -> tuple[Images, list[str], dict[int, str]]:
     tree = scan(folder)
     if tree.strays and not skip_bad:
-        raise DataError(f"{listed(tree.strays)}; remove what is no picture or pass skip_bad=True (--skip-bad)")
-    files = [file for file in tree.files if file.side in (None, part)]
+        raise DataError(f"{format_list(tree.strays)}; remove what is no picture or pass skip_bad=True (--skip-bad)")
+    files = [file for file in tree.files if file.side in (None, split)]
     found = {file.label for file in files}
     empty = [name for label, name in enumerate(tree.class_names) if label not in found]
     if empty:
-        raise DataError(f"{tree.root}: no picture of class {listed(empty)}; add pictures, or remove the folder")
-    images, bad = decoded_here(tree.root, [file.name for file in files], size=size, progress=told)
+        raise DataError(f"{tree.root}: no picture of class {format_list(empty)}; add pictures, or remove the folder")
+    images, bad = decode_to_memory(tree.root, [file.name for file in files], size=size, progress=on_progress)
     return images, [tree.class_names[file.label] for file in files], bad
 
 
-def _collected(
-    images: Any, size: int, told: Told = lambda done, total: None, keep_bad: bool = False
+def _to_array(
+    images: Any, size: int, on_progress: ReadCallback = lambda done, total: None, keep_bad: bool = False
 ) -> tuple[Images, dict[int, str]]:
     """Return pictures given as one array or one by one, and what is wrong with which (`keep_bad`; else an error)."""
     if isinstance(images, Tensor):
-        return _of_array(images.detach().cpu().numpy(), size, channels_first=True), {}
+        return _from_array(images.detach().cpu().numpy(), size, channels_first=True), {}
     if isinstance(images, np.ndarray) and images.dtype != object and images.dtype.kind not in "US":
-        return _of_array(images, size), {}
+        return _from_array(images, size), {}
     if not isinstance(images, Iterable):
         raise DataError(f"images are {type(images).__name__}; wanted a list of paths or images, an array or a tensor")
     given: Sequence[Any] = list(images)
@@ -133,19 +135,19 @@ def _collected(
     paths = [row for row, one in enumerate(given) if isinstance(one, str | os.PathLike)]
     if paths:
         names = [os.fspath(given[row]) for row in paths]
-        rows[paths], wrong = decoded_here(Path(), names, size=size, progress=told)
+        rows[paths], wrong = decode_to_memory(Path(), names, size=size, progress=on_progress)
         bad |= {paths[place]: reason for place, reason in wrong.items()}
     for row in sorted(set(range(len(given))) - set(paths)):
         try:
-            rows[row] = _one(given[row], size, f"image {row}")
+            rows[row] = _read_one(given[row], size, f"image {row}")
         except DataError as error:
             bad[row] = str(error)
     if bad and not keep_bad:
-        raise DataError(listed(list(bad.values())))
+        raise DataError(format_list(list(bad.values())))
     return rows, bad
 
 
-def _one(image: Any, size: int, name: str) -> Images:
+def _read_one(image: Any, size: int, name: str) -> Images:
     if isinstance(image, bytes | Image.Image):
         return read_image(image, size, CHANNELS, name=name)
     if isinstance(image, Tensor | np.ndarray):
@@ -153,17 +155,17 @@ def _one(image: Any, size: int, name: str) -> Images:
         array = image.detach().cpu().numpy() if isinstance(image, Tensor) else image
         if array.ndim not in (2, 3):
             raise DataError(f"{name}: has shape {array.shape}; wanted (height, width) or with channels")
-        return _of_array(array[None], size, channels_first=first, name=name)[0]
+        return _from_array(array[None], size, channels_first=first, name=name)[0]
     raise DataError(f"{name}: {type(image).__name__} is no picture; give a path, bytes, Pillow image, array or tensor")
 
 
-def _of_array(array: npt.NDArray[Any], size: int, channels_first: bool = False, name: str = "images") -> Images:
+def _from_array(array: npt.NDArray[Any], size: int, channels_first: bool = False, name: str = "images") -> Images:
     """Turn (n, h, w), (n, h, w, c) or (n, c, h, w) into (n, 3, size, size); c is 1, 3, or 4 with alpha."""
     if array.ndim == 3 and array.shape[2] in (1, 3, 4):
         raise DataError(f"{name} have shape {array.shape}, which is one picture; give a batch, (1, {array.shape})")
     if array.ndim not in (3, 4) or 0 in array.shape[1:]:
         raise DataError(f"{name} have shape {array.shape}; wanted (n, h, w), (n, h, w, c) or (n, c, h, w)")
-    values = _bytes(array, name)
+    values = _to_uint8(array, name)
     if values.ndim == 3:
         values = values[..., None]
     else:
@@ -178,12 +180,12 @@ def _of_array(array: npt.NDArray[Any], size: int, channels_first: bool = False, 
         return np.ascontiguousarray(squares.transpose(0, 3, 1, 2))
     rows = np.zeros((len(values), CHANNELS, size, size), dtype=np.uint8)
     for row, one in zip(rows, values, strict=True):
-        picture = Image.fromarray(np.ascontiguousarray(one[..., 0] if channels == 1 else one))
-        row[:] = read_image(picture, size, CHANNELS)
+        image = Image.fromarray(np.ascontiguousarray(one[..., 0] if channels == 1 else one))
+        row[:] = read_image(image, size, CHANNELS)
     return rows
 
 
-def _bytes(array: npt.NDArray[Any], name: str) -> Images:
+def _to_uint8(array: npt.NDArray[Any], name: str) -> Images:
     if array.dtype == np.uint8:
         return array
     if not np.issubdtype(array.dtype, np.floating):

@@ -27,8 +27,8 @@ from efcil import __version__
 from efcil.config import Options
 from efcil.errors import EfcilError, ModelError
 from efcil.files import StrPath, exclusive_lock, read_json, sync_directory, sync_file, write_json
-from efcil.product.calibration import Optimism
-from efcil.product.settings import Settings
+from efcil.product.calibration import CalibrationOffset
+from efcil.product.model_config import ModelConfig
 from efcil.product.state import ClassRecord, State
 from efcil.tensor_files import aligned, on_cpu
 
@@ -52,12 +52,12 @@ class _Card(Options):
     kind: str
     format: int
     efcil: str  # version that wrote it
-    settings: dict[str, Any]
+    config: dict[str, Any]
     frozen: bool
-    trainings: int
-    teachings: int
+    backbone_updates: int
+    updates: int
     temperature: float = Field(gt=0)
-    optimism: tuple[float, int]
+    calibration_offset: tuple[float, int]
     classes: list[_Class]
     files: dict[str, str]  # SHA-256
 
@@ -80,7 +80,7 @@ def save_lock(directory: Path) -> Iterator[None]:
         yield
 
 
-def save(directory: StrPath, settings: Settings, state: State) -> None:
+def save(directory: StrPath, config: ModelConfig, state: State) -> None:
     """Write a model; what was at `directory` stays as it is until the new one is whole, whatever goes wrong."""
     place = Path(os.path.realpath(directory))
     if place.exists():
@@ -93,9 +93,9 @@ def save(directory: StrPath, settings: Settings, state: State) -> None:
     fresh = place.with_name(f".{place.name[:64]}.{token}.new")
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
-        _write(fresh, settings, state)
+        _write(fresh, config, state)
         if state.previous is not None:
-            _write(fresh / PREVIOUS, settings, state.previous)
+            _write(fresh / PREVIOUS, config, state.previous)
         _swap(fresh, place)
     except OSError as error:
         raise _unwritten(place, error) from error
@@ -111,7 +111,7 @@ def _unwritten(place: Path, error: OSError) -> ModelError:
     )
 
 
-def _write(folder: Path, settings: Settings, state: State) -> None:
+def _write(folder: Path, config: ModelConfig, state: State) -> None:
     folder.mkdir()
     files = {WEIGHTS: state.weights, STATISTICS: state.statistics}
     sums = {}
@@ -126,12 +126,12 @@ def _write(folder: Path, settings: Settings, state: State) -> None:
         kind=KIND,
         format=FORMAT,
         efcil=__version__,
-        settings=settings.document(),
+        config=config.to_dict(),
         frozen=state.frozen,
-        trainings=state.trainings,
-        teachings=state.teachings,
+        backbone_updates=state.backbone_updates,
+        updates=state.updates,
         temperature=state.temperature,
-        optimism=(state.optimism.log_ratio, state.optimism.pictures),
+        calibration_offset=(state.calibration_offset.log_ratio, state.calibration_offset.images),
         classes=[_Class(**vars(record)) for record in state.classes],
         files=sums,
     )
@@ -143,9 +143,9 @@ def _swap(fresh: Path, place: Path) -> None:
     if not place.exists():
         os.rename(fresh, place)
         return
-    if _exchanged(fresh, place):
+    if _try_exchange(fresh, place):
         return
-    old = _aside(place)  # two steps: `load` looks there too
+    old = _replaced_path(place)  # two steps: `load` looks there too
     shutil.rmtree(old, ignore_errors=True)
     os.rename(place, old)
     try:
@@ -156,11 +156,11 @@ def _swap(fresh: Path, place: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
-def _aside(place: Path) -> Path:
+def _replaced_path(place: Path) -> Path:
     return place.with_name(f".{place.name[:64]}.old")
 
 
-def _exchanged(one: Path, other: Path) -> bool:
+def _try_exchange(one: Path, other: Path) -> bool:
     """Exchange two directories in one step (Linux, renameat2 with RENAME_EXCHANGE), or say that it cannot be done."""
     if not sys.platform.startswith("linux"):
         return False
@@ -172,25 +172,25 @@ def _exchanged(one: Path, other: Path) -> bool:
     return bool(exchange(here, os.fsencode(one), here, os.fsencode(other), flag) == 0)
 
 
-def load(directory: StrPath) -> tuple[Settings, State]:
+def load(directory: StrPath) -> tuple[ModelConfig, State]:
     """Read a model; whatever is wrong with it is a ModelError that says what to do."""
     place = Path(os.path.realpath(directory))
-    if not place.exists() and _aside(place).is_dir():  # a swap in two steps was cut short between them
+    if not place.exists() and _replaced_path(place).is_dir():  # a swap in two steps was cut short between them
         with contextlib.suppress(OSError):
-            os.rename(_aside(place), place)
+            os.rename(_replaced_path(place), place)
     for left in reversed(range(_TRIES)):
         try:
-            settings, state = _read(place)
+            config, state = _read(place)
             if (place / PREVIOUS).exists():
-                state = state.after(_read(place / PREVIOUS)[1])
-            return settings, state
+                state = state.with_previous(_read(place / PREVIOUS)[1])
+            return config, state
         except ModelError:
             if not left:
                 raise
     raise AssertionError
 
 
-def _read(place: Path) -> tuple[Settings, State]:
+def _read(place: Path) -> tuple[ModelConfig, State]:
     if not place.is_dir():
         raise ModelError(f"{place}: no such directory; give the directory of a model, or teach a new one into it")
     if not (place / CARD).is_file():
@@ -208,7 +208,7 @@ def _read(place: Path) -> tuple[Settings, State]:
         except (SafetensorError, OSError, ValueError) as error:
             raise ModelError(f"{path}: cannot be read: {error}") from None
     try:
-        settings = Settings.restored(card.settings)
+        config = ModelConfig.from_dict(card.config)
     except (EfcilError, KeyError, TypeError, ValueError, AttributeError, OverflowError, RuntimeError) as error:
         raise ModelError(f"{place / CARD}: {error}; restore it from a copy") from None
     records = tuple(ClassRecord(**record.model_dump()) for record in card.classes)
@@ -217,13 +217,13 @@ def _read(place: Path) -> tuple[Settings, State]:
         weights=tensors[WEIGHTS],
         statistics=tensors[STATISTICS],
         temperature=card.temperature,
-        optimism=Optimism(*card.optimism),
-        trainings=card.trainings,
-        teachings=card.teachings,
+        calibration_offset=CalibrationOffset(*card.calibration_offset),
+        backbone_updates=card.backbone_updates,
+        updates=card.updates,
         frozen=card.frozen,
         previous=None,
     )
-    return settings, state
+    return config, state
 
 
 def _card(path: Path) -> _Card:

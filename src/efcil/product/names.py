@@ -32,10 +32,10 @@ def check_name(name: str) -> str:
     return name
 
 
-def look(name: str) -> str:
+def normalized(name: str) -> str:
     """What two names have in common that differ only in case or in how Unicode writes them.
 
-    >>> look("Caf\\u00e9") == look("cafe\\u0301")
+    >>> normalized("Caf\\u00e9") == normalized("cafe\\u0301")
     True
     """
     return unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", name).casefold())
@@ -48,9 +48,9 @@ def check_names(new: Iterable[str], known: Sequence[str] = ()) -> None:
     Traceback (most recent call last):
     efcil.errors.DataError: class names 'cat' and 'Cat' differ only in case or Unicode form; use one spelling
     """
-    seen = {look(name): name for name in known}
+    seen = {normalized(name): name for name in known}
     for name in new:
-        other = seen.setdefault(look(check_name(name)), name)
+        other = seen.setdefault(normalized(check_name(name)), name)
         if other != name:
             raise DataError(f"class names {other!r} and {name!r} differ only in case or Unicode form; use one spelling")
 

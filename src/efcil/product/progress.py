@@ -37,7 +37,7 @@ Callback = Callable[[Progress], object]
 
 
 @contextlib.contextmanager
-def telling(callbacks: Sequence[Callback], bar: bool) -> Iterator[Callback]:
+def progress_callbacks(callbacks: Sequence[Callback], bar: bool) -> Iterator[Callback]:
     """Yield a function that tells every callback; with `bar` also a bar, where standard error is a terminal."""
     with contextlib.ExitStack() as stack:
         listeners = list(callbacks)

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from efcil.product.calibration import Optimism
+from efcil.product.calibration import CalibrationOffset
 
 
 @dataclass(frozen=True)
@@ -29,9 +29,9 @@ class State:
     weights: Mapping[str, Tensor]  # "backbone. ..." and "head. ...", on the CPU
     statistics: Mapping[str, Tensor]  # tracks and classifier, on the CPU; empty before the first teaching
     temperature: float
-    optimism: Optimism
-    trainings: int  # how often the backbone has learned; weights that were given count as one
-    teachings: int
+    calibration_offset: CalibrationOffset
+    backbone_updates: int  # how often the backbone has learned; weights that were given count as one
+    updates: int
     frozen: bool
     previous: State | None  # before the last teaching; it has none itself
 
@@ -40,10 +40,10 @@ class State:
         """Class names."""
         return [record.name for record in self.classes]
 
-    def after(self, previous: State | None) -> State:
+    def with_previous(self, previous: State | None) -> State:
         """This state, with the one to go back to."""
         return replace(self, previous=None if previous is None else replace(previous, previous=None))
 
-    def changed(self, **values: Any) -> State:
+    def updated(self, **values: Any) -> State:
         """This state with other values."""
         return replace(self, **values)

@@ -7,14 +7,14 @@ import warnings
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from efcil.report.groups import COLUMNS, Benchmark, benchmarks_of
-from efcil.report.load import Run, Summary, runs_of
-from efcil.report.styles import short, styles_for
+from efcil.report.groups import COLUMNS, Benchmark, group_runs
+from efcil.report.load import Run, Summary, parse_runs
+from efcil.report.styles import shorten, styles_for
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["FAINT", "INK", "curve_figure", "dress", "figure_bytes", "matrix_figure", "plot_text"]
+__all__ = ["FAINT", "INK", "curve_figure", "figure_bytes", "matrix_figure", "plot_text", "style_axes"]
 
 INK, FAINT = "#222222", "#dddddd"
 
@@ -23,7 +23,7 @@ def curve_figure(summaries: Iterable[Summary]) -> Figure:
     """A_t against the classes seen: a panel for each benchmark, a line for each method, a band for the spread."""
     from matplotlib.figure import Figure
 
-    benchmarks = benchmarks_of(runs_of(summaries))
+    benchmarks = group_runs(parse_runs(summaries))
     styles = styles_for(group for benchmark in benchmarks for group in benchmark.groups)
     heights = [
         max(4.6, 1.0 + 0.22 * len(benchmark.groups)) for benchmark in benchmarks
@@ -44,17 +44,19 @@ def _curves(axes: Any, benchmark: Benchmark, styles: dict[str, Any]) -> None:
             continue
         x = ticks[: len(curve)]
         y = [point.mean for point in curve]
-        (line,) = axes.plot(x, y, color=style.colour, marker=style.marker, markersize=4.5, linewidth=1.8, clip_on=False)
+        (line,) = axes.plot(x, y, color=style.color, marker=style.marker, markersize=4.5, linewidth=1.8, clip_on=False)
         if style.dash:
             line.set_dashes(style.dash)
         if len(group.runs) > 1:
             spread = [point.spread or 0.0 for point in curve]
             low, high = ([a + sign * b for a, b in zip(y, spread, strict=True)] for sign in (-1, 1))
-            axes.fill_between(x, low, high, color=style.colour, alpha=0.13, linewidth=0)
+            axes.fill_between(x, low, high, color=style.color, alpha=0.13, linewidth=0)
         final = group.value(COLUMNS[0])
         lines.append(line)
-        names.append(plot_text(short(group.label)) + (f"  {final.text()}" if final else "") + _how_far(group.partial))
-    dress(axes, f"Accuracy after each task: {plot_text(short(benchmark.title, 60))}")
+        names.append(
+            plot_text(shorten(group.label)) + (f"  {final.text()}" if final else "") + _partial_suffix(group.partial)
+        )
+    style_axes(axes, f"Accuracy after each task: {plot_text(shorten(benchmark.title, 60))}")
     step = -(-len(ticks) // 10)
     axes.set_xticks(ticks[::-step])
     axes.set_xlabel("classes seen" if benchmark.classes_seen else "task")
@@ -85,9 +87,9 @@ def matrix_figure(summary: Summary) -> Figure:
             for i, value in enumerate(row):
                 if value == value:
                     text = f"{value:.1f}" if size <= 12 else f"{value:.0f}"
-                    colour = "black" if value < 69 else "white"  # which has the better contrast on the map's blue
-                    axes.text(i, t, text, ha="center", va="center", fontsize=9 if size <= 12 else 8, color=colour)
-    dress(axes, None)
+                    color = "black" if value < 69 else "white"  # which has the better contrast on the map's blue
+                    axes.text(i, t, text, ha="center", va="center", fontsize=9 if size <= 12 else 8, color=color)
+    style_axes(axes, None)
     axes.tick_params(length=0, labelsize=9 if size <= 12 else 8)
     step = -(-size // 30)
     axes.set_xticks(range(0, size, step), [str(i + 1) for i in range(0, size, step)])
@@ -97,7 +99,7 @@ def matrix_figure(summary: Summary) -> Figure:
     axes.set_ylabel("after task")
     state = f", partial: {run.tasks_done} of {run.tasks} tasks" if run.partial else ""
     width = int(13 * (side + 1.9) / 1.15)  # characters that fit above the matrix
-    lines = [short(run.method, width), short(f"{run.dataset}, order {run.order or '?'}{state}", width)]
+    lines = [shorten(run.method, width), shorten(f"{run.dataset}, order {run.order or '?'}{state}", width)]
     axes.set_title(plot_text("\n".join(lines)), loc="left", fontsize=10, color=INK)
     bar = figure.colorbar(image, ax=axes, fraction=0.046, pad=0.03, label="accuracy, %")
     bar.outline.set_visible(False)
@@ -124,7 +126,7 @@ def _cell(run: Run, t: int, i: int) -> float:
     return float("nan") if value is None else value
 
 
-def dress(axes: Any, title: str | None) -> None:
+def style_axes(axes: Any, title: str | None) -> None:
     """Give axes the look of all figures."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set_color("#888888")
@@ -138,5 +140,5 @@ def plot_text(text: str) -> str:
     return text.replace("$", r"\$")
 
 
-def _how_far(partial: bool) -> str:
+def _partial_suffix(partial: bool) -> str:
     return " (partial)" if partial else ""

@@ -10,7 +10,7 @@ from itertools import accumulate
 
 from efcil.report.load import Run
 
-__all__ = ["COLUMNS", "NONE", "Benchmark", "Group", "Value", "benchmarks_of"]
+__all__ = ["COLUMNS", "NONE", "Benchmark", "Group", "Value", "group_runs"]
 
 
 NONE = "\N{EN DASH}"  # a number that is not there
@@ -89,7 +89,7 @@ class Group:
     @property
     def orders(self) -> str:
         """The class orders, each once, seeds last."""
-        return _listed(self.runs)
+        return _join_orders(self.runs)
 
     @property
     def seconds(self) -> Value | None:
@@ -125,7 +125,7 @@ class Benchmark:
 
     @property
     def title(self) -> str:
-        """Data set and number of tasks; uneven splits are spelt out."""
+        """Data set and number of tasks; uneven splits are spelled out."""
         sizes = self.task_sizes
         split = f" ({_split(sizes)})" if len(set(sizes)) > 1 else ""
         return f"{self.dataset}, T = {self.tasks}{split}"
@@ -151,7 +151,7 @@ class Benchmark:
     @property
     def orders(self) -> str:
         """The class orders of all its runs."""
-        return _listed(run for group in self.groups for run in group.runs)
+        return _join_orders(run for group in self.groups for run in group.runs)
 
     @property
     def notes(self) -> list[str]:
@@ -166,7 +166,7 @@ class Benchmark:
         return notes
 
 
-def benchmarks_of(runs: Iterable[Run]) -> list[Benchmark]:
+def group_runs(runs: Iterable[Run]) -> list[Benchmark]:
     """Sort runs into benchmarks and groups; the order of the benchmarks is that of the runs."""
     sorted_in: dict[tuple[str, int, tuple[int, ...]], list[Run]] = {}
     presets: dict[str, set[str]] = {}  # over all benchmarks, so that a method has one label in all of them
@@ -194,17 +194,17 @@ def _groups(runs: list[Run], presets: dict[str, set[str]]) -> list[Group]:
         if len({(run.order, run.seed) for run in members}) == len(members):
             groups.append(Group(label, method, tuple(members)))
         else:  # the same order and seed twice: another configuration or a repeat; never averaged
-            names = _apart([run.run_dir for run in members])
+            names = _distinct_names([run.run_dir for run in members])
             groups += [Group(f"{label} [{name}]", method, (run,)) for name, run in zip(names, members, strict=True)]
     return groups
 
 
-def _listed(runs: Iterable[Run]) -> str:
+def _join_orders(runs: Iterable[Run]) -> str:
     orders = {run.order or "?" for run in runs}
     return ", ".join(sorted(orders, key=lambda order: (order.isdigit(), int(order) if order.isdigit() else 0, order)))
 
 
-def _apart(directories: list[str]) -> list[str]:
+def _distinct_names(directories: list[str]) -> list[str]:
     """Short distinct names of directories: the part below what they share, or numbers."""
     if all(directories) and len(set(directories)) == len(directories):
         shared = os.path.commonpath([os.path.abspath(directory) for directory in directories])

@@ -12,9 +12,9 @@ from html import escape
 from importlib import resources
 
 import efcil
-from efcil.report.groups import COLUMNS, NONE, Benchmark, Group, Value, benchmarks_of
-from efcil.report.load import Run, Summary, runs_of
-from efcil.report.styles import COLOURS, DARK_COLOURS, Style, short, styles_for
+from efcil.report.groups import COLUMNS, NONE, Benchmark, Group, Value, group_runs
+from efcil.report.load import Run, Summary, parse_runs
+from efcil.report.styles import COLORS, DARK_COLORS, Style, shorten, styles_for
 from efcil.report.svg import balance_svg, curves_svg, scale_svg, swatch_svg
 
 __all__ = ["html_page"]
@@ -26,13 +26,13 @@ _SHARED = {column.key: column for column in COLUMNS}
 
 def html_page(summaries: Iterable[Summary]) -> str:
     """The report as one self-contained HTML page."""
-    runs = runs_of(summaries)
-    benchmarks = benchmarks_of(runs)
+    runs = parse_runs(summaries)
+    benchmarks = group_runs(runs)
     styles = styles_for(group for benchmark in benchmarks for group in benchmark.groups)
     methods = list(dict.fromkeys(run.method for run in runs))
     datasets = list(dict.fromkeys(run.dataset for run in runs))
-    what = short(methods[0], 60) if len(methods) == 1 else f"{len(methods)} methods"
-    title = f"{what} on {', '.join(short(dataset, 40) for dataset in datasets[:3])}"
+    what = shorten(methods[0], 60) if len(methods) == 1 else f"{len(methods)} methods"
+    title = f"{what} on {', '.join(shorten(dataset, 40) for dataset in datasets[:3])}"
     title += f" and {len(datasets) - 3} more" if len(datasets) > 3 else ""
     body = "".join(_section(benchmark, styles) for benchmark in benchmarks)
     count = f"{len(runs)} run{'s' if len(runs) > 1 else ''}"
@@ -61,7 +61,7 @@ def _file(name: str) -> str:
 
 def _style_sheet() -> str:
     light, dark = (
-        "".join(f"--c{slot}:{colour};" for slot, colour in enumerate(colours)) for colours in (COLOURS, DARK_COLOURS)
+        "".join(f"--c{slot}:{color};" for slot, color in enumerate(colors)) for colors in (COLORS, DARK_COLORS)
     )
     return f"{_file('page.css')}:root{{{light}}}@media screen and (prefers-color-scheme:dark){{:root{{{dark}}}}}"
 
@@ -93,7 +93,7 @@ def _tiles(benchmark: Benchmark) -> str:
         lead = "" if benchmark.best(column) is None else "lowest: " if column.better < 0 else "best: "
         if chosen[0].partial:
             title = f"{title} so far"
-        who = lead + ", ".join(short(group.label, 34) for group in chosen[:3])
+        who = lead + ", ".join(shorten(group.label, 34) for group in chosen[:3])
         if chosen[0].partial:
             who += f", {chosen[0].status}"
         spread = "" if value.spread is None else f"<small> ± {value.spread:.2f}</small>"
@@ -161,7 +161,7 @@ def _curves(benchmark: Benchmark, styles: dict[str, Style]) -> str:
             state = ' <span class="badge">partial</span>' if group.partial else ""
             items.append(
                 f'<li title="{escape(group.label)}">{swatch_svg(styles[group.label])}'
-                f"<span>{escape(short(group.label, 34))}{state}</span><b>{final.mean:.2f}</b></li>"
+                f"<span>{escape(shorten(group.label, 34))}{state}</span><b>{final.mean:.2f}</b></li>"
             )
     band = " The band is the spread over runs." if any(len(group.runs) > 1 for group in benchmark.groups) else ""
     return (
@@ -179,7 +179,7 @@ def _balance(benchmark: Benchmark, styles: dict[str, Style]) -> str:
             continue
         picture = balance_svg(old.mean, new.mean, styles[group.label], group.label)
         rows.append(
-            f'<li><span class="name" title="{escape(group.label)}">{escape(short(group.label, 34))}</span>{picture}'
+            f'<li><span class="name" title="{escape(group.label)}">{escape(shorten(group.label, 34))}</span>{picture}'
             f'<span class="pair">{old.mean:.1f} <i>/</i> {new.mean:.1f}</span></li>'
         )
     if not rows:
@@ -225,7 +225,8 @@ def _matrix(group: Group, tasks: int) -> str:
     about = f"mean of {count} runs" if count > 1 else f"order {group.runs[0].order or '?'}"
     about += f", {group.status}" if group.partial else ""
     return (
-        f'<figure class="card scroll"><figcaption><b title="{escape(group.label)}">{escape(short(group.label, 44))}</b>'
+        f'<figure class="card scroll"><figcaption><b title="{escape(group.label)}">'
+        f"{escape(shorten(group.label, 44))}</b>"
         f' <span class="muted">{escape(about)}</span></figcaption>'
         f'<table class="matrix"><thead><tr><th></th>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table></figure>'
     )
@@ -245,7 +246,7 @@ def _times(benchmark: Benchmark) -> str:
     for group, seconds in timed:
         device = "" if shared else f'<span class="under">{escape(devices[group.label])}</span>'
         rows.append(
-            f'<li><span class="name" title="{escape(group.label)}">{escape(short(group.label, 34))}{device}</span>'
+            f'<li><span class="name" title="{escape(group.label)}">{escape(shorten(group.label, 34))}{device}</span>'
             f'<span class="bar" style="--w:{100 * seconds.mean / longest:.1f}%"></span>'
             f'<span class="pair">{_duration(seconds.mean)}</span></li>'
         )
@@ -268,7 +269,7 @@ def _commands(benchmark: Benchmark) -> str:
     blocks = []
     for command, labels in made.items():
         rows = list(dict.fromkeys(labels))
-        names = ", ".join(short(label, 34) for label in rows[:6]) + (f" and {len(rows) - 6} more" if rows[6:] else "")
+        names = ", ".join(shorten(label, 34) for label in rows[:6]) + (f" and {len(rows) - 6} more" if rows[6:] else "")
         words = " ".join(f"<span>{escape(word)}</span>" for word in command.split(" "))  # lines end between words
         blocks.append(
             f'<p class="muted">{escape(names)}</p><div class="command"><code tabindex="0">{words}</code></div>'

@@ -13,7 +13,7 @@ from typing import Any
 from efcil.errors import RunError
 from efcil.files import read_json
 
-__all__ = ["TIMING", "Run", "Summary", "asked_precision", "each_head", "load_summaries", "runs_of"]
+__all__ = ["TIMING", "Run", "Summary", "load_summaries", "parse_runs", "requested_precision", "split_heads"]
 
 Summary = Mapping[str, Any]
 FILE = "summary.json"
@@ -22,15 +22,15 @@ TIMING = ("seconds", "device", "precision", "threads", "world_size", "concurrent
 _CONFIG_LIMIT = 100_000  # characters of config.yaml that a page may carry
 
 
-def asked_precision(summary: Summary) -> str:
+def requested_precision(summary: Summary) -> str:
     """Return the arithmetic that a run was told to use, or the one it is replayed from; auto if the machine chose it.
 
-    >>> asked_precision({"command": "efcil run dpcr cifar100 --precision fp32"}), asked_precision({})
+    >>> requested_precision({"command": "efcil run dpcr cifar100 --precision fp32"}), requested_precision({})
     ('fp32', 'auto')
-    >>> asked_precision({"command": "efcil replay RUN dpcr", "replayed": "efcil run dpcr cifar100 --precision fp32"})
+    >>> requested_precision({"reevaluated_from": "efcil run dpcr cifar100 --precision fp32"})
     'fp32'
     """
-    asked = re.search(r"--precision[= ](\w+)", f"{summary.get('command')} {summary.get('replayed')}")
+    asked = re.search(r"--precision[= ](\w+)", f"{summary.get('command')} {summary.get('reevaluated_from')}")
     return asked[1] if asked else "auto"
 
 
@@ -69,7 +69,7 @@ def _read(file: Path) -> dict[str, Any]:
     config = file.with_name("config.yaml")
     if config.is_file():
         summary["config_text"] = config.read_text(encoding="utf-8", errors="replace")[:_CONFIG_LIMIT]
-    runs_of([summary])  # a broken one is told here, by its file
+    parse_runs([summary])  # a broken one is told here, by its file
     return summary
 
 
@@ -173,11 +173,11 @@ class Run:
         )
 
 
-def each_head(summary: Summary) -> list[Summary]:
+def split_heads(summary: Summary) -> list[Summary]:
     """Return a summary for each classifier of the method: itself, where it has only one.
 
     >>> both = {"method": "icarl", "A_f": 2, "heads": {"nme": {"A_f": 2}, "cnn": {"A_f": 1}}}
-    >>> [(s["method"], s["A_f"]) for s in each_head(both)]
+    >>> [(s["method"], s["A_f"]) for s in split_heads(both)]
     [('icarl/nme', 2), ('icarl/cnn', 1)]
     """
     heads = summary.get("heads")
@@ -192,9 +192,9 @@ def each_head(summary: Summary) -> list[Summary]:
     return found
 
 
-def runs_of(summaries: Iterable[Summary]) -> list[Run]:
+def parse_runs(summaries: Iterable[Summary]) -> list[Run]:
     """Check every summary, each of a method's classifiers apart; RunError if there is none."""
-    runs = [Run.of(one) for summary in summaries for one in each_head(summary)]
+    runs = [Run.of(one) for summary in summaries for one in split_heads(summary)]
     if not runs:
         raise RunError("no run given; give at least one run directory")
     return runs

@@ -1,4 +1,4 @@
-"""Line styles: colour-blind-safe, on white and on black, and a method keeps its own whatever else is drawn."""
+"""Line styles: color-blind-safe, on white and on black, and a method keeps its own whatever else is drawn."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from dataclasses import dataclass
 
 from efcil.report.groups import Group
 
-__all__ = ["COLOURS", "DARK_COLOURS", "Style", "short", "styles_for"]
+__all__ = ["COLORS", "DARK_COLORS", "Style", "shorten", "styles_for"]
 
 # After Okabe and Ito, Color Universal Design; yellow and black are replaced, since each vanishes on one background.
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#c2549b", "#b98600", "#56b4e9", "#5e3c99", "#767676")
-DARK_COLOURS = ("#5aaef0", "#ff8a47", "#2fcf9f", "#ee9ccb", "#f2b632", "#a5dcff", "#b9a3f0", "#b8b8b8")
+COLORS = ("#0072b2", "#d55e00", "#009e73", "#c2549b", "#b98600", "#56b4e9", "#5e3c99", "#767676")
+DARK_COLORS = ("#5aaef0", "#ff8a47", "#2fcf9f", "#ee9ccb", "#f2b632", "#a5dcff", "#b9a3f0", "#b8b8b8")
 DASHES: tuple[tuple[float, ...], ...] = ((), (5, 2), (1.5, 1.5), (6, 2, 1.5, 2))
 MARKERS = "osD^vPX*"
 
@@ -26,16 +26,16 @@ _KNOWN = (
 
 @dataclass(frozen=True)
 class Style:
-    """How a line is drawn; `slot` numbers the colour."""
+    """How a line is drawn; `slot` numbers the color."""
 
     slot: int
     dash: tuple[float, ...]
     marker: str
 
     @property
-    def colour(self) -> str:
-        """The colour on a white background."""
-        return COLOURS[self.slot]
+    def color(self) -> str:
+        """The color on a white background."""
+        return COLORS[self.slot]
 
 
 def styles_for(groups: Iterable[Group]) -> dict[str, Style]:
@@ -49,20 +49,20 @@ def styles_for(groups: Iterable[Group]) -> dict[str, Style]:
     taken: set[int] = set()
     result = {}
     for label in first:
-        method = re.split("[/:]", wanted[label])[0]  # classifiers and variants of a method have its colour
+        method = re.split("[/:]", wanted[label])[0]  # classifiers and variants of a method have its color
         start = _KNOWN.index(method) if method in _KNOWN else zlib.crc32(method.encode()) % 16
-        # First the other dashes of the same colour, then the next colour.
-        tries = ((start + 8 * dash) % 32 // 8 * 8 + (start + colour) % 8 for colour in range(8) for dash in range(4))
+        # First the other dashes of the same color, then the next color.
+        tries = ((start + 8 * dash) % 32 // 8 * 8 + (start + color) % 8 for color in range(8) for dash in range(4))
         slot = next((slot for slot in tries if slot not in taken), start)
         taken.add(slot)
         result[label] = Style(slot % 8, DASHES[slot // 8], MARKERS[(slot + slot // 8) % 8])
     return result
 
 
-def short(text: str, limit: int = 30) -> str:
+def shorten(text: str, limit: int = 30) -> str:
     """Cut a long name in the middle: its ends tell it apart.
 
-    >>> short("abcdefghij", 7)
+    >>> shorten("abcdefghij", 7)
     'abc…hij'
     """
     if len(text) <= limit:

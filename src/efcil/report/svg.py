@@ -1,4 +1,4 @@
-"""The page's own drawings: inline SVG whose colours are the page's variables, so that they follow its theme."""
+"""The page's own drawings: inline SVG whose colors are the page's variables, so that they follow its theme."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ def curves_svg(benchmark: Benchmark, styles: dict[str, Style]) -> str:
     unit = "classes seen" if benchmark.classes_seen else "task"
     middle = (LEFT + WIDTH - RIGHT) / 2
     parts.append(f'<text class="axis" x="{middle}" y="{HEIGHT - 8}" text-anchor="middle">{unit}</text>')
-    centre = (TOP + HEIGHT - BOTTOM) / 2
+    center = (TOP + HEIGHT - BOTTOM) / 2
     parts.append(
-        f'<text class="axis" x="14" y="{centre}" text-anchor="middle" transform="rotate(-90 14 {centre})">'
+        f'<text class="axis" x="14" y="{center}" text-anchor="middle" transform="rotate(-90 14 {center})">'
         "accuracy, %</text>"
     )
     for group, curve in reversed(drawn):  # the best is drawn last, on top
@@ -59,9 +59,9 @@ def curves_svg(benchmark: Benchmark, styles: dict[str, Style]) -> str:
         if len(group.runs) > 1:
             upper = [(x(t), y(p.mean + (p.spread or 0))) for t, p in zip(ticks, curve, strict=False)]
             lower = [(x(t), y(p.mean - (p.spread or 0))) for t, p in zip(ticks, curve, strict=False)]
-            colour = styles[group.label].slot
+            color = styles[group.label].slot
             parts.append(
-                f'<polygon class="band" style="fill:var(--c{colour})" points="{_points(upper + lower[::-1])}"/>'
+                f'<polygon class="band" style="fill:var(--c{color})" points="{_points(upper + lower[::-1])}"/>'
             )
         for index, (tick, point) in enumerate(zip(ticks, curve, strict=False)):
             seen = f", {tick} classes" if benchmark.classes_seen else ""
@@ -121,24 +121,24 @@ SCALE = 560  # width of the balance rows
 _MARKS = (0, 25, 50, 75, 100)
 
 
-def _at(value: float) -> float:
+def _x_of(value: float) -> float:
     return 14 + min(max(value, 0.0), 100.0) / 100 * (SCALE - 28)
 
 
 def balance_svg(old: float, new: float, style: Style, label: str) -> str:
     """Old and new accuracy on one scale from 0 to 100: filled dot old, ring new."""
     hint = escape(f"{label}: old {old:.2f} %, new {new:.2f} %")
-    colour = f"var(--c{style.slot})"
-    marks = "".join(f'<line class="grid" x1="{_at(m):.1f}" x2="{_at(m):.1f}" y1="0" y2="26"/>' for m in _MARKS)
+    color = f"var(--c{style.slot})"
+    marks = "".join(f'<line class="grid" x1="{_x_of(m):.1f}" x2="{_x_of(m):.1f}" y1="0" y2="26"/>' for m in _MARKS)
     return (
         f'<svg class="balance" viewBox="0 0 {SCALE} 26" role="img" aria-label="{hint}"><title>{hint}</title>{marks}'
-        f'<line class="link" style="stroke:{colour}" x1="{_at(old):.1f}" x2="{_at(new):.1f}" y1="13" y2="13"/>'
-        f'<circle style="fill:{colour}" cx="{_at(old):.1f}" cy="13" r="6"/>'
-        f'<circle class="ring" style="stroke:{colour}" cx="{_at(new):.1f}" cy="13" r="5"/></svg>'
+        f'<line class="link" style="stroke:{color}" x1="{_x_of(old):.1f}" x2="{_x_of(new):.1f}" y1="13" y2="13"/>'
+        f'<circle style="fill:{color}" cx="{_x_of(old):.1f}" cy="13" r="6"/>'
+        f'<circle class="ring" style="stroke:{color}" cx="{_x_of(new):.1f}" cy="13" r="5"/></svg>'
     )
 
 
 def scale_svg() -> str:
     """The scale below the rows of `balance_svg`."""
-    marks = "".join(f'<text class="tick" x="{_at(m):.1f}" y="15" text-anchor="middle">{m}</text>' for m in _MARKS)
+    marks = "".join(f'<text class="tick" x="{_x_of(m):.1f}" y="15" text-anchor="middle">{m}</text>' for m in _MARKS)
     return f'<svg class="balance" viewBox="0 0 {SCALE} 20" aria-hidden="true">{marks}</svg>'

@@ -7,8 +7,8 @@ import io
 import re
 from collections.abc import Iterable
 
-from efcil.report.groups import COLUMNS, NONE, Benchmark, Group, benchmarks_of
-from efcil.report.load import Run, Summary, runs_of
+from efcil.report.groups import COLUMNS, NONE, Benchmark, Group, group_runs
+from efcil.report.load import Run, Summary, parse_runs
 
 __all__ = ["csv_table", "latex_table", "markdown_table", "md", "row", "tex"]
 
@@ -26,7 +26,7 @@ _LATEX = {
 
 def markdown_table(summaries: Iterable[Summary]) -> str:
     """One table for each benchmark, best value of a column in bold."""
-    return "\n".join(_markdown(benchmark) for benchmark in benchmarks_of(runs_of(summaries)))
+    return "\n".join(_markdown(benchmark) for benchmark in group_runs(parse_runs(summaries)))
 
 
 def _markdown(benchmark: Benchmark) -> str:
@@ -60,7 +60,7 @@ def md(text: str) -> str:
 
 def latex_table(summaries: Iterable[Summary]) -> str:
     """A booktabs table: a row for each method, A_f and A_avg of each benchmark side by side."""
-    benchmarks = benchmarks_of(runs_of(summaries))
+    benchmarks = group_runs(parse_runs(summaries))
     labels = list(dict.fromkeys(group.label for benchmark in benchmarks for group in benchmark.groups))
     lines = [
         r"% needs \usepackage{booktabs}",
@@ -111,7 +111,7 @@ def tex(text: str) -> str:
 
 def csv_table(summaries: Iterable[Summary]) -> str:
     """One row for each run with all digits; the columns A_1 to A_T hold the accuracy after each task."""
-    runs = runs_of(summaries)
+    runs = parse_runs(summaries)
     tasks = max(len(run.A_t) for run in runs)
     fields = ["method", "preset", "dataset", "tasks", "tasks_done", "task_sizes", "order", "seed"]
     numbers = ["A_f", "A_avg", "A5_f", "old", "new", "forgetting", "bwt", "seconds"]

@@ -12,7 +12,7 @@ from efcil.errors import RunError
 from efcil.files import atomic_write_bytes, atomic_write_text
 from efcil.report.figures import curve_figure, figure_bytes, matrix_figure
 from efcil.report.html import html_page
-from efcil.report.load import Run, Summary, each_head, runs_of
+from efcil.report.load import Run, Summary, parse_runs, split_heads
 from efcil.report.tables import csv_table, latex_table, markdown_table
 
 __all__ = ["write_report"]
@@ -20,8 +20,8 @@ __all__ = ["write_report"]
 
 def write_report(summaries: Iterable[Summary], out_dir: str | os.PathLike[str]) -> dict[str, Path]:
     """Write report.md, .tex, .csv, .html, curves.png, .svg and a matrix picture for each run; paths by file name."""
-    summaries = [one for summary in summaries for one in each_head(summary)]
-    runs = runs_of(summaries)
+    summaries = [one for summary in summaries for one in split_heads(summary)]
+    runs = parse_runs(summaries)
     out = Path(out_dir)
     try:
         out.mkdir(parents=True, exist_ok=True)

@@ -20,16 +20,16 @@ import numpy as np
 import torch
 
 from efcil.config import preset_values
-from efcil.errors import OptionError, nearest
+from efcil.errors import ConfigError, nearest
 from efcil.files import atomic_write_bytes, atomic_write_text
 from efcil.report.figures import curve_figure, figure_bytes
 from efcil.report.groups import Value
 from efcil.reproduce import complexity, figures
-from efcil.reproduce.cells import EXEMPLARS, ORDERS, PRESET, Cell, Measured
+from efcil.reproduce.result_index import EXEMPLARS, ORDERS, PRESET, ResultIndex, RunKey
 from efcil.reproduce.snapshots import Snapshot, gamma_grid
-from efcil.reproduce.tables import Block, Table
+from efcil.reproduce.tables import Benchmark, Table
 
-__all__ = ["NAMES", "Cell", "Measured", "Reproduction", "Wanted", "find"]
+__all__ = ["NAMES", "ReproduceRequest", "Reproduction", "ResultIndex", "RunKey", "find"]
 
 Files = dict[str, str | bytes]  # by suffix: what is written beside each other under the name
 CIFAR, TINY, IN100 = "cifar100", "tiny-imagenet", "imagenet100"
@@ -63,7 +63,7 @@ _BALANCE = {**_PASS, "ldc": "LDC", "dp-ncm": "DP-NCM", "dpcr": "DPCR"}
 
 
 @dataclass(frozen=True)
-class Wanted:
+class ReproduceRequest:
     """What the user asked for: data sets or methods (all, if none is named), orders, splits, output."""
 
     out: Path
@@ -72,14 +72,14 @@ class Wanted:
     only: tuple[str, ...] = ()
     command: str = "efcil reproduce"
     device: str = "cpu"
-    settings: tuple[str, ...] = ()
+    overrides: tuple[str, ...] = ()
 
-    def shown(self, r: Reproduction) -> str:
+    def command_line(self, r: Reproduction) -> str:
         """Return the command that makes one table or figure, without the directories of this machine."""
         parts = ["efcil", "reproduce", r.name]
         for option, values in (("orders", self.orders), ("tasks", self.tasks), ("only", self.only)):
             parts += [f"--{option}", ",".join(map(str, values))] if values else []
-        for setting in self.settings:
+        for setting in self.overrides:
             parts += ["--set", setting]
         return shlex.join([*parts, *(word for name in r.grid for word in ("--data", f"{name}=DIR"))])
 
@@ -89,49 +89,54 @@ class Reproduction:
     """A table or figure of the paper: on which data sets and splits, in which orders, and how it is made."""
 
     name: str
-    about: str
+    description: str
     grid: Mapping[str, tuple[int, ...]]  # data set -> splits
     orders: tuple[str, ...]
     groups: tuple[str, ...]
-    make: Callable[[Reproduction, Measured, Wanted], Files]
+    make: Callable[[Reproduction, ResultIndex, ReproduceRequest], Files]
 
-    def splits(self, wanted: Wanted) -> list[Block]:
+    def splits(self, request: ReproduceRequest) -> list[Benchmark]:
         """Return the data sets and splits to show."""
-        return [Block(d, t) for d, splits in self.grid.items() for t in splits if not wanted.tasks or t in wanted.tasks]
+        return [
+            Benchmark(d, t)
+            for d, splits in self.grid.items()
+            for t in splits
+            if not request.tasks or t in request.tasks
+        ]
 
-    def chosen_orders(self, wanted: Wanted) -> tuple[str, ...]:
+    def chosen_orders(self, request: ReproduceRequest) -> tuple[str, ...]:
         """Return the class orders to show."""
-        return wanted.orders or self.orders
+        return request.orders or self.orders
 
-    def cells(self, wanted: Wanted) -> list[Cell]:
+    def run_keys(self, request: ReproduceRequest) -> list[RunKey]:
         """Return the runs it stands on, `only` aside."""
         return [
-            Cell(block.dataset, block.tasks, order, group)
-            for order in self.chosen_orders(wanted)
-            for block in self.splits(wanted)
+            RunKey(benchmark.dataset, benchmark.tasks, order, group)
+            for order in self.chosen_orders(request)
+            for benchmark in self.splits(request)
             for group in self.groups
         ]
 
-    def to_run(self, wanted: Wanted) -> list[Cell]:
+    def to_run(self, request: ReproduceRequest) -> list[RunKey]:
         """Return the runs that `only` leaves: those of a data set, or with a method, that it names."""
-        names = set(wanted.only)
-        cells = self.cells(wanted)
+        names = set(request.only)
+        cells = self.run_keys(request)
         known = {c.dataset for c in cells} | {m for c in cells for m in (c.group, *c.methods)}
-        for name in wanted.only:
+        for name in request.only:
             if known and name not in known:  # what stands on no run has nothing to leave out
-                raise OptionError(f"--only {name}: not a data set or method of {self.name}: {nearest(name, known)}")
+                raise ConfigError(f"--only {name}: not a data set or method of {self.name}: {nearest(name, known)}")
         sets = {c.dataset for c in cells} & names
         methods = names - sets
         return [
             c for c in cells if (not sets or c.dataset in sets) and (not methods or methods & {c.group, *c.methods})
         ]
 
-    def write(self, measured: Measured, wanted: Wanted) -> dict[str, Path]:
+    def write(self, index: ResultIndex, request: ReproduceRequest) -> dict[str, Path]:
         """Make it and write its files; return their paths by suffix."""
-        files = self.make(self, measured, wanted)
+        files = self.make(self, index, request)
         written = {}
         for suffix, content in files.items():
-            path = wanted.out / f"{self.name}.{suffix}"
+            path = request.out / f"{self.name}.{suffix}"
             path.parent.mkdir(parents=True, exist_ok=True)
             if isinstance(content, bytes):
                 atomic_write_bytes(path, content)
@@ -144,92 +149,98 @@ class Reproduction:
 # -- how each is made --------------------------------------------------------------------------------------------------
 
 
-def _table(methods: Mapping[str, str], source: str) -> Callable[[Reproduction, Measured, Wanted], Files]:
-    def make(r: Reproduction, measured: Measured, wanted: Wanted) -> Files:
-        table = Table(r.name, r.about, source, tuple(r.splits(wanted)), methods, r.chosen_orders(wanted))
+def _table(methods: Mapping[str, str], source: str) -> Callable[[Reproduction, ResultIndex, ReproduceRequest], Files]:
+    def make(r: Reproduction, index: ResultIndex, request: ReproduceRequest) -> Files:
+        table = Table(r.name, r.description, source, tuple(r.splits(request)), methods, r.chosen_orders(request))
         return {
-            "md": table.markdown(measured, wanted.shown(r)),
-            "tex": table.latex(measured),
-            "csv": table.csv(measured),
+            "md": table.markdown(index, request.command_line(r)),
+            "tex": table.latex(index),
+            "csv": table.csv(index),
         }
 
     return make
 
 
-def _picture(r: Reproduction, wanted: Wanted, figure: Any, numbers: Any, missing: Sequence[str]) -> Files:
+def _figure_files(
+    r: Reproduction, request: ReproduceRequest, figure: Any, numbers: Any, missing: Sequence[str]
+) -> Files:
     """Return a figure's files, with a page that shows it, says how it was made and what is not in it."""
-    lines = [f"# {r.about}", "", f"`{wanted.shown(r)}`", ""]
+    lines = [f"# {r.description}", "", f"`{request.command_line(r)}`", ""]
     files: Files = {"json": json.dumps(numbers, indent=1) + "\n"}
     if figure is not None:
-        lines += [f"![{r.about}]({r.name}.png)", ""]
+        lines += [f"![{r.description}]({r.name}.png)", ""]
         files |= {kind: figure_bytes(figure, kind) for kind in ("png", "svg")}
     if missing:
         lines += ["Not measured:", "", *(f"- {what}" for what in missing)]
     return {"md": "\n".join(lines).rstrip() + "\n", **files}
 
 
-def _absent(block: Block, names: Sequence[str], of: Mapping[str, str]) -> list[str]:
+def _describe_missing(benchmark: Benchmark, names: Sequence[str], of: Mapping[str, str]) -> list[str]:
     """Say what a data set and split lacks."""
     if not names:
         return []
-    return [f"{block.title}: {'all of it' if list(names) == list(of) else ', '.join(names)}"]
+    return [f"{benchmark.title}: {'all of it' if list(names) == list(of) else ', '.join(names)}"]
 
 
-def _curves(r: Reproduction, measured: Measured, wanted: Wanted) -> Files:
+def _curves(r: Reproduction, index: ResultIndex, request: ReproduceRequest) -> Files:
     summaries, missing = [], []
-    for block in r.splits(wanted):
+    for benchmark in r.splits(request):
         absent = []
         for method in _MAIN:
-            found = [measured.summary(block.dataset, block.tasks, o, method) for o in r.chosen_orders(wanted)]
+            found = [index.summary(benchmark.dataset, benchmark.tasks, o, method) for o in r.chosen_orders(request)]
             summaries += [s for s in found if s is not None]
             if None in found:
                 some = f" ({found.count(None)} of {len(found)} orders)" if any(found) else ""
                 absent.append(method + some)
-        missing += _absent(block, absent, _MAIN)
+        missing += _describe_missing(benchmark, absent, _MAIN)
     numbers = [{k: s[k] for k in ("method", "dataset", "tasks", "order", "A_t")} for s in summaries]
-    return _picture(r, wanted, curve_figure(summaries) if summaries else None, numbers, missing)
+    return _figure_files(r, request, curve_figure(summaries) if summaries else None, numbers, missing)
 
 
-def _cip(r: Reproduction, measured: Measured, wanted: Wanted) -> Files:
+def _cip(r: Reproduction, index: ResultIndex, request: ReproduceRequest) -> Files:
     numbers: dict[str, dict[str, dict[str, list[float | None]]]] = {}
     missing = []
-    for block in r.splits(wanted):
-        orders = r.chosen_orders(wanted)
+    for benchmark in r.splits(request):
+        orders = r.chosen_orders(request)
         old, new = (
-            figures.by_task(measured, block.dataset, block.tasks, orders, list(_CIP), k) for k in ("old", "new")
+            figures.by_task(index, benchmark.dataset, benchmark.tasks, orders, list(_CIP), k) for k in ("old", "new")
         )
         if old:
-            numbers[block.title] = {name: {"old": old[name], "new": new[name]} for name in old}
-        missing += _absent(block, [name for name in _CIP if name not in old], _CIP)
-    return _picture(r, wanted, figures.cip_figure(numbers, _CIP) if numbers else None, numbers, missing)
+            numbers[benchmark.title] = {name: {"old": old[name], "new": new[name]} for name in old}
+        missing += _describe_missing(benchmark, [name for name in _CIP if name not in old], _CIP)
+    return _figure_files(r, request, figures.cip_figure(numbers, _CIP) if numbers else None, numbers, missing)
 
 
-def _balance(r: Reproduction, measured: Measured, wanted: Wanted) -> Files:
+def _balance(r: Reproduction, index: ResultIndex, request: ReproduceRequest) -> Files:
     numbers: dict[str, dict[str, dict[str, Value]]] = {}
     missing = []
-    for block in r.splits(wanted):
+    for benchmark in r.splits(request):
         absent = []
         for method in _BALANCE:
             runs = [
-                run for o in r.chosen_orders(wanted) if (run := measured.get(block.dataset, block.tasks, o, method))
+                run
+                for o in r.chosen_orders(request)
+                if (run := index.get(benchmark.dataset, benchmark.tasks, o, method))
             ]
             values = {key: Value.over(getattr(run, key) for run in runs) for key in ("old", "new", "A_f")}
             whole = {key: value for key, value in values.items() if value is not None}
             if len(whole) == len(values):
-                numbers.setdefault(block.title, {})[method] = whole
+                numbers.setdefault(benchmark.title, {})[method] = whole
             else:
                 absent.append(method)
-        missing += _absent(block, absent, _BALANCE)
+        missing += _describe_missing(benchmark, absent, _BALANCE)
     plain = {t: {m: {k: v.mean for k, v in own.items()} for m, own in ms.items()} for t, ms in numbers.items()}
-    return _picture(r, wanted, figures.balance_figure(numbers, _BALANCE) if numbers else None, plain, missing)
+    return _figure_files(r, request, figures.balance_figure(numbers, _BALANCE) if numbers else None, plain, missing)
 
 
-def _snapshots(r: Reproduction, wanted: Wanted, last: bool) -> tuple[dict[str, tuple[Snapshot, list[str]]], list[str]]:
+def _snapshots(
+    r: Reproduction, request: ReproduceRequest, last: bool
+) -> tuple[dict[str, tuple[Snapshot, list[str]]], list[str]]:
     """Read the snapshots there are, of the second task or the last: title -> snapshot and class names; and the rest."""
     found: dict[str, tuple[Snapshot, list[str]]] = {}
     missing = []
-    for cell in r.cells(wanted):
-        path = cell.snapshot(wanted.out, cell.tasks if last else 2)
+    for cell in r.run_keys(request):
+        path = cell.snapshot(request.out, cell.tasks if last else 2)
         title = f"{cell.dataset}, T = {cell.tasks}, order {cell.order}"
         if path.exists():
             found[title] = Snapshot.read(path)
@@ -238,17 +249,17 @@ def _snapshots(r: Reproduction, wanted: Wanted, last: bool) -> tuple[dict[str, t
     return found, missing
 
 
-def _gamma(r: Reproduction, measured: Measured, wanted: Wanted) -> Files:
-    found, missing = _snapshots(r, wanted, last=True)
+def _gamma(r: Reproduction, index: ResultIndex, request: ReproduceRequest) -> Files:
+    found, missing = _snapshots(r, request, last=True)
     numbers = {}
     for title, (snapshot, _) in found.items():
         chosen = float(preset_values(PRESET, title.split(",")[0], "dpcr")["ridge"])
         numbers[title] = gamma_grid(snapshot, chosen)
-    return _picture(r, wanted, figures.gamma_figure(numbers) if numbers else None, numbers, missing)
+    return _figure_files(r, request, figures.gamma_figure(numbers) if numbers else None, numbers, missing)
 
 
-def _boundaries(r: Reproduction, measured: Measured, wanted: Wanted) -> Files:
-    found, missing = _snapshots(r, wanted, last=False)
+def _boundaries(r: Reproduction, index: ResultIndex, request: ReproduceRequest) -> Files:
+    found, missing = _snapshots(r, request, last=False)
     figure, numbers = None, {}
     for title, (snapshot, names) in list(found.items())[:1]:
         half = len(names) // 2
@@ -259,17 +270,17 @@ def _boundaries(r: Reproduction, measured: Measured, wanted: Wanted) -> Files:
         ridge = float(preset_values(PRESET, title.split(",")[0], "dpcr")["ridge"])
         guesses = {}
         for words, method in (("without DP", "rrcr"), ("with DP", "dpcr")):
-            scores = features.double() @ snapshot.weight(method, ridge, normalise=True)[:, shown]
+            scores = features.double() @ snapshot.weight(method, ridge, normalize=True)[:, shown]
             guesses[words] = scores.argmax(1).numpy()
         points = figures.embed(features.double().numpy(), "umap")
         own = np.array([place[int(c)] for c in labels])
         figure = figures.boundaries_figure(points, own, guesses, [names[c] for c in shown], min(3, half))
         right = {words: 100 * float((guess == own).mean()) for words, guess in guesses.items()}
         numbers[title] = {"classes": [names[c] for c in shown], "right": right}
-    return _picture(r, wanted, figure, numbers, missing)
+    return _figure_files(r, request, figure, numbers, missing)
 
 
-def _taken_for(
+def _confusion_shares(
     guesses: Mapping[str, torch.Tensor], labels: torch.Tensor, rows: torch.Tensor, half: int
 ) -> dict[str, dict[str, float]]:
     """Return what share of some rows each classifier takes for their own class, for other old and for new ones."""
@@ -281,9 +292,9 @@ def _taken_for(
     return shares
 
 
-def _shift(r: Reproduction, measured: Measured, wanted: Wanted) -> Files:
+def _shift(r: Reproduction, index: ResultIndex, request: ReproduceRequest) -> Files:
     """Show the old class that loses most without DP; the numbers of all old classes stand in the JSON file."""
-    found, missing = _snapshots(r, wanted, last=False)
+    found, missing = _snapshots(r, request, last=False)
     figure, numbers = None, {}
     for title, (snapshot, names) in list(found.items())[:1]:
         half, ridge = len(names) // 2, float(preset_values(PRESET, title.split(",")[0], "dpcr")["ridge"])
@@ -295,7 +306,7 @@ def _shift(r: Reproduction, measured: Measured, wanted: Wanted) -> Files:
             "after, without DP": (after @ snapshot.weight("rrcr", ridge, True)).argmax(1),
             "after, with DP": (after @ snapshot.weight("dpcr", ridge, True)).argmax(1),
         }
-        of_class = [_taken_for(guesses, labels, labels == c, half) for c in range(half)]
+        of_class = [_confusion_shares(guesses, labels, labels == c, half) for c in range(half)]
         lost = [s["before the task"]["own class"] - s["after, without DP"]["own class"] for s in of_class]
         shown = max(range(half), key=lost.__getitem__)
         start, end = before[labels == shown], after[labels == shown]
@@ -312,21 +323,21 @@ def _shift(r: Reproduction, measured: Measured, wanted: Wanted) -> Files:
             "class": names[shown],
             "classified as": of_class[shown],
             "distance": distance,
-            "all old classes": _taken_for(guesses, labels, labels >= 0, half),
+            "all old classes": _confusion_shares(guesses, labels, labels >= 0, half),
         }
-    return _picture(r, wanted, figure, numbers, missing)
+    return _figure_files(r, request, figure, numbers, missing)
 
 
-def _complexity(r: Reproduction, measured: Measured, wanted: Wanted) -> Files:
+def _complexity(r: Reproduction, index: ResultIndex, request: ReproduceRequest) -> Files:
     numbers: dict[str, dict[str, list[float]]] = {}
     for number, (axis, points) in enumerate(complexity.AXES.items()):
         found: dict[str, list[float]] = {"x": [float(point[number]) for point in points]}
         for point in points:
-            for part, seconds in complexity.measure(*point, torch.device(wanted.device)).items():
+            for part, seconds in complexity.measure(*point, torch.device(request.device)).items():
                 found.setdefault(part, []).append(seconds)
-                found.setdefault(f"{part} formula", []).append(complexity.formula(part, *point))
+                found.setdefault(f"{part} formula", []).append(complexity.operation_count(part, *point))
         numbers[axis] = found
-    return _picture(r, wanted, figures.complexity_figure(numbers), numbers, [])
+    return _figure_files(r, request, figures.complexity_figure(numbers), numbers, [])
 
 
 # -- the names ---------------------------------------------------------------------------------------------------------
@@ -446,5 +457,5 @@ NAMES = {
 def find(name: str) -> Reproduction:
     """Return a table or figure by name, or say which one is nearest."""
     if name not in NAMES:
-        raise OptionError(f"'{name}' is not a table or figure of the paper: {nearest(name, NAMES)}")
+        raise ConfigError(f"'{name}' is not a table or figure of the paper: {nearest(name, NAMES)}")
     return NAMES[name]

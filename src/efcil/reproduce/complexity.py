@@ -24,7 +24,7 @@ AXES: Mapping[str, Sequence[tuple[int, int, int]]] = {  # (samples of the new ta
 NEW = 10  # classes of the new task
 
 
-def formula(part: str, samples: int, dim: int, classes: int) -> float:
+def operation_count(part: str, samples: int, dim: int, classes: int) -> float:
     """Return the paper's count of operations, without constants."""
     old = classes - NEW
     if part == "DP":
@@ -32,7 +32,7 @@ def formula(part: str, samples: int, dim: int, classes: int) -> float:
     return samples * dim**2 + dim * classes + dim**3
 
 
-def _timed(work: Callable[[], object], device: torch.device, repeats: int) -> float:
+def _best_seconds(work: Callable[[], object], device: torch.device, repeats: int) -> float:
     best = float("inf")
     for _ in range(repeats + 1):  # the first warms up and may still be the best
         began = time.perf_counter()
@@ -68,4 +68,4 @@ def measure(samples: int, dim: int, classes: int, device: torch.device, repeats:
         new = ClassStats.from_features(after, labels)
         return normalize_columns(ridge_weight(moved.merge(new), 200.0))
 
-    return {"DP": _timed(project, device, repeats), "RRCR": _timed(reconstruct, device, repeats)}
+    return {"DP": _best_seconds(project, device, repeats), "RRCR": _best_seconds(reconstruct, device, repeats)}

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from efcil.errors import OptionError
-from efcil.report.figures import FAINT, INK, dress
+from efcil.errors import ConfigError
+from efcil.report.figures import FAINT, INK, style_axes
 from efcil.report.groups import Value
-from efcil.report.styles import COLOURS, MARKERS
-from efcil.reproduce.cells import Measured
+from efcil.report.styles import COLORS, MARKERS
+from efcil.reproduce.result_index import ResultIndex
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -31,12 +31,12 @@ def panels(count: int, width: float = 5.2, height: float = 3.9) -> tuple[Figure,
 
 
 def by_task(
-    measured: Measured, dataset: str, tasks: int, orders: Sequence[str], methods: Sequence[str], key: str
+    index: ResultIndex, dataset: str, tasks: int, orders: Sequence[str], methods: Sequence[str], key: str
 ) -> dict[str, list[float | None]]:
     """Return `old` or `new` accuracy after each task, the mean over the orders measured, by method."""
     found: dict[str, list[float | None]] = {}
     for method in methods:
-        runs = [s for o in orders if (s := measured.summary(dataset, tasks, o, method))]
+        runs = [s for o in orders if (s := index.summary(dataset, tasks, o, method))]
         if runs:
             columns = zip(*(run[key] for run in runs), strict=True)
             found[method] = [None if None in column else statistics.fmean(column) for column in columns]
@@ -53,9 +53,9 @@ def cip_figure(
             own = axes[2 * place + offset]
             for slot, (method, lines) in enumerate(methods.items()):
                 y = [np.nan if v is None else v for v in lines[side]]
-                style = {"color": COLOURS[slot], "marker": MARKERS[slot], "markersize": 4.5, "linewidth": 1.8}
+                style = {"color": COLORS[slot], "marker": MARKERS[slot], "markersize": 4.5, "linewidth": 1.8}
                 own.plot(range(1, len(y) + 1), y, label=words[method], linestyle=("-", "--", ":")[slot % 3], **style)
-            dress(own, f"{dataset}: {side} classes")
+            style_axes(own, f"{dataset}: {side} classes")
             own.set_xticks(range(1, 1 + max(len(lines[side]) for lines in methods.values())))
             own.set_xlabel("task")
             own.set_ylabel("accuracy, %")
@@ -75,7 +75,7 @@ def balance_figure(numbers: Mapping[str, Mapping[str, Mapping[str, Value]]], wor
             spread = [value.spread or 0.0 for value in values]
             label = {"old": "old classes", "new": "new classes", "A_f": "all classes"}[part]
             hatch = ("", "//", "..")[slot]
-            bars = own.bar(x, heights, 0.25, label=label, color=COLOURS[slot], hatch=hatch, edgecolor="white")
+            bars = own.bar(x, heights, 0.25, label=label, color=COLORS[slot], hatch=hatch, edgecolor="white")
             shown = [more or np.nan for more in spread]  # one order has none: no line, not one of length zero
             if any(spread):
                 own.errorbar(x, heights, shown, fmt="none", ecolor=INK, elinewidth=1, capsize=2)
@@ -84,7 +84,7 @@ def balance_figure(numbers: Mapping[str, Mapping[str, Mapping[str, Value]]], wor
                 how = {"textcoords": "offset points", "xytext": (0, 3), "ha": "center", "fontsize": 8, "color": INK}
                 own.annotate(f"{height:.0f}", where, **how)
         own.set_xticks(range(len(methods)), [words[name] for name in methods])
-        dress(own, dataset)
+        style_axes(own, dataset)
         own.set_ylabel("accuracy after the last task, %")
         own.grid(axis="y", color=FAINT, linewidth=0.8)
         own.set_axisbelow(True)
@@ -97,7 +97,7 @@ def gamma_figure(numbers: Mapping[str, Mapping[str, Any]]) -> Figure:
     figure, axes = panels(len(numbers))
     for own, (dataset, found) in zip(axes, numbers.items(), strict=True):
         for slot, (key, label) in enumerate((("with_cn", "with CN"), ("without_cn", "without CN"))):
-            style = {"color": COLOURS[slot], "marker": MARKERS[slot], "linestyle": ("-", "--")[slot]}
+            style = {"color": COLORS[slot], "marker": MARKERS[slot], "linestyle": ("-", "--")[slot]}
             own.plot(found["gamma"], found[key], label=label, markersize=4.5, linewidth=1.8, **style)
         own.axvline(found["chosen"], color="#888888", linewidth=1, linestyle=":")
         where = {"xycoords": own.get_xaxis_transform(), "textcoords": "offset points", "xytext": (4, -2), "va": "top"}
@@ -105,7 +105,7 @@ def gamma_figure(numbers: Mapping[str, Mapping[str, Any]]) -> Figure:
         own.set_xscale("log")
         low, high = own.get_ylim()
         own.set_ylim(low, high + 0.06 * (high - low))  # room for the words
-        dress(own, dataset)
+        style_axes(own, dataset)
         own.set_xlabel(r"$\gamma$")
         own.set_ylabel("final accuracy, %")
         own.grid(axis="y", color=FAINT, linewidth=0.8)
@@ -116,16 +116,16 @@ def gamma_figure(numbers: Mapping[str, Mapping[str, Any]]) -> Figure:
 def embed(features: Array, kind: str, seed: int = 0) -> Array:
     """Return features (n, dim) in two dimensions: `pca`, or `umap` (extra `umap`)."""
     if kind == "pca":
-        centred = features - features.mean(0)
-        _, _, axes = np.linalg.svd(centred, full_matrices=False)
-        flat: Array = centred @ axes[:2].T
+        centered = features - features.mean(0)
+        _, _, axes = np.linalg.svd(centered, full_matrices=False)
+        flat: Array = centered @ axes[:2].T
         return flat
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of other things that UMAP could also do, and of its own dependencies
         try:
             from umap import UMAP
         except ImportError:
-            raise OptionError("this figure needs UMAP: pip install 'efcil[umap]'") from None
+            raise ConfigError("this figure needs UMAP: pip install 'efcil[umap]'") from None
         found = UMAP(n_neighbors=30, min_dist=0.3, metric="cosine", random_state=seed, n_jobs=1).fit_transform(features)
     return np.asarray(found, dtype=np.float64)
 
@@ -164,20 +164,20 @@ def boundaries_figure(
     from matplotlib.colors import ListedColormap
 
     figure, axes = panels(len(predicted), 5.0, 4.4)
-    colours = [COLOURS[c] for c in range(len(names))]
+    colors = [COLORS[c] for c in range(len(names))]
     for own, (title, guess) in zip(axes, predicted.items(), strict=True):
         (x, y), area = regions(points, guess, len(names))
         own.pcolormesh(
-            x, y, area, cmap=ListedColormap(colours), vmin=-0.5, vmax=len(names) - 0.5, alpha=0.22, rasterized=True
+            x, y, area, cmap=ListedColormap(colors), vmin=-0.5, vmax=len(names) - 0.5, alpha=0.22, rasterized=True
         )
         own.contour(x, y, area, levels=np.arange(len(names) - 1) + 0.5, colors="white", linewidths=0.8)
         for c, name in enumerate(names):
             own_points = points[labels == c]
             label = f"{name} ({'old' if c < old else 'new'})"
-            own.scatter(*own_points.T, s=11, color=colours[c], marker=MARKERS[c % 8], linewidths=0, label=label)
+            own.scatter(*own_points.T, s=11, color=colors[c], marker=MARKERS[c % 8], linewidths=0, label=label)
         share = 100 * (guess == labels).mean()
         among_old = 100 * (guess == labels)[labels < old].mean()
-        dress(own, f"{title}: {share:.0f} % right, old classes {among_old:.0f} %")
+        style_axes(own, f"{title}: {share:.0f} % right, old classes {among_old:.0f} %")
         own.set_xticks([])
         own.set_yticks([])
     axes[-1].legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
@@ -194,7 +194,7 @@ def shift_figure(
     """
     figure, (left, right) = panels(2, 5.2, 4.0)
     for points, slot, label in ((before, 0, "before the task"), (after, 1, "after the task")):
-        left.scatter(*points.T, s=14, color=COLOURS[slot], marker=MARKERS[slot], linewidths=0, alpha=0.75, label=label)
+        left.scatter(*points.T, s=14, color=COLORS[slot], marker=MARKERS[slot], linewidths=0, alpha=0.75, label=label)
     start, end = before.mean(0), after.mean(0)
     arrow = {"arrowstyle": "-|>", "color": INK, "linewidth": 1.6}
     left.annotate("", end, start, arrowprops=arrow)
@@ -202,12 +202,12 @@ def shift_figure(
         *moved,
         marker="*",
         markersize=15,
-        color=COLOURS[2],
+        color=COLORS[2],
         markeredgecolor="white",
         linestyle="none",
         label="mean moved by DP",
     )
-    dress(left, f"(a) embeddings of '{name}', the old class that loses most")
+    style_axes(left, f"(a) embeddings of '{name}', the old class that loses most")
     left.set_xticks([])
     left.set_yticks([])
     left.legend(frameon=False, fontsize=8.5)
@@ -221,7 +221,7 @@ def shift_figure(
             0.6,
             bottom=bottom,
             label=part,
-            color=COLOURS[(2, 7, 1)[slot]],
+            color=COLORS[(2, 7, 1)[slot]],
             hatch=hatch,
             edgecolor="white",
         )
@@ -231,7 +231,7 @@ def shift_figure(
             text.set_bbox(plain if text.get_text() else None)
         bottom += heights
     right.set_xticks(range(len(shares)), list(shares), fontsize=9)
-    dress(right, "(b) what they are classified as")
+    style_axes(right, "(b) what they are classified as")
     right.set_ylabel("test images, %")
     right.legend(frameon=False, fontsize=8.5, loc="center left", bbox_to_anchor=(1.0, 0.5))
     return figure
@@ -243,15 +243,15 @@ def complexity_figure(numbers: Mapping[str, Mapping[str, Sequence[float]]]) -> F
     for own, (axis, found) in zip(axes, numbers.items(), strict=True):
         x = found["x"]
         for slot, part in enumerate(("DP", "RRCR")):
-            own.plot(x, found[part], color=COLOURS[slot], marker=MARKERS[slot], linewidth=1.8, label=f"{part} measured")
+            own.plot(x, found[part], color=COLORS[slot], marker=MARKERS[slot], linewidth=1.8, label=f"{part} measured")
             formula = np.array(found[f"{part} formula"])
             scale = found[part][-1] / formula[-1]
-            own.plot(x, formula * scale, color=COLOURS[slot], linestyle="--", linewidth=1.2, label=f"{part} formula")
+            own.plot(x, formula * scale, color=COLORS[slot], linestyle="--", linewidth=1.2, label=f"{part} formula")
         own.set_xscale("log")
         own.set_yscale("log")
         own.set_xticks(x, [f"{value:g}" for value in x])
         own.minorticks_off()
-        dress(own, f"against {axis}")
+        style_axes(own, f"against {axis}")
         own.set_xlabel(axis)
         own.set_ylabel("seconds")
         own.grid(color=FAINT, linewidth=0.8)

@@ -6,16 +6,16 @@ from pathlib import Path
 
 from efcil.accel.machine import Machine
 from efcil.config import Options
-from efcil.experiment.reporters import Quiet
+from efcil.experiment.reporters import Reporter
 from efcil.experiment.run import Run
-from efcil.reproduce.cells import Cell
+from efcil.reproduce.result_index import RunKey
 
 
 class Job(Options):
     """A cell, and what the command was given to run it with."""
 
-    cell: Cell
-    settings: tuple[str, ...] = ()
+    key: RunKey
+    overrides: tuple[str, ...] = ()
     data: Path | None = None
     out: Path
     command: str
@@ -25,28 +25,28 @@ class Job(Options):
     @property
     def title(self) -> str:
         """What it is called in messages."""
-        return f"{self.cell.dataset} T={self.cell.tasks} order {self.cell.order} {self.cell.group}"
+        return f"{self.key.dataset} T={self.key.tasks} order {self.key.order} {self.key.group}"
 
     @property
-    def place(self) -> Path:
+    def directory(self) -> Path:
         """Its run directory."""
-        return self.out / self.cell.place
+        return self.out / self.key.directory
 
     def absolute(self) -> Job:
         """Return it with paths that hold in every directory."""
         data = None if self.data is None else self.data.absolute()
         return self.model_copy(update={"data": data, "out": self.out.absolute()})
 
-    def run(self, machine: Machine, voice: Quiet) -> Run:
+    def run(self, machine: Machine, reporter: Reporter) -> Run:
         """Return the run, not yet begun."""
         return Run(
-            self.cell.plan(self.settings),
+            self.key.experiment(self.overrides),
             self.data,
-            self.place,
+            self.directory,
             machine,
-            voice,
+            reporter,
             command=self.command,
             compare=True,
-            snapshots=("dpcr", "rrcr") if self.cell.group == "trajectory" else (),
+            snapshots=("dpcr", "rrcr") if self.key.group == "trajectory" else (),
             concurrent_runs=self.concurrent_runs,
         )

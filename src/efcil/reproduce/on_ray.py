@@ -21,42 +21,42 @@ import torch
 
 from efcil import __version__
 from efcil.accel.machine import Machine
-from efcil.errors import OptionError
+from efcil.errors import ConfigError
 from efcil.files import atomic_write_bytes
 from efcil.reproduce.job import Job
 from efcil.reproduce.parallel import POLL, Process
 
-STAY = ("checkpoints", ".lock")  # what is not sent back: large, or of no use elsewhere
+NOT_RETURNED = ("checkpoints", ".lock")  # what is not sent back: large, or of no use elsewhere
 
 
 @dataclass(frozen=True)
-class Share:
+class Resources:
     """What an attempt takes of a cluster."""
 
     num_cpus: float
     num_gpus: float
 
 
-def shares(nodes: Sequence[Mapping[str, float]], device: str, jobs: int) -> tuple[Share, Share]:
+def attempt_resources(nodes: Sequence[Mapping[str, float]], device: str, jobs: int) -> tuple[Resources, Resources]:
     """Return what an attempt takes, and what one takes that has a device alone, given the resources of the machines.
 
-    >>> shares([{"CPU": 16.0, "GPU": 2.0}], "auto", jobs=10)
+    >>> attempt_resources([{"CPU": 16.0, "GPU": 2.0}], "auto", jobs=10)
     (Share(num_cpus=1, num_gpus=0.33), Share(num_cpus=1, num_gpus=1))
-    >>> shares([{"CPU": 8.0}, {"CPU": 4.0}], "auto", jobs=6)
+    >>> attempt_resources([{"CPU": 8.0}, {"CPU": 4.0}], "auto", jobs=6)
     (Share(num_cpus=2, num_gpus=0), Share(num_cpus=8, num_gpus=0))
     """
     if device not in ("auto", "cpu", "cuda"):
-        raise OptionError(f"--device {device}: Ray chooses the GPU; give auto, cpu or cuda")
+        raise ConfigError(f"--device {device}: Ray chooses the GPU; give auto, cpu or cuda")
     have = [node.get("GPU", 0.0) for node in nodes]
     if device == "cuda" and not any(have):
-        raise OptionError("--device cuda: no machine of the Ray cluster has a GPU")
+        raise ConfigError("--device cuda: no machine of the Ray cluster has a GPU")
     if any(have) and device != "cpu":
         per_gpu = Machine(torch.device("cuda"), capture=True).runs_at_once
-        return Share(1, int(100 / per_gpu) / 100), Share(1, 1)
+        return Resources(1, int(100 / per_gpu) / 100), Resources(1, 1)
     counts = [int(node["CPU"]) for node in nodes if node.get("CPU", 0.0) >= 1]
     if not counts:
-        raise OptionError("--parallel ray: no machine of the Ray cluster has a CPU to spare")
-    return Share(max(1, min(*counts, sum(counts) // max(1, jobs))), 0), Share(max(counts), 0)
+        raise ConfigError("--parallel ray: no machine of the Ray cluster has a CPU to spare")
+    return Resources(max(1, min(*counts, sum(counts) // max(1, jobs))), 0), Resources(max(counts), 0)
 
 
 class RayTasks:
@@ -72,14 +72,14 @@ class RayTasks:
             try:
                 self._ray.init(**given, log_to_driver=not quiet)
             except (ConnectionError, ImportError, RuntimeError, ValueError) as error:
-                raise OptionError(f"--parallel {address}: Ray cannot be reached: {_line(error)}") from None
+                raise ConfigError(f"--parallel {address}: Ray cannot be reached: {_line(error)}") from None
         nodes = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
-        self._share, self._alone = shares(nodes, device, jobs)
+        self._share, self._exclusive = attempt_resources(nodes, device, jobs)
         self._quiet = quiet
 
-    def start(self, job: Job, number: int, alone: bool) -> RayTask:
+    def start(self, job: Job, number: int, exclusive: bool) -> RayTask:
         """Hand it over; Ray starts it when there is room."""
-        share = self._alone if alone else self._share
+        share = self._exclusive if exclusive else self._share
         device, sharing = ("cuda", round(1 / share.num_gpus)) if share.num_gpus else ("cpu", 1)
         job = job.model_copy(update={"device": device, "concurrent_runs": sharing})
         return RayTask(self._ray, job, number, share, self._quiet)
@@ -93,12 +93,12 @@ class RayTasks:
 class RayTask:
     """An attempt somewhere in the cluster."""
 
-    def __init__(self, ray: Any, job: Job, number: int, share: Share, quiet: bool):
+    def __init__(self, ray: Any, job: Job, number: int, share: Resources, quiet: bool):
         self._ray, self._job, self._stopped = ray, job, False
-        job.place.mkdir(parents=True, exist_ok=True)
-        for left in job.place.glob(".driver-*"):  # by a command that was killed
+        job.directory.mkdir(parents=True, exist_ok=True)
+        for left in job.directory.glob(".driver-*"):  # by a command that was killed
             left.unlink(missing_ok=True)
-        self._mark = job.place / f".driver-{secrets.token_hex(8)}"  # who sees it shares the directory
+        self._mark = job.directory / f".driver-{secrets.token_hex(8)}"  # who sees it shares the directory
         self._mark.touch()
         options = {"num_cpus": share.num_cpus, "num_gpus": share.num_gpus, "max_retries": 0}
         task = ray.remote(**options)(attempt)
@@ -116,7 +116,7 @@ class RayTask:
         except self._ray.exceptions.RayError as error:  # the worker or its machine died
             return f"was lost by Ray: {_line(error)}"
         try:
-            receive(self._job.place, files)
+            receive(self._job.directory, files)
         except OSError as error:
             return f"was not taken over: {error}"
         return str(why)
@@ -151,15 +151,15 @@ def attempt(text: str, number: int, threads: int, mark: str, version: str, quiet
         except KeyboardInterrupt:  # cancelled
             process.stop()
     why = why and f"{why} (on {platform.node()})"
-    return why, {} if (job.place / mark).exists() else written(job.place)
+    return why, {} if (job.directory / mark).exists() else returned_files(job.directory)
 
 
-def written(place: Path) -> dict[str, bytes]:
+def returned_files(place: Path) -> dict[str, bytes]:
     """Return the files of a run directory that are sent back, by their relative paths."""
     found = {}
     for path in sorted(place.rglob("*")):
         name = path.relative_to(place)
-        if path.is_file() and not any(part in STAY or part.startswith(".driver-") for part in name.parts):
+        if path.is_file() and not any(part in NOT_RETURNED or part.startswith(".driver-") for part in name.parts):
             found[name.as_posix()] = path.read_bytes()
     return found
 
@@ -169,7 +169,7 @@ def receive(place: Path, files: Mapping[str, bytes]) -> None:
     for name, content in files.items():
         path = place / name
         if not path.resolve().is_relative_to(place.resolve()):
-            raise OptionError(f"a machine of the Ray cluster sent a file outside of the run's directory: {name}")
+            raise ConfigError(f"a machine of the Ray cluster sent a file outside of the run's directory: {name}")
         path.parent.mkdir(parents=True, exist_ok=True)
         atomic_write_bytes(path, content)
 
@@ -178,7 +178,7 @@ def _ray() -> Any:
     try:
         return import_module("ray")
     except ImportError:
-        raise OptionError("--parallel ray needs the extra `ray`: pip install 'efcil[ray]'") from None
+        raise ConfigError("--parallel ray needs the extra `ray`: pip install 'efcil[ray]'") from None
 
 
 def _line(error: BaseException) -> str:

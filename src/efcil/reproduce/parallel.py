@@ -22,8 +22,8 @@ import torch
 
 from efcil.accel.machine import Machine
 from efcil.data.workers import cores
-from efcil.errors import OptionError, RunsFailed, ended
-from efcil.experiment.reporters import Quiet
+from efcil.errors import ConfigError, RunsFailed, describe_exit
+from efcil.experiment.reporters import Reporter
 from efcil.experiment.run import stoppable
 from efcil.reproduce.job import Job
 
@@ -31,7 +31,7 @@ WORKER = (sys.executable, "-m", "efcil.reproduce.worker")
 LOG = "process.log"  # in the run's directory: all that its processes said
 POLL = 0.1  # seconds between two looks at the processes
 PAUSE = 2.0  # seconds before the first retry; each further one waits twice as long
-LAST_WORDS = 4096  # bytes of a log that are searched for its last line
+TAIL_BYTES = 4096  # bytes of a log that are searched for its last line
 
 
 class Attempt(Protocol):
@@ -50,15 +50,15 @@ class Attempt(Protocol):
 class Executor(Protocol):
     """Where attempts run."""
 
-    def start(self, job: Job, number: int, alone: bool) -> Attempt | None:
-        """Start an attempt, `alone` with a device to itself; None while there is no room."""
+    def start(self, job: Job, number: int, exclusive: bool) -> Attempt | None:
+        """Start an attempt, `exclusive` with a device to itself; None while there is no room."""
 
     def close(self) -> None:
         """Let go of everything."""
 
 
 @dataclass
-class _Try:
+class _PendingAttempt:
     job: Job
     number: int = 1
     ready: float = 0.0  # when it may start, on the monotonic clock
@@ -69,70 +69,72 @@ class _Grid:
 
     training = True
 
-    def __init__(self, reporter: Quiet):
+    def __init__(self, reporter: Reporter):
         self.reporter, self.stop = reporter, threading.Event()
 
 
-def run_all(jobs: Sequence[Job], executor: Executor, retries: int, voice: Quiet) -> None:
+def run_all(jobs: Sequence[Job], executor: Executor, retries: int, reporter: Reporter) -> None:
     """Run all jobs to their end; raise `RunsFailed` at the end if one failed `retries` + 1 times.
 
     The last attempt of a run has a device to itself, after all others have begun: what fails only for want of memory
-    beside its neighbours succeeds then. The first signal stops every run after its step, the second at once.
+    beside its neighbors succeeds then. The first signal stops every run after its step, the second at once.
     """
-    grid = _Grid(voice)
-    waiting = [_Try(job) for job in jobs]
-    going: dict[int, tuple[_Try, Attempt]] = {}
+    grid = _Grid(reporter)
+    waiting = [_PendingAttempt(job) for job in jobs]
+    running: dict[int, tuple[_PendingAttempt, Attempt]] = {}
     done: list[Job] = []
     failed: list[str] = []
 
-    def over(one: _Try, why: str) -> None:
+    def over(one: _PendingAttempt, why: str) -> None:
         if grid.stop.is_set() and why:
             return
         if not why:
             done.append(one.job)
-            voice.counting("runs", len(done), len(jobs))
+            reporter.progress("runs", len(done), len(jobs))
         elif one.number <= retries:
             pause = PAUSE * 2 ** (one.number - 1)
-            voice.note(f"{one.job.title}: {why}; attempt {one.number + 1} of {retries + 1} in {pause:.0f} s")
-            waiting.append(_Try(one.job, one.number + 1, time.monotonic() + pause))
+            reporter.note(f"{one.job.title}: {why}; attempt {one.number + 1} of {retries + 1} in {pause:.0f} s")
+            waiting.append(_PendingAttempt(one.job, one.number + 1, time.monotonic() + pause))
         else:
-            voice.note(f"{one.job.title}: {why}; given up after {one.number} attempts, see {one.job.place / LOG}")
+            reporter.note(
+                f"{one.job.title}: {why}; given up after {one.number} attempts, see {one.job.directory / LOG}"
+            )
             failed.append(one.job.title)
 
     def begin() -> None:
         for one in list(waiting):
-            alone = one.number > 1 and one.number > retries
-            if one.ready > time.monotonic() or (alone and any(other.number <= retries for other in waiting)):
+            exclusive = one.number > 1 and one.number > retries
+            if one.ready > time.monotonic() or (exclusive and any(other.number <= retries for other in waiting)):
                 continue
             try:
-                attempt = executor.start(one.job, one.number, alone)
+                attempt = executor.start(one.job, one.number, exclusive)
             except OSError as error:
                 waiting.remove(one)
                 over(one, f"cannot be started: {error}")
                 continue
             if attempt is not None:
                 waiting.remove(one)
-                going[id(one)] = (one, attempt)
+                running[id(one)] = (one, attempt)
 
     with stoppable([grid], "go on with the same command"):
         try:
-            while waiting or going:
+            while waiting or running:
                 if grid.stop.is_set():
                     waiting.clear()
-                    for _, attempt in going.values():
+                    for _, attempt in running.values():
                         attempt.stop()
                 else:
                     begin()
-                for key, (one, attempt) in list(going.items()):
+                for key, (one, attempt) in list(running.items()):
                     why = attempt.ended()
                     if why is not None:
-                        del going[key]
+                        del running[key]
                         over(one, why)
                 time.sleep(POLL)
             if grid.stop.is_set():
                 raise KeyboardInterrupt
         finally:
-            for _, attempt in going.values():
+            for _, attempt in running.values():
                 attempt.kill()
             executor.close()
     if failed:
@@ -162,7 +164,7 @@ def gpus(device: str) -> list[str]:
     names = named[:count] if named else [str(i) for i in range(count)]
     if not names or (index and not (index.isdigit() and int(index) < count)):
         have = ["cpu"] + [f"cuda:{i}" for i in range(count)]
-        raise OptionError(f"--device {device} is not usable here; there is {', '.join(have)}")
+        raise ConfigError(f"--device {device} is not usable here; there is {', '.join(have)}")
     return [names[int(index)]] if index else names
 
 
@@ -175,7 +177,7 @@ def slots(parallel: str, device: str, jobs: int) -> list[Slot]:
     elif parallel.isdigit() and int(parallel) > 0:
         count = int(parallel)
     else:
-        raise OptionError(f"--parallel {parallel}: must be auto, a number of processes, ray or ray://HOST:PORT")
+        raise ConfigError(f"--parallel {parallel}: must be auto, a number of processes, ray or ray://HOST:PORT")
     count = max(1, min(count, jobs))
     threads = max(1, cores() // count)
     limit = os.environ.get("OMP_NUM_THREADS", "")
@@ -190,24 +192,24 @@ class Processes:
         self._room, self._quiet = room, quiet
         self._busy: dict[int, tuple[Process, bool]] = {}  # slot -> its process, and whether it has the device alone
 
-    def start(self, job: Job, number: int, alone: bool) -> Process | None:
-        """Start it on the GPU with the fewest neighbours, if a slot is free."""
+    def start(self, job: Job, number: int, exclusive: bool) -> Process | None:
+        """Start it on the GPU with the fewest neighbors, if a slot is free."""
         self._busy = {i: (p, a) for i, (p, a) in self._busy.items() if p.ended() is None}
         on: dict[str | None, list[bool]] = {slot.gpu: [] for slot in self._room}
-        for i, (_, lonely) in self._busy.items():
-            on[self._room[i].gpu].append(lonely)
+        for i, (_, is_exclusive) in self._busy.items():
+            on[self._room[i].gpu].append(is_exclusive)
         free = [
             (len(on[slot.gpu]), i)
             for i, slot in enumerate(self._room)
-            if i not in self._busy and not (on[slot.gpu] if alone else any(on[slot.gpu]))
+            if i not in self._busy and not (on[slot.gpu] if exclusive else any(on[slot.gpu]))
         ]
         if not free:
             return None
         _, i = min(free)
         slot = self._room[i]
-        job = job.model_copy(update={"concurrent_runs": 1 if alone else sum(s.gpu == slot.gpu for s in self._room)})
+        job = job.model_copy(update={"concurrent_runs": 1 if exclusive else sum(s.gpu == slot.gpu for s in self._room)})
         process = Process(job, number, slot.threads, slot.gpu, echo=not self._quiet)
-        self._busy[i] = (process, alone)
+        self._busy[i] = (process, exclusive)
         return process
 
     def close(self) -> None:
@@ -218,15 +220,15 @@ class Process:
     """An attempt in a process of its own; its input is the line by which it is stopped."""
 
     def __init__(self, job: Job, number: int, threads: int, gpu: str | None = None, *, echo: bool):
-        job.place.mkdir(parents=True, exist_ok=True)
-        self.log = job.place / LOG
+        job.directory.mkdir(parents=True, exist_ok=True)
+        self.log = job.directory / LOG
         environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "PYTHONUNBUFFERED": "1"}
         if gpu is not None:
             environment["CUDA_VISIBLE_DEVICES"] = gpu
         with self.log.open("ab") as log:
             log.write(f"--- attempt {number}, {datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC\n".encode())
             log.flush()
-            self._told, self._echo = log.tell(), echo
+            self._echoed, self._echo = log.tell(), echo
             # A session of its own: Ctrl-C in the terminal is the grid's business, which stops all of them once.
             self.process = subprocess.Popen(  # nosec B603 # this package's own module, no shell; the job is its input
                 WORKER,
@@ -248,11 +250,11 @@ class Process:
     def ended(self) -> str | None:
         """Say how it ended, and tell what it has said meanwhile."""
         code = self.process.poll()
-        self._tell()
+        self._echo_new_lines()
         if code is None:
             return None
         self.stop()
-        return ended(code, _tail(self.log)) if code else ""
+        return describe_exit(code, _tail(self.log)) if code else ""
 
     def stop(self) -> None:
         """Close its input."""
@@ -266,21 +268,21 @@ class Process:
         self.process.wait()
         self.stop()
 
-    def _tell(self) -> None:
+    def _echo_new_lines(self) -> None:
         """Print the whole lines that the log has got."""
         if not self._echo:
             return
         with self.log.open("rb") as log:
-            log.seek(self._told)
+            log.seek(self._echoed)
             new = log.read()
         whole = new[: new.rfind(b"\n") + 1]
-        self._told += len(whole)
+        self._echoed += len(whole)
         if whole:
             print(whole.decode("utf-8", "replace"), end="", flush=True)
 
 
 def _tail(log: Path) -> str:
     with contextlib.suppress(OSError), log.open("rb") as file:
-        file.seek(-min(LAST_WORDS, file.seek(0, os.SEEK_END)), os.SEEK_END)
+        file.seek(-min(TAIL_BYTES, file.seek(0, os.SEEK_END)), os.SEEK_END)
         return file.read().decode("utf-8", "replace")
     return ""

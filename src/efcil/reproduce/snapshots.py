@@ -12,7 +12,7 @@ from torch import Tensor
 
 from efcil.core.class_stats import ClassStats
 from efcil.core.ridge import normalize_columns, ridge_weight
-from efcil.errors import CheckpointError, OptionError
+from efcil.errors import CheckpointError, ConfigError
 from efcil.tensor_files import load_tensors
 
 
@@ -30,7 +30,7 @@ class Snapshot:
         """Read what a run wrote; the names of the classes come with it, in the order they were learned."""
         try:
             return cls._of(*load_tensors(path))
-        except (KeyError, TypeError, ValueError, IndexError, AttributeError, RuntimeError, OptionError) as error:
+        except (KeyError, TypeError, ValueError, IndexError, AttributeError, RuntimeError, ConfigError) as error:
             why = " ".join(f"{type(error).__name__}: {error}".split())[:200]
             raise CheckpointError(f"{path} is not what a run keeps for figures ({why}); run it again") from error
 
@@ -49,10 +49,10 @@ class Snapshot:
             raise ValueError(f"features of shapes {sorted(dims)}, {len(before)}, {len(after)} and {len(labels)} rows")
         return cls(before, after, labels, stats), list(meta["class_names"][:seen])
 
-    def weight(self, method: str, ridge: float, normalise: bool) -> Tensor:
+    def weight(self, method: str, ridge: float, normalize: bool) -> Tensor:
         """Solve for a classifier (dim, classes) from the statistics of a method (Eq. 18-22)."""
         weight = ridge_weight(self.stats[method], ridge)
-        return normalize_columns(weight) if normalise else weight
+        return normalize_columns(weight) if normalize else weight
 
     def accuracy(self, weight: Tensor) -> float:
         """Percent of the test images that a classifier gets right."""
@@ -67,7 +67,7 @@ def gamma_grid(snapshot: Snapshot, chosen: float) -> dict[str, object]:
     """Final accuracy for each gamma, with and without CN: one solve each, nothing is trained."""
     gammas = sorted({*GAMMAS, chosen})
     found = {
-        key: [snapshot.accuracy(snapshot.weight("dpcr", gamma, normalise)) for gamma in gammas]
-        for key, normalise in (("with_cn", True), ("without_cn", False))
+        key: [snapshot.accuracy(snapshot.weight("dpcr", gamma, normalize)) for gamma in gammas]
+        for key, normalize in (("with_cn", True), ("without_cn", False))
     }
     return {"gamma": gammas, **found, "chosen": chosen}

@@ -10,14 +10,14 @@ from typing import Any
 
 from efcil.report.groups import NONE, Value
 from efcil.report.tables import md, row, tex
-from efcil.reproduce.cells import Measured, published
+from efcil.reproduce.result_index import ResultIndex, published
 
 METRICS = {"A_f": "$A_f$", "A_avg": "$A_{avg}$"}
 MISSING = "not measured"
 
 
 @dataclass(frozen=True)
-class Block:
+class Benchmark:
     """A data set and a split in a table."""
 
     dataset: str
@@ -30,7 +30,7 @@ class Block:
 
 
 @dataclass(frozen=True)
-class Line:
+class TableRow:
     """A method in a block: what the paper prints and what was measured."""
 
     method: str
@@ -54,38 +54,38 @@ class Table:
     name: str
     title: str
     source: str  # as paper.yaml names it
-    blocks: tuple[Block, ...]
+    benchmarks: tuple[Benchmark, ...]
     methods: Mapping[str, str]  # label -> words
     orders: tuple[str, ...]
 
-    def lines(self, block: Block, measured: Measured) -> list[Line]:
+    def lines(self, benchmark: Benchmark, index: ResultIndex) -> list[TableRow]:
         """Return the rows of a block."""
         found = []
         for method, words in self.methods.items():
-            runs = {o: r for o in self.orders if (r := measured.get(block.dataset, block.tasks, o, method))}
+            runs = {o: r for o in self.orders if (r := index.get(benchmark.dataset, benchmark.tasks, o, method))}
             values = {metric: Value.over(getattr(r, metric) for r in runs.values()) for metric in METRICS}
             seconds = min((r.seconds for r in runs.values() if r.seconds is not None), default=None)
             devices = "; ".join(dict.fromkeys(r.timed_on for r in runs.values()))
-            entry = published(block.dataset, block.tasks, method, self.source)
-            found.append(Line(method, words, entry, values, tuple(runs), seconds, devices))
+            entry = published(benchmark.dataset, benchmark.tasks, method, self.source)
+            found.append(TableRow(method, words, entry, values, tuple(runs), seconds, devices))
         return found
 
-    def complete(self, measured: Measured) -> bool:
+    def complete(self, index: ResultIndex) -> bool:
         """Whether every number was measured in every order."""
-        lines = (line for block in self.blocks for line in self.lines(block, measured))
+        lines = (line for benchmark in self.benchmarks for line in self.lines(benchmark, index))
         return all(line.orders == self.orders for line in lines)
 
-    def markdown(self, measured: Measured, command: str) -> str:
+    def markdown(self, index: ResultIndex, command: str) -> str:
         """One table for each block."""
         parts = [f"# {self.title}", "", f"`{command}`", ""]
-        for block in self.blocks:
+        for benchmark in self.benchmarks:
             head = ["Method"]
             for metric in METRICS:
                 name = metric.replace("_", r"\_")
                 head += [f"{name} paper", f"{name} ours", "difference"]
-            parts += [f"## {md(block.title)}", "", row([*head, "orders", "seconds"])]
+            parts += [f"## {md(benchmark.title)}", "", row([*head, "orders", "seconds"])]
             parts.append(row(["---", *["---:"] * 6, "---", "---:"]))
-            lines = self.lines(block, measured)
+            lines = self.lines(benchmark, index)
             for line in lines:
                 cells = [md(line.words)]
                 for metric in METRICS:
@@ -99,47 +99,47 @@ class Table:
             shared = f"Seconds of the fastest training, which all rows of a group share, on {devices}."
             parts += ["", *([shared, ""] * bool(devices))]
         several = any(
-            line.values["A_f"] and line.values["A_f"].spread for b in self.blocks for line in self.lines(b, measured)
+            line.values["A_f"] and line.values["A_f"].spread for b in self.benchmarks for line in self.lines(b, index)
         )
         if several:
             parts.append("± is the sample standard deviation over the class orders.")
         return "\n".join(parts).rstrip() + "\n"
 
-    def latex(self, measured: Measured) -> str:
+    def latex(self, index: ResultIndex) -> str:
         """A booktabs table, ours with the paper's number behind it in brackets; the best of ours in bold."""
-        blocks = [(block, self.lines(block, measured)) for block in self.blocks]
-        titles = [tex(b.title).replace(f"T = {b.tasks}", f"$T = {b.tasks}$") for b in self.blocks]
+        benchmarks = [(benchmark, self.lines(benchmark, index)) for benchmark in self.benchmarks]
+        titles = [tex(b.title).replace(f"T = {b.tasks}", f"$T = {b.tasks}$") for b in self.benchmarks]
         lines = [
             r"% needs \usepackage{booktabs}; ours, in brackets the paper's",
-            r"\begin{tabular}{l" + "rr" * len(blocks) + "}",
+            r"\begin{tabular}{l" + "rr" * len(benchmarks) + "}",
             r"\toprule",
             " & ".join(["", *(rf"\multicolumn{{2}}{{c}}{{{title}}}" for title in titles)]).lstrip() + r" \\",
-            " ".join(rf"\cmidrule(lr){{{2 * i + 2}-{2 * i + 3}}}" for i in range(len(blocks))),
-            " & ".join(["Method", *[" & ".join(METRICS.values())] * len(blocks)]) + r" \\",
+            " ".join(rf"\cmidrule(lr){{{2 * i + 2}-{2 * i + 3}}}" for i in range(len(benchmarks))),
+            " & ".join(["Method", *[" & ".join(METRICS.values())] * len(benchmarks)]) + r" \\",
             r"\midrule",
         ]
         for number, words in enumerate(self.methods.values()):
             cells = [tex(words)]
-            for _, own in blocks:
+            for _, own in benchmarks:
                 best = {m: max((v.mean for o in own if (v := o.values[m])), default=None) for m in METRICS}
                 cells += [_tex_cell(own[number], metric, best[metric]) for metric in METRICS]
             lines.append(" & ".join(cells) + r" \\")
         return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"]) + "\n"
 
-    def csv(self, measured: Measured) -> str:
+    def csv(self, index: ResultIndex) -> str:
         """One row for each number, with every digit."""
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
         head = ["dataset", "tasks", "method", "metric", "paper", "ours", "spread", "difference", "orders", "seconds"]
         writer.writerow([*head, "device"])
-        for block in self.blocks:
-            for line in self.lines(block, measured):
+        for benchmark in self.benchmarks:
+            for line in self.lines(benchmark, index):
                 for metric in METRICS:
                     value = line.values[metric]
                     numbers = [None, None] if value is None else [value.mean, value.spread]
                     known = [line.paper[metric] if line.paper else None, *numbers, line.difference(metric)]
                     rest = [" ".join(line.orders), *_plain([line.seconds]), line.device]
-                    writer.writerow([block.dataset, block.tasks, line.method, metric, *_plain(known), *rest])
+                    writer.writerow([benchmark.dataset, benchmark.tasks, line.method, metric, *_plain(known), *rest])
         return text.getvalue()
 
 
@@ -147,7 +147,7 @@ def _plain(values: Sequence[float | None]) -> list[float | str]:
     return ["" if value is None else value for value in values]
 
 
-def _tex_cell(line: Line, metric: str, best: float | None) -> str:
+def _tex_cell(line: TableRow, metric: str, best: float | None) -> str:
     value = line.values[metric]
     mean = "--" if value is None else f"{value.mean:.2f}"
     if value is not None and best is not None and mean == f"{best:.2f}":

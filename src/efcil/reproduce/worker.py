@@ -13,7 +13,7 @@ import threading
 
 from efcil.accel.machine import Machine
 from efcil.errors import EfcilError
-from efcil.experiment.reporters import Lines
+from efcil.experiment.reporters import PrefixReporter
 from efcil.experiment.run import Run, execute_all
 from efcil.files import wait_for_end_of_input
 from efcil.reproduce.job import Job
@@ -23,7 +23,7 @@ def main() -> int:
     """Run as told; return the exit code."""
     job = Job.model_validate_json(sys.stdin.readline())
     try:
-        run = job.run(Machine.choose(job.device), Lines(job.title))
+        run = job.run(Machine.choose(job.device), PrefixReporter(job.title))
         threading.Thread(target=_follow, args=(run,), daemon=True).start()
         execute_all([run], True, 1)
     except EfcilError as error:

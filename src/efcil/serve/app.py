@@ -17,10 +17,10 @@ from fastapi.staticfiles import StaticFiles
 from efcil import __version__
 from efcil.errors import EfcilError
 from efcil.serve import forms, metrics
-from efcil.serve.archive import TooMuch
-from efcil.serve.batching import Busy
+from efcil.serve.archive import LimitExceeded
+from efcil.serve.batching import Overloaded
 from efcil.serve.guard import Guard
-from efcil.serve.jobs import NoJob
+from efcil.serve.jobs import JobNotFound
 from efcil.serve.reference import reference_page
 from efcil.serve.schemas import (
     Classes,
@@ -36,20 +36,20 @@ from efcil.serve.schemas import (
     Started,
     Undone,
 )
-from efcil.serve.service import NoClass, Service
+from efcil.serve.service import ClassNotFound, Service
 from efcil.serve.store import Conflict
 
 PAGE = Path(__file__).parent / "page"
 # The first that fits decides; any other error of ours is the request's own fault.
 _STATUS: tuple[tuple[type[EfcilError], int], ...] = (
-    (TooMuch, 413),
-    (Busy, 503),
+    (LimitExceeded, 413),
+    (Overloaded, 503),
     (Conflict, 409),
-    (NoJob, 404),
-    (NoClass, 404),
+    (JobNotFound, 404),
+    (ClassNotFound, 404),
     (EfcilError, 400),
 )
-_WHY = {
+_MEANING = {
     400: "What was sent cannot be used.",
     401: "The token is missing or wrong.",
     404: "There is no such thing.",
@@ -63,7 +63,7 @@ _WHY = {
 
 
 def _errors(*codes: int) -> dict[int | str, dict[str, Any]]:
-    return {code: {"model": Error, "description": _WHY[code]} for code in codes}
+    return {code: {"model": Error, "description": _MEANING[code]} for code in codes}
 
 
 _BEARER = HTTPBearer(auto_error=False, description="The token that `efcil serve` was given or has printed.")
@@ -82,16 +82,16 @@ def _form(required: list[str], **properties: Any) -> dict[str, Any]:
 
 _FILES = {"type": "array", "minItems": 1, "items": _BINARY}
 _PREDICT_FORM = _form(["files"], files=_FILES)
-_SENT: tuple[dict[str, Any], ...] = (  # what is taught
+_TEACH_INPUTS: tuple[dict[str, Any], ...] = (  # what is taught
     {"archive": {**_BINARY, "description": "A zip: one folder of pictures for each class."}},
     {"label": {"type": "string", "minLength": 1, "description": "The name of the class."}, "files": _FILES},
 )
-_EFFORT: tuple[dict[str, Any], ...] = (  # how hard: one of the two, or neither
+_TEACH_EFFORT: tuple[dict[str, Any], ...] = (  # how hard: one of the two, or neither
     {"epochs": {"type": "integer", "minimum": 1, "maximum": 10_000, "description": "Passes over the pictures."}},
     {"budget": {"type": "number", "minimum": 0.1, "maximum": 86_400, "description": "Seconds it may take."}},
 )
-_TEACH_FORM = {"anyOf": [_form(list(sent), **sent, **effort) for sent in _SENT for effort in _EFFORT]}
-_ABOUT = (
+_TEACH_FORM = {"anyOf": [_form(list(sent), **sent, **effort) for sent in _TEACH_INPUTS for effort in _TEACH_EFFORT]}
+_DESCRIPTION = (
     "A classifier that is taught again and again. What writes needs the header `Authorization: Bearer TOKEN`. "
     'Every error is `{"detail": text}`. One change of the model at a time: others are refused with 409, not queued.'
 )
@@ -106,7 +106,7 @@ def create_app(service: Service, token: str) -> FastAPI:
             yield
 
     app = FastAPI(
-        title="efcil", version=__version__, description=_ABOUT, lifespan=lifespan, docs_url=None, redoc_url=None
+        title="efcil", version=__version__, description=_DESCRIPTION, lifespan=lifespan, docs_url=None, redoc_url=None
     )
     app.add_middleware(Guard, limits=service.limits, metrics=service.metrics)
     _handle_errors(app)
@@ -118,14 +118,14 @@ def create_app(service: Service, token: str) -> FastAPI:
 
 def _handle_errors(app: FastAPI) -> None:
     @app.exception_handler(EfcilError)
-    async def ours(request: Request, error: EfcilError) -> JSONResponse:
+    async def efcil_error(request: Request, error: EfcilError) -> JSONResponse:
         status = next(code for kind, code in _STATUS if isinstance(error, kind))
         headers = {"Retry-After": "1"} if status == 503 else None
         return JSONResponse({"detail": str(error)}, status, headers)
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
-        return JSONResponse({"detail": forms.explained(error.errors())}, 422)
+        return JSONResponse({"detail": forms.format_errors(error.errors())}, 422)
 
     @app.exception_handler(Exception)
     async def unforeseen(request: Request, error: Exception) -> JSONResponse:
@@ -171,23 +171,23 @@ def _add_reading(app: FastAPI, service: Service) -> None:
     async def predict(
         request: Request,
         top: Annotated[int, Query(ge=1, le=1000, description="How many classes to name.")] = 3,
-        unknown: Annotated[float | None, Query(ge=0, le=1, description="Least confidence for a label.")] = None,
+        reject_below: Annotated[float | None, Query(ge=0, le=1, description="Least confidence for a label.")] = None,
     ) -> JSONResponse:
         """Name the class of each picture. A picture that cannot be read has an entry with `error` instead."""
-        async with forms.pictures(request, service.limits) as pictures:
-            found = await service.predict(pictures, top, unknown)
+        async with forms.read_images(request, service.limits) as images:
+            found = await service.predict(images, top, reject_below)
         readable = any("error" not in answer for answer in found)
         return JSONResponse({"predictions": found}, 200 if readable else 400)
 
     @app.get("/jobs", tags=["teaching"])
     async def jobs() -> JobList:
         """List the teachings of this service, the newest first."""
-        return JobList.model_validate({"jobs": [job.described() for job in service.jobs.list()]})
+        return JobList.model_validate({"jobs": [job.to_dict() for job in service.jobs.list()]})
 
     @app.get("/jobs/{id}", tags=["teaching"], responses=_errors(404, 422))
     async def job(id: str) -> JobState:
         """Say how far a teaching is."""
-        return JobState.model_validate(service.jobs.find(id).described())
+        return JobState.model_validate(service.jobs.find(id).to_dict())
 
 
 def _add_writing(app: FastAPI, service: Service, token: str) -> None:
@@ -210,17 +210,17 @@ def _add_writing(app: FastAPI, service: Service, token: str) -> None:
         """
         service.store.check_free()
         known = service.store.current.names
-        async with forms.teaching(request, service.store.size, service.limits, known) as wanted:
-            job, lesson = await service.teach(wanted.lesson, wanted.epochs, wanted.budget)
-        refused = [{"file": name, "error": why} for name, why in lesson.refused]
+        async with forms.read_teaching(request, service.store.size, service.limits, known) as teaching:
+            job, upload = await service.teach(teaching.upload, teaching.epochs, teaching.budget)
+        refused = [{"file": name, "error": why} for name, why in upload.refused]
         return Started.model_validate(
-            {"job": job.id, "classes": job.classes, "pictures": len(lesson.labels), "refused": refused}
+            {"job": job.id, "classes": job.classes, "images": len(upload.labels), "refused": refused}
         )
 
     @app.post("/jobs/{id}/cancel", **writing(404, 409, 422))
     async def cancel(id: str) -> JobState:
         """End a teaching; the model stays as it was."""
-        return JobState.model_validate((await service.jobs.cancel(id)).described())
+        return JobState.model_validate((await service.jobs.cancel(id)).to_dict())
 
     @app.post("/forget", **writing(404, 409, *_BODY), openapi_extra=_body(json=Names.model_json_schema()))
     async def forget(request: Request) -> Forgotten:

@@ -12,18 +12,18 @@ from typing import IO
 
 from efcil.data.cache import IGNORED, SUFFIXES
 from efcil.errors import DataError
+from efcil.serve.images import printable
 from efcil.serve.limits import MIB, Limits
-from efcil.serve.pictures import shown
 
 CHUNK = MIB
-Picture = tuple[str, str, Callable[[], bytes]]  # a file's name, its class and a way to read it
+NamedImage = tuple[str, str, Callable[[], bytes]]  # a file's name, its class and a way to read it
 _ENTRY = b"PK\x01\x02"  # stands before every entry of a zip's directory
 _ARCHIVES = {".zip", ".tar", ".gz", ".tgz", ".bz2", ".xz", ".7z", ".rar"}
 # Of an entry: a wrong checksum or length, an unknown compression, a password, a second name that is no text.
 _DAMAGED = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, OSError, UnicodeDecodeError)
 
 
-class TooMuch(DataError):
+class LimitExceeded(DataError):
     """More files or bytes than the limits allow."""
 
 
@@ -32,7 +32,7 @@ class Entry:
 
     def __init__(self, archive: zipfile.ZipFile, info: zipfile.ZipInfo, label: str):
         self._archive, self._info, self.label = archive, info, label
-        self.name = shown(info.filename)
+        self.name = printable(info.filename)
 
     def read(self, room: int) -> bytes:
         """Unpack the entry; more than `room` bytes raise TooMuch, whatever its header said."""
@@ -42,7 +42,7 @@ class Entry:
                 while chunk := file.read(min(CHUNK, room - len(found) + 1)):
                     found += chunk
                     if len(found) > room:
-                        raise TooMuch(f"archive: {self.name} unpacks to more than what is left of the limit")
+                        raise LimitExceeded(f"archive: {self.name} unpacks to more than what is left of the limit")
         except _DAMAGED as error:
             raise DataError(f"cannot be unpacked: {error}") from None
         return bytes(found)
@@ -57,7 +57,7 @@ def open_archive(file: IO[bytes], limits: Limits) -> zipfile.ZipFile:
         entries += (tail + chunk).count(_ENTRY)
         tail = chunk[-len(_ENTRY) + 1 :]
     if entries > 2 * limits.teach_files + 100:  # folders are entries too
-        raise TooMuch(f"archive: {entries:,} entries; at most {limits.teach_files:,} pictures are taken at once")
+        raise LimitExceeded(f"archive: {entries:,} entries; at most {limits.teach_files:,} pictures are taken at once")
     file.seek(0)
     try:
         return zipfile.ZipFile(file)
@@ -80,18 +80,18 @@ def entries_of(archive: zipfile.ZipFile, limits: Limits) -> tuple[list[Entry], l
             continue
         suffix = PurePosixPath(parts[-1]).suffix.lower()
         if suffix in _ARCHIVES:
-            raise DataError(f"archive: {shown(info.filename)} is an archive inside the archive; send its folders")
+            raise DataError(f"archive: {printable(info.filename)} is an archive inside the archive; send its folders")
         unpacked += info.file_size
         if unpacked > limits.unpacked:
-            raise TooMuch(f"archive: unpacks to more than {limits.unpacked:,} bytes; send it in parts")
+            raise LimitExceeded(f"archive: unpacks to more than {limits.unpacked:,} bytes; send it in parts")
         if suffix not in SUFFIXES:
-            refused.append((shown(info.filename), "not an image"))
+            refused.append((printable(info.filename), "not an image"))
         elif len(parts) == 1:
-            refused.append((shown(info.filename), "lies outside a class folder"))
+            refused.append((printable(info.filename), "lies outside a class folder"))
         else:
             found.append((info, parts))
     if len(found) > limits.teach_files:
-        raise TooMuch(f"archive: {len(found):,} pictures; at most {limits.teach_files:,} are taken at once")
+        raise LimitExceeded(f"archive: {len(found):,} pictures; at most {limits.teach_files:,} are taken at once")
     level = int(bool(found) and len({parts[0] for _, parts in found}) == 1 and all(len(p) > 2 for _, p in found))
     return [Entry(archive, info, parts[level]) for info, parts in found], refused
 
@@ -101,14 +101,16 @@ def _parts(info: zipfile.ZipInfo) -> tuple[str, ...]:
     name = info.orig_filename.replace("\\", "/")
     parts = tuple(p for p in name.split("/") if p not in ("", "."))
     if not parts or name.startswith("/") or ".." in parts or "\0" in name or parts[0].endswith(":"):
-        raise DataError(f"archive: {shown(info.orig_filename)!r} is not a path inside the archive; it is refused whole")
+        raise DataError(
+            f"archive: {printable(info.orig_filename)!r} is not a path inside the archive; it is refused whole"
+        )
     kind = stat.S_IFMT(info.external_attr >> 16)
     if kind not in (0, stat.S_IFREG, stat.S_IFDIR):
-        raise DataError(f"archive: {shown(name)} is a link or a device, not a file; the archive is refused whole")
+        raise DataError(f"archive: {printable(name)} is a link or a device, not a file; the archive is refused whole")
     return parts
 
 
-def pictures(archive: zipfile.ZipFile, limits: Limits, refused: list[tuple[str, str]]) -> Iterator[Picture]:
+def iter_images(archive: zipfile.ZipFile, limits: Limits, refused: list[tuple[str, str]]) -> Iterator[NamedImage]:
     """Yield each picture, counting what is really unpacked; add the files that are none to `refused`."""
     entries, others = entries_of(archive, limits)
     refused += others

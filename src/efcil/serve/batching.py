@@ -16,32 +16,32 @@ import numpy as np
 import numpy.typing as npt
 
 from efcil.errors import RunError
-from efcil.serve.pictures import Pixels
+from efcil.serve.images import ImageArray
 
 Scores = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Scored:
+class Confidences:
     """Confidence in each class of the model that answered."""
 
     names: Sequence[str]
     confidence: Scores  # (classes,)
 
 
-class Busy(RunError):
+class Overloaded(RunError):
     """More pictures wait than the limit allows."""
 
 
 @dataclass(frozen=True)
-class _Waiting:
-    pixels: Pixels
-    future: asyncio.Future[Scored]
+class _PendingImage:
+    pixels: ImageArray
+    future: asyncio.Future[Confidences]
     loop: asyncio.AbstractEventLoop
 
 
 # A model at one moment: the names of its classes, and pictures (n, 3, size, size) to confidences (n, classes).
-Scorer = tuple[Sequence[str], Callable[[Pixels], Scores]]
+Scorer = tuple[Sequence[str], Callable[[ImageArray], Scores]]
 
 
 class Batcher:
@@ -49,7 +49,7 @@ class Batcher:
 
     def __init__(self, scorer: Callable[[], Scorer], *, largest: int, observe: Callable[[int], None]) -> None:
         self._scorer, self._largest, self._observe = scorer, largest, observe
-        self._queue: queue.SimpleQueue[_Waiting | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[_PendingImage | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._work, name="efcil-predict", daemon=True)
 
     def start(self) -> None:
@@ -61,16 +61,16 @@ class Batcher:
         self._queue.put(None)
         self._thread.join()
 
-    async def score(self, pixels: Pixels) -> Scored:
+    async def score(self, pixels: ImageArray) -> Confidences:
         """Return the confidences of one picture (3, size, size)."""
         loop = asyncio.get_running_loop()
-        future: asyncio.Future[Scored] = loop.create_future()
-        self._queue.put(_Waiting(pixels, future, loop))
+        future: asyncio.Future[Confidences] = loop.create_future()
+        self._queue.put(_PendingImage(pixels, future, loop))
         return await future
 
-    def _batch(self) -> tuple[list[_Waiting], bool]:
+    def _batch(self) -> tuple[list[_PendingImage], bool]:
         """Return what waits, at least one picture unless the end is reached, and whether to go on."""
-        batch: list[_Waiting] = []
+        batch: list[_PendingImage] = []
         while len(batch) < self._largest:
             try:
                 item = self._queue.get(block=not batch)
@@ -89,11 +89,11 @@ class Batcher:
             if batch:
                 self._answer(batch)
 
-    def _answer(self, batch: list[_Waiting]) -> None:
+    def _answer(self, batch: list[_PendingImage]) -> None:
         try:
             names, score = self._scorer()
             rows = score(np.stack([item.pixels for item in batch]))
-            found: list[Scored | Exception] = [Scored(names, row) for row in rows]
+            found: list[Confidences | Exception] = [Confidences(names, row) for row in rows]
         except Exception as error:  # told to each request; the thread must live on
             found = [error] * len(batch)
         self._observe(len(batch))
@@ -102,7 +102,7 @@ class Batcher:
             loop.call_soon_threadsafe(_deliver, mine)
 
 
-def _deliver(answers: list[tuple[asyncio.Future[Scored], Scored | Exception]]) -> None:
+def _deliver(answers: list[tuple[asyncio.Future[Confidences], Confidences | Exception]]) -> None:
     for future, value in answers:
         if future.done():
             continue

@@ -15,12 +15,12 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from efcil.errors import OptionError
+from efcil.errors import ConfigError
 from efcil.serve.limits import Limits
 
-GRACE = 30  # seconds that running requests have to finish after SIGTERM
-FAREWELL = 2.0  # seconds that a client has to answer the end of a TLS connection
-CONNECTIONS = 1024
+SHUTDOWN_TIMEOUT = 30  # seconds that running requests have to finish after SIGTERM
+TLS_SHUTDOWN_TIMEOUT = 2.0  # seconds that a client has to answer the end of a TLS connection
+MAX_CONNECTIONS = 1024
 
 
 def serve(
@@ -47,20 +47,20 @@ def serve(
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("efcil"):
             raise
-        raise OptionError(f"efcil serve needs {error.name}: pip install 'efcil[serve]'") from None
+        raise ConfigError(f"efcil serve needs {error.name}: pip install 'efcil[serve]'") from None
     import torch
 
     from efcil.serve.service import Service
 
     if token is not None and (not token.strip() or not token.isascii()):
-        raise OptionError("the token is empty or not ASCII; leave it out to have one made")
+        raise ConfigError("the token is empty or not ASCII; leave it out to have one made")
     if tls:
         _check_tls(*tls)
     if threads:
         torch.set_num_threads(threads)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stderr)
     service = Service(model, limits=limits, device=device, teach_threads=teach_threads)
-    made = token is None
+    generated = token is None
     token = token or secrets.token_urlsafe(24)
     config = uvicorn.Config(
         create_app(service, token),
@@ -68,26 +68,26 @@ def serve(
         log_level="warning",
         access_log=False,
         server_header=False,
-        limit_concurrency=CONNECTIONS,
-        timeout_graceful_shutdown=GRACE,
+        limit_concurrency=MAX_CONNECTIONS,
+        timeout_graceful_shutdown=SHUTDOWN_TIMEOUT,
         ssl_certfile=tls[0] if tls else None,
         ssl_keyfile=tls[1] if tls else None,
     )
-    with _bound(host, port) as listening:
+    with _bind(host, port) as listener:
         place = f"[{host}]" if ":" in host else host
-        address = f"http{'s' * bool(tls)}://{place}:{listening.getsockname()[1]}"
-        if not _loopback(host) and not tls:
+        address = f"http{'s' * bool(tls)}://{place}:{listener.getsockname()[1]}"
+        if not _is_loopback(host) and not tls:
             risk = "token and pictures travel unencrypted; use --tls-cert and --tls-key, or a proxy that has them"
             print(f"efcil: warning: {address} is open to other machines without TLS: {risk}", file=sys.stderr)
         print(f"serving {model} ({len(service.store.current.names)} classes) at {address}", flush=True)
-        if made:
+        if generated:
             print(f"token for teaching, shown only now: {token}", flush=True)
         server = uvicorn.Server(config)
-        server.startup = functools.partial(_started, server.startup)  # type: ignore[method-assign]
-        server.run(sockets=[listening])
+        server.startup = functools.partial(_startup, server.startup)  # type: ignore[method-assign]
+        server.run(sockets=[listener])
 
 
-async def _started(startup: Callable[..., Awaitable[None]], *, sockets: list[socket.socket]) -> None:
+async def _startup(startup: Callable[..., Awaitable[None]], *, sockets: list[socket.socket]) -> None:
     """Start, and at the end wait for a client's farewell shorter than asyncio's half minute a TLS connection.
 
     Connections that their clients keep open in reserve would hold up the end for so long.
@@ -95,8 +95,8 @@ async def _started(startup: Callable[..., Awaitable[None]], *, sockets: list[soc
     loop = asyncio.get_running_loop()
 
     def create_server(*arguments: Any, **given: Any) -> Awaitable[Any]:
-        farewell = {"ssl_shutdown_timeout": FAREWELL} if given.get("ssl") else {}
-        return own(*arguments, **given, **farewell)
+        options = {"ssl_shutdown_timeout": TLS_SHUTDOWN_TIMEOUT} if given.get("ssl") else {}
+        return own(*arguments, **given, **options)
 
     own: Any = loop.create_server
     loop.create_server = create_server  # type: ignore[assignment,method-assign]
@@ -107,24 +107,24 @@ def _check_tls(certificate: Path, key: Path) -> None:
     """Refuse a certificate and key that cannot be served with, before anything is loaded."""
     for file in (certificate, key):
         if not file.is_file():
-            raise OptionError(f"{file}: no such file; give both --tls-cert and --tls-key")
+            raise ConfigError(f"{file}: no such file; give both --tls-cert and --tls-key")
 
     def no_password() -> str:  # without it OpenSSL would ask on the terminal and wait
-        raise OptionError(f"{key}: the key is encrypted; give one without a password that only the service can read")
+        raise ConfigError(f"{key}: the key is encrypted; give one without a password that only the service can read")
 
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key, no_password)
     except OSError as error:  # ssl.SSLError is one
         why = getattr(error, "reason", None) or error.strerror or "not readable"
-        raise OptionError(
+        raise ConfigError(
             f"--tls-cert {certificate} --tls-key {key}: {why}; both must be PEM files and belong to each other"
         ) from None
 
 
-def _loopback(host: str) -> bool:
+def _is_loopback(host: str) -> bool:
     """Tell whether only this machine can connect.
 
-    >>> [_loopback(host) for host in ("127.0.0.1", "::1", "localhost", "0.0.0.0", "example.org")]
+    >>> [_is_loopback(host) for host in ("127.0.0.1", "::1", "localhost", "0.0.0.0", "example.org")]
     [True, True, True, False, False]
     """
     if host == "localhost":
@@ -135,10 +135,10 @@ def _loopback(host: str) -> bool:
         return False
 
 
-def _bound(host: str, port: int) -> socket.socket:
+def _bind(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, port), family=family, backlog=2048)
     except OSError as error:
         why = (error.strerror or str(error)).partition(" (")[0]  # without the address once more
-        raise OptionError(f"--host {host} --port {port}: {why}; choose another with --host or --port") from None
+        raise ConfigError(f"--host {host} --port {port}: {why}; choose another with --host or --port") from None

@@ -13,57 +13,57 @@ from starlette.datastructures import FormData, UploadFile
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
-from efcil.serve.lesson import Lesson, from_archive, from_files
+from efcil.serve.images import from_base64, printable
 from efcil.serve.limits import Limits
-from efcil.serve.pictures import from_base64, shown
 from efcil.serve.schemas import Images
+from efcil.serve.uploads import UploadedImages, from_archive, from_files
 
 B = TypeVar("B", bound=BaseModel)
-Picture = tuple[str | None, Callable[[], bytes]]  # a name, and a way to read the bytes
+NamedImage = tuple[str | None, Callable[[], bytes]]  # a name, and a way to read the bytes
 _FIELDS = 8  # more than any form here has
 
 
-def kind(request: Request) -> str:
+def content_type(request: Request) -> str:
     """Return the type of a request's body."""
     return request.headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
 async def json_body(request: Request, model: type[B]) -> B:
     """Read a body of JSON."""
-    if kind(request) != "application/json":
+    if content_type(request) != "application/json":
         raise HTTPException(415, "send application/json")
     try:
         return model.model_validate_json(await request.body())
     except ValidationError as error:
-        raise HTTPException(422, explained(error.errors())) from None
+        raise HTTPException(422, format_errors(error.errors())) from None
 
 
-def explained(errors: Iterable[Mapping[str, Any]]) -> str:
+def format_errors(errors: Iterable[Mapping[str, Any]]) -> str:
     """Return pydantic's errors as one line."""
     lines = []
     for error in errors:
         place = ".".join(str(part) for part in error["loc"] if part not in ("query", "path", "body"))
         lines.append(f"{place}: {error['msg']}" if place else str(error["msg"]))
-    return shown("; ".join(lines))
+    return printable("; ".join(lines))
 
 
 @asynccontextmanager
-async def form(request: Request, files: int, known: tuple[str, ...]) -> AsyncIterator[FormData]:
+async def read_form(request: Request, files: int, known: tuple[str, ...]) -> AsyncIterator[FormData]:
     """Read a multipart form of at most `files` files and these fields."""
-    if kind(request) != "multipart/form-data":
+    if content_type(request) != "multipart/form-data":
         raise HTTPException(415, "send multipart/form-data")
     try:
-        opened = await request.form(max_files=files, max_fields=_FIELDS)
+        fields = await request.form(max_files=files, max_fields=_FIELDS)
     except HTTPException as error:
         if error.status_code == 400 and "Too many files" in error.detail:
             raise HTTPException(413, f"more than {files:,} files; send at most {files:,} at once") from None
         raise
     try:
-        if unknown := sorted(set(opened) - set(known)):
-            raise HTTPException(422, f"unknown field {shown(unknown[0])!r}; known: {', '.join(known)}")
-        yield opened
+        if unknown := sorted(set(fields) - set(known)):
+            raise HTTPException(422, f"unknown field {printable(unknown[0])!r}; known: {', '.join(known)}")
+        yield fields
     finally:
-        await opened.close()
+        await fields.close()
 
 
 def _uploads(fields: FormData, name: str) -> list[UploadFile]:
@@ -74,38 +74,40 @@ def _uploads(fields: FormData, name: str) -> list[UploadFile]:
 
 
 @asynccontextmanager
-async def pictures(request: Request, limits: Limits) -> AsyncIterator[list[Picture]]:
+async def read_images(request: Request, limits: Limits) -> AsyncIterator[list[NamedImage]]:
     """Read the pictures of a request for predictions."""
-    if kind(request) == "application/json":
+    if content_type(request) == "application/json":
         given = (await json_body(request, Images)).images
         if len(given) > limits.predict_files:
             most = limits.predict_files
             raise HTTPException(413, f"{len(given):,} images; send at most {most:,} at once")
         yield [(None, lambda text=text: from_base64(text)) for text in given]  # type: ignore[misc]
         return
-    if kind(request) != "multipart/form-data":
+    if content_type(request) != "multipart/form-data":
         raise HTTPException(415, "send multipart/form-data with files, or application/json with images in base64")
-    async with form(request, limits.predict_files, ("files",)) as fields:
+    async with read_form(request, limits.predict_files, ("files",)) as fields:
         uploads = _uploads(fields, "files")
         if not uploads:
             raise HTTPException(422, f"files: no picture; send 1 to {limits.predict_files} files")
-        yield [(shown(upload.filename or "") or None, upload.file.read) for upload in uploads]
+        yield [(printable(upload.filename or "") or None, upload.file.read) for upload in uploads]
 
 
 @dataclass(frozen=True)
-class Teaching:
+class TeachRequest:
     """What a request to teach asks for."""
 
-    lesson: Callable[[], Lesson]  # still to be read
+    upload: Callable[[], UploadedImages]  # still to be read
     epochs: int | None
     budget: float | None
 
 
 @asynccontextmanager
-async def teaching(request: Request, size: int, limits: Limits, known: Sequence[str]) -> AsyncIterator[Teaching]:
+async def read_teaching(
+    request: Request, size: int, limits: Limits, known: Sequence[str]
+) -> AsyncIterator[TeachRequest]:
     """Read a request to teach: a zip, or pictures of one class."""
     names = ("archive", "label", "files", "epochs", "budget")
-    async with form(request, limits.teach_files, names) as fields:
+    async with read_form(request, limits.teach_files, names) as fields:
         archives, files, label = _uploads(fields, "archive"), _uploads(fields, "files"), fields.get("label")
         if bool(archives) == bool(files) or len(archives) > 1 or bool(files) != isinstance(label, str):
             raise HTTPException(422, "send either one `archive`, a zip of class folders, or `label` and `files`")
@@ -116,12 +118,12 @@ async def teaching(request: Request, size: int, limits: Limits, known: Sequence[
         if epochs is not None and budget is not None:
             raise HTTPException(422, "epochs and budget: give one of them")
 
-        def lesson() -> Lesson:
+        def upload() -> UploadedImages:
             if archives:
                 return from_archive(archives[0].file, size, limits, known)
             return from_files(((f.filename or "file", f.file) for f in files), str(label), size, limits, known)
 
-        yield Teaching(lesson, None if epochs is None else int(epochs), budget)
+        yield TeachRequest(upload, None if epochs is None else int(epochs), budget)
 
 
 def _number(fields: FormData, name: str, least: float, most: float) -> float | None:

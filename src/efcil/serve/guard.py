@@ -12,8 +12,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from efcil.serve.limits import Limits
 from efcil.serve.metrics import Metrics
 
-PAUSE = 60.0  # seconds a client may be silent in the middle of its request
-DRAIN = 10.0  # seconds in which the rest of a refused request is thrown away
+READ_TIMEOUT = 60.0  # seconds a client may be silent in the middle of its request
+DRAIN_TIMEOUT = 10.0  # seconds in which the rest of a refused request is thrown away
 # The page loads nothing from elsewhere; blob: is for showing the pictures that were dropped on it.
 PAGE_POLICY = (
     "default-src 'self'; img-src 'self' blob: data:; object-src 'none'; base-uri 'none'; form-action 'self'; "
@@ -34,7 +34,7 @@ class _Body:
         self._receive, self._limit = receive, limit
         length = headers.get("content-length", "")
         self._declared = int(length) if length.isdigit() else 0
-        self._asks_first = "expect" in headers
+        self._expects_continue = "expect" in headers
         self.count, self.ended = 0, False
 
     async def receive(self) -> Message:
@@ -44,10 +44,10 @@ class _Body:
         if self._declared > self._limit:
             raise self._too_large()
         try:
-            async with asyncio.timeout(PAUSE):
+            async with asyncio.timeout(READ_TIMEOUT):
                 message = await self._next()
         except TimeoutError:
-            raise HTTPException(408, f"nothing came for {PAUSE:.0f} seconds") from None
+            raise HTTPException(408, f"nothing came for {READ_TIMEOUT:.0f} seconds") from None
         if self.count > self._limit:
             raise self._too_large()
         return message
@@ -66,10 +66,10 @@ class _Body:
 
         Not without end: of what is far beyond the limit the connection is closed instead.
         """
-        if self.ended or self._declared > 4 * self._limit or (self._asks_first and not self.count):
+        if self.ended or self._declared > 4 * self._limit or (self._expects_continue and not self.count):
             return
         try:
-            async with asyncio.timeout(DRAIN):
+            async with asyncio.timeout(DRAIN_TIMEOUT):
                 while not self.ended and self.count <= 4 * self._limit:
                     await self._next()
         except TimeoutError:

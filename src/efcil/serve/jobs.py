@@ -14,17 +14,17 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from efcil.errors import EfcilError, RunError, ended
-from efcil.serve.lesson import Lesson
+from efcil.errors import EfcilError, RunError, describe_exit
 from efcil.serve.metrics import Metrics
-from efcil.serve.store import Conflict, Store
+from efcil.serve.store import Conflict, ModelStore
+from efcil.serve.uploads import UploadedImages
 
-KEPT = 100  # jobs that are remembered
+MAX_JOBS = 100  # jobs that are remembered
 NICE = 10  # how far the teaching stands back behind the answers
 log = logging.getLogger("efcil.serve")
 
 
-class NoJob(EfcilError):
+class JobNotFound(EfcilError):
     """A job that is not known."""
 
 
@@ -50,10 +50,10 @@ class Job:
 
     def __post_init__(self) -> None:
         self.stop = asyncio.Event()  # somebody wants it to end
-        self.placing = False  # the new model is learned and on its way in: too late to cancel
+        self.swapping = False  # the new model is learned and on its way in: too late to cancel
         self.task: asyncio.Task[None] | None = None
 
-    def described(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Return what the outside may know."""
         names = ("id", "status", "progress", "message", "started", "ended", "classes")
         return {name: getattr(self, name) for name in names}
@@ -62,7 +62,7 @@ class Job:
 class Jobs:
     """Starts, follows and cancels teachings."""
 
-    def __init__(self, store: Store, metrics: Metrics, threads: int):
+    def __init__(self, store: ModelStore, metrics: Metrics, threads: int):
         self.store, self.metrics, self.threads = store, metrics, threads
         self._jobs: dict[str, Job] = {}
 
@@ -78,17 +78,17 @@ class Jobs:
     def find(self, name: str) -> Job:
         """Return a job by its id."""
         if name not in self._jobs:
-            raise NoJob("no such job; GET /jobs lists them")
+            raise JobNotFound("no such job; GET /jobs lists them")
         return self._jobs[name]
 
-    def start(self, lesson: Lesson, epochs: int | None, budget: float | None) -> Job:
+    def start(self, upload: UploadedImages, epochs: int | None, budget: float | None) -> Job:
         """Start a teaching; the right to change the model must have been claimed, and is given back at its end."""
-        job = Job(secrets.token_hex(8), lesson.classes)
+        job = Job(secrets.token_hex(8), upload.classes)
         self._jobs[job.id] = job
-        while len(self._jobs) > KEPT:
+        while len(self._jobs) > MAX_JOBS:
             del self._jobs[next(iter(self._jobs))]
-        order = {"labels": lesson.labels, "epochs": epochs, "budget": budget, "device": self.store.device}
-        job.task = asyncio.create_task(self._run(job, lesson, {**order, "threads": self.threads, "nice": NICE}))
+        order = {"labels": upload.labels, "epochs": epochs, "budget": budget, "device": self.store.device}
+        job.task = asyncio.create_task(self._run(job, upload, {**order, "threads": self.threads, "nice": NICE}))
         return job
 
     async def cancel(self, name: str) -> Job:
@@ -96,7 +96,7 @@ class Jobs:
         job = self.find(name)
         if job.ended is not None:
             raise Conflict(f"the job has ended already: {job.status}")
-        if job.placing:
+        if job.swapping:
             raise Conflict("the job has learned and its model is being put in place; use /undo to go back")
         job.stop.set()
         await self._wait(job)
@@ -105,7 +105,7 @@ class Jobs:
     async def close(self) -> None:
         """Cancel what runs, or let it finish where it is past that."""
         if (job := self.running) is not None:
-            if not job.placing:
+            if not job.swapping:
                 job.stop.set()
             await self._wait(job)
 
@@ -114,16 +114,16 @@ class Jobs:
         if job.task is not None:
             await asyncio.shield(job.task)
 
-    async def _run(self, job: Job, lesson: Lesson, order: dict[str, Any]) -> None:
+    async def _run(self, job: Job, upload: UploadedImages, order: dict[str, Any]) -> None:
         place = self.store.work / job.id
-        log.info("job %s: %d pictures of %d classes", job.id, len(lesson.labels), len(lesson.classes))
+        log.info("job %s: %d pictures of %d classes", job.id, len(upload.labels), len(upload.classes))
         status, message = "failed", "internal error; see the service's log"
         try:
-            await asyncio.to_thread(self._prepare, place, lesson)
-            del lesson
+            await asyncio.to_thread(self._prepare, place, upload)
+            del upload
             await self._teach(job, {**order, "model": str(place / "model"), "pixels": str(place / "pixels.npy")})
-            job.placing, job.message = True, "putting the new model in place"
-            await asyncio.to_thread(self.store.take, place / "model")
+            job.swapping, job.message = True, "putting the new model in place"
+            await asyncio.to_thread(self.store.replace_with, place / "model")
             status, message = "done", f"learned; the model is now version {self.store.current.version}"
         except _Cancelled:
             status, message = "cancelled", "cancelled; the model is as it was"
@@ -141,9 +141,9 @@ class Jobs:
             self.metrics.jobs.labels(status).inc()
             log.info("job %s: %s: %s", job.id, status, job.message)
 
-    def _prepare(self, place: Path, lesson: Lesson) -> None:
+    def _prepare(self, place: Path, upload: UploadedImages) -> None:
         place.mkdir()
-        lesson.save(place / "pixels.npy")
+        upload.save(place / "pixels.npy")
         self.store.copy(place / "model")
 
     async def _teach(self, job: Job, order: dict[str, Any]) -> None:
@@ -174,14 +174,14 @@ class Jobs:
             if process.returncode is None:
                 process.kill()
                 await process.wait()
-            said = await errors
+            output = await errors
             process.stdin.close()
         if job.stop.is_set():
             raise _Cancelled
         if code:
             if reason is None:
-                log.error("job %s: the process said:\n%s", job.id, said)
-            raise RunError(reason or _why(code, said))
+                log.error("job %s: the process said:\n%s", job.id, output)
+            raise RunError(reason or _why(code, output))
 
 
 async def _kill_on(stop: asyncio.Event, process: asyncio.subprocess.Process) -> None:
@@ -198,6 +198,6 @@ async def _tail(stream: asyncio.StreamReader) -> str:
     return b"".join(last).decode("utf-8", "replace").strip()
 
 
-def _why(code: int, said: str) -> str:
+def _why(code: int, output: str) -> str:
     """Say why a process ended that did not say so itself."""
-    return f"the teaching process {ended(code, said)}" + ("; the model is as it was" if code < 0 else "")
+    return f"the teaching process {describe_exit(code, output)}" + ("; the model is as it was" if code < 0 else "")

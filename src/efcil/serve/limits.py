@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-from efcil.errors import OptionError
+from efcil.errors import ConfigError
 
 MIB = 2**20
 
@@ -23,4 +23,4 @@ class Limits:
     def __post_init__(self) -> None:
         for field in fields(self):
             if (value := getattr(self, field.name)) < 1:
-                raise OptionError(f"limit {field.name} must be at least 1, got {value}")
+                raise ConfigError(f"limit {field.name} must be at least 1, got {value}")

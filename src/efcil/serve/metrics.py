@@ -25,7 +25,7 @@ class Metrics:
         )
         self.batches = Histogram("efcil_batch_size", "Pictures in one forward pass.", buckets=SIZES, registry=own)
         self.predictions = Counter("efcil_predictions", "Pictures answered with a class.", registry=own)
-        self.refused = Counter("efcil_refused_pictures", "Pictures that could not be read.", registry=own)
+        self.refused = Counter("efcil_refused_images", "Pictures that could not be read.", registry=own)
         self.jobs = Counter("efcil_jobs", "Teaching jobs by how they ended.", ("status",), registry=own)
         ProcessCollector(registry=own)
 

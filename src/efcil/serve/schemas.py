@@ -58,7 +58,7 @@ class Answer(BaseModel):
     """The prediction for one picture."""
 
     file: str | None
-    label: str | None = Field(description="null where the confidence is below `unknown`: none of these.")
+    label: str | None = Field(description="null where the confidence is below `reject_below`: none of these.")
     confidence: Share
     top: list[Choice]
 
@@ -91,7 +91,7 @@ class Started(BaseModel):
 
     job: str
     classes: list[str]
-    pictures: int
+    images: int
     refused: list[Refusal] = Field(description="Files that are left out, and why.")
 
 

@@ -13,22 +13,22 @@ from typing import Any
 import numpy as np
 import torch
 
-from efcil.errors import DataError, ModelError, OptionError, nearest
+from efcil.errors import ConfigError, DataError, ModelError, nearest
 from efcil.product import IncrementalClassifier
-from efcil.serve.batching import Batcher, Busy, Scored, Scorer
+from efcil.serve.batching import Batcher, Confidences, Overloaded, Scorer
+from efcil.serve.images import decode_image
 from efcil.serve.jobs import Job, Jobs
-from efcil.serve.lesson import Lesson
 from efcil.serve.limits import Limits
 from efcil.serve.metrics import Metrics
-from efcil.serve.pictures import pixels_of
-from efcil.serve.store import Conflict, Store
+from efcil.serve.store import Conflict, ModelStore
+from efcil.serve.uploads import UploadedImages
 
 # Pictures of a pass. A CPU gains nothing from more, and a part of the clients is read while another is computed.
 LARGEST_BATCH = {"cpu": 16}
 LARGEST_ELSEWHERE = 64
 
 
-class NoClass(OptionError):
+class ClassNotFound(ConfigError):
     """A class that the model does not know."""
 
 
@@ -39,7 +39,7 @@ class Service:
         self, directory: Path, *, limits: Limits | None = None, device: str = "auto", teach_threads: int | None = None
     ):
         cores = os.cpu_count() or 1
-        self.limits, self.metrics, self.store = limits or Limits(), Metrics(), Store(directory, device)
+        self.limits, self.metrics, self.store = limits or Limits(), Metrics(), ModelStore(directory, device)
         self.jobs = Jobs(self.store, self.metrics, teach_threads or max(1, cores // 2))
         largest = LARGEST_BATCH.get(self.store.current.model.device.type, LARGEST_ELSEWHERE)
         self.batcher = Batcher(self._scorer, largest=largest, observe=self.metrics.batches.observe)
@@ -48,7 +48,7 @@ class Service:
         self._waiting = 0
         self.metrics.gauge("efcil_model_version", "Changes of the model, from 1.", lambda: self.store.current.version)
         self.metrics.gauge("efcil_model_classes", "Classes of the model.", lambda: len(self.store.current.names))
-        self.metrics.gauge("efcil_waiting_pictures", "Pictures that wait for their answer.", lambda: self._waiting)
+        self.metrics.gauge("efcil_waiting_images", "Pictures that wait for their answer.", lambda: self._waiting)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -68,38 +68,40 @@ class Service:
         return now.names, lambda pixels: now.model.predict_proba(torch.from_numpy(pixels))
 
     async def predict(
-        self, pictures: Sequence[tuple[str | None, Callable[[], bytes]]], top: int, unknown: float | None
+        self, images: Sequence[tuple[str | None, Callable[[], bytes]]], top: int, reject_below: float | None
     ) -> list[dict[str, Any]]:
         """Answer each picture, given by its name and a way to read it, or say what is wrong with it."""
         if not self.store.current.names:
             raise Conflict("the model knows no class yet; teach it first")
-        if self._waiting + len(pictures) > self.limits.waiting:
-            raise Busy(f"{self._waiting} pictures are waiting already; try again in a moment")
-        self._waiting += len(pictures)
+        if self._waiting + len(images) > self.limits.waiting:
+            raise Overloaded(f"{self._waiting} pictures are waiting already; try again in a moment")
+        self._waiting += len(images)
         try:
-            return list(await asyncio.gather(*(self._answer(name, read, top, unknown) for name, read in pictures)))
+            return list(await asyncio.gather(*(self._answer(name, read, top, reject_below) for name, read in images)))
         finally:
-            self._waiting -= len(pictures)
+            self._waiting -= len(images)
 
     async def _answer(
-        self, name: str | None, read: Callable[[], bytes], top: int, unknown: float | None
+        self, name: str | None, read: Callable[[], bytes], top: int, reject_below: float | None
     ) -> dict[str, Any]:
         loop, size, most = asyncio.get_running_loop(), self.store.size, self.limits.pixels
         try:
-            pixels = await loop.run_in_executor(self._decoders, lambda: pixels_of(read(), size, most))
+            pixels = await loop.run_in_executor(self._decoders, lambda: decode_image(read(), size, most))
         except DataError as error:
             self.metrics.refused.inc()
             return {"file": name, "error": str(error)}
-        answer = {"file": name, **chosen(await self.batcher.score(pixels), top, unknown)}
+        answer = {"file": name, **best_classes(await self.batcher.score(pixels), top, reject_below)}
         self.metrics.predictions.inc()
         return answer
 
-    async def teach(self, lesson: Callable[[], Lesson], epochs: int | None, budget: float | None) -> tuple[Job, Lesson]:
+    async def teach(
+        self, upload: Callable[[], UploadedImages], epochs: int | None, budget: float | None
+    ) -> tuple[Job, UploadedImages]:
         """Read a lesson and start to teach it."""
         self.store.claim("a teaching is running")
         try:
             loop = asyncio.get_running_loop()
-            found = await loop.run_in_executor(self._changes, lesson)
+            found = await loop.run_in_executor(self._changes, upload)
             return self.jobs.start(found, epochs, budget), found
         except BaseException:
             self.store.release()
@@ -109,7 +111,7 @@ class Service:
         """Drop classes."""
         known = self.store.current.names
         if wrong := [name for name in names if name not in known]:
-            raise NoClass(f"no class {wrong[0]!r}: {nearest(wrong[0], known)}")
+            raise ClassNotFound(f"no class {wrong[0]!r}: {nearest(wrong[0], known)}")
         await self._change("a class is being forgotten", lambda model: model.forget(list(dict.fromkeys(names))))
 
     async def undo(self) -> None:
@@ -131,14 +133,14 @@ class Service:
         await loop.run_in_executor(self._changes, change)
 
 
-def chosen(scored: Scored, top: int, unknown: float | None) -> dict[str, Any]:
+def best_classes(scored: Confidences, top: int, reject_below: float | None) -> dict[str, Any]:
     """Return the best classes of one picture; below `unknown` the label is None.
 
-    >>> chosen(Scored(("a", "b"), np.array([0.25, 0.75])), 1, 0.8)
+    >>> best_classes(Confidences(("a", "b"), np.array([0.25, 0.75])), 1, 0.8)
     {'label': None, 'confidence': 0.75, 'top': [{'label': 'b', 'confidence': 0.75}]}
     """
     confidence = np.clip(scored.confidence, 0.0, 1.0)
     order = np.argsort(-confidence, kind="stable")[:top]
     best = [{"label": scored.names[i], "confidence": float(confidence[i])} for i in order]
-    sure = unknown is None or best[0]["confidence"] >= unknown
+    sure = reject_below is None or best[0]["confidence"] >= reject_below
     return {"label": best[0]["label"] if sure else None, "confidence": best[0]["confidence"], "top": best}

@@ -21,7 +21,7 @@ class Conflict(RunError):
 
 
 @dataclass(frozen=True)
-class Snapshot:
+class ServedModel:
     """A model at one moment; never changed, only replaced."""
 
     model: IncrementalClassifier
@@ -30,14 +30,14 @@ class Snapshot:
     summary: dict[str, Any]
 
 
-class Store:
+class ModelStore:
     """Holds the model directory while the service runs; a second service is refused."""
 
     def __init__(self, directory: Path, device: str = "auto"):
         self.directory, self.device = Path(os.path.realpath(directory)), device
         self.work = self.directory.with_name(f".{self.directory.name}.serving")  # same disk: copies are cheap to swap
-        self._print = fingerprint(self.directory)  # first: a change while it is loaded is seen later
-        self.current = self._snapshot(IncrementalClassifier.load(self.directory, device=device), 1)
+        self._fingerprint = fingerprint(self.directory)  # first: a change while it is loaded is seen later
+        self.current = self._served_model(IncrementalClassifier.load(self.directory, device=device), 1)
         self._claimed: str | None = None
 
     @contextlib.contextmanager
@@ -82,7 +82,7 @@ class Store:
         self._check_unchanged()
         shutil.copytree(self.directory, place)
 
-    def take(self, place: Path) -> None:
+    def replace_with(self, place: Path) -> None:
         """Let the model saved in `place` answer from now on."""
         self._replace(IncrementalClassifier.load(place, device=self.device))
 
@@ -94,17 +94,17 @@ class Store:
         self._replace(model)
 
     def _replace(self, model: IncrementalClassifier) -> None:
-        snapshot = self._snapshot(model, self.current.version + 1)
+        served = self._served_model(model, self.current.version + 1)
         with save_lock(self.directory):
             self._check_unchanged()
             model.save(self.directory)  # whole or not at all
-            self._print = fingerprint(self.directory)
-        self.current = snapshot
+            self._fingerprint = fingerprint(self.directory)
+        self.current = served
 
-    def _snapshot(self, model: IncrementalClassifier, version: int) -> Snapshot:
-        return Snapshot(model, version, tuple(map(str, model.classes_)), model.summary())
+    def _served_model(self, model: IncrementalClassifier, version: int) -> ServedModel:
+        return ServedModel(model, version, tuple(map(str, model.classes_)), model.summary())
 
     def _check_unchanged(self) -> None:
         """Refuse to overwrite what somebody else has written meanwhile."""
-        if fingerprint(self.directory) != self._print:
+        if fingerprint(self.directory) != self._fingerprint:
             raise Conflict("the model directory was changed by another process; restart the service to take it up")

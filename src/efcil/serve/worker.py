@@ -19,28 +19,28 @@ from efcil.files import wait_for_end_of_input
 
 def main() -> int:
     """Teach as told; return the exit code."""
-    said = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    output = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # whatever a library prints must not stand between the lines of JSON
     order = json.loads(sys.stdin.readline())
     threading.Thread(target=_follow_the_service, daemon=True).start()
     with contextlib.suppress(OSError):
         os.nice(order["nice"])
     try:
-        _teach(order, said)
+        _teach(order, output)
     except EfcilError as error:
-        _say(said, event="failed", reason=str(error))
+        _write_event(output, event="failed", reason=str(error))
         return error.exit_code
     except MemoryError:
-        _say(said, event="failed", reason="memory ran out; teach fewer pictures at once")
+        _write_event(output, event="failed", reason="memory ran out; teach fewer pictures at once")
         return 3
     except OSError as error:
-        _say(said, event="failed", reason=f"{error.strerror or error}")
+        _write_event(output, event="failed", reason=f"{error.strerror or error}")
         return 3
-    _say(said, event="saved")
+    _write_event(output, event="saved")
     return 0
 
 
-def _teach(order: dict[str, Any], said: IO[str]) -> None:
+def _teach(order: dict[str, Any], output: IO[str]) -> None:
     import numpy as np
     import torch
 
@@ -51,16 +51,16 @@ def _teach(order: dict[str, Any], said: IO[str]) -> None:
     pixels = torch.from_numpy(np.load(order["pixels"], allow_pickle=False))
 
     def tell(progress: Progress) -> None:
-        _say(said, event="progress", share=progress.fraction, message=progress.message)
+        _write_event(output, event="progress", share=progress.fraction, message=progress.message)
 
     given = {key: order[key] for key in ("epochs", "budget") if order[key] is not None}
     model.learn(pixels, order["labels"], callbacks=(tell,), **given)
     model.save(order["model"])
 
 
-def _say(said: IO[str], **event: Any) -> None:
-    said.write(json.dumps(event) + "\n")
-    said.flush()
+def _write_event(output: IO[str], **event: Any) -> None:
+    output.write(json.dumps(event) + "\n")
+    output.flush()
 
 
 def _follow_the_service() -> None:

@@ -9,7 +9,7 @@ from efcil.components import Component
 from efcil.config import Options
 from efcil.core.class_stats import ClassStats
 from efcil.core.feature_maps import FeatureMap
-from efcil.errors import OptionError
+from efcil.errors import ConfigError
 from efcil.features import TaskFeatures
 
 
@@ -20,7 +20,7 @@ class PairsOptions(Options):
         """Refuse the pseudo-images of a learner that makes none."""
         super().check_training(training)
         if getattr(self, "shift_view", "clean") == "pseudo" and not hasattr(training, "pseudo_ratio"):
-            raise OptionError("shift_view=pseudo needs the learner pseudo-replay; set clean or augmented")
+            raise ConfigError("shift_view=pseudo needs the learner pseudo-replay; set clean or augmented")
 
 
 class Shift(Component):

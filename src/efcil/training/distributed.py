@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from efcil.core.class_stats import ClassStats
 from efcil.core.linear_algebra import pack_symmetric, unpack_symmetric
-from efcil.errors import EfcilError, Elsewhere, Interrupted, OptionError, TrainingError
+from efcil.errors import ConfigError, EfcilError, Elsewhere, Interrupted, TrainingError
 
 PATIENCE = timedelta(hours=1)  # how long a process waits for the others: longer than any of them is busy alone
 BUCKET = 2**23  # numbers sent at a time: bounds the copy of the gradients
@@ -205,7 +205,7 @@ class Group:
         first = self.from_first(value)
         with self.agreeing():
             if value != first:
-                raise OptionError(
+                raise ConfigError(
                     f"{what} differs: {value} here, {first} in the first process; use the same everywhere"
                 )
 

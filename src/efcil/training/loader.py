@@ -115,18 +115,18 @@ def several_epochs(
     transform: Transform | None,
     size: int,
     last: LastBatch,
-    sources: Sequence[torch.Generator],
+    datasets: Sequence[torch.Generator],
     group: Group = ALONE,
     views: int = 0,
 ) -> list[list[StoredBatch]]:
     """Return the batches of several epochs, augmented in one go: the same bytes as `epoch_batches`, fewer launches."""
-    epochs = [drawn_epoch(len(labels), transform, size, last, source, group, views) for source in sources]
+    epochs = [drawn_epoch(len(labels), transform, size, last, source, group, views) for source in datasets]
     orders, cuts = [e[0] for e in epochs], epochs[0][2]
     rows = torch.cat(orders)
     found = [labels[rows]]
     for view in range(1 + views):
         drawn = [e[1][view] for e in epochs]
-        whole = {name: torch.cat([d[name] for d in drawn]) for name in drawn[0]}
-        found.insert(len(found) if view else 0, augmented(images[rows], transform, whole))
+        keep_aspect = {name: torch.cat([d[name] for d in drawn]) for name in drawn[0]}
+        found.insert(len(found) if view else 0, augmented(images[rows], transform, keep_aspect))
     of_each = zip(*(tensor.split(len(orders[0])) for tensor in found), strict=True)
     return [[tuple(tensor[cut] for tensor in parts) for cut in cuts] for parts in of_each]

@@ -27,5 +27,5 @@ def _out_of_memory(what: str, error: BaseException) -> TrainingError:
     detail = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
     return TrainingError(
         f"out of memory while {what} ({detail}): lower --set batch_size=..., --set width=... or the image size "
-        "(--set data.size=...), or use --precision bf16; then go on with --resume"
+        "(--set data.short_side=...), or use --precision bf16; then go on with --resume"
     )

@@ -133,11 +133,11 @@ def train(
                     plain.total.copy_(middle.total)
                 if noise is not None and middle.noise is not None:
                     noise.set_state(middle.noise.cpu())
-            for whole, batch in zip(wholes, ahead.take(epoch), strict=True):
+            for keep_aspect, batch in zip(wholes, ahead.take(epoch), strict=True):
                 steps += 1
                 if steps <= done:
                     continue
-                plain.weight = group.begin_batch(whole.stop - whole.start)
+                plain.weight = group.begin_batch(keep_aspect.stop - keep_aspect.start)
                 if machine.capture and machine.knows(module) and step is plain:
                     step = CapturedStep(plain, module, *batch, noise=noise)
                 step(*batch)

@@ -1,9 +1,9 @@
 """The tables of docs/research-log.md, and a small problem for a first look at ideas: CIFAR-100 at half of everything.
 
-    python tools/research.py make CIFAR DIR            write class folders for `efcil run METHOD folder --data DIR`
-    python tools/research.py add RUN --what "..."      store the summaries of a run, a comparison or an `efcil tune`
-    python tools/research.py                           write the tables in docs/research-log.md
-    python tools/research.py --check                   exit 1 when the page is not what the summaries give
+    python research/half_scale.py make CIFAR DIR         write class folders for `efcil run METHOD folder --data DIR`
+    python research/half_scale.py add RUN --what "..."   store the summaries of a run, a comparison or an `efcil tune`
+    python research/half_scale.py                        write the tables in docs/research-log.md
+    python research/half_scale.py --check                exit 1 when the page is not what the summaries give
 
 The small problem has every second class; of each the first 250 training images, and the 100 after them to measure on;
 16 x 16 pixels. What it says about the real problem is a hint: the networks are narrow, and learn for minutes. What
@@ -70,7 +70,7 @@ def add(run: Path, what: str, stored: Path = STORED) -> None:
     name = tables.pop()
     found = [{"name": name, "what": what, **{key: s[key] for key in KEPT}} for s in given]
     for summary in found:
-        summary["command"] = re.sub(r"(--data|--out|efcil replay) \S+", r"\1 DIR", summary["command"])
+        summary["command"] = re.sub(r"(--data|--out|efcil reevaluate) \S+", r"\1 DIR", summary["command"])
     orders = {s["order"] for s in found}
     lines = read_json_lines(stored, error=RunError) if stored.exists() else []
     before = [s for s in lines if (s["name"], s.get("what")) != (name, what) or s["order"] not in orders]

@@ -9,12 +9,12 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from efcil import data as sources
+from efcil import data as datasets
 from efcil.accel.machine import Machine
 from efcil.cli import app
-from efcil.experiment.reevaluate import config_of, plan_of
+from efcil.experiment.reevaluate import config_of, experiment_of
 from efcil.learners import LEARNERS
-from efcil.report.load import asked_precision, load_summaries
+from efcil.report.load import load_summaries, requested_precision
 from efcil.tensor_files import load_tensors
 from efcil.training.extraction import extract
 from efcil.training.image_batches import Pixels
@@ -39,9 +39,9 @@ def run(efcil, *arguments):
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
     """One comparison with features, made once."""
-    out = tmp_path_factory.mktemp("replay") / "r"
+    out = tmp_path_factory.mktemp("reevaluate") / "r"
     settings = [part for setting in SMALL for part in ("--set", setting)]
-    command = ["compare", METHODS, "digits", "--keep-features", "--orders", "7", "--out", str(out), *settings]
+    command = ["compare", METHODS, "digits", "--save-features", "--orders", "7", "--out", str(out), *settings]
     result = CliRunner().invoke(app, [*command, "--tasks", "5", "--device", "cpu", "--quiet"])
     assert result.exit_code == 0, result.output
     return out
@@ -53,40 +53,40 @@ def kept(made, tmp_path):
 
 
 def of(place, method):
-    aside = ("seconds", "command", "commit", "run_dir", "replayed")
+    aside = ("seconds", "command", "commit", "run_dir", "reevaluated_from")
     return {k: v for k, v in json.loads((place / method / "summary.json").read_text()).items() if k not in aside}
 
 
 def test_replayed_methods_have_the_numbers_they_had_in_company(efcil, kept):
-    code, out, err = efcil("replay", kept, METHODS + ",dpcr:ridge=2", "--device", "cpu")
+    code, out, err = efcil("reevaluate", kept, METHODS + ",dpcr:ridge=2", "--device", "cpu")
     assert code == 0, err
     for method in METHODS.split(","):
-        assert of(kept / "replay", method) == of(kept, method)
-    assert of(kept / "replay", "dpcr:ridge=2")["options"]["ridge"] == 2
-    assert of(kept / "replay", "dpcr:ridge=2")["matrix"] != of(kept, "dpcr")["matrix"]
+        assert of(kept / "reevaluation", method) == of(kept, method)
+    assert of(kept / "reevaluation", "dpcr:ridge=2")["options"]["ridge"] == 2
+    assert of(kept / "reevaluation", "dpcr:ridge=2")["matrix"] != of(kept, "dpcr")["matrix"]
     assert "dpcr:ridge=2" in out
-    assert (kept / "replay" / "report.html").exists()
+    assert (kept / "reevaluation" / "report.html").exists()
 
 
 def test_settings_and_place_can_be_given(efcil, kept, tmp_path):
-    code, _, err = efcil("replay", kept, "dpcr", "--set", "ridge=3", "--out", tmp_path / "there", "--quiet")
+    code, _, err = efcil("reevaluate", kept, "dpcr", "--set", "ridge=3", "--out", tmp_path / "there", "--quiet")
     assert code == 0, err
     assert of(tmp_path / "there", "dpcr")["options"]["ridge"] == 3
-    assert not (kept / "replay").exists()
+    assert not (kept / "reevaluation").exists()
 
 
 def test_a_replay_says_what_it_was_read_from_and_has_its_arithmetic(efcil, tmp_path):
     code, _, err = run(
-        efcil, "compare", "dpcr", "digits", "--precision", "fp32", "--keep-features", "--out", tmp_path / "r"
+        efcil, "compare", "dpcr", "digits", "--precision", "fp32", "--save-features", "--out", tmp_path / "r"
     )
     assert code == 0, err
-    code, _, err = efcil("replay", tmp_path / "r", "dpcr", "--device", "cpu", "--quiet")
+    code, _, err = efcil("reevaluate", tmp_path / "r", "dpcr", "--device", "cpu", "--quiet")
     assert code == 0, err
-    (summary,) = load_summaries(tmp_path / "r" / "replay")
-    assert "efcil replay" in summary["command"]
-    assert summary["replayed"] == load_summaries(tmp_path / "r" / "dpcr")[0]["command"]
-    assert "--precision fp32" in summary["replayed"]
-    assert asked_precision(summary) == "fp32"
+    (summary,) = load_summaries(tmp_path / "r" / "reevaluation")
+    assert "efcil reevaluate" in summary["command"]
+    assert summary["reevaluated_from"] == load_summaries(tmp_path / "r" / "dpcr")[0]["command"]
+    assert "--precision fp32" in summary["reevaluated_from"]
+    assert requested_precision(summary) == "fp32"
 
 
 def test_features_are_those_of_the_task_and_of_the_test_images_seen(kept):
@@ -113,19 +113,19 @@ def test_features_are_those_of_the_task_and_of_the_test_images_seen(kept):
     ],
 )
 def test_what_cannot_be_replayed_is_refused(efcil, kept, methods, named):
-    code, _, err = efcil("replay", kept, methods, "--device", "cpu")
+    code, _, err = efcil("reevaluate", kept, methods, "--device", "cpu")
     assert code == 2
     assert_names(err, *named)
-    assert not (kept / "replay").exists()
+    assert not (kept / "reevaluation").exists()
 
 
 def test_a_run_without_features_says_how_to_keep_them(efcil, tmp_path):
     code, _, err = run(efcil, "run", "dpcr", "digits", "--out", tmp_path / "r")
     assert code == 0, err
-    code, _, err = efcil("replay", tmp_path / "r", "dpcr")
+    code, _, err = efcil("reevaluate", tmp_path / "r", "dpcr")
     assert code == 2
-    assert "--keep-features" in err
-    code, _, err = efcil("replay", tmp_path, "dpcr")
+    assert "--save-features" in err
+    code, _, err = efcil("reevaluate", tmp_path, "dpcr")
     assert code == 2
     assert_names(err, "config.yaml")
 
@@ -134,28 +134,28 @@ def test_a_missing_or_damaged_task_is_told(efcil, kept):
     files = sorted((kept / "trajectory" / "features").iterdir())
     whole = files[1].read_bytes()
     files[1].write_bytes(whole[:-9])
-    code, _, err = efcil("replay", kept, "dpcr")
+    code, _, err = efcil("reevaluate", kept, "dpcr")
     assert code != 0
     assert "task-02" in err
     files[1].unlink()
-    code, _, err = efcil("replay", kept, "dpcr")
+    code, _, err = efcil("reevaluate", kept, "dpcr")
     assert code != 0
     assert_names(err, "task 2")
 
 
 def test_a_frozen_method_needs_the_first_backbones_features(efcil, tmp_path):
-    code, _, err = run(efcil, "compare", "dpcr,lwf-ncm", "digits", "--keep-features", "--out", tmp_path / "r")
+    code, _, err = run(efcil, "compare", "dpcr,lwf-ncm", "digits", "--save-features", "--out", tmp_path / "r")
     assert code == 0, err
-    code, _, err = efcil("replay", tmp_path / "r", "acil")
+    code, _, err = efcil("reevaluate", tmp_path / "r", "acil")
     assert code == 2
     assert_names(err, "acil", "first task")
 
 
-# --- the released code's closed forms, tools/float32.py -------------------------------------------------------------
+# --- the released code's closed forms, research/float32_solves.py -----------------------------------------------------
 
 
 def tool(name):
-    spec = importlib.util.spec_from_file_location(name, Path(__file__).parents[1] / "tools" / f"{name}.py")
+    spec = importlib.util.spec_from_file_location(name, Path(__file__).parents[1] / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -165,12 +165,12 @@ def tool(name):
 
 @pytest.fixture(scope="module")
 def float32():
-    return tool("float32")
+    return tool("research/float32_solves")
 
 
 @pytest.fixture(scope="module")
 def oracle():
-    return tool("oracle")
+    return tool("tools/oracle")
 
 
 def test_both_precisions_are_the_method(float32, made, tmp_path):
@@ -181,13 +181,13 @@ def test_both_precisions_are_the_method(float32, made, tmp_path):
     found = json.loads((tmp_path / "found.json").read_text())
     assert found["float64"]["accuracy"] == pytest.approx(accuracies, abs=1.5)  # of 42 to 355 images
     assert found["float32"]["accuracy"] == pytest.approx(found["float64"]["accuracy"], abs=1.5)
-    assert found["command"].startswith("python tools/float32.py")
+    assert found["command"].startswith("python research/float32_solves.py")
 
 
 def test_a_run_without_features_cannot_be_read_in_float32(float32, tmp_path, capsys):
     with pytest.raises(SystemExit):
         float32.main([str(tmp_path)])
-    assert_names(capsys.readouterr().err, "--keep-features")
+    assert_names(capsys.readouterr().err, "--save-features")
 
 
 # --- what is left: tools/oracle.py ------------------------------------------------------------------------------------
@@ -208,13 +208,13 @@ def test_the_oracle_sees_old_images_with_the_last_backbone(oracle, made):
     home = made / "trajectory"
     names = ["dpcr", "rrcr+tssp+cip", "lwf", "acil", "adc", "lwf+ldc+ridge", "dpcr:ridge_view=augmented"]
     found = oracle.measured(made, names, None, Machine.choose("cpu"))
-    plan = plan_of(config_of(home)["run"], ["rrcr+tssp+cip"], [])
-    data = sources.load("digits", None, plan.data)
-    backbone = LEARNERS["lwf"](plan.training, data.channels, Machine.choose("cpu"), plan.seed).backbone
+    experiment = experiment_of(config_of(home)["run"], ["rrcr+tssp+cip"], [])
+    data = datasets.load("digits", None, experiment.data)
+    backbone = LEARNERS["lwf"](experiment.training, data.channels, Machine.choose("cpu"), experiment.seed).backbone
     tensors, _ = load_tensors(home / "checkpoints" / "task-05.safetensors")
     of_backbone = "learner.student.backbone."
     backbone.load_state_dict({k.removeprefix(of_backbone): v for k, v in tensors.items() if k.startswith(of_backbone)})
-    ridge = plan.methods["rrcr+tssp+cip"][1].ridge
+    ridge = experiment.methods["rrcr+tssp+cip"][1].ridge
 
     def features(part):
         pixels = Pixels(torch.from_numpy(part.images), data.mean, data.std, Machine.choose("cpu"))
@@ -254,15 +254,15 @@ def test_less_is_read_again_than_was_read(efcil, tmp_path):
         "2",
         "--quiet",
     )
-    code, _, err = efcil(*asked, "--keep-features", "--out", tmp_path / "r")
+    code, _, err = efcil(*asked, "--save-features", "--out", tmp_path / "r")
     assert code == 0, err
     code, _, err = efcil(
-        "replay", tmp_path / "r", "dpcr-plus,dpcr-plus:use_stages=1", "--out", tmp_path / "again", "--quiet"
+        "reevaluate", tmp_path / "r", "dpcr-plus,dpcr-plus:use_stages=1", "--out", tmp_path / "again", "--quiet"
     )
     assert code == 0, err
     for label in ("dpcr-plus", "dpcr-plus:use_stages=1"):
         assert of(tmp_path / "again", label)["A_f"] == of(tmp_path / "r", label)["A_f"]
-    code, _, err = efcil("replay", tmp_path / "r", "dpcr-plus:use_stages=3", "--out", tmp_path / "more")
+    code, _, err = efcil("reevaluate", tmp_path / "r", "dpcr-plus:use_stages=3", "--out", tmp_path / "more")
     assert code == 2
     assert_names(err, "use_stages=3", 2)
 

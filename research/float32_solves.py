@@ -1,8 +1,8 @@
 """DPCR's closed forms in float32, as the released code solves them, read from the features of a run.
 
-    python tools/float32.py RUN [--ridge 200] [--epsilon 1e-9] [--out FILE.json]
+    python research/float32_solves.py RUN [--ridge 200] [--epsilon 1e-9] [--out FILE.json]
 
-RUN is the directory of `efcil compare dpcr ... --keep-features`. Both precisions read the same features: explicit
+RUN is the directory of `efcil compare dpcr ... --save-features`. Both precisions read the same features: explicit
 inverses on the CPU, a projector for each class from the singular values above zero, means times a number of images a
 class. What they differ in is what the precision of the solves is worth.
 """
@@ -82,9 +82,10 @@ def main(arguments: list[str] | None = None) -> int:
     asked = parser.parse_args(arguments)
     files = sorted(asked.run.glob("**/features/task-*.safetensors"))
     if not files:
-        parser.error(f"{asked.run} holds no features: run it with --keep-features")
+        parser.error(f"{asked.run} holds no features: run it with --save-features")
     how: dict[str, Any] = {
-        "command": f"python tools/float32.py {asked.run.name} --ridge {asked.ridge} --epsilon {asked.epsilon}",
+        "command": f"python research/{Path(__file__).name} {asked.run.name} "
+        f"--ridge {asked.ridge} --epsilon {asked.epsilon}",
         "device": asked.device,
         "commit": commit(),
     }

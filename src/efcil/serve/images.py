@@ -11,21 +11,21 @@ import numpy.typing as npt
 from efcil.data.decode import read_image
 from efcil.errors import DataError
 
-Pixels = npt.NDArray[np.uint8]
+ImageArray = npt.NDArray[np.uint8]
 LONGEST_NAME = 200
 
 
-def shown(name: str) -> str:
+def printable(name: str) -> str:
     """Return a name from outside as it may stand in an answer: printable, on one line, not endless.
 
-    >>> shown("cat\\n\\x1b[31m.jpg")
+    >>> printable("cat\\n\\x1b[31m.jpg")
     'cat??[31m.jpg'
     """
     clean = "".join(c if c.isprintable() else "?" for c in name)
     return clean if len(clean) <= LONGEST_NAME else clean[: LONGEST_NAME - 3] + "..."
 
 
-def pixels_of(data: bytes, size: int, max_pixels: int) -> Pixels:
+def decode_image(data: bytes, size: int, max_pixels: int) -> ImageArray:
     """Decode one picture into uint8 (3, size, size); what cannot be read raises DataError with the reason alone."""
     try:
         return read_image(data, size, max_pixels=max_pixels, name="picture")

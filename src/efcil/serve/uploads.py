@@ -9,19 +9,19 @@ from typing import IO
 
 import numpy as np
 
-from efcil.data.dataset import listed
+from efcil.data.dataset import format_list
 from efcil.errors import DataError
 from efcil.product.names import check_names
-from efcil.serve.archive import Picture, TooMuch, open_archive, pictures
+from efcil.serve.archive import LimitExceeded, NamedImage, iter_images, open_archive
+from efcil.serve.images import ImageArray, decode_image, printable
 from efcil.serve.limits import Limits
-from efcil.serve.pictures import Pixels, pixels_of, shown
 
 
 @dataclass(frozen=True)
-class Lesson:
+class UploadedImages:
     """Pictures to learn from. Only these pixels are kept for the job; names of files are not."""
 
-    pixels: Pixels  # (n, 3, size, size)
+    pixels: ImageArray  # (n, 3, size, size)
     labels: list[str]
     refused: list[tuple[str, str]]  # (file, reason)
 
@@ -35,25 +35,25 @@ class Lesson:
         np.save(path, self.pixels, allow_pickle=False)
 
 
-def from_archive(file: IO[bytes], size: int, limits: Limits, known: Sequence[str]) -> Lesson:
+def from_archive(file: IO[bytes], size: int, limits: Limits, known: Sequence[str]) -> UploadedImages:
     """Read a zip of class folders."""
     refused: list[tuple[str, str]] = []
     with open_archive(file, limits) as archive:
-        return _lesson(pictures(archive, limits, refused), refused, size, limits, known)
+        return _decode_images(iter_images(archive, limits, refused), refused, size, limits, known)
 
 
 def from_files(
     files: Iterable[tuple[str, IO[bytes]]], label: str, size: int, limits: Limits, known: Sequence[str]
-) -> Lesson:
+) -> UploadedImages:
     """Read the pictures of one class."""
-    return _lesson(((shown(name), label, file.read) for name, file in files), [], size, limits, known)
+    return _decode_images(((printable(name), label, file.read) for name, file in files), [], size, limits, known)
 
 
-def _lesson(
-    given: Iterable[Picture], refused: list[tuple[str, str]], size: int, limits: Limits, known: Sequence[str]
-) -> Lesson:
+def _decode_images(
+    given: Iterable[NamedImage], refused: list[tuple[str, str]], size: int, limits: Limits, known: Sequence[str]
+) -> UploadedImages:
     """Decode; `known` are the classes of the model, which a new name must not be confused with."""
-    found: list[Pixels] = []
+    found: list[ImageArray] = []
     labels: list[str] = []
     named: dict[str, None] = {}  # every class there is a picture of, readable or not
     for name, label, read in given:
@@ -61,8 +61,8 @@ def _lesson(
             check_names([label], [*known, *named])
             named[label] = None
         try:
-            found.append(pixels_of(read(), size, limits.pixels))
-        except TooMuch:
+            found.append(decode_image(read(), size, limits.pixels))
+        except LimitExceeded:
             raise
         except DataError as error:
             refused.append((name, str(error)))
@@ -71,6 +71,6 @@ def _lesson(
     readable = set(labels)
     empty = [name for name in named if name not in readable]
     if empty or not found:
-        whose = "no picture to learn from" if not named else f"no readable picture of {listed(empty)}"
+        whose = "no picture to learn from" if not named else f"no readable picture of {format_list(empty)}"
         raise DataError(whose + (": " + "; ".join(f"{name}: {why}" for name, why in refused[:3]) if refused else ""))
-    return Lesson(np.stack(found), labels, refused)
+    return UploadedImages(np.stack(found), labels, refused)

@@ -16,9 +16,9 @@ from pydantic import ValidationError
 
 from efcil.config import flat
 from efcil.errors import RunError
-from efcil.experiment.specification import Plan, Request, resolve
+from efcil.experiment.specification import Experiment, ExperimentSpec, resolve
 from efcil.files import read_json, read_json_lines
-from efcil.report.load import TIMING, Run, Summary, asked_precision, each_head
+from efcil.report.load import TIMING, Run, Summary, requested_precision, split_heads
 
 ORDERS = ("identity", "1992", "1993")
 PRESET, SEED = "paper", 0
@@ -40,7 +40,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
 
 
 @dataclass(frozen=True)
-class Cell:
+class RunKey:
     """One run: a data set, a split, a class order, and methods that share a training."""
 
     dataset: str
@@ -54,26 +54,26 @@ class Cell:
         return GROUPS[self.group]
 
     @property
-    def place(self) -> PurePath:
+    def directory(self) -> PurePath:
         """Where it lies below the output directory."""
         return PurePath("runs", self.dataset, f"T{self.tasks}", f"order-{self.order}", self.group)
 
-    def plan(self, settings: Sequence[str] = ()) -> Plan:
+    def experiment(self, overrides: Sequence[str] = ()) -> Experiment:
         """Resolve it with the paper's preset."""
-        request = Request(
+        spec = ExperimentSpec(
             self.methods,
             self.dataset,
             tasks=self.tasks,
             order=self.order,
             seed=SEED,
             preset=PRESET,
-            settings=tuple(settings),
+            overrides=tuple(overrides),
         )
-        return resolve(request)
+        return resolve(spec)
 
     def snapshot(self, out: Path, task: int) -> Path:
         """Where its features and statistics after a task (1 is the first) are kept for figures."""
-        return out / self.place / SNAPSHOTS / f"task-{task:02d}.safetensors"
+        return out / self.directory / SNAPSHOTS / f"task-{task:02d}.safetensors"
 
 
 @cache
@@ -106,7 +106,7 @@ def _mean(values: Sequence[Any]) -> Any:
     return None if None in values else statistics.fmean(values)
 
 
-class Measured:
+class ResultIndex:
     """Complete summaries by what was measured; one that was measured in another way is not among them.
 
     Repeats of one experiment are averaged.
@@ -114,13 +114,13 @@ class Measured:
 
     def __init__(self) -> None:
         self._found: dict[tuple[str, int, str, str], list[Summary]] = {}
-        self._other: dict[tuple[str, str], list[str]] = {}  # what was left out: by comparison, and why
+        self._excluded: dict[tuple[str, str], list[str]] = {}  # what was left out: by comparison, and why
 
     @property
-    def other(self) -> list[str]:
+    def excluded(self) -> list[str]:
         """What was left out, and why, in words; the methods of a comparison together."""
         texts = []
-        for (comparison, difference), paths in self._other.items():
+        for (comparison, difference), paths in self._excluded.items():
             many = len(paths) > 1
             what = f"{len(paths)} summaries in {comparison} were" if many else f"{paths[0]} was"
             texts.append(f"{what} measured in another way ({difference}) and {'are' if many else 'is'} left out")
@@ -141,10 +141,10 @@ class Measured:
         fastest = min(repeats, key=lambda repeat: repeat["seconds"])
         return {**repeats[0], **means, **{key: fastest.get(key) for key in TIMING}}
 
-    def read(self, places: Iterable[Path], cells: Iterable[Cell], settings: Sequence[str]) -> None:
+    def read(self, places: Iterable[Path], cells: Iterable[RunKey], overrides: Sequence[str]) -> None:
         """Take up the summaries at or below the places that belong to one of the cells; of copies one."""
         wanted = {(c.dataset, c.tasks, c.order, label): c for c in cells for label in c.methods}
-        plans: dict[Cell, Plan] = {}
+        plans: dict[RunKey, Experiment] = {}
         for comparison, name, summary in (found for place in places for found in _values(place)):
             if not isinstance(summary, dict) or not {"method", "dataset", "A_t", "training"} <= summary.keys():
                 continue
@@ -152,11 +152,11 @@ class Measured:
             if key not in wanted or summary.get("status") != "complete":
                 continue
             cell = wanted[key]
-            plan = plans.setdefault(cell, cell.plan(settings))
-            if difference := _difference(summary, plan):
-                self._other.setdefault((comparison, difference), []).append(name)
+            experiment = plans.setdefault(cell, cell.experiment(overrides))
+            if difference := _difference(summary, experiment):
+                self._excluded.setdefault((comparison, difference), []).append(name)
                 continue
-            for one in each_head(summary):
+            for one in split_heads(summary):
                 found = self._found.setdefault((*key[:3], one["method"]), [])
                 if not any((one["A_t"], one["seconds"]) == (other["A_t"], other["seconds"]) for other in found):
                     found.append({**one, "run_dir": name})
@@ -174,17 +174,17 @@ def _values(place: Path) -> Iterator[tuple[str, str, Any]]:
                 yield f"{path}#{run}", f"{path}:{number}", line
 
 
-def _difference(summary: Summary, plan: Plan) -> str:
+def _difference(summary: Summary, experiment: Experiment) -> str:
     """Say in what a summary differs from what is asked for; nothing if it is the same experiment.
 
     What a summary does not mention was not an option then: it counts as the default.
     """
-    _, options = plan.methods[summary["method"]]
-    if (summary.get("preset"), summary.get("seed")) != (plan.preset, plan.seed):
+    _, options = experiment.methods[summary["method"]]
+    if (summary.get("preset"), summary.get("seed")) != (experiment.preset, experiment.seed):
         return f"preset {summary.get('preset')}, seed {summary.get('seed')}"
-    if (asked := asked_precision(summary)) != "auto":
+    if (asked := requested_precision(summary)) != "auto":
         return f"--precision {asked}"
-    for given, wanted in (("options", options), ("training", plan.training), ("data", plan.data)):
+    for given, wanted in (("options", options), ("training", experiment.training), ("data", experiment.data)):
         try:
             found = type(wanted).model_validate(summary.get(given, {}))
         except ValidationError:
