@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from PIL import Image, ImageEnhance, ImageOps
 
-from efcil.data.augment import augment, named
+from efcil.data.augment import augment, make_transform
 from efcil.data.autoaugment import CIFAR10_POLICY, FILL, amount
 
 GREY = (FILL, FILL, FILL)
@@ -66,7 +66,7 @@ def measure(count: int, device: str, repeats: int = 3) -> dict[str, float]:
     generator = torch.Generator(device).manual_seed(0)
     images = torch.randint(256, (count, 3, 8, 8), generator=generator, device=device).to(torch.uint8)
     images = images.repeat_interleave(4, 2).repeat_interleave(4, 3)  # patches: pictures are not white noise
-    transform = named("cifar-autoaugment", 32)
+    transform = make_transform("cifar-autoaugment", 32)
     assert transform is not None
 
     def ours() -> None:

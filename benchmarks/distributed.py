@@ -29,25 +29,25 @@ from typing import Any
 import numpy as np
 import torch
 
-from efcil.accel.machine import Machine
+from efcil.accel.execution import Execution
 from efcil.data.dataset import ImageSet
 from efcil.learners.lwf import LwF, LwFOptions
 from efcil.tasks import Task
-from efcil.training.distributed import ALONE, Group, joined
-from efcil.training.image_batches import Pixels
+from efcil.training.distributed import SINGLE_PROCESS, World, init_distributed
+from efcil.training.image_batches import ImageBatches
 from efcil.training.schedule import Schedule
-from efcil.training.step import Optimiser
+from efcil.training.step import Optimizer
 from efcil.training.trainer import EpochReport, train
 
 CLASSES, SIDE = 10, 32
 WANTED = 0.75  # of a perfect split: 1.5 times for two processes
 
 
-def rate(group: Group, o: argparse.Namespace) -> float:
+def rate(world: World, o: argparse.Namespace) -> float:
     """Train two epochs of a second task (a teacher distils) and return the images a second of the second epoch."""
-    machine = Machine(torch.device("cpu"), group=group)
+    execution = Execution(torch.device("cpu"), world=world)
     options = LwFOptions(backbone="resnet18", width=o.width, augment="crop-flip", batch_size=o.batch)
-    learner = LwF(options, 3, machine, 0)
+    learner = LwF(options, 3, execution, 0)
     rng = np.random.default_rng(0)
     pixels = rng.integers(0, 256, (o.images, 3, SIDE, SIDE), dtype=np.uint8)
     labels = rng.integers(CLASSES, 2 * CLASSES, o.images)
@@ -56,19 +56,19 @@ def rate(group: Group, o: argparse.Namespace) -> float:
         learner.before_task(Task(index, first, CLASSES, ImageSet(pixels[:1], labels[:1])))
     ends: list[float] = []
 
-    def told(report: EpochReport, optimiser: Optimiser) -> None:
+    def told(report: EpochReport, optimizer: Optimizer) -> None:
         ends.append(time.perf_counter())
 
     train(
         learner,
         learner.loss,
-        Pixels(torch.from_numpy(pixels), (0.5,) * 3, (0.25,) * 3, machine),
+        ImageBatches(torch.from_numpy(pixels), (0.5,) * 3, (0.25,) * 3, execution),
         torch.from_numpy(labels),
         schedule=Schedule(epochs=2, lr=0.01),
         transform=learner.transform(SIDE),
         batch_size=o.batch,
         last_batch="drop",
-        machine=machine,
+        execution=execution,
         seed=0,
         task=1,
         after_epoch=told,
@@ -80,15 +80,15 @@ def work(o: argparse.Namespace) -> None:
     """Be one of the processes; the first one writes what was measured."""
     torch.set_num_threads(1)
     found: dict[str, list[float]] = {"together": [], "alone": []}
-    with joined() as group:
+    with init_distributed() as world:
         own = sorted(os.sched_getaffinity(0))
-        os.sched_setaffinity(0, {own[group.local_rank % len(own)]})
+        os.sched_setaffinity(0, {own[world.local_rank % len(own)]})
         for _ in range(o.repeats):
-            found["together"].append(rate(group, o))
-            with group.first_of_node():
-                if group.is_first:
-                    found["alone"].append(rate(ALONE, o))
-    if group.is_first:
+            found["together"].append(rate(world, o))
+            with world.local_main_first():
+                if world.is_main:
+                    found["alone"].append(rate(SINGLE_PROCESS, o))
+    if world.is_main:
         o.out.write_text(json.dumps(found))
 
 

@@ -48,16 +48,16 @@ from torch.utils.flop_counter import FlopCounterMode
 from efcil import data as datasets
 from efcil import models
 from efcil.accel.captured_step import CapturedStep
-from efcil.accel.machine import Machine
-from efcil.accel.prefetch import Ahead
-from efcil.accel.streams import own_stream
+from efcil.accel.execution import Execution
+from efcil.accel.prefetch import Prefetcher
+from efcil.accel.streams import thread_stream
 from efcil.data.dataset import ImageSet
 from efcil.experiment.specification import commit
 from efcil.learners.lwf import LwF, LwFOptions
 from efcil.tasks import Task, TaskStream
-from efcil.training.image_batches import Pixels
+from efcil.training.image_batches import ImageBatches
 from efcil.training.schedule import Schedule
-from efcil.training.step import Optimiser, Step
+from efcil.training.step import Optimizer, Step
 from efcil.training.trainer import EpochReport, train
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -180,22 +180,22 @@ def options_of(size: Size, augment: str = "none") -> LwFOptions:
     return LwFOptions(backbone=size.backbone, width=size.width, batch_size=size.batch, augment=augment)
 
 
-def machines(device: str) -> Iterator[tuple[str, Machine | None]]:
+def executions(device: str) -> Iterator[tuple[str, Execution | None]]:
     """Each variant and its machine; None where it needs CUDA and there is none."""
     place = torch.device(device)
     for name, (precision, compiled, captured) in VARIANTS.items():
         possible = place.type == "cuda" or not (compiled or captured)
-        yield name, Machine(place, precision, compiled, captured) if possible else None
+        yield name, Execution(place, precision, compiled, captured) if possible else None
 
 
 def one_step(lwf: LwF, images: torch.Tensor, labels: torch.Tensor) -> Callable[[], None]:
     """The product's training step on a fixed batch, captured where the machine says so."""
-    machine, options = lwf.machine, lwf.options
-    optimiser = Optimiser(lwf, options.first, machine, momentum=options.momentum)
-    lwf.hand_over(optimiser.update)
+    execution, options = lwf.execution, lwf.options
+    optimizer = Optimizer(lwf, options.first, execution, momentum=options.momentum)
+    lwf.hand_over(optimizer.update)
     lwf.train()
-    step: Step | CapturedStep = Step(lwf.loss, optimiser, Pixels(images, MEAN, STD, machine), machine)
-    if machine.capture:
+    step: Step | CapturedStep = Step(lwf.loss, optimizer, ImageBatches(images, MEAN, STD, execution), execution)
+    if execution.cuda_graphs:
         assert isinstance(step, Step)
         step = CapturedStep(step, lwf, images, labels)
     return lambda: step(images, labels)
@@ -206,24 +206,24 @@ def measure_steps(size: Size, device: str, steps: int, data: Path | None = None)
     tasks = stream(size, data)
     flops, rate = flops_per_image(size), matmul_rate(size, torch.device(device))
     rows: list[Result] = []
-    for name, machine in machines(device):
-        if machine is None:
+    for name, execution in executions(device):
+        if execution is None:
             rows.append({"variant": name, "left_out": "needs CUDA"})
             continue
         torch._dynamo.reset()  # a variant starts as in a new process
-        lwf = LwF(options_of(size), 3, machine, 0)
+        lwf = LwF(options_of(size), 3, execution, 0)
         for teacher in (False, True):
             task = tasks[int(teacher)]
             lwf.before_task(task)
-            images, labels = (machine.tensor(array[: size.batch]) for array in (task.images, task.labels))
+            images, labels = (execution.tensor(array[: size.batch]) for array in (task.images, task.labels))
             began = time.perf_counter()
             call = one_step(lwf, images, labels)
             call()
-            machine.synchronise()
+            execution.synchronize()
             first = time.perf_counter() - began
             for _ in range(size.warm_up):
                 call()
-            seconds = timed(call, steps, size.repeats, machine.device)
+            seconds = timed(call, steps, size.repeats, execution.device)
             work = size.batch * (flops["training"] + teacher * flops["forward"])
             ceiling = work / rate["flops_per_second"]
             row = {"variant": name, "teacher": teacher, "first_seconds": first, "seconds": seconds, "flops": work}
@@ -231,21 +231,21 @@ def measure_steps(size: Size, device: str, steps: int, data: Path | None = None)
             del call
         del lwf
         gc.collect()
-        if machine.device.type == "cuda":
+        if execution.device.type == "cuda":
             torch.cuda.empty_cache()
     return {"batch": size.batch, "steps": steps, "flops_per_image": flops, "matmul": rate, "rows": rows}
 
 
 def train_epochs(
-    lwf: LwF, task: Task, size: Size, epochs: int, after_epoch: Callable[[EpochReport, Optimiser], None]
+    lwf: LwF, task: Task, size: Size, epochs: int, after_epoch: Callable[[EpochReport, Optimizer], None]
 ) -> None:
     """Train as `efcil run` does."""
-    machine = lwf.machine
+    execution = lwf.execution
     train(
         lwf,
         lwf.loss,
-        Pixels(machine.tensor(task.images), MEAN, STD, machine),
-        machine.tensor(task.labels),
+        ImageBatches(execution.tensor(task.images), MEAN, STD, execution),
+        execution.tensor(task.labels),
         schedule=Schedule(epochs=epochs, lr=0.01),
         transform=lwf.transform(size.side),
         batch_size=size.batch,
@@ -253,7 +253,7 @@ def train_epochs(
         last_batch="wrap",
         resting=lwf.resting(),
         hand_over=lwf.hand_over,
-        machine=machine,
+        execution=execution,
         seed=0,
         task=task.index,
         after_epoch=after_epoch,
@@ -262,10 +262,10 @@ def train_epochs(
 
 def measure_together(size: Size, device: str, data: Path | None = None) -> list[Result]:
     """Milliseconds a step of one, two and three runs that train at once, with and without teacher."""
-    machine = Machine.choose(device)
+    execution = Execution.choose(device)
     tasks = stream(size, data)
-    block = Ahead.MOST if machine.device.type == "cuda" else 1
-    learners = [LwF(options_of(size, size.augment), 3, machine, seed) for seed in range(3)]
+    block = Prefetcher.MAX_EPOCHS if execution.device.type == "cuda" else 1
+    learners = [LwF(options_of(size, size.augment), 3, execution, seed) for seed in range(3)]
     found = []
     for task in (tasks[0], tasks[1]):
         for lwf in learners:
@@ -280,8 +280,8 @@ def _together(learners: list[LwF], task: Task, size: Size, block: int) -> Result
     met, begun = threading.Barrier(len(learners), lambda: begun.append(time.perf_counter())), list[float]()
 
     def one(lwf: LwF) -> None:
-        place = lwf.machine.device
-        on = torch.cuda.stream(own_stream(place, "run")) if place.type == "cuda" else contextlib.nullcontext()
+        place = lwf.execution.device
+        on = torch.cuda.stream(thread_stream(place, "run")) if place.type == "cuda" else contextlib.nullcontext()
         with on:
             train_epochs(lwf, task, size, (1 + size.repeats) * block, lambda report, _: _meet(met, report, block))
 
@@ -303,25 +303,27 @@ def measure_epochs(size: Size, device: str, steps: int, data: Path | None = None
 
     And of the same step on one batch that stays where it is: what feeding the images costs.
     """
-    machine = Machine.choose(device)
-    block = Ahead.MOST if machine.device.type == "cuda" else 1  # epochs that are prepared at once: some bear it for all
+    execution = Execution.choose(device)
+    block = (
+        Prefetcher.MAX_EPOCHS if execution.device.type == "cuda" else 1
+    )  # epochs that are prepared at once: some bear it for all
     tasks = stream(size, data)
-    lwf = LwF(options_of(size, size.augment), 3, machine, 0)
-    found: Result = {"machine": machine.name, "compile": machine.compile, "capture": machine.capture}
+    lwf = LwF(options_of(size, size.augment), 3, execution, 0)
+    found: Result = {"machine": execution.name, "compile": execution.compile, "capture": execution.cuda_graphs}
     for teacher in (False, True):
         task = tasks[int(teacher)]
         lwf.before_task(task)
         ends: list[float] = []
 
-        def note(report: EpochReport, optimiser: Optimiser, ends: list[float] = ends) -> None:
-            machine.synchronise()
+        def note(report: EpochReport, optimizer: Optimizer, ends: list[float] = ends) -> None:
+            execution.synchronize()
             ends.append(time.perf_counter())
 
         train_epochs(lwf, task, size, size.repeats * block + 1, note)
         raw = summarised([(end - begin) / block for begin, end in pairwise(ends[::block])])  # the first one compiles
-        call = one_step(lwf, *(machine.tensor(array[: size.batch]) for array in (task.images, task.labels)))
-        timed(call, size.warm_up, 1, machine.device)
-        step = timed(call, steps, size.repeats, machine.device)
+        call = one_step(lwf, *(execution.tensor(array[: size.batch]) for array in (task.images, task.labels)))
+        timed(call, size.warm_up, 1, execution.device)
+        step = timed(call, steps, size.repeats, execution.device)
         fed, resident = len(task) / raw["median"], size.batch / step["median"]
         rates = {"images_per_second": fed, "resident_images_per_second": resident, "share": fed / resident}
         row = {"images": len(task), "seconds": raw, "step_seconds": step, **rates}
@@ -361,14 +363,14 @@ def measure_update(size: Size, device: str) -> list[Result]:
 def first_step(size: Size, device: str) -> Result:
     """In a process of its own: build the classifier, take one step on the fastest path."""
     began = time.perf_counter()
-    machine = Machine.choose(device)
-    lwf = LwF(options_of(size), 3, machine, 0)
+    execution = Execution.choose(device)
+    lwf = LwF(options_of(size), 3, execution, 0)
     task = stream(replace(size, per_class=13), None)[0]
     lwf.before_task(task)
-    images, labels = (machine.tensor(array[: size.batch]) for array in (task.images, task.labels))
+    images, labels = (execution.tensor(array[: size.batch]) for array in (task.images, task.labels))
     built = time.perf_counter()
     one_step(lwf, images, labels)()
-    machine.synchronise()
+    execution.synchronize()
     return {"build_seconds": built - began, "first_step_seconds": time.perf_counter() - built}
 
 

@@ -333,7 +333,7 @@ def verdicts(sections: dict[str, Row]) -> list[Row]:
     return lines
 
 
-def machine(device: str) -> Row:
+def execution(device: str) -> Row:
     """Describe the machine; torch is asked in a process of its own."""
     code = "import json, torch; c = torch.cuda.is_available(); print(json.dumps({'torch': torch.__version__, "
     code += "'cuda': torch.version.cuda, 'gpu': torch.cuda.get_device_name() if c else None}))"
@@ -377,7 +377,7 @@ def main(arguments: list[str] | None = None) -> int:
     ends = time.monotonic() + asked.limit
     if asked.data is None and not asked.tiny and set(asked.only) - {"tests", "step"}:
         parser.error("--data is missing: the directory with CIFAR-100 that the runs are trained on")
-    where = machine(asked.device)
+    where = execution(asked.device)
     if asked.device.startswith("cuda") and where["gpu"] is None:
         parser.error("there is no CUDA device here; --tiny --device cpu tries the code")
     with tempfile.TemporaryDirectory() as folder:

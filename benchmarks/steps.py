@@ -15,7 +15,7 @@ A row has milliseconds a step (median of five blocks), the seconds until the fir
              share of the parameter's own change, in ten replays from each of two states; `chance` is that of the step
              taken twice. A branch that reads what is written over shows here
 
-The fastest is timed with a teacher whose features are given (as `seen_at_rest` does), its kernels are listed, and it
+The fastest is timed with a teacher whose features are given (by `precompute_teacher`), its kernels are listed, and it
 is timed with a teacher on a branch of its own (`teacher: beside`). `--like tiny-imagenet` does it all at 64 x 64.
 """
 
@@ -38,12 +38,12 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 from efcil.accel.captured_step import CapturedStep
-from efcil.accel.fused_resnet import InTraining
-from efcil.accel.machine import Machine
+from efcil.accel.execution import Execution
+from efcil.accel.fused_resnet import FusedResNet
 from efcil.experiment.specification import commit
 from efcil.learners.lwf import LwF
-from efcil.training.image_batches import Pixels
-from efcil.training.step import Optimiser, Step
+from efcil.training.image_batches import ImageBatches
+from efcil.training.step import Optimizer, Step
 
 gpu = importlib.import_module("gpu" if __name__ == "__main__" else "benchmarks.gpu")  # the file beside this one
 
@@ -57,15 +57,17 @@ class Ways:
 
     def __init__(self, size: Any, device: str):
         self.size = size
-        self.machine = Machine.choose(device) if device.startswith("cuda") else Machine(torch.device("cpu"), "bf16")
+        self.execution = (
+            Execution.choose(device) if device.startswith("cuda") else Execution(torch.device("cpu"), "bf16")
+        )
         self.tasks = gpu.stream(size, None)
-        self.lwf = LwF(gpu.options_of(size), 3, self.machine, 0)
+        self.lwf = LwF(gpu.options_of(size), 3, self.execution, 0)
         net = self.lwf.student.backbone
-        self.compiled = self.machine.compiled(net)
-        self.ours = InTraining(net, torch.bfloat16)
+        self.compiled = self.execution.maybe_compile(net)
+        self.ours = FusedResNet(net, torch.bfloat16)
         for name in ("student_features", "teacher_features"):  # no function takes a module's place
             self.lwf._modules.pop(name, None)
-        self.optimiser: Optimiser | None = None
+        self.optimizer: Optimizer | None = None
         self.reference: dict[str, list[Tensor]] = {}  # weights of the first way, for each kind of teacher
 
     def begin(self, teacher: str) -> None:
@@ -74,15 +76,15 @@ class Ways:
         if teacher != "beside":
             self.lwf.before_task(task)
         self.lwf.train()
-        self.images, self.labels = (self.machine.tensor(a[: self.size.batch]) for a in (task.images, task.labels))
-        self.pixels = Pixels(self.images, gpu.MEAN, gpu.STD, self.machine)
+        self.images, self.labels = (self.execution.tensor(a[: self.size.batch]) for a in (task.images, task.labels))
+        self.pixels = ImageBatches(self.images, gpu.MEAN, gpu.STD, self.execution)
         self.seen: tuple[Tensor, ...] = ()
         net = self.lwf.teacher.backbone
         resting = self.lwf.at_rest(net, net)
         self.lwf.teacher_features = lambda x: resting(x)
         if teacher == "ahead":
-            with torch.no_grad(), self.machine.autocast():
-                self.seen = (resting(self.pixels.normalise(self.images)),)
+            with torch.no_grad(), self.execution.autocast():
+                self.seen = (resting(self.pixels.normalize(self.images)),)
         self.teacher = teacher
         self.start = [tensor.clone() for tensor in self.lwf.student.state_dict().values()]
 
@@ -95,18 +97,18 @@ class Ways:
         """Yield the step as it is, the same as a graph, and all that a step changes, which is as at the start."""
         self.choose(way)
         self.restore(list(self.lwf.student.state_dict().values()), self.start)
-        self.optimiser = optimiser = Optimiser(self.lwf, self.lwf.options.first, self.machine)
-        self.lwf.hand_over(optimiser.update)
-        step = Step(self.lwf.loss, optimiser, self.pixels, self.machine)
+        self.optimizer = optimizer = Optimizer(self.lwf, self.lwf.options.first, self.execution)
+        self.lwf.hand_over(optimizer.update)
+        step = Step(self.lwf.loss, optimizer, self.pixels, self.execution)
         batch = (self.images, self.labels, *self.seen)
         call: Step | CapturedStep = step
-        if self.machine.capture:
+        if self.execution.cuda_graphs:
             # Without a fork there is no branch; the first way has none, and there is no teacher yet.
             one = mock.patch("torch.cuda.is_current_stream_capturing", return_value=False)
             with one if way == "in order" else contextlib.nullcontext():
                 call = CapturedStep(step, self.lwf, *batch)
-        yield step, lambda: call(*batch), [*self.lwf.student.state_dict().values(), *optimiser.momenta().values()]
-        optimiser.update.zero_grad()
+        yield step, lambda: call(*batch), [*self.lwf.student.state_dict().values(), *optimizer.state_dict().values()]
+        optimizer.update.zero_grad()
         self.lwf.hand_over(None)
 
     def restore(self, kept: list[Tensor], values: list[Tensor]) -> None:
@@ -114,8 +116,8 @@ class Ways:
         with torch.no_grad():
             for index, tensor in enumerate(kept):
                 tensor.copy_(values[index]) if index < len(values) else tensor.zero_()
-        if self.optimiser is not None:
-            self.optimiser.refresh()
+        if self.optimizer is not None:
+            self.optimizer.sync_copies()
 
     def weights(self) -> list[Tensor]:
         """Return a copy of all that learns."""
@@ -124,16 +126,16 @@ class Ways:
     def measured(self, way: str, steps: int, most: int = 0) -> Row:
         """Compare and time one way; with `most` its kernels are listed."""
         row: Row = {"way": way, "teacher": self.teacher}
-        on_gpu = self.machine.device.type == "cuda"
+        on_gpu = self.execution.device.type == "cuda"
         if on_gpu:
             torch.cuda.reset_peak_memory_stats()
         began = time.perf_counter()
         with self.recorded(way) as (step, call, kept):
             call()
-            self.machine.synchronise()
+            self.execution.synchronize()
             row["first_seconds"] = time.perf_counter() - began
-            gpu.timed(call, self.size.warm_up, 1, self.machine.device)
-            found = gpu.timed(call, steps, self.size.repeats, self.machine.device)
+            gpu.timed(call, self.size.warm_up, 1, self.execution.device)
+            found = gpu.timed(call, steps, self.size.repeats, self.execution.device)
             row |= {"ms": 1000 * found["median"], "raw": found["raw"]}
             if on_gpu:
                 row["memory_mib"] = torch.cuda.max_memory_allocated() >> 20
@@ -247,7 +249,7 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error("there is no CUDA device here; --device cpu --tiny --steps 2 tries the code")
     began = time.perf_counter()
     ways = Ways(gpu.TINY if asked.tiny else gpu.LIKE[asked.like], asked.device)
-    device = ways.machine.name.partition(",")[0]
+    device = ways.execution.name.partition(",")[0]
     raw: Row = {"device": device, "torch": torch.__version__, "seconds": 0.0, "ways": []}
     found: Row = {"command": f"python benchmarks/steps.py --like {asked.like}", "commit": commit(), "raw": raw}
 

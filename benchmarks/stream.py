@@ -5,7 +5,7 @@
 Pictures are read whole, in frames (`efcil.data.letterbox`), or as squares with --squares.
 
 - alone     the same worker processes decode the same files and keep nothing: what the cores can do
-- streamed  an epoch of random batches through `fetched`, into a tensor on the device, with `resized-crop` where there
+- streamed  an epoch of random batches through `iter_rows`, into a tensor on the device, with `resized-crop` where there
             is a GPU (on a machine without one the augmentation would take the cores that decode)
 
 Both in one run, in turns; the ratio is what counts: timings of a shared machine are noisy.
@@ -25,10 +25,10 @@ import numpy as np
 import torch
 
 from efcil import data as datasets
-from efcil.data.augment import named
-from efcil.data.lazy import JOB, Decoder, Streamed
+from efcil.data.augment import make_transform
+from efcil.data.lazy import JOB, Decoder, LazyImageFolder
 from efcil.data.workers import cores, pool_of, problem, starting
-from efcil.training.image_store import OnDemand, fetched
+from efcil.training.image_store import LazyImages, iter_rows
 
 
 def alone(pool: Any, root: Path, names: list[str], size: int, whole: bool) -> float:
@@ -39,14 +39,14 @@ def alone(pool: Any, root: Path, names: list[str], size: int, whole: bool) -> fl
     return len(names) / (time.perf_counter() - began)
 
 
-def streamed(images: OnDemand, batch: int, seed: int, crop: int) -> float:
+def streamed(images: LazyImages, batch: int, seed: int, crop: int) -> float:
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(seed))
     on_gpu = images.device.type == "cuda"
-    transform = named("resized-crop", crop) if on_gpu else None
+    transform = make_transform("resized-crop", crop) if on_gpu else None
     source = torch.Generator(images.device).manual_seed(seed)
     began = time.perf_counter()
     count = 0
-    for pixels in fetched(images, order.split(batch)):
+    for pixels in iter_rows(images, order.split(batch)):
         if transform is not None:
             transform.apply(pixels, transform.draw(len(pixels), source))
         count += len(pixels)
@@ -75,7 +75,7 @@ def main() -> None:
     pool = pool_of(o.workers)
     whole = not o.squares
     decoder = Decoder(tree.root, names, o.size, o.workers, whole)
-    images = OnDemand(Streamed(decoder, np.arange(len(names))), device)
+    images = LazyImages(LazyImageFolder(decoder, np.arange(len(names))), device)
     alone(pool, tree.root, names[: 2 * JOB * o.workers], o.size, whole)  # processes start, files come into memory
     streamed(images, o.batch, 0, 224)
     rates: dict[str, list[float]] = {"alone": [], "streamed": []}

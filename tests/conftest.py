@@ -11,7 +11,7 @@ import torch
 from hypothesis import settings
 
 from efcil import cli
-from efcil.accel.machine import Machine
+from efcil.accel.execution import Execution
 from problems import blobs
 
 settings.load_profile("ci")  # the same examples in every run, without a limit of time: no test fails by chance
@@ -68,8 +68,8 @@ def _no_proxy():
 
 
 @pytest.fixture(scope="session")
-def machine():
-    return Machine.choose("cpu")
+def execution():
+    return Execution.choose("cpu")
 
 
 @pytest.fixture(scope="session")

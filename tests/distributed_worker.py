@@ -16,26 +16,26 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from efcil.accel.machine import Machine
+from efcil.accel.execution import Execution
 from efcil.config import build
 from efcil.core.metrics import AccuracyMatrix
 from efcil.data import augment
-from efcil.errors import ConfigError, DataError, Elsewhere
+from efcil.errors import ConfigError, DataError, FailedOnOtherRank
 from efcil.features import TaskFeatures
 from efcil.learners import LEARNERS
 from efcil.methods import FROZEN, METHODS
 from efcil.protocol import Evaluator, run_protocol
 from efcil.tasks import TaskStream
 from efcil.tensor_files import save_tensors
-from efcil.training.distributed import joined
+from efcil.training.distributed import init_distributed
 from efcil.training.extraction import extract
-from efcil.training.image_batches import Pixels
+from efcil.training.image_batches import ImageBatches
 from efcil.training.schedule import Schedule
 from efcil.training.trainer import train
 from efcil.trajectory import Trajectory
 from problems import TINY, Watch, blobs, draw
 
-CPU = Machine(torch.device("cpu"))
+CPU = Execution(torch.device("cpu"))
 WHOLE = {
     "dpcr": 1,
     "dpcr-plus": 1,
@@ -51,23 +51,23 @@ WHOLE = {
 class Student(nn.Module):
     """A small network without batch normalisation: a step in shares must be the step on the whole batch."""
 
-    def __init__(self, machine):
+    def __init__(self, execution):
         super().__init__()
         torch.manual_seed(0)
-        self.machine = machine
+        self.execution = execution
         self.features = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 6 * 6, 8))
         self.head = nn.Linear(8, 6)
         self.unused = nn.Linear(2, 2)  # no gradient: it must stay as it is
 
     def loss(self, images, labels):
         features = self.features(images)
-        return cross_entropy(self.head(features), labels) + 0.1 * self.machine.group.norm(features)
+        return cross_entropy(self.head(features), labels) + 0.1 * self.execution.world.norm(features)
 
 
-def trained(group, module, epochs, last="keep", size=4, rows=13, transform=None, machine=CPU, **more):
+def trained(world, module, epochs, last="keep", size=4, rows=13, transform=None, execution=CPU, **more):
     """Train on the first rows of a small problem; return the losses."""
-    machine, data, losses = replace(machine, group=group), blobs(), []
-    pixels = Pixels(torch.from_numpy(data.train.images[:rows].copy()), data.mean, data.std, machine)
+    execution, data, losses = replace(execution, world=world), blobs(), []
+    pixels = ImageBatches(torch.from_numpy(data.train.images[:rows].copy()), data.mean, data.std, execution)
     train(
         module,
         module.loss,
@@ -77,21 +77,21 @@ def trained(group, module, epochs, last="keep", size=4, rows=13, transform=None,
         transform=transform,
         batch_size=size,
         last_batch=last,
-        machine=machine,
+        execution=execution,
         seed=0,
         task=0,
-        after_epoch=lambda report, optimiser: losses.append(report.loss),
+        after_epoch=lambda report, optimizer: losses.append(report.loss),
         **more,
     )
     return losses
 
 
-def training(group):
+def training(world):
     """Batches of 4, 4, 4 and 1: the last has fewer rows than there are processes."""
     found = {}
     for last in ("keep", "wrap", "drop"):
-        student = Student(replace(CPU, group=group))
-        losses = trained(group, student, 3, last, transform=augment.named("crop-flip", 8))
+        student = Student(replace(CPU, world=world))
+        losses = trained(world, student, 3, last, transform=augment.make_transform("crop-flip", 8))
         found |= {f"{last}.{k}": v.clone() for k, v in student.state_dict().items()}
         found[f"{last}.losses"] = torch.tensor(losses)
     return found
@@ -109,41 +109,41 @@ class Normalised(nn.Module):
         return cross_entropy(self.head(self.norm(images).flatten(1)), labels)
 
 
-def normalisation(group):
+def normalisation(world):
     """One step on a batch of five rows."""
     module = Normalised()
-    trained(group, module, 1, size=5, rows=5)
+    trained(world, module, 1, size=5, rows=5)
     return {"mean": module.norm.running_mean, "variance": module.norm.running_var}
 
 
-def statistics(group):
+def statistics(world):
     """Of features that all processes hold; class 9 is in one share alone, 11 rows do not divide."""
     labels = torch.tensor([4, 4, 9, 9, 9, 4, 2, 2, 4, 2, 2])
-    stats = group.class_stats(draw(11, 5, seed=3) * 1e3, labels)
-    one = group.class_stats(draw(1, 5), torch.tensor([1]))
+    stats = world.class_stats(draw(11, 5, seed=3) * 1e3, labels)
+    one = world.class_stats(draw(1, 5), torch.tensor([1]))
     return {**stats.state(), "gram": stats.gram, "one": one.mean}
 
 
-def untrained(group):
-    machine, data = replace(CPU, group=group), blobs()
+def untrained(world):
+    execution, data = replace(CPU, world=world), blobs()
     kind = LEARNERS["lwf"]
-    learner = kind(kind.options_type(**TINY), data.channels, machine, 0)
+    learner = kind(kind.options_type(**TINY), data.channels, execution, 0)
     stream = TaskStream(data.train, np.arange(6), (4, 2))
     learner.before_task(stream[0])
-    return machine, data, learner, stream
+    return execution, data, learner, stream
 
 
-def images(group):
+def images(world):
     """Features, statistics and predictions from images with the same weights."""
-    machine, data, learner, stream = untrained(group)
+    execution, data, learner, stream = untrained(world)
     task = stream[0]
-    pixels = Pixels(machine.tensor(task.images[:47]), data.mean, data.std, machine)
-    learned = TaskFeatures(0, machine.tensor(task.labels[:47]), 0, learner, pixels, learner.transform(8))
+    pixels = ImageBatches(execution.tensor(task.images[:47]), data.mean, data.std, execution)
+    learned = TaskFeatures(0, execution.tensor(task.labels[:47]), 0, learner, pixels, learner.transform(8))
     trajectory = Trajectory(learner, {"dpcr": (METHODS["dpcr"], METHODS["dpcr"].options())})
     trajectory.update(learned)
-    evaluator = Evaluator(data, stream, machine)
-    seen, _ = evaluator.seen(0)
-    scores = trajectory.logits("dpcr", extract(learner.backbone, seen, machine))
+    evaluator = Evaluator(data, stream, execution)
+    seen, _ = evaluator.test_images(0)
+    scores = trajectory.logits("dpcr", extract(learner.backbone, seen, execution))
     found = {"features": learned.new(), "augmented": learned.new("augmented"), "scores": scores}
     return {
         **found,
@@ -152,9 +152,9 @@ def images(group):
     }
 
 
-def methods(group):
+def methods(world):
     """A method of each kind of training, two tasks."""
-    machine, data, found = replace(CPU, group=group), blobs(), {}
+    execution, data, found = replace(CPU, world=world), blobs(), {}
     for name in WHOLE:
         method = METHODS[name]
         kind = LEARNERS[method.learner]
@@ -163,9 +163,9 @@ def methods(group):
         }
         more = {"memory": 12} if "memory" in kind.options_type.model_fields else {}
         options = kind.options_type(**{**TINY, **brief, **more, "first": TINY["later"]})
-        learner = kind(options, data.channels, machine, 0)
+        learner = kind(options, data.channels, execution, 0)
         stream = TaskStream(data.train, np.arange(6), (4, 2))
-        evaluator = Evaluator(data, stream, machine)
+        evaluator = Evaluator(data, stream, execution)
         own = build(method.options, {"buffer": 16} if name == "acil" else {}, name)
         trajectory = Trajectory(learner, {name: (method, own)}, freezes=method.learner in FROZEN)
         matrices = {label: AccuracyMatrix(evaluator.totals()) for label in trajectory.parts}
@@ -175,43 +175,43 @@ def methods(group):
     return found
 
 
-def talk(group):
+def talk(world):
     """What processes say to each other, and how one of them fails for all."""
-    rank = torch.tensor(group.rank)
+    rank = torch.tensor(world.rank)
     found = {
-        "rows": group.gathered(torch.arange(5.0)[group.shard(5)], 5),
-        "few": group.gathered(torch.ones(1), 1),
-        "none": torch.tensor(group.any(False)),
-        "second": torch.tensor(group.any(group.rank == 1)),
-        "first": torch.tensor(group.from_first([group.rank, "é"])[0]),
+        "rows": world.all_gather(torch.arange(5.0)[world.shard(5)], 5),
+        "few": world.all_gather(torch.ones(1), 1),
+        "none": torch.tensor(world.any(False)),
+        "second": torch.tensor(world.any(world.rank == 1)),
+        "first": torch.tensor(world.broadcast_object([world.rank, "é"])[0]),
     }
     own = {"a": torch.full((2, 3), 7.0), "b": torch.tensor([True, False]), "c": torch.zeros(0, 4)} if rank == 0 else {}
-    found |= {f"given.{k}": v for k, v in group.tensors_from_first(own).items()}
-    with group.agreeing():
+    found |= {f"given.{k}": v for k, v in world.broadcast_tensors(own).items()}
+    with world.sync_errors():
         pass
     told = []
     for failing in (0, 1):
         try:
-            with group.agreeing():
-                if group.rank == failing:
+            with world.sync_errors():
+                if world.rank == failing:
                     raise DataError(f"{failing} fails")
-        except (DataError, Elsewhere) as error:
+        except (DataError, FailedOnOtherRank) as error:
             told.append(f"{type(error).__name__} {error.exit_code} {error}")
     try:
-        group.same("it", str(min(group.rank, 1)))
-    except (ConfigError, Elsewhere) as error:
+        world.check_equal("it", str(min(world.rank, 1)))
+    except (ConfigError, FailedOnOtherRank) as error:
         told.append(f"{type(error).__name__} {error}")
     found["told"] = torch.tensor(list("; ".join(told).encode()))
     return found
 
 
-def turns(group, out):
+def turns(world, out):
     """The first process of a machine is done before the others begin."""
-    with group.first_of_node():
+    with world.local_main_first():
         there = sorted(path.name for path in out.glob("turn-*"))
-        if group.rank == 0:
+        if world.rank == 0:
             time.sleep(0.5)  # busy for a while
-        (out / f"turn-{group.rank}").touch()
+        (out / f"turn-{world.rank}").touch()
     return {"before": torch.tensor(len(there))}
 
 
@@ -221,10 +221,10 @@ CASES = {f.__name__: f for f in (statistics, images, training, normalisation, me
 def main() -> None:
     out, chosen = Path(sys.argv[1]), sys.argv[2:] or list(CASES)
     torch.set_num_threads(1)
-    with joined() as group:
-        found = {f"{name}/{k}": v for name in chosen for k, v in CASES[name](group).items()}
-        found |= {f"turns/{k}": v for k, v in turns(group, out).items()}
-    save_tensors(out / f"rank-{group.rank}.safetensors", found, {})
+    with init_distributed() as world:
+        found = {f"{name}/{k}": v for name in chosen for k, v in CASES[name](world).items()}
+        found |= {f"turns/{k}": v for k, v in turns(world, out).items()}
+    save_tensors(out / f"rank-{world.rank}.safetensors", found, {})
 
 
 if __name__ == "__main__":

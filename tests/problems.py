@@ -35,7 +35,7 @@ TINY = {
 class Watch:
     """Observes a run: calls `each_epoch` and `each_task`."""
 
-    def __init__(self, each_epoch=lambda report, optimiser: None, each_task=lambda task: None):
+    def __init__(self, each_epoch=lambda report, optimizer: None, each_task=lambda task: None):
         self.after_epoch, self.after_task = each_epoch, each_task
 
     def on_training_end(self, task):
@@ -45,7 +45,7 @@ class Watch:
 def stopped_in_the_second_task(learner, data, run):
     """Leave a learner in the middle of its second task, after its second epoch; `run` learns with a `Watch`."""
 
-    def each_epoch(report, optimiser):
+    def each_epoch(report, optimizer):
         if (report.task, report.epoch) == (1, 1):
             raise KeyError("in the middle")
 

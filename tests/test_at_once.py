@@ -14,15 +14,15 @@ import pytest
 import torch
 
 from efcil import protocol
+from efcil.accel import execution as execution_module
 from efcil.accel import fused_resnet
-from efcil.accel import machine as execution_module
 from efcil.accel import streams as stream_module
-from efcil.accel.machine import CONVOLVING, Machine, _libraries
-from efcil.accel.streams import Gate, own_stream
+from efcil.accel.execution import AUTOTUNE_THREAD, Execution, _preload_libraries
+from efcil.accel.streams import SharedExclusiveLock, thread_stream
 from efcil.errors import Interrupted
 from efcil.experiment import run
-from efcil.training.image_batches import Pixels
-from efcil.training.trainer import EpochReport, Stopped
+from efcil.training.image_batches import ImageBatches
+from efcil.training.trainer import EpochReport, TrainingInterrupted
 
 SOON = 20.0
 
@@ -34,29 +34,31 @@ def begun(call):
 
 
 def test_any_number_pass_together_and_again():
-    gate, met = Gate(), threading.Barrier(3)
+    lock, met = SharedExclusiveLock(), threading.Barrier(3)
 
     def come():
-        with gate.together(), gate.together():
+        with lock.shared(), lock.shared():
             met.wait(SOON)  # breaks unless all three are inside
 
     threads = [begun(come) for _ in range(3)]
     for thread in threads:
         thread.join(SOON)
     assert not met.broken
-    with gate.alone():  # all have left
+    with lock.exclusive():  # all have left
         pass
 
 
-@pytest.mark.parametrize(("first", "other"), [("alone", "together"), ("together", "alone"), ("alone", "alone")])
+@pytest.mark.parametrize(
+    ("first", "other"), [("exclusive", "shared"), ("shared", "exclusive"), ("exclusive", "exclusive")]
+)
 def test_who_is_alone_is_alone(first, other):
-    gate, said = Gate(), []
+    lock, said = SharedExclusiveLock(), []
 
     def come():
-        with getattr(gate, other)():
+        with getattr(lock, other)():
             said.append("other")
 
-    with getattr(gate, first)():
+    with getattr(lock, first)():
         thread = begun(come)
         time.sleep(0.1)
         said.append("first")
@@ -65,34 +67,34 @@ def test_who_is_alone_is_alone(first, other):
 
 
 def test_who_is_alone_may_do_what_waits_elsewhere():
-    gate = Gate()
-    with gate.alone(), gate.together():
+    lock = SharedExclusiveLock()
+    with lock.exclusive(), lock.shared():
         pass
-    with gate.alone():
+    with lock.exclusive():
         pass
 
 
 def test_a_gate_opens_after_a_failure():
-    gate = Gate()
-    for way in (gate.alone, gate.together):
+    lock = SharedExclusiveLock()
+    for way in (lock.exclusive, lock.shared):
         with pytest.raises(ValueError, match="no"), way():
             raise ValueError("no")
-    with gate.alone():
+    with lock.exclusive():
         pass
 
 
 def test_without_captures_nobody_waits():
-    machine = Machine(torch.device("cpu"))
-    with machine.capturing(), machine.capturing(), machine.uncaptured():
+    execution = Execution(torch.device("cpu"))
+    with execution.exclusive_capture(), execution.exclusive_capture(), execution.prevent_capture():
         pass
 
 
 def test_streams_of_several_runs_have_queues_of_their_own(monkeypatch):
     monkeypatch.delenv("CUDA_DEVICE_MAX_CONNECTIONS", raising=False)
-    Machine.choose("cpu")
+    Execution.choose("cpu")
     assert os.environ["CUDA_DEVICE_MAX_CONNECTIONS"] == "32"
     monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "4")
-    Machine.choose("cpu")
+    Execution.choose("cpu")
     assert os.environ["CUDA_DEVICE_MAX_CONNECTIONS"] == "4", "the user's own"
 
 
@@ -104,16 +106,16 @@ def test_triton_reads_itself_ahead_where_it_is(monkeypatch):
     monkeypatch.setitem(sys.modules, "triton.runtime.cache", there)
     failed = []
     monkeypatch.setattr(threading, "excepthook", failed.append)
-    fast = Machine(torch.device("cpu"), "bf16", compile=True, capture=True)
-    plain = Machine(torch.device("cpu"), "fp32", compile=True, capture=True)
-    for known, machine in ((0, Machine(torch.device("cpu"))), (0, plain), (1, fast), (1, fast)):
-        machine.wake()
-        machine.awake()
+    fast = Execution(torch.device("cpu"), "bf16", compile=True, cuda_graphs=True)
+    plain = Execution(torch.device("cpu"), "fp32", compile=True, cuda_graphs=True)
+    for known, execution in ((0, Execution(torch.device("cpu"))), (0, plain), (1, fast), (1, fast)):
+        execution.start_lazy_init()
+        execution.wait_lazy_init()
         assert len(asked) == known, "once, where there are kernels"
-    _libraries.cache_clear()
+    _preload_libraries.cache_clear()
     monkeypatch.setitem(sys.modules, "triton.runtime.cache", None)  # not installed
-    fast.awake()
-    _libraries.cache_clear()
+    fast.wait_lazy_init()
+    _preload_libraries.cache_clear()
     assert not failed
 
 
@@ -121,12 +123,12 @@ def test_linear_algebra_is_read_by_one_thread_and_waited_for(monkeypatch):
     """torch fails where two threads ask for it first at the same time, as two runs do that end a task together."""
     asked, go_on, over = [], threading.Event(), []
     monkeypatch.setattr(torch.linalg, "cholesky_ex", lambda matrix: asked.append(matrix.dtype) or go_on.wait(SOON))
-    machine = Machine(torch.device("cpu"), capture=True)
-    _libraries.cache_clear()
+    execution = Execution(torch.device("cpu"), cuda_graphs=True)
+    _preload_libraries.cache_clear()
 
     def one(_):
-        machine.wake()
-        machine.awake()
+        execution.start_lazy_init()
+        execution.wait_lazy_init()
         over.append(1)
 
     with ThreadPoolExecutor(4) as pool:
@@ -136,7 +138,7 @@ def test_linear_algebra_is_read_by_one_thread_and_waited_for(monkeypatch):
         go_on.set()
         for future in waiting:
             future.result(SOON)
-    _libraries.cache_clear()
+    _preload_libraries.cache_clear()
     assert asked == [torch.float64]
 
 
@@ -144,13 +146,13 @@ def test_a_run_begins_when_all_is_read_and_tried_out():
     said = []
 
     @contextlib.contextmanager
-    def uncaptured():
+    def prevent_capture():
         said.append("no capture")
         yield
 
-    machine = SimpleNamespace(awake=lambda: said.append("read"), uncaptured=uncaptured)
-    learner = SimpleNamespace(machine=machine, transform=lambda size: None)
-    evaluator = SimpleNamespace(rehearse=said.append)
+    execution = SimpleNamespace(wait_lazy_init=lambda: said.append("read"), prevent_capture=prevent_capture)
+    learner = SimpleNamespace(execution=execution, transform=lambda size: None)
+    evaluator = SimpleNamespace(warm_up_cudnn=said.append)
     trajectory = SimpleNamespace(learner=learner)
     protocol.run_protocol([], SimpleNamespace(size=8), evaluator, trajectory, {}, None)
     assert said == ["read", "no capture", learner]
@@ -160,24 +162,24 @@ def test_a_run_begins_when_all_is_read_and_tried_out():
     ("precision", "processes", "looks"), [("bf16", 1, True), ("fp32", 1, False), ("bf16", 2, False)]
 )
 def test_a_rehearsal_looks_at_one_image_where_cudnn_tries_out(monkeypatch, precision, processes, looks):
-    seen, group = [], SimpleNamespace(size=processes)
-    machine = Machine(torch.device("cpu"), precision, compile=True, capture=True, group=group)
+    seen, world = [], SimpleNamespace(size=processes)
+    execution = Execution(torch.device("cpu"), precision, compile=True, cuda_graphs=True, world=world)
     evaluator = object.__new__(protocol.Evaluator)
-    evaluator.machine = machine
-    evaluator.pixels = Pixels(torch.zeros(5, 3, 8, 8, dtype=torch.uint8), (0.5,) * 3, (0.5,) * 3, machine)
+    evaluator.execution = execution
+    evaluator.pixels = ImageBatches(torch.zeros(5, 3, 8, 8, dtype=torch.uint8), (0.5,) * 3, (0.5,) * 3, execution)
     learner = SimpleNamespace(
         backbone="net", feature_extractor=lambda net: f"features of {net}", options=SimpleNamespace(crop=4)
     )
     monkeypatch.setattr(protocol, "extract", lambda net, pixels, *rest: seen.append((net, len(pixels.images), *rest)))
-    evaluator.rehearse(learner)
-    assert seen == ([("features of net", 1, machine, 4)] if looks else [])
+    evaluator.warm_up_cudnn(learner)
+    assert seen == ([("features of net", 1, execution, 4)] if looks else [])
 
 
 class Watched(ThreadPoolExecutor):
     """A thread that fails where it would wait for itself."""
 
     def submit(self, work):
-        assert not threading.current_thread().name.startswith(CONVOLVING), "it would wait for itself"
+        assert not threading.current_thread().name.startswith(AUTOTUNE_THREAD), "it would wait for itself"
         return super().submit(work)
 
 
@@ -199,69 +201,74 @@ def streams(monkeypatch):
     monkeypatch.setattr(torch.cuda, "stream", switched)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: getattr(now, "stream", None))
     local = threading.local()
-    monkeypatch.setattr(stream_module, "_streams", local)
-    monkeypatch.setattr(execution_module, "_streams", local)
-    with Watched(1, CONVOLVING) as pool:
-        monkeypatch.setattr(execution_module, "_convolutions", lambda: pool)
+    monkeypatch.setattr(stream_module, "_local", local)
+    monkeypatch.setattr(execution_module, "_local", local)
+    with Watched(1, AUTOTUNE_THREAD) as pool:
+        monkeypatch.setattr(execution_module, "_autotune_pool", lambda: pool)
         yield
 
 
 def test_what_a_run_waits_for_goes_first(streams):
     place = torch.device("cpu")
-    found = {purpose: own_stream(place, purpose) for purpose in ("run", "capture", "branch", "ahead", "files")}
-    assert found["run"].priority < found["capture"].priority < found["branch"].priority < found["ahead"].priority
-    assert found["files"].priority == found["ahead"].priority == 0
-    assert own_stream(place, "run") is found["run"]
-    fused_resnet._branch.cache_clear()
-    assert fused_resnet._branch(place, "weights").priority == found["branch"].priority
-    fused_resnet._branch.cache_clear()
+    found = {purpose: thread_stream(place, purpose) for purpose in ("run", "capture", "branch", "prefetch", "files")}
+    assert found["run"].priority < found["capture"].priority < found["branch"].priority < found["prefetch"].priority
+    assert found["files"].priority == found["prefetch"].priority == 0
+    assert thread_stream(place, "run") is found["run"]
+    fused_resnet._branch_stream.cache_clear()
+    assert fused_resnet._branch_stream(place, "weights").priority == found["branch"].priority
+    fused_resnet._branch_stream.cache_clear()
 
 
 def test_convolutions_of_runs_at_once_are_tried_out_in_one_thread(streams):
     """Each on its own streams: runs whose steps one thread records on shared ones spoil each other's weights."""
     place = torch.device("cpu")
-    machine, meet = Machine(place, capture=True), threading.Barrier(3, timeout=SOON)
+    execution, meet = Execution(place, cuda_graphs=True), threading.Barrier(3, timeout=SOON)
 
     def here():
         thread = threading.current_thread().name
-        return thread, own_stream(place, "capture").number, torch.cuda.current_stream(place).number
+        return thread, thread_stream(place, "capture").number, torch.cuda.current_stream(place).number
 
     def one(learning):
-        own = own_stream(place, "run")
+        own = thread_stream(place, "run")
         meet.wait()
         with torch.cuda.stream(own), torch.set_grad_enabled(learning):
-            found = [machine.convolving(lambda: (*here(), torch.is_grad_enabled())) for _ in range(3)]
-            assert machine.convolving(lambda: machine.convolving(here)) == found[0][:3], "also from inside"
+            found = [execution.run_on_autotune_thread(lambda: (*here(), torch.is_grad_enabled())) for _ in range(3)]
+            assert execution.run_on_autotune_thread(lambda: execution.run_on_autotune_thread(here)) == found[0][:3], (
+                "also from inside"
+            )
         assert len(set(found)) == 1
-        assert found[0][1:] == (own_stream(place, "capture").number, own.number, learning)
+        assert found[0][1:] == (thread_stream(place, "capture").number, own.number, learning)
         return found[0]
 
     with ThreadPoolExecutor(3) as pool:
         found = list(pool.map(one, (True, False, True)))
     assert len({thread for thread, *_ in found}) == 1
-    assert found[0][0].startswith(CONVOLVING)
+    assert found[0][0].startswith(AUTOTUNE_THREAD)
     assert len({capture for _, capture, *_ in found}) == 3
-    assert machine.convolving(threading.current_thread) is threading.main_thread(), "a run alone"
+    assert execution.run_on_autotune_thread(threading.current_thread) is threading.main_thread(), "a run alone"
 
 
 def test_there_is_one_thread_of_convolutions():
-    assert execution_module._convolutions() is execution_module._convolutions()
+    assert execution_module._autotune_pool() is execution_module._autotune_pool()
     names = {
-        execution_module._convolutions().submit(lambda: threading.current_thread().name).result(SOON) for _ in range(5)
+        execution_module._autotune_pool().submit(lambda: threading.current_thread().name).result(SOON) for _ in range(5)
     }
     assert len(names) == 1
 
 
 def test_runs_that_capture_and_runs_that_look_keep_nobody_waiting(streams):
-    machine, said = Machine(torch.device("cpu"), capture=True), []
+    execution, said = Execution(torch.device("cpu"), cuda_graphs=True), []
 
     def one(way):
         for _ in range(30):
             with way():
-                machine.convolving(lambda: said.append(time.sleep(0.001)))
+                execution.run_on_autotune_thread(lambda: said.append(time.sleep(0.001)))
 
     with ThreadPoolExecutor(3) as pool:
-        for future in [pool.submit(one, way) for way in (machine.capturing, machine.uncaptured, machine.uncaptured)]:
+        for future in [
+            pool.submit(one, way)
+            for way in (execution.exclusive_capture, execution.prevent_capture, execution.prevent_capture)
+        ]:
             future.result(SOON)
     assert len(said) == 90
 
@@ -270,11 +277,11 @@ def test_what_fails_in_the_thread_of_convolutions_fails_where_it_was_asked_for(s
     def fails():
         raise torch.OutOfMemoryError("no room")
 
-    machine = Machine(torch.device("cpu"), capture=True)
+    execution = Execution(torch.device("cpu"), cuda_graphs=True)
     with ThreadPoolExecutor(1) as pool:
         with pytest.raises(torch.OutOfMemoryError, match="no room"):
-            pool.submit(machine.convolving, fails).result(SOON)
-        assert pool.submit(machine.convolving, lambda: 1).result(SOON) == 1, "and the next goes on"
+            pool.submit(execution.run_on_autotune_thread, fails).result(SOON)
+        assert pool.submit(execution.run_on_autotune_thread, lambda: 1).result(SOON) == 1, "and the next goes on"
 
 
 class Fake:
@@ -283,7 +290,7 @@ class Fake:
     def __init__(self, said, number, fails=False):
         self.said, self.number, self.fails = said, number, fails
         self.stop, self.started, self.training = threading.Event(), threading.Event(), True
-        self.machine, self.group = Machine(torch.device("cpu")), SimpleNamespace(size=1, is_first=True)
+        self.execution, self.world = Execution(torch.device("cpu")), SimpleNamespace(size=1, is_main=True)
         self.log = SimpleNamespace(add=lambda **event: None)
         self.reporter = SimpleNamespace(epoch=lambda report: None, note=lambda text: None)
         self.checkpoint_seconds, self._saved, self._usual = 1000.0, time.monotonic(), 20
@@ -303,7 +310,7 @@ class Fake:
 def test_runs_begin_one_after_the_other():
     said = []
     all_of_them = [Fake(said, k) for k in range(3)]
-    found = run.execute_all(all_of_them, False, at_once=4)
+    found = run.execute_all(all_of_them, False, concurrent_runs=4)
     assert [run.concurrent_runs for run in all_of_them] == [3, 3, 3]
     assert found == [[{"run": 0}], [{"run": 1}], [{"run": 2}]]
     for k in (1, 2):  # each when the one before has a tenth of a task behind it, and before that one has ended
@@ -312,14 +319,14 @@ def test_runs_begin_one_after_the_other():
 
 def test_more_runs_than_go_on_at_once_all_get_their_turn():
     said = []
-    assert len(run.execute_all([Fake(said, k) for k in range(5)], False, at_once=2)) == 5
+    assert len(run.execute_all([Fake(said, k) for k in range(5)], False, concurrent_runs=2)) == 5
     assert [number for number, epoch in said if epoch == 0] == [0, 1, 2, 3, 4]
 
 
 def test_one_that_fails_keeps_nobody_waiting():
     said = []
     with pytest.raises(ValueError, match="broken"):
-        run.execute_all([Fake(said, 0, fails=True), Fake(said, 1)], False, at_once=2)
+        run.execute_all([Fake(said, 0, fails=True), Fake(said, 1)], False, concurrent_runs=2)
     assert said[0] == (0, 0)
 
 
@@ -327,8 +334,8 @@ def test_one_that_is_stopped_before_its_turn_does_not_begin():
     said = []
     all_of_them = [Fake(said, k) for k in range(2)]
     all_of_them[1].stop.set()
-    with pytest.raises((Stopped, Interrupted)):
-        run.execute_all(all_of_them, False, at_once=2)
+    with pytest.raises((TrainingInterrupted, Interrupted)):
+        run.execute_all(all_of_them, False, concurrent_runs=2)
     assert (1, 0) not in said
 
 
@@ -340,11 +347,11 @@ def test_a_signal_is_heard_whichever_thread_it_comes_to():
             time.sleep(0.3)  # until the main thread waits
             signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
             self.said.append(self.stop.wait(SOON))
-            raise Stopped
+            raise TrainingInterrupted
 
     said = []
     with pytest.raises(Interrupted):
-        run.execute_all([Told(said, 0), Fake(said, 1)], False, at_once=2)
+        run.execute_all([Told(said, 0), Fake(said, 1)], False, concurrent_runs=2)
     assert said == [True]
 
 
@@ -356,6 +363,6 @@ def test_threads_wait_less_for_each_other_meanwhile():
             seen.append(sys.getswitchinterval())
             return []
 
-    run.execute_all([Looking([], k) for k in range(2)], False, at_once=2)
+    run.execute_all([Looking([], k) for k in range(2)], False, concurrent_runs=2)
     assert seen == [pytest.approx(0.001)] * 2
     assert sys.getswitchinterval() == pytest.approx(usual)

@@ -14,18 +14,18 @@ from torch import Tensor
 
 from efcil.data.augment import (
     BrightnessJitter,
-    CentreCrop,
+    CenterCrop,
     Compose,
     HorizontalFlip,
     RandomCrop,
     RandomResizedCrop,
     Transform,
     augment,
-    named,
-    resized,
+    make_transform,
+    resize_boxes,
 )
 from efcil.data.autoaugment import AMOUNTS, CIFAR10_POLICY, OPERATIONS, UNSIGNED, AutoAugmentCifar10, amount
-from efcil.data.letterbox import framed
+from efcil.data.letterbox import pad
 from efcil.errors import ConfigError
 from messages import raises
 
@@ -227,7 +227,7 @@ def test_random_resized_crop_is_pillows(size: int, shape: tuple[int, int, int]) 
 def test_whole_image_at_its_size_is_kept() -> None:
     images = pictures()
     zero, size = torch.zeros(len(images), dtype=torch.long), torch.full((len(images),), 32)
-    assert torch.equal(resized(images, zero, zero, size, size, 32), images)
+    assert torch.equal(resize_boxes(images, zero, zero, size, size, 32), images)
 
 
 def test_resize_ignores_the_precision_of_training() -> None:
@@ -266,9 +266,9 @@ def test_random_resized_crop_falls_back_to_the_centre() -> None:
 
 def test_centre_crop() -> None:
     images = pictures(1, 9, 12)
-    assert torch.equal(augment(images, CentreCrop(5), seeded()), images[:, :, 2:7, 4:9])
+    assert torch.equal(augment(images, CenterCrop(5), seeded()), images[:, :, 2:7, 4:9])
     with raises(ConfigError, 10, "9 x 12"):
-        augment(images, CentreCrop(10), seeded())
+        augment(images, CenterCrop(10), seeded())
 
 
 NAMES = ["cifar", "cifar-brightness", "cifar-autoaugment", "digits", "glyphs", "crop-flip", "resized-crop"]
@@ -279,7 +279,7 @@ NAMES = ["cifar", "cifar-brightness", "cifar-autoaugment", "digits", "glyphs", "
 def test_chunks_and_seeds(name: str, channels: int) -> None:
     images = pictures(channels)
     before = images.clone()
-    transform = named(name, 24)
+    transform = make_transform(name, 24)
     assert transform is not None
     whole = augment(images, transform, seeded())
     for chunk in (1, 7, len(images), 1000):
@@ -291,8 +291,8 @@ def test_chunks_and_seeds(name: str, channels: int) -> None:
 
 
 def test_names() -> None:
-    assert named("none", 32) is None
-    chain = named("cifar-autoaugment", 32)
+    assert make_transform("none", 32) is None
+    chain = make_transform("cifar-autoaugment", 32)
     assert isinstance(chain, Compose)
     assert [type(part).__name__ for part in chain.transforms] == [
         "RandomCrop",
@@ -301,7 +301,7 @@ def test_names() -> None:
         "AutoAugmentCifar10",
     ]
     with raises(ConfigError, "'cifar-autoaugmnt'", "'cifar-autoaugment'"):
-        named("cifar-autoaugmnt", 32)
+        make_transform("cifar-autoaugmnt", 32)
 
 
 def test_colour_of_two_channels_is_refused() -> None:
@@ -313,15 +313,15 @@ def test_colour_of_two_channels_is_refused() -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_cuda_gives_the_same_bytes(name: str) -> None:
     images = pictures().repeat(20, 1, 1, 1)
-    transform = named(name, 24)
+    transform = make_transform(name, 24)
     assert transform is not None
     assert torch.equal(augment(images.cuda(), transform, seeded()).cpu(), augment(images, transform, seeded()))
 
 
 @pytest.mark.cuda
-@pytest.mark.parametrize("transform", [RandomResizedCrop(24), CentreCrop(24)], ids=lambda t: type(t).__name__)
+@pytest.mark.parametrize("transform", [RandomResizedCrop(24), CenterCrop(24)], ids=lambda t: type(t).__name__)
 def test_cuda_gives_the_same_bytes_of_whole_pictures(transform: Transform) -> None:
     shown, widths = pictures(3, 32, 48).numpy(), (40, 45)
-    lying = [framed(picture[:, :, :width], width == 40) for picture in shown for width in widths]
+    lying = [pad(picture[:, :, :width], width == 40) for picture in shown for width in widths]
     frames = torch.from_numpy(np.stack(lying))
     assert torch.equal(augment(frames.cuda(), transform, seeded()).cpu(), augment(frames, transform, seeded()))

@@ -7,10 +7,10 @@ import math
 import pytest
 import torch
 
-from efcil.accel.folded_resnet import AtRest, Layer, comes_out_right, fuses
+from efcil.accel.folded_resnet import FoldedConv, FoldedResNet, is_correct_on, supports_fused_conv
 from efcil.errors import ConfigError
 from efcil.models import NAMES, STEMS, build
-from efcil.models.resnet import PATCH
+from efcil.models.resnet import IM2COL_CHANNELS
 from messages import raises
 
 
@@ -28,7 +28,7 @@ def parameters(model: torch.nn.Module) -> int:
 )
 def test_parameter_counts_are_torchvisions(name, with_classifier, classifier, dim):
     model = build(name, stem="imagenet")
-    assert model.dim == dim
+    assert model.num_features == dim
     assert parameters(model) == with_classifier - classifier
     # The other stems differ by the first convolution only: 7x7 against 3x3, three channels to 64.
     assert parameters(build(name)) == with_classifier - classifier - 3 * 64 * (49 - 9)
@@ -37,7 +37,7 @@ def test_parameter_counts_are_torchvisions(name, with_classifier, classifier, di
 def test_resnet32_is_the_papers_with_parameter_free_shortcuts():
     model = build("resnet32")
     assert parameters(model) == 464_154 - 650
-    assert model.dim == 64
+    assert model.num_features == 64
     assert not [key for key in model.state_dict() if "downsample" in key]
     convolutions = [m for m in model.modules() if isinstance(m, torch.nn.Conv2d)]
     assert len(convolutions) == 31  # and the classifier makes 32
@@ -103,7 +103,7 @@ def test_features_have_the_right_shape_and_every_parameter_a_gradient(name, stem
     model = build(name, stem=stem, width=4, channels=1)
     images = torch.randn(3, 1, 33, 40, generator=torch.Generator().manual_seed(0))
     features = model(images)
-    assert features.shape == (3, model.dim)
+    assert features.shape == (3, model.num_features)
     assert bool((features >= 0).all())  # averages of rectified values
     features.square().sum().backward()
     assert all(p.grad is not None and bool(p.grad.isfinite().all()) for p in model.parameters())
@@ -125,7 +125,7 @@ def test_the_stem_sets_the_size_of_the_maps(stem, size):
 def test_the_filled_stem_of_the_gpu_is_the_same_convolution(stem, channels):
     backbone = build("resnet10", stem=stem, width=8, channels=channels)
     images = torch.rand(2, channels, 16, 16, generator=torch.Generator().manual_seed(1))
-    plain, filled = backbone.conv1(images), backbone.conv1.filled(images)
+    plain, filled = backbone.conv1(images), backbone.conv1.conv_padded(images)
     assert plain.shape == filled.shape
     torch.testing.assert_close(filled, plain, rtol=1e-5, atol=1e-6)
     gradients = [torch.autograd.grad((y * y).sum(), backbone.conv1.weight)[0] for y in (plain, filled)]
@@ -228,7 +228,9 @@ def test_folded_normalisation_is_the_same_function(name, stem, last_relu):
     backbone = lived(name, stem, last_relu).double()
     images = torch.randn(3, 3, 32, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
-        torch.testing.assert_close(AtRest(backbone, torch.float64)(images), backbone(images), rtol=1e-10, atol=1e-10)
+        torch.testing.assert_close(
+            FoldedResNet(backbone, torch.float64)(images), backbone(images), rtol=1e-10, atol=1e-10
+        )
 
 
 @pytest.mark.parametrize(
@@ -239,15 +241,15 @@ def test_small_stems_are_laid_out_and_larger_ones_are_not(stem, channels, small)
     assert conv.is_small is small
     if small:
         images = torch.randn(2, channels, 5, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-        laid_out, weight = conv.patches(images, torch.float64), conv.over_patches(conv.weight)
-        assert laid_out.shape == (2, PATCH, 5, 7)
+        laid_out, weight = conv.im2col(images, torch.float64), conv.weight_to_im2col(conv.weight)
+        assert laid_out.shape == (2, IM2COL_CHANNELS, 5, 7)
         torch.testing.assert_close(torch.nn.functional.conv2d(laid_out, weight), conv(images), rtol=1e-12, atol=1e-12)
-        assert torch.equal(conv.of_patches(weight), conv.weight)
+        assert torch.equal(conv.weight_from_im2col(weight), conv.weight)
 
 
 def test_at_rest_is_what_the_backbone_was():
     backbone, images = lived("resnet10", "cifar"), torch.ones(2, 3, 8, 8)
-    rests = AtRest(backbone)
+    rests = FoldedResNet(backbone)
     before = rests(images)
     for parameter in backbone.parameters():
         parameter.data.mul_(2)
@@ -258,16 +260,16 @@ def test_at_rest_is_what_the_backbone_was():
 @pytest.mark.parametrize("spoil", [None, "wrong", "nan", "refused"])
 def test_fused_layers_are_tried_before_they_are_used(monkeypatch, spoil):
     """A device without them, with wrong ones, or with ones that read memory nobody wrote is found out."""
-    right = Layer.__call__
+    right = FoldedConv.__call__
 
     def spoilt(layer, x, shortcut=None):
         if spoil == "refused":
             raise RuntimeError("no engine for this")
         return right(layer, x, None if spoil == "wrong" else shortcut) + (math.nan if spoil == "nan" else 0)
 
-    monkeypatch.setattr(Layer, "__call__", spoilt)
-    assert comes_out_right(torch.device("cpu"), torch.bfloat16) == (spoil is None)
-    assert not fuses(torch.device("cpu"), torch.bfloat16)
+    monkeypatch.setattr(FoldedConv, "__call__", spoilt)
+    assert is_correct_on(torch.device("cpu"), torch.bfloat16) == (spoil is None)
+    assert not supports_fused_conv(torch.device("cpu"), torch.bfloat16)
 
 
 @pytest.mark.cuda
@@ -275,7 +277,7 @@ def test_fused_layers_are_tried_before_they_are_used(monkeypatch, spoil):
 def test_cuda_at_rest_is_the_same_function(dtype):
     backbone = lived("resnet18", "cifar").cuda().to(memory_format=torch.channels_last)
     images = torch.randn(64, 3, 32, 32, device="cuda").to(memory_format=torch.channels_last)
-    assert fuses(torch.device("cuda"), dtype)
+    assert supports_fused_conv(torch.device("cuda"), dtype)
     with torch.no_grad():
-        found, wanted = AtRest(backbone, dtype)(images).float(), backbone(images)
+        found, wanted = FoldedResNet(backbone, dtype)(images).float(), backbone(images)
     assert (found - wanted).norm() < (0.02 if dtype == torch.bfloat16 else 2e-3) * wanted.norm()

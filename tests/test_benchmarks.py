@@ -126,12 +126,12 @@ def test_every_variant_takes_the_products_own_step():
         assert len(row["seconds"]["raw"]) == gpu.TINY.repeats
 
 
-def test_a_timed_step_trains(machine):
-    lwf = gpu.LwF(gpu.options_of(gpu.TINY), 3, machine, 0)
+def test_a_timed_step_trains(execution):
+    lwf = gpu.LwF(gpu.options_of(gpu.TINY), 3, execution, 0)
     task = gpu.stream(gpu.TINY, None)[0]
     lwf.before_task(task)
     before = lwf.backbone.conv1.weight.clone()
-    images, labels = (machine.tensor(array[: gpu.TINY.batch]) for array in (task.images, task.labels))
+    images, labels = (execution.tensor(array[: gpu.TINY.batch]) for array in (task.images, task.labels))
     gpu.one_step(lwf, images, labels)()
     assert not torch.equal(before, lwf.backbone.conv1.weight)
 

@@ -15,7 +15,7 @@ from efcil import tensor_files
 from efcil.errors import CheckpointError
 from efcil.experiment import checkpoints
 from efcil.experiment.checkpoints import CheckpointStore
-from efcil.tensor_files import copied, load_tensors, save_tensors
+from efcil.tensor_files import load_tensors, save_tensors, snapshot
 from messages import raises
 
 TENSORS = {
@@ -156,8 +156,8 @@ def test_none_sound(tmp_path):
 
 def test_what_changes_after_saving_is_not_saved(tmp_path, monkeypatch):
     """Not even where the writing begins only then."""
-    changed, write = threading.Event(), checkpoints._write
-    monkeypatch.setattr(checkpoints, "_write", lambda *what: changed.wait(10) and write(*what))
+    changed, write = threading.Event(), checkpoints.write_tensors
+    monkeypatch.setattr(checkpoints, "write_tensors", lambda *what: changed.wait(10) and write(*what))
     store = CheckpointStore(tmp_path / "checkpoints")
     weights = torch.ones(100_000)
     store.save_task(1, {"w": weights}, {})
@@ -185,11 +185,11 @@ def test_a_gpu_with_room_keeps_the_copy_until_it_is_written(monkeypatch, free, l
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, 10**6))
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(record_event=lambda: event))
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
-    monkeypatch.setattr(tensor_files, "own_stream", lambda device, name: name)
+    monkeypatch.setattr(tensor_files, "thread_stream", lambda device, name: name)
     weights = torch.ones(100).as_subclass(OnGPU)
     if not later:
-        monkeypatch.setattr(tensor_files, "on_cpu", lambda tensors: {"w": tensors["w"].clone().cpu()})
-    brought = copied({"w": weights})
+        monkeypatch.setattr(tensor_files, "to_cpu", lambda tensors: {"w": tensors["w"].clone().cpu()})
+    brought = snapshot({"w": weights})
     assert said == ([] if later else ["brought"])
     weights.zero_()
     assert brought()["w"].sum() == 100
@@ -201,7 +201,7 @@ def test_what_is_on_a_gpu_is_copied_there_and_brought_by_another_thread():
     weights = torch.randn(64, 8, 3, 3, device="cuda").contiguous(memory_format=torch.channels_last)
     order = torch.arange(5)
     wanted = weights.cpu()
-    brought = copied({"w": weights, "order": order})
+    brought = snapshot({"w": weights, "order": order})
     weights.zero_()
     order.zero_()
     with ThreadPoolExecutor(1) as other:

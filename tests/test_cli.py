@@ -115,8 +115,8 @@ def test_run_directory_is_the_contract(finished):
     summary = json.loads((out / "summary.json").read_text())
     keys = "method preset dataset tasks order seed A_f A_avg A_t matrix forgetting seconds commit command".split()
     assert set(keys) <= set(summary)
-    machine = {"precision": "fp32", "threads": 1, "world_size": 1, "concurrent_runs": 1}
-    assert machine.items() <= summary.items()
+    execution = {"precision": "fp32", "threads": 1, "world_size": 1, "concurrent_runs": 1}
+    assert execution.items() <= summary.items()
     assert summary["device"] == f"{platform.machine()} CPU"
     assert (summary["method"], summary["dataset"], summary["tasks"], summary["order"]) == ("dpcr", "digits", 5, "1993")
     assert summary["status"] == "complete"
@@ -246,7 +246,7 @@ def test_a_label_that_begins_another_resumes_as_itself(efcil, tmp_path):
 
 def test_compare_several_orders_at_once(efcil, tmp_path):
     out = tmp_path / "c"
-    arguments = ["--orders", "identity,1993", "--tasks", 2, "--out", out, "--at-once", 2, *TINY]
+    arguments = ["--orders", "identity,1993", "--tasks", 2, "--out", out, "--concurrent-runs", 2, *TINY]
     code, text, err = efcil("compare", "dpcr,lwf", "digits", *arguments)
     assert code == 0, err
     places = {order: out / f"order-{order}" / "dpcr" / "summary.json" for order in ("identity", "1993")}
@@ -526,7 +526,7 @@ def test_loss_that_is_not_finite(one_line, efcil, tmp_path, monkeypatch):
     from efcil.experiment import checkpoints
 
     out, store, failed = tmp_path / "r", checkpoints.CheckpointStore, threading.Event()
-    write, save, settle, last = checkpoints._write, store.save_task, store.settle, []
+    write, save, settle, last = checkpoints.write_tensors, store.save_task, store.settle, []
 
     def slow(path, *what):
         if path.name == "task-01.safetensors":
@@ -542,7 +542,7 @@ def test_loss_that_is_not_finite(one_line, efcil, tmp_path, monkeypatch):
             failed.set()
         settle(self)
 
-    monkeypatch.setattr(checkpoints, "_write", slow)
+    monkeypatch.setattr(checkpoints, "write_tensors", slow)
     monkeypatch.setattr(store, "save_task", saved)
     monkeypatch.setattr(store, "settle", settled)
     arguments = [

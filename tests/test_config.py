@@ -107,7 +107,7 @@ def test_paper_preset_is_the_papers():
     assert (first.epochs, first.lr, first.milestones, first.weight_decay) == (200, 0.1, (60, 120, 160), 5e-4)
     assert (later.epochs, later.lr, later.milestones, later.weight_decay) == (100, 0.05, (45, 90), 2e-4)
     assert (t.distill_weight, t.temperature) == (10, 2)
-    assert (o.ridge, o.shift_ridge, o.rank_rule, o.normalise) == (200, 1e-9, "positive", True)
+    assert (o.ridge, o.shift_ridge, o.rank_rule, o.normalize) == (200, 1e-9, "positive", True)
     assert (o.shift_view, o.ridge_view, t.last_batch) == ("clean", "clean", "wrap")
 
 
@@ -228,8 +228,8 @@ def test_the_commit_is_the_one_of_the_beginning(monkeypatch):
 def test_a_data_sets_own_value_wins_over_that_of_any(monkeypatch):
     source = "a test"
     tree = {
-        "defaults": {"dpcr": {"ridge": (1.0, source), "normalise": (True, source)}},
+        "defaults": {"dpcr": {"ridge": (1.0, source), "normalize": (True, source)}},
         "digits": {"dpcr": {"ridge": (2.0, source)}},
     }
     monkeypatch.setattr("efcil.config.presets", lambda: {"own": tree})
-    assert preset_values("own", "digits", "dpcr") == {"ridge": 2.0, "normalise": True}
+    assert preset_values("own", "digits", "dpcr") == {"ridge": 2.0, "normalize": True}

@@ -557,7 +557,7 @@ def test_a_whole_run_on_a_stand_in(root: Path, tmp_path: Path, efcil: Command, n
     assert (summary["dataset"], summary["preset"], summary["task_sizes"]) == (name, "paper", [2, 2])
     assert len(summary["A_t"]) == 2
     # and once more with the images read as they are needed
-    code, out, err = efcil(*arguments, "--out", tmp_path / "s", "--set", "data.stream=true")
+    code, out, err = efcil(*arguments, "--out", tmp_path / "s", "--set", "data.lazy=true")
     assert code == 0, err
     assert "images are read as they are needed" in out
     streamed = json.loads((tmp_path / "s" / "summary.json").read_text())

@@ -25,14 +25,14 @@ from torch.distributed.run import get_args_parser
 
 import distributed_worker as worker
 from benchmarks import distributed as benchmark
-from efcil.accel.machine import Machine
+from efcil.accel.execution import Execution
 from efcil.data.workers import cores, own_cores
 from efcil.errors import ConfigError, Interrupted
 from efcil.experiment.run import stoppable
 from efcil.experiment.specification import commit
-from efcil.randomness import Purpose, generator
+from efcil.randomness import RngStream, generator
 from efcil.tensor_files import load_tensors
-from efcil.training.distributed import ALONE, BUCKET, Group, running_statistics
+from efcil.training.distributed import BUCKET_NUMEL, SINGLE_PROCESS, World, running_statistics
 from efcil.training.loader import epoch_batches, several_epochs
 from messages import assert_names, raises
 from problems import gap
@@ -94,15 +94,15 @@ def of(tensors, case):
 @pytest.mark.parametrize("count", [0, 1, 2, 3, 7, 64])
 @pytest.mark.parametrize("size", [1, 2, 3, 5])
 def test_shares_are_all_rows_once_and_their_weights_add_to_one(count, size):
-    groups = [Group(rank, size) for rank in range(size)]
-    rows = [list(range(count))[group.shard(count)] for group in groups]
+    groups = [World(rank, size) for rank in range(size)]
+    rows = [list(range(count))[world.shard(count)] for world in groups]
     if count < size:
         assert rows == [list(range(count))] * size
     else:
         assert list(itertools.chain(*rows)) == list(range(count))
         assert max(map(len, rows)) - min(map(len, rows)) <= 1
     if count:
-        weights = [group.begin_batch(count) for group in groups]
+        weights = [world.begin_batch(count) for world in groups]
         assert sum(weights) == pytest.approx(1)
         assert weights == pytest.approx([len(own) / sum(map(len, rows)) for own in rows])
 
@@ -110,15 +110,15 @@ def test_shares_are_all_rows_once_and_their_weights_add_to_one(count, size):
 @pytest.mark.parametrize("last", ["wrap", "keep", "drop"])
 def test_the_shares_of_all_processes_are_the_batches_of_one(last):
     images, labels = torch.arange(23 * 12, dtype=torch.uint8).view(23, 3, 2, 2), torch.arange(23)
-    transform = worker.augment.named("crop-flip", 2)
+    transform = worker.augment.make_transform("crop-flip", 2)
     how = (images, labels, transform, 8, last)
 
     def source():
-        return generator("cpu", Purpose.EPOCH, 0, 0, 0)
+        return generator("cpu", RngStream.EPOCH, 0, 0, 0)
 
     whole = list(epoch_batches(*how, source()))
-    shares = [list(epoch_batches(*how, source(), Group(rank, 3))) for rank in range(3)]
-    several = [several_epochs(*how, [source(), source()], Group(rank, 3)) for rank in range(3)]
+    shares = [list(epoch_batches(*how, source(), World(rank, 3))) for rank in range(3)]
+    several = [several_epochs(*how, [source(), source()], World(rank, 3)) for rank in range(3)]
     for index, (pixels, targets) in enumerate(whole):
         assert torch.equal(torch.cat([share[index][0] for share in shares]), pixels)
         assert torch.equal(torch.cat([share[index][1] for share in shares]), targets)
@@ -136,23 +136,23 @@ def test_many_tensors_are_summed_a_bucket_at_a_time():
     """Counted in a group that doubles: no tensor is left out or summed twice, and no bucket grows beyond its size."""
     sizes = []
 
-    class Doubling(Group):
-        def sum_(self, tensor):
+    class Doubling(World):
+        def all_reduce_(self, tensor):
             sizes.append(tensor.numel())
             return tensor.mul_(2)
 
     tensors = [
         torch.ones(2, 3),
-        torch.ones(BUCKET // 2),
-        torch.ones(BUCKET // 2),
-        torch.ones(BUCKET + 1),
+        torch.ones(BUCKET_NUMEL // 2),
+        torch.ones(BUCKET_NUMEL // 2),
+        torch.ones(BUCKET_NUMEL + 1),
         torch.ones(()),
     ]
     strided = torch.ones(1, 2, 3, 4).to(memory_format=torch.channels_last)
-    Doubling(0, 2).sum_all_([*tensors, strided])
-    assert sizes == [6 + BUCKET // 2, BUCKET // 2, BUCKET + 1, 25]
+    Doubling(0, 2).all_reduce_many_([*tensors, strided])
+    assert sizes == [6 + BUCKET_NUMEL // 2, BUCKET_NUMEL // 2, BUCKET_NUMEL + 1, 25]
     assert all(bool((tensor == 2).all()) for tensor in [*tensors, strided])
-    Doubling(0, 1).sum_all_(tensors)
+    Doubling(0, 1).all_reduce_many_(tensors)
     assert len(sizes) == 4
 
 
@@ -160,7 +160,7 @@ def test_many_tensors_are_summed_a_bucket_at_a_time():
 
 
 def test_statistics_of_the_same_features_agree_to_1e_10(ranks):
-    alone = worker.statistics(ALONE)
+    alone = worker.statistics(SINGLE_PROCESS)
     for found in (of(r, "statistics") for r in ranks):
         assert set(found) == set(alone)
         for name in ("classes", "count"):
@@ -171,7 +171,7 @@ def test_statistics_of_the_same_features_agree_to_1e_10(ranks):
 
 
 def test_features_statistics_and_predictions_from_images_agree(ranks):
-    alone = worker.images(ALONE)
+    alone = worker.images(SINGLE_PROCESS)
     for found in (of(r, "images") for r in ranks):
         assert set(found) == set(alone)
         for name in ("features", "augmented", "mean", "gram_packed"):
@@ -183,7 +183,7 @@ def test_features_statistics_and_predictions_from_images_agree(ranks):
 
 def test_training_in_shares_is_training_on_the_whole_batch(ranks):
     """Without batch normalisation: cross-entropy and a norm over the batch, odd batches, augmentation, momentum."""
-    alone = worker.training(ALONE)
+    alone = worker.training(SINGLE_PROCESS)
     first, second = (of(r, "training") for r in ranks)
     assert set(first) == set(second) == set(alone)
     for name, value in alone.items():
@@ -194,7 +194,7 @@ def test_training_in_shares_is_training_on_the_whole_batch(ranks):
 def test_running_statistics_are_the_weighted_mean_of_the_shares(ranks):
     pixels = worker.normalisation  # the five rows, in the order of the epoch
     data = worker.blobs()
-    rows = torch.randperm(5, generator=generator("cpu", Purpose.EPOCH, 0, 0, 0))
+    rows = torch.randperm(5, generator=generator("cpu", RngStream.EPOCH, 0, 0, 0))
     x = (torch.from_numpy(data.train.images[:5].copy())[rows] / 255 - 0.5) / 0.25
     shares = [x[:3], x[3:]]
     mean = sum(w * share.mean((0, 2, 3)) for w, share in zip((0.6, 0.4), shares, strict=True))
@@ -202,7 +202,7 @@ def test_running_statistics_are_the_weighted_mean_of_the_shares(ranks):
     for found in (of(r, "normalisation") for r in ranks):
         torch.testing.assert_close(found["mean"], 0.1 * mean)
         torch.testing.assert_close(found["variance"], 0.9 + 0.1 * variance)
-    torch.testing.assert_close(pixels(ALONE)["mean"], 0.1 * mean)  # the mean of the whole batch
+    torch.testing.assert_close(pixels(SINGLE_PROCESS)["mean"], 0.1 * mean)  # the mean of the whole batch
 
 
 def test_what_processes_say_to_each_other(ranks):
@@ -215,8 +215,8 @@ def test_what_processes_say_to_each_other(ranks):
         assert found["given.c"].shape == (0, 4)
         told = bytes(found["told"].tolist()).decode()
         expected = [
-            ["DataError 2 0 fails", "Elsewhere 2 ", "Elsewhere "],
-            ["Elsewhere 2 ", "DataError 2 1 fails", "ConfigError it differs: 1 here, 0 in the first process"],
+            ["DataError 2 0 fails", "FailedOnOtherRank 2 ", "FailedOnOtherRank "],
+            ["FailedOnOtherRank 2 ", "DataError 2 1 fails", "ConfigError it differs: 1 here, 0 in the first process"],
         ]
         assert told.startswith("; ".join(expected[rank]))
 
@@ -241,25 +241,25 @@ def test_every_kind_of_training_runs_and_leaves_the_processes_equal(tmp_path):
 
 
 def test_options_that_do_not_fit_several_processes_are_refused(monkeypatch):
-    pair = Group(1, 2, 1)
+    pair = World(1, 2, 1)
     with raises(ConfigError, "--sync-bn", "cpu"):
-        Machine.choose("cpu", sync_bn=True)
+        Execution.choose("cpu", sync_bn=True)
     with raises(ConfigError, "--device cuda:1", 2, "--device cuda"):
-        Machine.choose("cuda:1", group=pair)
+        Execution.choose("cuda:1", world=pair)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     with raises(ConfigError, "process 2", 1, "--nproc-per-node", "--device cpu"):
-        Machine.choose("cuda", group=pair)
-    assert Machine.choose("cpu", group=pair).name.endswith(", 2 processes")
+        Execution.choose("cuda", world=pair)
+    assert Execution.choose("cpu", world=pair).name.endswith(", 2 processes")
 
 
 def test_synchronised_normalisation_takes_the_place_of_the_plain_one():
-    machine = Machine(torch.device("cpu"), group=Group(0, 2), sync_bn=True)
+    execution = Execution(torch.device("cpu"), world=World(0, 2), sync_bn=True)
     plain = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4))
     names = list(plain.state_dict())
-    module = machine.place(plain)
+    module = execution.place(plain)
     assert isinstance(module[1], nn.SyncBatchNorm)
     assert list(module.state_dict()) == names  # checkpoints fit either
-    alone = replace(machine, group=ALONE).place(nn.Sequential(nn.BatchNorm2d(4)))
+    alone = replace(execution, world=SINGLE_PROCESS).place(nn.Sequential(nn.BatchNorm2d(4)))
     assert type(alone[0]) is nn.BatchNorm2d
 
 
@@ -489,8 +489,10 @@ def test_several_methods_and_orders_are_compared(tmp_path):
             summary = json.loads((tmp_path / "run" / f"order-{order}" / method / "summary.json").read_text())
             assert summary["status"] == "complete"
     assert (tmp_path / "run" / "report.html").exists()
-    refused = ended(started(command(tmp_path / "no", "--orders", "identity,7", "--at-once", "2", methods="dpcr,lwf")))
-    assert_names(refused[0][2], "--at-once 2", "2 processes")
+    refused = ended(
+        started(command(tmp_path / "no", "--orders", "identity,7", "--concurrent-runs", "2", methods="dpcr,lwf"))
+    )
+    assert_names(refused[0][2], "--concurrent-runs 2", "2 processes")
 
 
 @pytest.mark.slow
@@ -517,10 +519,10 @@ def test_a_decoded_cache_is_built_once(tmp_path):
 LEFT = """
 import contextlib, os, sys, time, torch
 from efcil.errors import EfcilError
-from efcil.training.distributed import joined
+from efcil.training.distributed import init_distributed
 torch.set_num_threads(1)
 try:
-    with joined() as group:
+    with init_distributed() as group:
         torch.optim.SGD([torch.zeros(1, requires_grad=True)], 0.1)  # imports what keeps a group that exists
         group.barrier()
         if sys.argv[1] == "refused":

@@ -30,15 +30,15 @@ from efcil.learners.pseudo_replay import (
 )
 from efcil.methods import METHODS, find
 from efcil.models import build
-from efcil.models.multi_stage import Reading
+from efcil.models.multi_stage import MultiStageFeatures
 from efcil.protocol import Evaluator, run_protocol
 from efcil.shift import dual_projection
 from efcil.shift.dual_projection import DualProjection
 from efcil.tasks import TaskStream
 from efcil.training.extraction import extract
-from efcil.training.feature_inversion import towards
-from efcil.training.image_batches import Pixels
-from efcil.training.image_store import Mapped, OnDemand
+from efcil.training.feature_inversion import invert_features
+from efcil.training.image_batches import ImageBatches
+from efcil.training.image_store import HostImages, LazyImages
 from efcil.trajectory import Trajectory
 from messages import raises
 from problems import TINY, Watch, blobs, draw, stopped_in_the_second_task
@@ -47,8 +47,8 @@ SIZES = (2, 3, 1)
 SMALL = {**TINY, "augment": "none"}
 
 
-def make_learner(machine, seed=0, kind=PseudoReplay, channels=3, **options):
-    return kind(kind.options_type(**{**SMALL, **options}), channels, machine, seed)
+def make_learner(execution, seed=0, kind=PseudoReplay, channels=3, **options):
+    return kind(kind.options_type(**{**SMALL, **options}), channels, execution, seed)
 
 
 DPCR_PLUS = METHODS["dpcr-plus"]
@@ -61,7 +61,7 @@ def trajectory_of(learner, method=DPCR_PLUS, **options):
 def run(learner, data, watch=None, *, options=None, method=DPCR_PLUS, state=None, **where):
     """Learn a stream; return the trajectory and the accuracies."""
     stream = TaskStream(data.train, np.arange(sum(SIZES)), SIZES)
-    evaluator = Evaluator(data, stream, learner.machine)
+    evaluator = Evaluator(data, stream, learner.execution)
     trajectory = trajectory_of(learner, method, **(options or {}))
     matrix = AccuracyMatrix(evaluator.totals())
     if state is not None:
@@ -81,28 +81,28 @@ def saved(index, labels, old, new):
     return TaskFeatures.from_saved(index, 0, {"labels": labels, "old": old, "new": new}, new.shape[1:])
 
 
-def task_of(data, classes, machine):
+def task_of(data, classes, execution):
     """The pixels and labels of some classes."""
     rows = np.flatnonzero(np.isin(data.train.labels, classes))
-    pixels = Pixels(torch.from_numpy(data.train.images[rows]), data.mean, data.std, machine)
+    pixels = ImageBatches(torch.from_numpy(data.train.images[rows]), data.mean, data.std, execution)
     return pixels, torch.from_numpy(data.train.labels[rows])
 
 
 @pytest.fixture(scope="module")
-def second(machine, data):
+def second(execution, data):
     """A learner in the middle of its second task: two old classes, three new ones."""
-    return stopped_in_the_second_task(make_learner(machine), data, run)
+    return stopped_in_the_second_task(make_learner(execution), data, run)
 
 
 # --- images are changed -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("together", [1, 3])
-def test_pixels_follow_the_gradient(machine, data, second, together):
+def test_pixels_follow_the_gradient(execution, data, second, together):
     """Image by image and step by step, with the norm of a group and what pixels may be."""
-    pixels, _ = task_of(data, [2, 3], machine)
-    inputs, backbone = pixels.normalise(pixels.images[:6]), second.old_backbone.eval()
-    goals = torch.rand(6, backbone.dim, generator=torch.Generator().manual_seed(1))
+    pixels, _ = task_of(data, [2, 3], execution)
+    inputs, backbone = pixels.normalize(pixels.images[:6]), second.old_backbone.eval()
+    goals = torch.rand(6, backbone.num_features, generator=torch.Generator().manual_seed(1))
     low, high = torch.tensor(-1.5), torch.tensor(1.75)
     want = inputs.clone()
     for _ in range(3):
@@ -115,7 +115,7 @@ def test_pixels_follow_the_gradient(machine, data, second, together):
             norm = torch.stack(gradients[first : first + together]).square().sum().sqrt()
             for i in range(first, first + together):
                 want[i] = (want[i] - 2.0 * gradients[i] / norm).clamp(low, high)
-    found = towards(backbone, inputs, goals, 2.0, 3, (low, high), together)
+    found = invert_features(backbone, inputs, goals, 2.0, 3, (low, high), together)
     torch.testing.assert_close(found, want, rtol=1e-4, atol=1e-5)
     assert not found.requires_grad
     assert all(p.grad is None for p in backbone.parameters())
@@ -146,23 +146,25 @@ def test_every_class_has_as_many_images_and_at_least_one(wanted, each):
 
 
 @pytest.mark.parametrize("stages", [0, 1])
-def test_made_images_look_like_old_classes_to_the_old_backbone(machine, data, stages):
+def test_made_images_look_like_old_classes_to_the_old_backbone(execution, data, stages):
     """In all features: those of the last stage alone, or of an intermediate one as well, and in each of them."""
     learner = make_learner(
-        machine, pseudo_ratio=2.0, pseudo_noise=0.0, pseudo_iterations=12, intermediate_stages=stages
+        execution, pseudo_ratio=2.0, pseudo_noise=0.0, pseudo_iterations=12, intermediate_stages=stages
     )
     nearness = {}
 
-    def each_epoch(report, optimiser):
+    def each_epoch(report, optimizer):
         if report.task and report.task not in nearness:
             r, made = learner, learner.pseudo_images()
-            pixels, labels = task_of(data, range(2, 5) if report.task == 1 else [5], machine)
+            pixels, labels = task_of(data, range(2, 5) if report.task == 1 else [5], execution)
             each = len(made) // r.num_old_classes
             goals = r.means.repeat_interleave(each, 0)
-            network = Reading(r.old_backbone, 1, mirrored=False) if stages else r.old_backbone
-            before, after = (extract(network, shown, machine).double() for shown in (pixels, pixels.showing(made)))
+            network = MultiStageFeatures(r.old_backbone, 1, flip_tta=False) if stages else r.old_backbone
+            before, after = (
+                extract(network, shown, execution).double() for shown in (pixels, pixels.with_images(made))
+            )
             starts = torch.cdist(r.means, before).topk(each, largest=False).indices.flatten()
-            for part in (slice(None), slice(r.backbone.dim, None) if stages else slice(None)):
+            for part in (slice(None), slice(r.backbone.num_features, None) if stages else slice(None)):
                 far, near = (before[starts] - goals)[:, part], (after - goals)[:, part]
                 nearness.setdefault(report.task, []).append((near.norm(dim=1).mean() / far.norm(dim=1).mean()).item())
             assert (made.dtype, made.shape[1:]) == (torch.uint8, pixels.images.shape[1:])
@@ -173,32 +175,32 @@ def test_made_images_look_like_old_classes_to_the_old_backbone(machine, data, st
     assert max(max(each) for each in nearness.values()) < 0.9
 
 
-def test_images_are_made_in_the_machines_precision(machine, data, second, monkeypatch):
+def test_images_are_made_in_the_machines_precision(execution, data, second, monkeypatch):
     """In bfloat16 the gradient is another one and points the same way: as near to the means, within a tenth."""
-    pixels, labels = task_of(data, [2, 3, 4], machine)
+    pixels, labels = task_of(data, [2, 3, 4], execution)
     distances, made, lower = [], [], []
 
     def watched(*given):
         lower.append(torch.is_autocast_enabled("cpu"))
-        return towards(*given)
+        return invert_features(*given)
 
-    monkeypatch.setattr("efcil.learners.pseudo_replay.towards", watched)
+    monkeypatch.setattr("efcil.learners.pseudo_replay.invert_features", watched)
     for precision in ("fp32", "bf16"):
         other = copy.copy(second)
-        other.machine = dataclasses.replace(machine, precision=precision)
+        other.execution = dataclasses.replace(execution, precision=precision)
         other.options = other.options.model_copy(update={"pseudo_noise": 0.0})
         other.before_stage(0, pixels, labels)
         made.append(other.pseudo_images())
         goals = other.means.repeat_interleave(len(made[-1]) // 2, 0)
-        found = extract(other.old_backbone, pixels.showing(made[-1]), machine).double()
+        found = extract(other.old_backbone, pixels.with_images(made[-1]), execution).double()
         distances.append((found - goals).norm(dim=1).mean().item())
     assert lower == [False, True]
     assert distances[1] < 1.1 * distances[0]
 
 
-def test_images_that_are_read_when_asked_for_make_the_same(machine, data, second):
-    pixels, labels = task_of(data, [2, 3, 4], machine)
-    streamed = pixels.showing(OnDemand(Mapped(pixels.images.numpy()), machine.device))
+def test_images_that_are_read_when_asked_for_make_the_same(execution, data, second):
+    pixels, labels = task_of(data, [2, 3, 4], execution)
+    streamed = pixels.with_images(LazyImages(HostImages(pixels.images.numpy()), execution.device))
     made = []
     for source in (pixels, streamed):
         other = copy.copy(second)
@@ -212,13 +214,13 @@ def test_images_that_are_read_when_asked_for_make_the_same(machine, data, second
 # --- the loss ---------------------------------------------------------------------------------------------------------
 
 
-def test_the_loss_is_its_equation(machine, data, second):
+def test_the_loss_is_its_equation(execution, data, second):
     """Cross-entropy of those with a label over the task's share of the batch; distillation over all of them."""
     r = copy.copy(second)
-    pixels, labels = task_of(data, [2, 3, 4], machine)
+    pixels, labels = task_of(data, [2, 3, 4], execution)
     both, with_made = r.training_data(0, pixels, labels)
     rows = torch.tensor([0, 1, len(labels), 2, len(labels) + 1, 3, len(labels) + 2])
-    images, targets = both.normalise(both.images[rows]), with_made[rows]
+    images, targets = both.normalize(both.images[rows]), with_made[rows]
     assert (targets == UNLABELLED).tolist() == [False, False, True, False, True, False, True]
     r.eval()
     logits = r.student.head(r.student.backbone(images))
@@ -230,9 +232,9 @@ def test_the_loss_is_its_equation(machine, data, second):
     torch.testing.assert_close(r.loss(images, targets), new + 10 * old, rtol=1e-5, atol=1e-5)
 
 
-def test_features_are_held_through_a_linear_map(machine, data):
+def test_features_are_held_through_a_linear_map(execution, data):
     """The map begins as the identity in every task, learns with the student, and its term is its equation."""
-    r, begins = make_learner(machine, feature_distill_weight=2.5, pseudo_ratio=0.0), []
+    r, begins = make_learner(execution, feature_distill_weight=2.5, pseudo_ratio=0.0), []
     original = r.begin
 
     def begin(task):
@@ -241,12 +243,12 @@ def test_features_are_held_through_a_linear_map(machine, data):
 
     r.begin = begin
     run(r, data)
-    assert all(torch.equal(weight, torch.eye(r.backbone.dim)) for weight in begins)
+    assert all(torch.equal(weight, torch.eye(r.backbone.num_features)) for weight in begins)
     assert len(begins) == 3
     weight, bias = r.projector.weight.detach(), r.projector.bias.detach()
-    assert not torch.equal(weight, torch.eye(r.backbone.dim)), "it learns"
-    pixels, labels = task_of(data, [5], machine)
-    images = pixels.normalise(pixels.images[:4])
+    assert not torch.equal(weight, torch.eye(r.backbone.num_features)), "it learns"
+    pixels, labels = task_of(data, [5], execution)
+    images = pixels.normalize(pixels.images[:4])
     r.eval()
     features, before = r.student.backbone(images), r.teacher.backbone(images)
     logits, known = r.student.head(features), r.teacher.head(before)
@@ -262,29 +264,29 @@ def test_features_are_held_through_a_linear_map(machine, data):
     assert not any(name.startswith("projector") for name in r.state(teacher=False)), "it does not survive the task"
 
 
-def test_without_made_images_it_is_lwf(machine, data):
+def test_without_made_images_it_is_lwf(execution, data):
     """pseudo_ratio=0 learns what LwF learns, to the bit; in the first task nothing is made either."""
-    plain, other = make_learner(machine, kind=LwF), make_learner(machine, pseudo_ratio=0.0)
+    plain, other = make_learner(execution, kind=LwF), make_learner(execution, pseudo_ratio=0.0)
     assert issubclass(PseudoReplayOptions, LwFOptions)
     for learner in (plain, other):
         run(learner, data)
     assert other.pseudo_images() is None
     state = other.state(teacher=False)
     assert all(torch.equal(v, state[k]) for k, v in plain.state(teacher=False).items())
-    made = make_learner(machine)
-    made.before_stage(0, *task_of(data, [0, 1], machine))
+    made = make_learner(execution)
+    made.before_stage(0, *task_of(data, [0, 1], execution))
     assert made.pseudo_images() is None
 
 
-def test_the_shift_may_have_more_made_images_than_are_learned(machine, data):
+def test_the_shift_may_have_more_made_images_than_are_learned(execution, data):
     """Of each class the nearest are learned, the same as without the others; the shift sees all of them."""
     few, more = (
         stopped_in_the_second_task(
-            make_learner(machine, pseudo_ratio=0.5, pseudo_ratio_shift=n, pseudo_noise=0.0), data, run
+            make_learner(execution, pseudo_ratio=0.5, pseudo_ratio_shift=n, pseudo_noise=0.0), data, run
         )
         for n in (None, 1.5)
     )
-    pixels, labels = task_of(data, [2, 3, 4], machine)
+    pixels, labels = task_of(data, [2, 3, 4], execution)
     learned = []
     for r, share in ((few, 0.5), (more, 1.5)):
         assert len(r.pseudo_images()) == 2 * (round(share * len(labels)) // 2)
@@ -294,7 +296,7 @@ def test_the_shift_may_have_more_made_images_than_are_learned(machine, data):
     assert (learned[0] - learned[1]).abs().max() <= 1, "rounded, after another batch"
     task = TaskFeatures(1, labels, 0, more, pixels)
     assert [len(features) for features in task.old_new_pairs("pseudo")] == [len(labels) + len(more.pseudo_images())] * 2
-    images, targets = pixels.normalise(pixels.images[:8]), labels[:8]
+    images, targets = pixels.normalize(pixels.images[:8]), labels[:8]
     more.training_data(0, pixels, labels)
     logits = more.student.head(more.student.backbone(images))
     share = len(labels) / (len(labels) + len(learned[1]))
@@ -302,8 +304,8 @@ def test_the_shift_may_have_more_made_images_than_are_learned(machine, data):
     torch.testing.assert_close(more.classification(logits, targets), want)
 
 
-def test_the_shift_may_have_made_images_where_none_are_learned(machine, data):
-    plain, other = make_learner(machine, kind=LwF), make_learner(machine, pseudo_ratio=0.0, pseudo_ratio_shift=1.0)
+def test_the_shift_may_have_made_images_where_none_are_learned(execution, data):
+    plain, other = make_learner(execution, kind=LwF), make_learner(execution, pseudo_ratio=0.0, pseudo_ratio_shift=1.0)
     for learner in (plain, other):
         run(learner, data)
     state = other.state(teacher=False)
@@ -311,11 +313,11 @@ def test_the_shift_may_have_made_images_where_none_are_learned(machine, data):
     assert len(other.pseudo_images()) >= 5
 
 
-def test_made_images_hold_the_backbone(machine, data):
+def test_made_images_hold_the_backbone(execution, data):
     """They change what is learned in the second task, and not what is learned in the first."""
     states = {}
     for pseudo in (0.0, 1.0):
-        learner = make_learner(machine, pseudo_ratio=pseudo)
+        learner = make_learner(execution, pseudo_ratio=pseudo)
         watch = Watch(
             each_task=lambda task, r=learner, p=pseudo: states.__setitem__(
                 (p, task), copy.deepcopy(r.backbone.state_dict())
@@ -343,8 +345,8 @@ def test_the_map_is_its_equation():
     torch.testing.assert_close(shift_map(old, new), literal_map(old, new))
 
 
-def test_means_and_covariance_move_and_join(machine, data):
-    learner = make_learner(machine)
+def test_means_and_covariance_move_and_join(execution, data):
+    learner = make_learner(execution)
     kept, tasks = {}, []
     original = learner.after_task
 
@@ -353,8 +355,8 @@ def test_means_and_covariance_move_and_join(machine, data):
         original(task)
         kept[task.index] = (learner.means.clone(), learner.covariance.clone())
         if task.index == 1:
-            old = torch.cat([task.old(), extract(learner.old_backbone, task.pixels("pseudo"), machine)])
-            new = torch.cat([task.new(), extract(learner.backbone, task.pixels("pseudo"), machine)])
+            old = torch.cat([task.old(), extract(learner.old_backbone, task.pixels("pseudo"), execution)])
+            new = torch.cat([task.new(), extract(learner.backbone, task.pixels("pseudo"), execution)])
             shift = literal_map(old, new)
             features, labels = task.new().double(), task.labels
             rows = [features[labels == c] for c in range(2, 5)]
@@ -371,10 +373,10 @@ def test_means_and_covariance_move_and_join(machine, data):
     assert sorted(kept) == [0, 1, 2]
 
 
-def test_it_keeps_what_its_file_says(machine, data):
-    learner = make_learner(machine)
+def test_it_keeps_what_its_file_says(execution, data):
+    learner = make_learner(execution)
     run(learner, data)
-    dim, plain = learner.backbone.dim, LwF.state(learner, teacher=False)
+    dim, plain = learner.backbone.num_features, LwF.state(learner, teacher=False)
     kept = {k: v for k, v in learner.state(teacher=False).items() if k not in plain}
     assert sum(v.numel() for v in kept.values()) == sum(SIZES) * dim + dim * dim
     assert METHODS["dpcr-plus"].memory_formula == "d(d+1)/2 + 2d + 1, and d^2 for all"
@@ -382,32 +384,37 @@ def test_it_keeps_what_its_file_says(machine, data):
 
 
 @pytest.mark.parametrize(("task", "epoch"), [(1, 1), (2, 1), (1, 0), (2, 0)])
-def test_a_run_goes_on_as_if_it_had_not_stopped(machine, data, task, epoch):
+def test_a_run_goes_on_as_if_it_had_not_stopped(execution, data, task, epoch):
     options = {"augment": "crop-flip", "feature_distill_weight": 1.0, "pseudo_ratio_shift": 2.0}
-    whole, kept = make_learner(machine, **options), {}
+    whole, kept = make_learner(execution, **options), {}
 
-    def keep(optimiser, teacher):
+    def keep(optimizer, teacher):
         kept["state"] = copy.deepcopy(whole.state(teacher=teacher))
-        kept["momenta"] = {k: v.clone() for k, v in optimiser.momenta().items()} if optimiser else None
+        kept["optimizer_state"] = {k: v.clone() for k, v in optimizer.state_dict().items()} if optimizer else None
         kept["trajectory"] = {k: v.clone() for k, v in trajectory.state_dict().items()} if whole.means.numel() else None
 
-    def each_epoch(report, optimiser):
+    def each_epoch(report, optimizer):
         if epoch and (report.task, report.epoch) == (task, epoch - 1):
-            keep(optimiser, True)
+            keep(optimizer, True)
 
     def each_task(index):
         if not epoch and index == task - 1:
             keep(None, False)
 
     stream = TaskStream(data.train, np.arange(sum(SIZES)), SIZES)
-    evaluator = Evaluator(data, stream, machine)
+    evaluator = Evaluator(data, stream, execution)
     trajectory = trajectory_of(whole)
     matrix = AccuracyMatrix(evaluator.totals())
     run_protocol(stream, data, evaluator, trajectory, {"it": matrix}, Watch(each_epoch, each_task))
-    resumed = make_learner(machine, **options)
+    resumed = make_learner(execution, **options)
     resumed.load_state(kept["state"])
     again, other = run(
-        resumed, data, first_task=task, first_epoch=epoch, momenta=kept["momenta"], state=kept["trajectory"]
+        resumed,
+        data,
+        first_task=task,
+        first_epoch=epoch,
+        optimizer_state=kept["optimizer_state"],
+        state=kept["trajectory"],
     )
     for name, value in whole.state(teacher=True).items():
         assert torch.equal(resumed.state(teacher=True)[name], value), name
@@ -419,25 +426,25 @@ def test_a_run_goes_on_as_if_it_had_not_stopped(machine, data, task, epoch):
 # --- the shift --------------------------------------------------------------------------------------------------------
 
 
-def test_pairs_are_the_tasks_images_and_the_made_ones(machine, data, second):
-    pixels, labels = task_of(data, [2, 3, 4], machine)
+def test_pairs_are_the_tasks_images_and_the_made_ones(execution, data, second):
+    pixels, labels = task_of(data, [2, 3, 4], execution)
     task = TaskFeatures(1, labels, 0, second, pixels)
     old, new = task.old_new_pairs("pseudo")
     assert len(old) == len(new) == len(labels) + len(second.made)
     assert torch.equal(old[: len(labels)], task.old())
-    assert torch.equal(new[len(labels) :], extract(second.backbone, pixels.showing(second.made), machine))
+    assert torch.equal(new[len(labels) :], extract(second.backbone, pixels.with_images(second.made), execution))
     assert task.old_new_pairs("pseudo")[0] is old, "computed once"
     assert [len(x) for x in task.old_new_pairs("clean")] == [len(labels)] * 2
     none = SimpleNamespace(pseudo_images=lambda: None, backbone=second.backbone, old_backbone=second.old_backbone)
-    none.options, none.machine, none.feature_extractor = second.options, machine, lambda backbone: backbone
+    none.options, none.execution, none.feature_extractor = second.options, execution, lambda backbone: backbone
     none.feature_layout = second.feature_layout
     plain = TaskFeatures(1, labels, 0, none, pixels)
     assert torch.equal(plain.old_new_pairs("pseudo")[0], task.old()), "where none were made those of the task are all"
 
 
-def test_the_classifier_is_dpcrs_with_another_shift(machine, data):
+def test_the_classifier_is_dpcrs_with_another_shift(execution, data):
     """Read from a run's features by hand: statistics move by the map of all images."""
-    learner, seen = make_learner(machine), []
+    learner, seen = make_learner(execution), []
 
     def learned(task):
         seen.append((task.labels, task.new(), task.old_new_pairs("pseudo") if task.index else None))
@@ -606,8 +613,8 @@ def test_classes_that_were_moved_get_a_bonus(three, gaussian):
     ("method", "moves"),
     [(DPCR_PLUS, [2, 2, 1, 1, 1, 0]), (find("pseudo-replay+none+ridge-gaussian"), [0] * 6)],
 )
-def test_moves_are_counted(machine, data, method, moves):
-    trajectory, _ = run(make_learner(machine), data, method=method)
+def test_moves_are_counted(execution, data, method, moves):
+    trajectory, _ = run(make_learner(execution), data, method=method)
     assert trajectory.stats("it").moves.tolist() == moves
 
 
@@ -674,7 +681,7 @@ def test_the_tuned_preset_is_what_was_chosen_at_the_papers_budget(dataset, rate)
     assert (training.feature_distill_weight, training.distill_weight) == (3, 3)
     assert (training.intermediate_stages, training.flip_tta) == (3, True)
     assert (options.gaussian, options.gaussian_ridge, options.ridge, options.shift_ridge_rel) == (1, 1, 200, "auto")
-    dim = Reading(build("resnet18"), training.intermediate_stages, training.flip_tta).dim
+    dim = MultiStageFeatures(build("resnet18"), training.intermediate_stages, training.flip_tta).num_features
     assert options.gram_storage == "factors"
     assert (options.gram_rank + 1) * dim <= 512 * 513 // 2 + 512 < (options.gram_rank + 2) * dim
 
@@ -720,9 +727,9 @@ def test_what_cannot_be_is_refused_before_anything_is_learned(names, setting, na
 
 
 @pytest.mark.parametrize(("size", "channels", "crop"), [(11, 1, None), (16, 1, 12)])
-def test_other_sizes_and_grey_images(machine, size, channels, crop):
+def test_other_sizes_and_grey_images(execution, size, channels, crop):
     data = blobs(classes=6, size=size, channels=channels)
-    learner = make_learner(machine, channels=channels, augment="crop-flip", crop=crop)
+    learner = make_learner(execution, channels=channels, augment="crop-flip", crop=crop)
     _, matrix = run(learner, data)
     assert matrix.tasks_done == 3
     assert learner.pseudo_images().shape[1:] == (channels, size, size)
@@ -732,14 +739,14 @@ def test_other_sizes_and_grey_images(machine, size, channels, crop):
 
 
 @pytest.mark.parametrize("stages", [1, 2, 3])
-def test_multi_stage_features_are_pooled_maps_averaged_over_flips(machine, data, stages):
+def test_multi_stage_features_are_pooled_maps_averaged_over_flips(execution, data, stages):
     """By hand: the mean of the last maps, and that of each quarter of the maps before, the latest first; for both."""
-    learner = make_learner(machine, intermediate_stages=stages, flip_tta=True)
+    learner = make_learner(execution, intermediate_stages=stages, flip_tta=True)
     backbone = learner.backbone.eval()
     images = torch.randn(5, 3, 16, 16, generator=torch.Generator().manual_seed(0))
 
     def literal(x):
-        maps = backbone.stages(x)
+        maps = backbone.forward_intermediates(x)
         parts = [maps[-1].mean((2, 3))]
         for before in maps[-2 : -2 - stages : -1]:
             side = before.shape[-1] // 2
@@ -750,66 +757,69 @@ def test_multi_stage_features_are_pooled_maps_averaged_over_flips(machine, data,
 
     with torch.no_grad():
         found = learner.feature_extractor(backbone)(images)
-        assert found.shape[1] == learner.feature_extractor(backbone).dim
+        assert found.shape[1] == learner.feature_extractor(backbone).num_features
         torch.testing.assert_close(found, (literal(images) + literal(images.flip(3))) / 2)
         torch.testing.assert_close(found, learner.feature_extractor(backbone)(images.flip(3)))
         torch.testing.assert_close(
-            make_learner(machine, flip_tta=True).feature_extractor(backbone)(images),
+            make_learner(execution, flip_tta=True).feature_extractor(backbone)(images),
             (backbone(images) + backbone(images.flip(3))) / 2,
         )
-    assert make_learner(machine).feature_extractor(backbone) is backbone
+    assert make_learner(execution).feature_extractor(backbone) is backbone
 
 
-def test_reading_more_changes_the_classifier_and_not_the_backbone(machine, data):
+def test_reading_more_changes_the_classifier_and_not_the_backbone(execution, data):
     """Without made images, that is: those are drawn to all that is read."""
     plain, wide = (
-        make_learner(machine, feature_distill_weight=1.0, pseudo_ratio=0.0, intermediate_stages=more) for more in (0, 1)
+        make_learner(execution, feature_distill_weight=1.0, pseudo_ratio=0.0, intermediate_stages=more)
+        for more in (0, 1)
     )
     (narrow, _), (trajectory, matrix) = run(plain, data), run(wide, data)
     for key, value in plain.backbone.state_dict().items():
         assert torch.equal(value, wide.backbone.state_dict()[key])
-    dim = wide.backbone.dim
-    assert wide.means.shape[1] == wide.feature_extractor(wide.backbone).dim
+    dim = wide.backbone.num_features
+    assert wide.means.shape[1] == wide.feature_extractor(wide.backbone).num_features
     torch.testing.assert_close(wide.means[-1:, :dim], plain.means[-1:])
-    before = wide.backbone.stages(torch.zeros(1, 3, 8, 8))[-2].shape[1]
+    before = wide.backbone.forward_intermediates(torch.zeros(1, 3, 8, 8))[-2].shape[1]
     assert narrow.stats("it").mean.shape == (sum(SIZES), dim)
     assert trajectory.stats("it").mean.shape == (sum(SIZES), dim + 4 * before)
     assert matrix.tasks_done == len(SIZES)
 
 
 @pytest.mark.parametrize("stages", [0, 1])
-def test_fewer_stages_may_be_used_than_are_extracted(machine, data, stages):
+def test_fewer_stages_may_be_used_than_are_extracted(execution, data, stages):
     """One run serves all: used of two stages are as many as another run extracts, but for what images aim at."""
     common = {"feature_distill_weight": 1.0, "pseudo_ratio": 0.0, "flip_tta": True}
-    wide, narrow = (make_learner(machine, intermediate_stages=extracted, **common) for extracted in (2, stages))
+    wide, narrow = (make_learner(execution, intermediate_stages=extracted, **common) for extracted in (2, stages))
     (used, _), (wanted, matrix) = run(wide, data, options={"use_stages": stages}), run(narrow, data)
-    dim = narrow.feature_extractor(narrow.backbone).dim
+    dim = narrow.feature_extractor(narrow.backbone).num_features
     assert used.stats("it").mean.shape == (sum(SIZES), dim)
     torch.testing.assert_close(used.stats("it").mean, wanted.stats("it").mean)
     torch.testing.assert_close(classifier_of(used).weight, classifier_of(wanted).weight)
-    images = torch.randn(7, wide.feature_extractor(wide.backbone).dim, generator=torch.Generator().manual_seed(3))
+    images = torch.randn(
+        7, wide.feature_extractor(wide.backbone).num_features, generator=torch.Generator().manual_seed(3)
+    )
     torch.testing.assert_close(used.logits("it", images), wanted.logits("it", images[:, :dim]))
     assert matrix.tasks_done == len(SIZES)
 
 
-def test_made_images_are_used_where_fewer_stages_are(machine, data):
+def test_made_images_are_used_where_fewer_stages_are(execution, data):
     ways = ({"use_stages": 1}, {"use_stages": 1, "shift_view": "clean"})
-    with_made, without = (run(make_learner(machine, intermediate_stages=2), data, options=way)[0] for way in ways)
+    with_made, without = (run(make_learner(execution, intermediate_stages=2), data, options=way)[0] for way in ways)
     assert not torch.allclose(with_made.stats("it").mean[0], without.stats("it").mean[0])
 
 
-def test_the_last_stage_is_read_as_a_whole(machine):
+def test_the_last_stage_is_read_as_a_whole(execution):
     """A network of three stages has two before it."""
     with raises(ConfigError, "intermediate_stages=3", "resnet32"):
-        make_learner(machine, backbone="resnet32", width=4, intermediate_stages=3)
-    reading = make_learner(machine, backbone="resnet32", width=4, intermediate_stages=2)
+        make_learner(execution, backbone="resnet32", width=4, intermediate_stages=3)
+    reading = make_learner(execution, backbone="resnet32", width=4, intermediate_stages=2)
     assert reading.feature_extractor(reading.backbone)(torch.zeros(1, 3, 16, 16)).shape == (1, 16 + 4 * 8 + 4 * 4)
 
 
-def test_of_a_timm_model_no_maps_are_read(machine):
+def test_of_a_timm_model_no_maps_are_read(execution):
     for name in ("intermediate_stages", "flip_tta"):
         with raises(ConfigError, name, "timm/x"):
-            make_learner(machine, backbone="timm/x", width=None, **{name: True})
+            make_learner(execution, backbone="timm/x", width=None, **{name: True})
 
 
 # --- classes that are cut ---------------------------------------------------------------------------------------------

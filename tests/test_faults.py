@@ -398,7 +398,7 @@ def decoders(process):
 
 def test_a_worker_that_dies_while_decoding(photographs, tmp_path):
     """Kill -9 for a process that decodes images as they are needed: the run says so, and goes on with --resume."""
-    more = ["--set", "data.short_side=16", "--set", "stem=cifar", "--set", "data.stream=true"]
+    more = ["--set", "data.short_side=16", "--set", "stem=cifar", "--set", "data.lazy=true"]
     source = ("folder", "--data", str(photographs), "--preset", "none")
 
     def begun(out, *resume):

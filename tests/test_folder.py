@@ -467,8 +467,8 @@ def test_a_full_disk_is_told_before_decoding(root: Path, monkeypatch: pytest.Mon
     fill(root, {"a": 2})
     no_decoding(monkeypatch)
     monkeypatch.setattr(cache.shutil, "disk_usage", lambda path: Usage)
-    with raises(DataError, 2, "EFCIL_CACHE", "--set data.stream=true"):
-        load(root, size=SIZE, stream=False)
+    with raises(DataError, 2, "EFCIL_CACHE", "--set data.lazy=true"):
+        load(root, size=SIZE, lazy=False)
 
 
 def test_what_would_fill_the_disk_is_read_as_it_is_needed(
@@ -487,7 +487,7 @@ def test_what_would_fill_the_disk_is_read_as_it_is_needed(
     for part, other in ((data.train, whole.train), (data.test, whole.test)):
         assert np.array_equal(np.asarray(part.images), other.images)
         assert np.array_equal(part.labels, other.labels)
-    assert load(root, size=SIZE, stream=True).fingerprint() == whole.fingerprint()
+    assert load(root, size=SIZE, lazy=True).fingerprint() == whole.fingerprint()
 
 
 class Usage:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from efcil.accel.machine import Machine
+from efcil.accel.execution import Execution
 from efcil.core.metrics import AccuracyMatrix
 from efcil.experiment.specification import ExperimentSpec, resolve
 from efcil.features import TaskFeatures
@@ -19,7 +19,7 @@ from efcil.methods import METHODS
 from efcil.protocol import Evaluator, run_protocol
 from efcil.tasks import TaskStream
 from efcil.training.extraction import extract
-from efcil.training.image_batches import Pixels
+from efcil.training.image_batches import ImageBatches
 from efcil.training.schedule import Schedule
 from efcil.trajectory import Trajectory
 from problems import TINY, blobs
@@ -27,9 +27,9 @@ from problems import TINY, blobs
 SIZES = (2, 3, 1)
 SHORT = {
     **TINY,
-    "first": Schedule(epochs=3, lr=0.05, curve="cosine", weight_decay=5e-4),
-    "later": Schedule(epochs=3, lr=0.05, curve="cosine", weight_decay=5e-4),
-    "compression": Schedule(epochs=2, lr=0.05, curve="cosine"),
+    "first": Schedule(epochs=3, lr=0.05, lr_schedule="cosine", weight_decay=5e-4),
+    "later": Schedule(epochs=3, lr=0.05, lr_schedule="cosine", weight_decay=5e-4),
+    "compression": Schedule(epochs=2, lr=0.05, lr_schedule="cosine"),
     "memory": 18,
     "okd_weight": 0.7,  # nothing at a value where a factor cannot be seen
     "temperature": 1.7,
@@ -42,10 +42,10 @@ class Watch:
     def __init__(self, learner):
         self.learner, self.reports, self.ends = learner, [], []
 
-    def after_epoch(self, report, optimiser):
+    def after_epoch(self, report, optimizer):
         state = {k: v.clone() for k, v in self.learner.state(teacher=True).items()}
-        momenta = {k: v.clone() for k, v in optimiser.momenta().items()}
-        self.reports.append((report.task, report.epoch, report.loss, state, momenta, set(optimiser.named)))
+        optimizer_state = {k: v.clone() for k, v in optimizer.state_dict().items()}
+        self.reports.append((report.task, report.epoch, report.loss, state, optimizer_state, set(optimizer.parameters)))
 
     def on_training_end(self, task):
         pass
@@ -54,15 +54,15 @@ class Watch:
         self.ends.append({k: v.clone() for k, v in self.learner.state(teacher=False).items()})
 
 
-def made(machine, channels=3, **options):
-    return FOSTER(FOSTEROptions(**{**SHORT, **options}), channels, machine, 0)
+def made(execution, channels=3, **options):
+    return FOSTER(FOSTEROptions(**{**SHORT, **options}), channels, execution, 0)
 
 
 def learn(learner, data, sizes=SIZES, **where):
     """Run the protocol with both classifiers; return them, their matrices and what was seen."""
-    machine = learner.machine
+    execution = learner.execution
     stream = TaskStream(data.train, np.arange(len(data.class_names)), sizes)
-    evaluator = Evaluator(data, stream, machine)
+    evaluator = Evaluator(data, stream, execution)
     method = METHODS["foster"]
     trajectory = Trajectory(learner, {"foster": (method, method.options())})
     matrices = {label: AccuracyMatrix(evaluator.totals()) for label in trajectory.parts}
@@ -76,20 +76,20 @@ def learn(learner, data, sizes=SIZES, **where):
 
 
 @pytest.fixture(scope="module")
-def whole(machine, data):
+def whole(execution, data):
     """One run of three tasks."""
-    learner = made(machine)
+    learner = made(execution)
     return learner, *learn(learner, data)
 
 
-def at_task(machine, data, index=1, **options):
+def at_task(execution, data, index=1, **options):
     """A learner inside a task: begun and prepared, with its images and labels."""
-    learner = made(machine, **options)
+    learner = made(execution, **options)
     stream = TaskStream(data.train, np.arange(len(data.class_names)), SIZES)
     for earlier in range(index + 1):
         task = stream[earlier]
-        pixels = Pixels(machine.tensor(task.images), data.mean, data.std, machine)
-        labels = machine.tensor(task.labels)
+        pixels = ImageBatches(execution.tensor(task.images), data.mean, data.std, execution)
+        labels = execution.tensor(task.labels)
         with torch.no_grad():  # as if something had been learned
             for parameter in learner.student.backbone.parameters():
                 noise = torch.randn(parameter.shape, generator=torch.Generator().manual_seed(earlier))
@@ -130,15 +130,15 @@ def test_class_weights_are_their_formula(beta):
     assert class_weights(torch.tensor(counts), 0.0).tolist() == [1.0] * 5
 
 
-def test_boosting_is_its_three_terms(machine, data):
+def test_boosting_is_its_three_terms(execution, data):
     """Image by image: cross-entropy of logits / weights, cross-entropy on new features, distillation of old logits."""
-    r, pixels, labels = at_task(machine, data)
+    r, pixels, labels = at_task(execution, data)
     r.num_old_classes = 2
     r.set_stage(0)
     r.train()
     images, every = r.training_data(0, pixels, labels)
     rows = torch.tensor([0, 7, 20, -1, -12])
-    x, y = images.normalise(images.images[rows]), every[rows]
+    x, y = images.normalize(images.images[rows]), every[rows]
     assert {int(c) for c in y} & {0, 1}
     assert {int(c) for c in y} & {2, 3, 4}
     new = copy.deepcopy(r.booster).train()
@@ -157,15 +157,15 @@ def test_boosting_is_its_three_terms(machine, data):
     assert r.loss(x, y).item() == pytest.approx(want, rel=1e-5)
 
 
-def test_compression_is_balanced_distillation(machine, data):
+def test_compression_is_balanced_distillation(execution, data):
     """Image by image: the boosted model's softened predictions, weighted by class, adding to one again."""
-    r, pixels, labels = at_task(machine, data)
+    r, pixels, labels = at_task(execution, data)
     r.num_old_classes = 2
     r.before_stage(1, pixels, labels)
     r.set_stage(1)
     r.train()
     nn.init.normal_(r.booster.head.weight, std=2.0, generator=torch.Generator().manual_seed(5))
-    x, y = pixels.normalise(pixels.images[:5]), labels[:5]
+    x, y = pixels.normalize(pixels.images[:5]), labels[:5]
     student = copy.deepcopy(r.student).train()
     with torch.no_grad():
         both = torch.cat([r.teacher.backbone.eval()(x), r.booster.backbone.eval()(x)], 1).double()
@@ -181,44 +181,44 @@ def test_compression_is_balanced_distillation(machine, data):
     assert r.loss(x, y.flip(0)).item() == r.loss(x, y).item(), "labels play no part"
 
 
-def test_the_first_task_is_plain_cross_entropy(machine, data):
-    r, pixels, labels = at_task(machine, data, index=0)
+def test_the_first_task_is_plain_cross_entropy(execution, data):
+    r, pixels, labels = at_task(execution, data, index=0)
     r.set_stage(0)
-    x = pixels.normalise(pixels.images[:6])
+    x = pixels.normalize(pixels.images[:6])
     r.eval()
     want = nn.functional.cross_entropy(r.head(r.student.backbone(x)), labels[:6])
     torch.testing.assert_close(r.loss(x, labels[:6]), want)
 
 
-def test_bf16_losses_are_float32_and_close(machine, data):
-    half = Machine.choose("cpu", precision="bf16")
+def test_bf16_losses_are_float32_and_close(execution, data):
+    half = Execution.choose("cpu", precision="bf16")
     for stage in (0, 1):
         losses = []
-        for where in (machine, half):
+        for where in (execution, half):
             r, pixels, labels = at_task(where, data)
             r.num_old_classes = 2
             r.set_stage(stage)
             r.train()
             with where.autocast():
-                losses.append(r.loss(pixels.normalise(pixels.images[:8]), labels[:8]))
+                losses.append(r.loss(pixels.normalize(pixels.images[:8]), labels[:8]))
         assert losses[1].dtype == torch.float32
         torch.testing.assert_close(*losses, rtol=0.05, atol=0.02)
 
 
-def test_images_are_counted_exemplars_included(machine, data):
+def test_images_are_counted_exemplars_included(execution, data):
     keep = np.ones(len(data.train.labels), bool)
     keep[np.flatnonzero(data.train.labels == 3)[:7]] = False  # class 3 has five images only
     train = type(data.train)(data.train.images[keep], data.train.labels[keep])
     uneven = type(data)("uneven", data.class_names, train, data.test, data.mean, data.std)
-    r, _, _ = at_task(machine, uneven, index=2, memory=30)
+    r, _, _ = at_task(execution, uneven, index=2, memory=30)
     assert r.counts.tolist() == [6, 6, 6, 5, 6, 12]
 
 
 # --- what starts where, and what learns when --------------------------------------------------------------------------
 
 
-def test_a_booster_starts_from_the_old_network(machine, data):
-    r, _, _ = at_task(machine, data, index=2)
+def test_a_booster_starts_from_the_old_network(execution, data):
+    r, _, _ = at_task(execution, data, index=2)
     booster = Booster(copy.deepcopy(r.booster.backbone), r.dim)
     booster.begin(r.teacher, 9, torch.Generator().manual_seed(3))
     for key, value in r.teacher.backbone.state_dict().items():
@@ -268,8 +268,8 @@ def test_only_one_network_learns_in_a_stage(whole):
     assert not torch.equal(*statistics), "batch norm of the booster learns"
 
 
-def test_only_the_network_that_learns_is_in_training_mode(machine, data):
-    r, *_ = at_task(machine, data)
+def test_only_the_network_that_learns_is_in_training_mode(execution, data):
+    r, *_ = at_task(execution, data)
     for old, stage, learns in ((0, 0, "student"), (2, 0, "booster"), (2, 1, "student")):
         r.num_old_classes = old
         r.set_stage(stage)
@@ -313,12 +313,12 @@ def test_the_next_task_starts_from_the_compressed_student(whole):
 # --- exemplars and classifiers ----------------------------------------------------------------------------------------
 
 
-def test_exemplars_are_herded_with_the_boosted_features(machine, data):
-    r, pixels, labels = at_task(machine, data)
+def test_exemplars_are_herded_with_the_boosted_features(execution, data):
+    r, pixels, labels = at_task(execution, data)
     nn.init.normal_(r.booster.backbone.layer4[0].conv1.weight, generator=torch.Generator().manual_seed(1))
     nn.init.normal_(r.student.backbone.layer4[0].conv1.weight, generator=torch.Generator().manual_seed(2))
     before = r.exemplars
-    old, new, student = (extract(n.backbone, pixels, machine) for n in (r.teacher, r.booster, r.student))
+    old, new, student = (extract(n.backbone, pixels, execution) for n in (r.teacher, r.booster, r.student))
     chosen = {
         name: Exemplars.select(torch.cat(parts, 1), pixels, labels, 18 // 5).images
         for name, parts in {
@@ -336,13 +336,13 @@ def test_exemplars_are_herded_with_the_boosted_features(machine, data):
     assert torch.equal(r.exemplars.images[kept < 2], before.truncate(3).images)
 
 
-def test_two_classifiers_are_the_student_and_the_boosted_model(whole, data, machine):
+def test_two_classifiers_are_the_student_and_the_boosted_model(whole, data, execution):
     r, classifiers, *_ = whole
-    pixels = Pixels(machine.tensor(data.test.images), data.mean, data.std, machine)
-    features = extract(r.backbone, pixels, machine)
-    assert features.shape == (30, r.backbone.dim) == (30, 3 * r.dim)
+    pixels = ImageBatches(execution.tensor(data.test.images), data.mean, data.std, execution)
+    features = extract(r.backbone, pixels, execution)
+    assert features.shape == (30, r.backbone.num_features) == (30, 3 * r.dim)
     with torch.no_grad():
-        x = pixels.normalise(pixels.images)
+        x = pixels.normalize(pixels.images)
         old, new, single = (n.backbone.eval()(x) for n in (r.teacher, r.booster, r.student))
         torch.testing.assert_close(classifiers["compressed"].logits(features), r.student.head(single))
         torch.testing.assert_close(classifiers["boosted"].logits(features), r.booster.head(torch.cat([old, new], 1)))
@@ -359,11 +359,11 @@ def test_classifiers_are_copies(whole):
     assert classifiers["boosted"].head.weight.data_ptr() != r.booster.head.weight.data_ptr()
 
 
-def test_after_the_first_task_both_are_the_only_network(machine, data):
-    r = made(machine)
+def test_after_the_first_task_both_are_the_only_network(execution, data):
+    r = made(execution)
     classifiers, matrices, _ = learn(r, data, sizes=(6,))
     assert matrices["compressed"] == matrices["boosted"]
-    features = torch.rand(4, r.backbone.dim)
+    features = torch.rand(4, r.backbone.num_features)
     assert features.shape == (4, r.dim)
     assert torch.equal(classifiers["compressed"].logits(features), classifiers["boosted"].logits(features))
     assert classifiers["boosted"].logits(features).shape == (4, 6)
@@ -373,14 +373,14 @@ def test_after_the_first_task_both_are_the_only_network(machine, data):
 
 
 @pytest.mark.parametrize("epoch", range(1, 5))
-def test_a_run_taken_up_in_either_stage_is_bit_identical(machine, data, whole, epoch):
+def test_a_run_taken_up_in_either_stage_is_bit_identical(execution, data, whole, epoch):
     """After one and two epochs of boosting, at its end, and in the middle of compression."""
     _, classifiers, matrices, watch = whole
-    _, _, _, state, momenta, _ = next(r for r in watch.reports if r[:2] == (1, epoch - 1))
-    again = made(machine)
+    _, _, _, state, optimizer_state, _ = next(r for r in watch.reports if r[:2] == (1, epoch - 1))
+    again = made(execution)
     again.load_state({k: v.clone() for k, v in watch.ends[0].items()})
     again.load_state({k: v.clone() for k, v in state.items()})
-    others, measured, seen = learn(again, data, first_task=1, first_epoch=epoch, momenta=momenta)
+    others, measured, seen = learn(again, data, first_task=1, first_epoch=epoch, optimizer_state=optimizer_state)
     losses = {r[:2]: r[2] for r in watch.reports}
     assert all(r[2] == losses[r[:2]] for r in seen.reports)
     assert len(seen.reports) == 5 - epoch + 5
@@ -391,20 +391,20 @@ def test_a_run_taken_up_in_either_stage_is_bit_identical(machine, data, whole, e
 
 
 @pytest.mark.parametrize("task", [1, 2])
-def test_what_survives_a_task_is_enough_for_the_next(machine, data, whole, task):
-    again = made(machine)
+def test_what_survives_a_task_is_enough_for_the_next(execution, data, whole, task):
+    again = made(execution)
     again.load_state({k: v.clone() for k, v in whole[3].ends[task - 1].items()})
     _, _, seen = learn(again, data, first_task=task)
     assert same(seen.ends[-1], whole[3].ends[-1])
 
 
-def test_what_survives_keeps_both_classifiers_working(machine, data, whole):
+def test_what_survives_keeps_both_classifiers_working(execution, data, whole):
     r, classifiers, _, watch = whole
-    again = made(machine)
+    again = made(execution)
     again.load_state({k: v.clone() for k, v in watch.ends[-1].items()})
-    pixels = Pixels(machine.tensor(data.test.images), data.mean, data.std, machine)
-    features = extract(again.backbone, pixels, machine)
-    assert torch.equal(features, extract(r.backbone, pixels, machine))
+    pixels = ImageBatches(execution.tensor(data.test.images), data.mean, data.std, execution)
+    features = extract(again.backbone, pixels, execution)
+    assert torch.equal(features, extract(r.backbone, pixels, execution))
     for name, classifier in classifiers.items():
         other = METHODS["foster"].heads[name](METHODS["foster"].options())
         other.load_state_dict(classifier.state_dict())
@@ -418,17 +418,17 @@ def test_what_survives_keeps_both_classifiers_working(machine, data, whole):
 
 
 @pytest.mark.parametrize(("size", "channels"), [(8, 3), (11, 1)])
-def test_it_learns(machine, size, channels):
+def test_it_learns(execution, size, channels):
     problem = blobs(classes=5, size=size, channels=channels, noise=25.0)
     r = made(
-        machine,
+        execution,
         channels,
         augment="none",
         width=4,
         memory=36,
-        first=Schedule(epochs=8, lr=0.1, curve="cosine"),
-        later=Schedule(epochs=8, lr=0.1, curve="cosine"),
-        compression=Schedule(epochs=8, lr=0.1, curve="cosine"),
+        first=Schedule(epochs=8, lr=0.1, lr_schedule="cosine"),
+        later=Schedule(epochs=8, lr=0.1, lr_schedule="cosine"),
+        compression=Schedule(epochs=8, lr=0.1, lr_schedule="cosine"),
     )
     _, matrices, _ = learn(r, problem, sizes=(3, 2))
     for name, matrix in matrices.items():
@@ -439,7 +439,9 @@ def test_the_paper_preset_is_pycils():
     experiment = resolve(ExperimentSpec(("foster:memory=500",), "cifar100", tasks=10))
     t = experiment.training
     assert isinstance(t, FOSTEROptions)
-    schedules = [(s.epochs, s.lr, s.curve, s.milestones, s.weight_decay) for s in (t.first, t.later, t.compression)]
+    schedules = [
+        (s.epochs, s.lr, s.lr_schedule, s.milestones, s.weight_decay) for s in (t.first, t.later, t.compression)
+    ]
     cosine = (0.1, "cosine", ())
     assert schedules == [(200, *cosine, 5e-4), (170, *cosine, 5e-4), (130, *cosine, 0.0)]
     assert (t.boosting_beta, t.compression_beta, t.okd_weight, t.temperature, t.memory) == (0.96, 0.97, 1.0, 2.0, 500)
@@ -454,11 +456,11 @@ def test_the_paper_preset_is_pycils():
 @pytest.mark.parametrize("dataset", ["digits", "glyphs", "folder"])
 def test_the_quick_preset_is_short_and_valid(dataset):
     t = resolve(ExperimentSpec(("foster",), dataset, tasks=5, preset="quick")).training
-    assert {s.curve for s in (t.first, t.later, t.compression)} == {"cosine"}
+    assert {s.lr_schedule for s in (t.first, t.later, t.compression)} == {"cosine"}
     assert t.later.epochs + t.compression.epochs <= 40
 
 
-def test_stages_are_boosting_and_compression(machine):
-    r = made(machine)
+def test_stages_are_boosting_and_compression(execution):
+    r = made(execution)
     assert r.stages(0) == (r.options.first,)
     assert r.stages(1) == r.stages(7) == (r.options.later, r.options.compression)

@@ -11,7 +11,7 @@ from PIL import Image
 
 import standins
 from efcil.data import FolderOptions, cub200, folder, letterbox, load
-from efcil.data.augment import CentreCrop, RandomResizedCrop
+from efcil.data.augment import CenterCrop, RandomResizedCrop
 from efcil.data.decode import read_image
 from efcil.errors import ConfigError
 from messages import assert_names, raises
@@ -44,11 +44,11 @@ FRAMES = torch.from_numpy(np.stack([read_image(p, SIZE, keep_aspect=True) for p 
 
 def test_a_frame_keeps_the_whole_picture_its_width_and_how_it_lies():
     assert FRAMES.shape == (len(SHAPES), 3, SIZE, SIZE * 3 // 2 + 1)
-    assert letterbox.is_framed(FRAMES)
-    assert not letterbox.is_framed(torch.zeros(1, 3, SIZE, SIZE))
-    widths, turned = letterbox.labels(FRAMES)
-    assert turned.tolist() == [False, True, False, False, True, False]
-    for picture, stored, width, lies in zip(PICTURES, FRAMES, widths.tolist(), turned.tolist(), strict=True):
+    assert letterbox.is_letterboxed(FRAMES)
+    assert not letterbox.is_letterboxed(torch.zeros(1, 3, SIZE, SIZE))
+    widths, is_portrait = letterbox.read_header(FRAMES)
+    assert is_portrait.tolist() == [False, True, False, False, True, False]
+    for picture, stored, width, lies in zip(PICTURES, FRAMES, widths.tolist(), is_portrait.tolist(), strict=True):
         wanted = pixels(shrunk(picture))
         kept = stored[:, :, :width]
         far = ((kept.transpose(1, 2) if lies else kept).int() - wanted.int()).abs()
@@ -60,7 +60,7 @@ def test_longer_than_three_by_two_loses_its_ends():
     picture = Image.new("RGB", (300, 100), (0, 0, 200))
     picture.paste((200, 0, 0), (75, 0, 225, 100))  # the middle, 3:2
     stored = torch.from_numpy(read_image(picture, SIZE, keep_aspect=True))[None]
-    assert letterbox.labels(stored)[0].tolist() == [48]
+    assert letterbox.read_header(stored)[0].tolist() == [48]
     assert (stored[0, 0, :, 1:47] == 200).all()
     endless = read_image(Image.new("RGB", (1, 5000), (9, 9, 9)), SIZE, keep_aspect=True)
     assert (endless[:, :, :48] == 9).all()
@@ -68,7 +68,7 @@ def test_longer_than_three_by_two_loses_its_ends():
 
 def test_wide_frames_have_two_bytes_of_width():
     stored = torch.from_numpy(read_image(photograph(340, 256), 256, keep_aspect=True))[None]
-    assert letterbox.labels(stored)[0].tolist() == [340]
+    assert letterbox.read_header(stored)[0].tolist() == [340]
     assert stored.shape == (1, 3, 256, 385)
 
 
@@ -78,9 +78,9 @@ def test_a_random_crop_of_a_frame_is_that_of_the_upright_picture():
     many = FRAMES.repeat_interleave(40, 0)
     drawn = transform.draw(len(many), torch.Generator().manual_seed(0))
     ours = transform.apply(many, drawn)
-    widths, turned = letterbox.labels(many)
+    widths, is_portrait = letterbox.read_header(many)
     seen = {}
-    for i, (result, width, lies) in enumerate(zip(ours, widths.tolist(), turned.tolist(), strict=True)):
+    for i, (result, width, lies) in enumerate(zip(ours, widths.tolist(), is_portrait.tolist(), strict=True)):
         upright = many[i, :, :, :width]
         one = {name: value[i : i + 1] for name, value in drawn.items()}
         if lies:
@@ -113,14 +113,14 @@ def test_shapes_of_crops_are_those_of_upright_pictures():
 
 
 def test_the_centre_of_a_frame_is_that_of_resize_and_centre_crop():
-    found = CentreCrop(24).apply(FRAMES, {})
+    found = CenterCrop(24).apply(FRAMES, {})
     for picture, result in zip(PICTURES, found, strict=True):
         small = shrunk(picture)
         left, top = round((small.width - 24) / 2), round((small.height - 24) / 2)
         wanted = pixels(small.crop((left, top, left + 24, top + 24)))
         assert (result.int() - wanted.int()).abs().max() <= 1
     with raises(ConfigError, 40, "32 x 49"):
-        CentreCrop(40).apply(FRAMES, {})
+        CenterCrop(40).apply(FRAMES, {})
 
 
 def test_decoding_processes_do_without_torch():
@@ -153,7 +153,7 @@ def test_frames_and_squares_lie_beside_each_other_in_the_cache(tree, tmp_path):
 
 def test_frames_are_streamed_as_they_are_cached(tree, tmp_path):
     kept = folder.load(tree, size=16, keep_aspect=True, cache=tmp_path / "cache")
-    streamed = folder.load(tree, size=16, keep_aspect=True, stream=True, cache=tmp_path / "other")
+    streamed = folder.load(tree, size=16, keep_aspect=True, lazy=True, cache=tmp_path / "other")
     np.testing.assert_array_equal(np.asarray(streamed.test.images), kept.test.images)
 
 
@@ -191,14 +191,14 @@ def run(tmp_path, efcil, monkeypatch):
     [
         ("dpcr", (), True),
         ("dpcr", ("data.keep_aspect=false",), False),
-        ("dpcr", ("data.stream=true",), True),
+        ("dpcr", ("data.lazy=true",), True),
         ("dpcr", ("augment=none",), False),
         ("adc", (), True),
         ("icarl", ("memory=8",), True),
         ("dpcr-plus", ("pseudo_ratio=1",), False),
         ("dpcr-plus", ("pseudo_ratio=0",), True),
         ("dpcr", ("data.train_short_side=30",), True),
-        ("adc", ("data.train_short_side=30", "data.stream=true"), True),
+        ("adc", ("data.train_short_side=30", "data.lazy=true"), True),
         ("podnet", ("memory=8", "data.train_short_side=30", "data.keep_aspect=false"), False),
     ],
     ids=str,
@@ -229,21 +229,21 @@ def test_pictures_stored_larger_are_looked_at_as_resized_ones():
     larger = [photograph(96, 64), photograph(64, 96), photograph(90, 64), photograph(64, 64)]
     frames = torch.from_numpy(np.stack([read_image(p, 48, keep_aspect=True) for p in larger]))
     squares = torch.from_numpy(np.stack([read_image(p, 48) for p in larger]))
-    widths, turned = letterbox.labels(frames)
+    widths, is_portrait = letterbox.read_header(frames)
     for stored in (frames, squares):
-        found = CentreCrop(24, 32).apply(stored, {})
+        found = CenterCrop(24, 32).apply(stored, {})
         assert found.shape == (4, 3, 24, 24)
         for i, result in enumerate(found):
             kept = stored[i, :, :, : widths[i]] if stored is frames else stored[i]
-            kept = kept.transpose(1, 2) if stored is frames and turned[i] else kept
+            kept = kept.transpose(1, 2) if stored is frames and is_portrait[i] else kept
             whole = Image.fromarray(kept.permute(1, 2, 0).contiguous().numpy())
             small = shrunk(whole)
             left, top = round((small.width - 24) / 2), round((small.height - 24) / 2)
             wanted = pixels(small.crop((left, top, left + 24, top + 24)))
             assert (result.int() - wanted.int()).abs().max() <= 2  # a picture that lies is resized down before across
-    assert torch.equal(CentreCrop(24, 48).apply(frames, {}), CentreCrop(24).apply(frames, {}))
+    assert torch.equal(CenterCrop(24, 48).apply(frames, {}), CenterCrop(24).apply(frames, {}))
     with raises(ConfigError, 40, "48 x 73"):
-        CentreCrop(40, 32).apply(frames, {})
+        CenterCrop(40, 32).apply(frames, {})
 
 
 def test_stored_is_the_side_of_what_is_kept_and_size_of_what_is_seen(tree, tmp_path, monkeypatch):
@@ -269,12 +269,12 @@ def test_centres_are_cut_at_the_size_that_is_seen_wherever_features_are_taken(ru
     """Of a task's own images and of test images; ADC's too, which change pixels."""
     seen = []
 
-    class Counting(CentreCrop):
+    class Counting(CenterCrop):
         def apply(self, images, parameters):
             seen.append((images.shape[2], self.size, self.short))
             return super().apply(images, parameters)
 
-    monkeypatch.setattr("efcil.training.image_batches.CentreCrop", Counting)
+    monkeypatch.setattr("efcil.training.image_batches.CenterCrop", Counting)
     code, said, _ = run("adc", "data.train_short_side=30")
     assert code == 0, said
     assert set(seen) == {(30, 16, 24)}

@@ -18,11 +18,11 @@ from efcil.features import TaskFeatures
 from efcil.learners.exemplars import Exemplars, herd, l2_normalize
 from efcil.learners.icarl import ICaRL, ICaRLOptions
 from efcil.methods import METHODS
-from efcil.models.heads import LinearHead, restored
+from efcil.models.heads import LinearHead, head_from_state
 from efcil.protocol import Evaluator, run_protocol
 from efcil.tasks import TaskStream
 from efcil.training.extraction import extract
-from efcil.training.image_batches import Pixels
+from efcil.training.image_batches import ImageBatches
 from efcil.trajectory import Trajectory
 from messages import raises
 from problems import TINY, Watch, draw, gap
@@ -74,11 +74,11 @@ def exemplars(counts=(4, 3), size=2):
     return Exemplars(images, labels)
 
 
-def test_exemplars_are_herded_class_by_class_on_features_of_length_one(machine):
+def test_exemplars_are_herded_class_by_class_on_features_of_length_one(execution):
     labels = torch.tensor([7, 5, 7, 5, 7, 5, 7])
     features = draw(7, 3, seed=1).float() * torch.arange(1, 8)[:, None]
     images = torch.arange(7, dtype=torch.uint8).view(-1, 1, 1, 1)
-    kept = Exemplars.select(features, Pixels(images, (0.5,), (0.5,), machine), labels, 2)
+    kept = Exemplars.select(features, ImageBatches(images, (0.5,), (0.5,), execution), labels, 2)
     expected = []
     for label in (5, 7):
         own = torch.tensor([i for i in range(7) if labels[i] == label])
@@ -107,40 +107,40 @@ def test_exemplars_survive_a_file():
 
 def test_linear_head_grows_and_comes_back():
     head = LinearHead(6)
-    head.grow(3, torch.Generator().manual_seed(0))
+    head.add_classes(3, torch.Generator().manual_seed(0))
     before = head.weight.detach().clone()
-    head.grow(2, torch.Generator().manual_seed(1))
+    head.add_classes(2, torch.Generator().manual_seed(1))
     assert torch.equal(head.weight[:3], before)
     assert head.weight.shape == (5, 6)
     assert head.weight.abs().max() <= (3 / 6) ** 0.5
     assert head.bias.abs().max() == 0
     x = draw(4, 6).float()
     assert torch.allclose(head(x), x @ head.weight.T + head.bias)
-    again = restored(head.state_dict())
+    again = head_from_state(head.state_dict())
     assert isinstance(again, LinearHead)
     assert torch.equal(again(x), head(x))
 
 
-def make_learner(machine, seed=0, **options):
-    return ICaRL(ICaRLOptions(**{**TINY, "memory": 12, **options}), 3, machine, seed)
+def make_learner(execution, seed=0, **options):
+    return ICaRL(ICaRLOptions(**{**TINY, "memory": 12, **options}), 3, execution, seed)
 
 
 def stream(data, sizes=(2, 3, 1)):
     return TaskStream(data.train, np.arange(len(data.class_names)), sizes)
 
 
-def learn(learner, data, machine, methods=None, watch=None, **where):
+def learn(learner, data, execution, methods=None, watch=None, **where):
     """Run the protocol; return the trajectory."""
     tasks = stream(data)
-    evaluator = Evaluator(data, tasks, machine)
+    evaluator = Evaluator(data, tasks, execution)
     trajectory = Trajectory(learner, methods or {})
     matrices = {label: AccuracyMatrix(evaluator.totals()) for label in trajectory.parts}
     run_protocol(tasks, data, evaluator, trajectory, matrices, watch or Watch(), **where)
     return trajectory
 
 
-def test_loss_is_classification_over_all_classes_plus_distillation(data, machine):
-    r = make_learner(machine)
+def test_loss_is_classification_over_all_classes_plus_distillation(data, execution):
+    r = make_learner(execution)
     tasks = stream(data)
     r.before_task(tasks[0])
     r.before_task(tasks[1])
@@ -160,8 +160,8 @@ def test_loss_is_classification_over_all_classes_plus_distillation(data, machine
     assert r.loss(images, labels).item() == pytest.approx((clf.mean() + kd.mean()).item(), rel=1e-5)
 
 
-def test_first_task_is_classification_alone(data, machine):
-    r = make_learner(machine)
+def test_first_task_is_classification_alone(data, execution):
+    r = make_learner(execution)
     r.before_task(stream(data)[0])
     r.student.eval()
     images, labels = draw(4, 3, 8, 8).float(), torch.tensor([0, 1, 1, 0])
@@ -172,14 +172,14 @@ def test_first_task_is_classification_alone(data, machine):
 # -- memory ------------------------------------------------------------------------------------------------------------
 
 
-def test_training_sees_new_images_and_exemplars(data, machine):
-    r = make_learner(machine)
-    learn(r, data, machine)
+def test_training_sees_new_images_and_exemplars(data, execution):
+    r = make_learner(execution)
+    learn(r, data, execution)
     kept = r.exemplars
     assert len(kept) == 12  # 12 // 6 of each of 6 classes
     task = stream(data)[2]
-    pixels = Pixels(machine.tensor(task.images), data.mean, data.std, machine)
-    shown, labels = r.training_data(0, pixels, machine.tensor(task.labels))
+    pixels = ImageBatches(execution.tensor(task.images), data.mean, data.std, execution)
+    shown, labels = r.training_data(0, pixels, execution.tensor(task.labels))
     assert len(shown.images) == len(labels) == len(task) + 12
     assert torch.equal(shown.images[-12:], kept.images)
     assert torch.equal(labels[-12:], kept.labels)
@@ -188,41 +188,41 @@ def test_training_sees_new_images_and_exemplars(data, machine):
 @pytest.mark.parametrize(
     ("options", "counts"), [({"memory": 12}, [6, 2, 2]), ({"memory": 1, "memory_per_class": 3}, [3, 3, 3])]
 )
-def test_memory_is_shared_or_fixed_per_class(data, machine, options, counts):
-    r = make_learner(machine, **options)
+def test_memory_is_shared_or_fixed_per_class(data, execution, options, counts):
+    r = make_learner(execution, **options)
     seen = []
     tasks = stream(data)
     for index, task in enumerate(tasks):
         r.before_task(task)
-        pixels = Pixels(machine.tensor(task.images), data.mean, data.std, machine)
-        r.after_task(TaskFeatures(index, machine.tensor(task.labels), 0, r, pixels))
+        pixels = ImageBatches(execution.tensor(task.images), data.mean, data.std, execution)
+        r.after_task(TaskFeatures(index, execution.tensor(task.labels), 0, r, pixels))
         assert r.exemplars.labels.unique().tolist() == list(range(task.seen))
         seen.append(torch.bincount(r.exemplars.labels).unique().tolist())
     assert seen == [[c] for c in counts]
 
 
-def test_an_exemplar_is_an_image_of_its_class(data, machine):
-    r = make_learner(machine)
-    learn(r, data, machine)
+def test_an_exemplar_is_an_image_of_its_class(data, execution):
+    r = make_learner(execution)
+    learn(r, data, execution)
     for image, label in zip(r.exemplars.images, r.exemplars.labels, strict=True):
         own = data.train.images[data.train.labels == int(label)]
         assert (own == image.numpy()).all((1, 2, 3)).any()
 
 
-def test_going_on_in_the_middle_of_a_task_changes_no_bit(data, machine):
+def test_going_on_in_the_middle_of_a_task_changes_no_bit(data, execution):
     kept = {}
-    straight = make_learner(machine)
+    straight = make_learner(execution)
 
-    def keep(report, optimiser):
+    def keep(report, optimizer):
         if (report.task, report.epoch) == (1, 0):
             kept.update({k: v.clone() for k, v in straight.state(teacher=True).items()})
-            kept["momenta"] = {k: v.clone() for k, v in optimiser.momenta().items()}
+            kept["optimizer_state"] = {k: v.clone() for k, v in optimizer.state_dict().items()}
 
-    learn(straight, data, machine, watch=Watch(keep))
-    resumed = make_learner(machine)
-    momenta = kept.pop("momenta")
+    learn(straight, data, execution, watch=Watch(keep))
+    resumed = make_learner(execution)
+    optimizer_state = kept.pop("optimizer_state")
     resumed.load_state(kept)
-    learn(resumed, data, machine, first_task=1, first_epoch=1, momenta=momenta)
+    learn(resumed, data, execution, first_task=1, first_epoch=1, optimizer_state=optimizer_state)
     a, b = straight.state(teacher=False), resumed.state(teacher=False)
     assert a.keys() == b.keys()
     assert all(torch.equal(v, b[k]) for k, v in a.items())
@@ -231,17 +231,17 @@ def test_going_on_in_the_middle_of_a_task_changes_no_bit(data, machine):
 # -- the nearest mean of exemplars -------------------------------------------------------------------------------------
 
 
-def test_nearest_mean_of_exemplars_is_algorithm_1(data, machine):
-    r = make_learner(machine)
+def test_nearest_mean_of_exemplars_is_algorithm_1(data, execution):
+    r = make_learner(execution)
     method = METHODS["icarl"]
-    nme = learn(r, data, machine, {"icarl": (method, method.options())}).parts["icarl/nme"].classifier
-    pixels = Pixels(r.exemplars.images, data.mean, data.std, machine)
-    phi = extract(r.backbone, pixels, machine).double()
+    nme = learn(r, data, execution, {"icarl": (method, method.options())}).parts["icarl/nme"].classifier
+    pixels = ImageBatches(r.exemplars.images, data.mean, data.std, execution)
+    phi = extract(r.backbone, pixels, execution).double()
     phi = phi / phi.norm(dim=1, keepdim=True)
     means = torch.stack([phi[r.exemplars.labels == c].mean(0) for c in range(6)])
     assert gap(nme.means, means) < 1e-12
     tests = extract(
-        r.backbone, Pixels(machine.tensor(data.test.images), data.mean, data.std, machine), machine
+        r.backbone, ImageBatches(execution.tensor(data.test.images), data.mean, data.std, execution), execution
     ).double()
     tests = tests / tests.norm(dim=1, keepdim=True)
     distance = torch.stack([((tests - m / m.norm()) ** 2).sum(1) for m in means], 1)
@@ -255,14 +255,14 @@ def test_unit_features():
 # -- both classifiers in a summary -------------------------------------------------------------------------------------
 
 
-def run_of(tmp_path, machine, label, *settings, resume=False):
+def run_of(tmp_path, execution, label, *settings, resume=False):
     small = ("width=2", "backbone=resnet10", "first.epochs=1", "later.epochs=1", *settings)
     experiment = resolve(ExperimentSpec((label,), "digits", tasks=5, overrides=small))
-    return Run(experiment, None, tmp_path, machine, Reporter(), command="efcil run").execute(resume)[0]
+    return Run(experiment, None, tmp_path, execution, Reporter(), command="efcil run").execute(resume)[0]
 
 
-def test_a_summary_has_both_classifiers_and_the_chosen_one_counts(tmp_path, machine):
-    summary = run_of(tmp_path / "a", machine, "icarl:memory=50")
+def test_a_summary_has_both_classifiers_and_the_chosen_one_counts(tmp_path, execution):
+    summary = run_of(tmp_path / "a", execution, "icarl:memory=50")
     assert list(summary["heads"]) == ["nme", "cnn"]
     assert summary["head"] == "nme"
     assert summary["method"] == "icarl:memory=50"
@@ -270,11 +270,11 @@ def test_a_summary_has_both_classifiers_and_the_chosen_one_counts(tmp_path, mach
     for key in ("A_f", "A_avg", "A_t", "matrix"):
         assert summary[key] == summary["heads"]["nme"][key]
     assert summary["heads"]["nme"]["A_t"] != summary["heads"]["cnn"]["A_t"]
-    other = run_of(tmp_path / "b", machine, "icarl:memory=50:head=cnn")
+    other = run_of(tmp_path / "b", execution, "icarl:memory=50:head=cnn")
     assert other["A_t"] == summary["heads"]["cnn"]["A_t"]
     stored = json.loads((tmp_path / "a" / "summary.json").read_text())
     assert stored == summary
-    again = run_of(tmp_path / "a", machine, "icarl:memory=50", resume=True)
+    again = run_of(tmp_path / "a", execution, "icarl:memory=50", resume=True)
     assert again["heads"] == summary["heads"]
 
 
@@ -300,9 +300,9 @@ def test_what_a_method_cannot_do_is_refused(label, settings, named):
         resolve(ExperimentSpec((label,), "digits", tasks=5, overrides=tuple(settings)))
 
 
-def test_a_memory_without_room_for_every_class_is_refused(tmp_path, machine):
+def test_a_memory_without_room_for_every_class_is_refused(tmp_path, execution):
     with raises(ConfigError, "memory=5", 10, "memory_per_class"):
-        run_of(tmp_path, machine, "icarl:memory=5")
+        run_of(tmp_path, execution, "icarl:memory=5")
     assert not (tmp_path / "config.yaml").exists()
 
 

@@ -120,8 +120,8 @@ def test_what_is_taken_up_after_an_epoch_has_its_momenta(efcil, tmp_path, monkey
     assert efcil(*arguments, "--out", tmp_path / "whole")[0] == 0
     after_epoch = Run.after_epoch
 
-    def cut(run, report, optimiser):
-        after_epoch(run, report, optimiser)
+    def cut(run, report, optimizer):
+        after_epoch(run, report, optimizer)
         if (report.task, report.epoch) == (1, 0):
             raise RunError("the power is gone")
 

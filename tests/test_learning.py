@@ -19,19 +19,19 @@ from torch import nn
 from benchmarks import gpu, steps
 from efcil import models
 from efcil.accel import fused_lwf_loss, fused_resnet
-from efcil.accel.batch_norm import Norm
-from efcil.accel.fused_resnet import InTraining
-from efcil.accel.machine import Machine
+from efcil.accel.batch_norm import BatchNorm
+from efcil.accel.execution import Execution
+from efcil.accel.fused_resnet import FusedResNet
 from efcil.accel.optim import SGD
-from efcil.accel.streams import own_stream
+from efcil.accel.streams import thread_stream
 from efcil.data.dataset import ImageSet
 from efcil.errors import TrainingError
 from efcil.learners.lwf import LwF
 from efcil.learners.pseudo_replay import PseudoReplay, PseudoReplayOptions
 from efcil.protocol import fit_task
 from efcil.tasks import TaskStream
-from efcil.training.image_batches import Pixels
-from efcil.training.trainer import Stopped
+from efcil.training.image_batches import ImageBatches
+from efcil.training.trainer import TrainingInterrupted
 from messages import raises
 
 FORMATS = (torch.contiguous_format, torch.channels_last)
@@ -77,7 +77,7 @@ def test_a_resnet_that_learns_as_one_function_learns_the_same(name, form):
     net = network(name, form=form)
     other, images = copy.deepcopy(net), drawn(5, 3, 16, 16).contiguous(memory_format=form)
     wanted = learned(net, net, images)
-    found = learned(InTraining(other, torch.float64), other, images)
+    found = learned(FusedResNet(other, torch.float64), other, images)
     assert alike(found, wanted)
     assert wanted[1].keys() == dict(net.named_parameters()).keys()
     assert all(grad.stride() == found[1][key].stride() for key, grad in wanted[1].items())
@@ -88,7 +88,7 @@ def test_a_resnet_that_learns_as_one_function_learns_the_same(name, form):
 def test_every_kind_of_resnet_is_told_apart(options):
     net = network(**options)
     other, images = copy.deepcopy(net), drawn(4, options.get("channels", 3), 16, 16)
-    assert alike(learned(InTraining(other, torch.float64), other, images), learned(net, net, images))
+    assert alike(learned(FusedResNet(other, torch.float64), other, images), learned(net, net, images))
 
 
 def test_products_in_half_precision_are_as_exact_as_those_of_autocast():
@@ -98,7 +98,7 @@ def test_products_in_half_precision_are_as_exact_as_those_of_autocast():
     truth = learned(net, net, images)[1]
     with torch.autocast("cpu", torch.bfloat16):
         usual = learned(others[0], others[0], images)[1]
-    found = learned(InTraining(others[1], torch.bfloat16), others[1], images)
+    found = learned(FusedResNet(others[1], torch.bfloat16), others[1], images)
     assert found[0].dtype == torch.bfloat16
 
     def error(grads):
@@ -112,7 +112,7 @@ def test_two_batches_may_be_on_their_way_at_once():
     """As where a loss looks at images twice."""
     net = network()
     other = copy.deepcopy(net)
-    mine = InTraining(other, torch.float64)
+    mine = FusedResNet(other, torch.float64)
     first, second = drawn(4, 3, 16, 16), drawn(4, 3, 16, 16, seed=2)
     wanted = learned(lambda x: torch.cat([net(x), net(second)]), net, first)
     assert alike(learned(lambda x: torch.cat([mine(x), mine(second)]), other, first), wanted)
@@ -121,29 +121,29 @@ def test_two_batches_may_be_on_their_way_at_once():
 def test_gradients_are_handed_over_not_copied(monkeypatch):
     """Held anywhere else they would be: sixty more kernels a step."""
     net, given = network(), []
-    back = fused_resnet.Pass.backward
+    back = fused_resnet.ForwardBackward.backward
 
     def seen(self, grad):
         found = back(self, grad)
         given.extend(tensor.data_ptr() for tensor in found)
         return found
 
-    monkeypatch.setattr(fused_resnet.Pass, "backward", seen)
-    InTraining(net, torch.float64)(drawn(4, 3, 16, 16)).sum().backward()
+    monkeypatch.setattr(fused_resnet.ForwardBackward, "backward", seen)
+    FusedResNet(net, torch.float64)(drawn(4, 3, 16, 16)).sum().backward()
     assert len(given) == len(list(net.parameters()))
     assert {p.grad.data_ptr() for p in net.parameters()} == set(given)
 
 
 def steps_of(net, take, batches, loss=lambda features: features.square().mean()):
     """Some steps of SGD; weights, what is remembered, and how many of them were handed over in a step."""
-    mine = InTraining(net, torch.float64)
+    mine = FusedResNet(net, torch.float64)
     sgd = SGD(list(net.parameters()), torch.tensor(0.1, dtype=torch.float64), 0.9, 0.01, fused=False)
     mine.hand_over(sgd if take else None)
     counts = []
     for images in batches:
         sgd.zero_grad()
         loss(torch.cat([mine(part) for part in images])).backward()
-        counts.append(len(sgd.taken))
+        counts.append(len(sgd.applied))
         sgd.step()
     return [*net.parameters(), *(sgd.state[p]["momentum_buffer"] for p in net.parameters())], counts
 
@@ -169,25 +169,25 @@ def test_a_weight_that_the_loss_knows_is_not_updated_early_unnoticed():
 
 @pytest.mark.parametrize("hands_over", [True, False])
 def test_training_hands_weights_over_and_ends_it(monkeypatch, hands_over):
-    monkeypatch.setattr(Machine, "branches", True)
+    monkeypatch.setattr(Execution, "use_fused_resnet", True)
     monkeypatch.setattr(LwF, "hands_over", hands_over)
-    taken, machine = [], Machine(torch.device("cpu"), "bf16")
-    monkeypatch.setattr(SGD, "take", lambda self, parameter, gradient: taken.append(parameter.shape))
-    lwf = LwF(gpu.options_of(gpu.TINY), 3, machine, 0)
+    taken, execution = [], Execution(torch.device("cpu"), "bf16")
+    monkeypatch.setattr(SGD, "apply", lambda self, parameter, gradient: taken.append(parameter.shape))
+    lwf = LwF(gpu.options_of(gpu.TINY), 3, execution, 0)
     task = gpu.stream(gpu.TINY, None)[0]
-    pixels = Pixels(machine.tensor(task.images), gpu.MEAN, gpu.STD, machine)
-    with pytest.raises(Stopped):  # after one step
-        fit_task(lwf, task, pixels, machine.tensor(task.labels), None, stop=lambda: True)
+    pixels = ImageBatches(execution.tensor(task.images), gpu.MEAN, gpu.STD, execution)
+    with pytest.raises(TrainingInterrupted):  # after one step
+        fit_task(lwf, task, pixels, execution.tensor(task.labels), None, stop=lambda: True)
     convolutions = [module.weight.shape for module in lwf.backbone.modules() if isinstance(module, nn.Conv2d)]
     assert sorted(taken) == (sorted(convolutions) if hands_over else [])
-    assert lwf.student_features.updates is None
+    assert lwf.student_features.gradient_sink is None
 
 
 @pytest.mark.parametrize("case", ["a part rests", "a weight rests", "no gradient is asked for", "one of the images is"])
 def test_what_is_not_a_whole_network_learning_takes_another_way(case):
     net, asked = network(), []
     images = drawn(4, 3, 16, 16)
-    mine = InTraining(net, torch.float64, lambda x: asked.append(1) or net(x))
+    mine = FusedResNet(net, torch.float64, lambda x: asked.append(1) or net(x))
     assert mine(images).grad_fn is not None
     assert not asked
     with torch.no_grad() if case == "no gradient is asked for" else contextlib.nullcontext():
@@ -213,39 +213,39 @@ def plainly(bn, z, relu, other=None, known_other=None):
 def test_a_normalisation_with_what_follows_is_what_torch_says(added, relu):
     bn, shortcut = (nn.BatchNorm2d(6, dtype=torch.float64) for _ in range(2))
     bn.weight.data, bn.bias.data = drawn(6, seed=2), drawn(6, seed=3)
-    own, own_shortcut = (Norm(copy.deepcopy(norm)) for norm in (bn, shortcut))
+    own, own_shortcut = (BatchNorm(copy.deepcopy(norm)) for norm in (bn, shortcut))
     z, other = (drawn(3, 6, 5, 4, seed=seed).requires_grad_() for seed in (4, 5))
     grads = drawn(3, 6, 5, 4, seed=6), drawn(3, 6, 5, 4, seed=7)
     y = plainly(bn, z, relu, *([] if added == "nothing" else [other]), *([shortcut] if "normal" in added else []))
     wanted = torch.autograd.grad(y, [z, bn.weight, bn.bias], sum(grads))
     with torch.no_grad():
-        known = own.known(z)
+        known = own.batch_stats(z)
         more = [] if added == "nothing" else [other]
-        more += [own_shortcut.known(other)] if "normal" in added else []
-        out = own.applied(z, known, relu, *more)
+        more += [own_shortcut.batch_stats(other)] if "normal" in added else []
+        out = own.normalize(z, known, relu, *more)
         assert torch.allclose(out, y)
         assert torch.allclose(own.bn.running_mean, bn.running_mean)
         assert torch.allclose(own.bn.running_var, bn.running_var)
         for keep, told in product((True, False), (out, None)):
             if relu and told is None and added != "nothing":
                 continue  # then z alone does not tell
-            sums, before = own.back_sums(z, known, relu, *grads, told, keep)
+            sums, before = own.backward_reduce(z, known, relu, *grads, told, keep)
             assert (before is grads[0]) is not keep
             assert torch.allclose(sums[0], wanted[1])
             assert torch.allclose(sums[1], wanted[2])
             if keep:
-                assert torch.allclose(own.back(z, known, False, before, sums), wanted[0])
+                assert torch.allclose(own.backward_apply(z, known, False, before, sums), wanted[0])
         if added == "nothing":
-            sums, _ = own.back_sums(z, known, relu, sum(grads))
-            assert torch.allclose(own.back(z, known, relu, sum(grads), sums), wanted[0])
+            sums, _ = own.backward_reduce(z, known, relu, sum(grads))
+            assert torch.allclose(own.backward_apply(z, known, relu, sum(grads), sums), wanted[0])
 
 
 def test_one_gradient_may_stand_for_all_pixels():
-    norm, z, g = Norm(nn.BatchNorm2d(6, dtype=torch.float64)), drawn(3, 6, 5, 4), drawn(3, 6, seed=2)
+    norm, z, g = BatchNorm(nn.BatchNorm2d(6, dtype=torch.float64)), drawn(3, 6, 5, 4), drawn(3, 6, seed=2)
     with torch.no_grad():
-        known = norm.known(z)
-        found = norm.back_sums(z, known, True, g, keep=True)
-        wanted = norm.back_sums(z, known, True, g[:, :, None, None].expand_as(z), keep=True)
+        known = norm.batch_stats(z)
+        found = norm.backward_reduce(z, known, True, g, keep=True)
+        wanted = norm.backward_reduce(z, known, True, g[:, :, None, None].expand_as(z), keep=True)
     assert all(torch.allclose(a, b) for a, b in zip(found, wanted, strict=True))
 
 
@@ -276,62 +276,70 @@ def test_branches_wait_for_what_they_read_and_are_waited_for(monkeypatch, taken)
         return seen
 
     lines = {name: Line(name) for name in ("main", "weights", "shortcut")}
-    monkeypatch.setattr(InTraining, "capturing", True)
+    monkeypatch.setattr(FusedResNet, "is_capturing", True)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: lines[now[-1]])
     monkeypatch.setattr(torch.cuda, "stream", switched)
-    monkeypatch.setattr(fused_resnet, "_branch", lambda device, name: lines[name])
+    monkeypatch.setattr(fused_resnet, "_branch_stream", lambda device, name: lines[name])
     for owner, name in (
-        (fused_resnet.Layer, "convolved"),
-        (fused_resnet.Layer, "gradient"),
-        (Norm, "applied"),
-        (Norm, "back"),
+        (fused_resnet.ConvNorm, "convolve"),
+        (fused_resnet.ConvNorm, "gradient"),
+        (BatchNorm, "normalize"),
+        (BatchNorm, "backward_apply"),
     ):
         monkeypatch.setattr(owner, name, told(name, getattr(owner, name)))
-    monkeypatch.setattr(fused_resnet.Pass, "widen", told("widen", fused_resnet.Pass.widen))
-    mine = InTraining(network(), torch.float64)
+    monkeypatch.setattr(
+        fused_resnet.ForwardBackward,
+        "cast_gradients",
+        told("cast_gradients", fused_resnet.ForwardBackward.cast_gradients),
+    )
+    mine = FusedResNet(network(), torch.float64)
     if taken:
-        sgd = SGD(mine.learned, torch.tensor(0.1, dtype=torch.float64), 0.9, 0.0, fused=False)
-        monkeypatch.setattr(sgd, "take", lambda parameter, gradient: said.append(f"taken, {now[-1]}"))
+        sgd = SGD(mine.parameters, torch.tensor(0.1, dtype=torch.float64), 0.9, 0.0, fused=False)
+        monkeypatch.setattr(sgd, "apply", lambda parameter, gradient: said.append(f"taken, {now[-1]}"))
         mine.hand_over(sgd)
     features = mine(drawn(4, 3, 16, 16))
     # The weights are cast beside the stem; the first block has no shortcut of its own, the second one has.
-    stem = ["weights waits for main", "convolved, main", "applied, main", "main waits for weights"]
-    first = ["convolved, main", "applied, main", "convolved, main", "applied, main"]
-    second = ["shortcut waits for main", "convolved, shortcut", *first[:3], "main waits for shortcut", "applied, main"]
+    stem = ["weights waits for main", "convolve, main", "normalize, main", "main waits for weights"]
+    first = ["convolve, main", "normalize, main", "convolve, main", "normalize, main"]
+    second = ["shortcut waits for main", "convolve, shortcut", *first[:3], "main waits for shortcut", "normalize, main"]
     assert said == [*stem, *first, *second * 3]
     said.clear()
     features.sum().backward()
     weight = ["weights waits for main", "gradient weight, weights"]
     # An update writes what products read: it comes after the last of them.
     update = ["weights waits for main", *["taken, weights"] * taken]
-    plain = ["back, main", *weight, "gradient, main", *update]
-    beside = ["shortcut waits for main", "back, shortcut", "weights waits for shortcut", *weight[1:]]
+    plain = ["backward_apply, main", *weight, "gradient, main", *update]
+    beside = ["shortcut waits for main", "backward_apply, shortcut", "weights waits for shortcut", *weight[1:]]
     block = [*beside, "gradient, shortcut", "weights waits for shortcut", *update[1:], *plain * 2]
     block.append("main waits for shortcut")
-    ends = ["weights waits for main", "widen, weights", "main waits for weights"]
-    assert said == [*block * 3, *plain * 2, "back, main", *weight, *update, *ends]
+    ends = ["weights waits for main", "cast_gradients, weights", "main waits for weights"]
+    assert said == [*block * 3, *plain * 2, "backward_apply, main", *weight, *update, *ends]
 
 
 def test_what_a_branch_reads_is_kept_while_it_is_recorded(monkeypatch):
-    for capturing in (False, True):
-        monkeypatch.setattr(InTraining, "capturing", capturing)
-        monkeypatch.setattr(InTraining, "beside", lambda self, name: contextlib.nullcontext())
-        monkeypatch.setattr(InTraining, "join", lambda self, name: None)
-        way = fused_resnet.Pass(InTraining(network(), torch.float64))
+    for is_capturing in (False, True):
+        monkeypatch.setattr(FusedResNet, "is_capturing", is_capturing)
+        monkeypatch.setattr(FusedResNet, "fork", lambda self, name: contextlib.nullcontext())
+        monkeypatch.setattr(FusedResNet, "join", lambda self, name: None)
+        way = fused_resnet.ForwardBackward(FusedResNet(network(), torch.float64))
         with torch.no_grad():
             way.backward(torch.ones_like(way.forward(drawn(4, 3, 16, 16))))
-        held = [tensor for tensors in way.alive for tensor in tensors if tensor is not None]
+        held = [tensor for tensors in way.keepalive for tensor in tensors if tensor is not None]
         layers = len(way.net.layers)
-        assert len(held) >= 2 * layers if capturing else not held  # of each layer dz and its weight's gradient
+        assert len(held) >= 2 * layers if is_capturing else not held  # of each layer dz and its weight's gradient
 
 
 def test_gradients_are_widened_in_lots(monkeypatch):
     counts = []
-    widen = fused_resnet.Pass.widen
-    monkeypatch.setattr(fused_resnet.Pass, "widen", lambda self: counts.append(len(self.waiting)) or widen(self))
+    cast_gradients = fused_resnet.ForwardBackward.cast_gradients
+    monkeypatch.setattr(
+        fused_resnet.ForwardBackward,
+        "cast_gradients",
+        lambda self: counts.append(len(self.pending)) or cast_gradients(self),
+    )
     net = network()
-    monkeypatch.setattr(fused_resnet, "LOT", net.layer4[0].conv2.weight.numel())
-    learned(InTraining(net, torch.float64), net, drawn(4, 3, 16, 16))
+    monkeypatch.setattr(fused_resnet, "CAST_BUCKET", net.layer4[0].conv2.weight.numel())
+    learned(FusedResNet(net, torch.float64), net, drawn(4, 3, 16, 16))
     convolutions = sum(isinstance(module, nn.Conv2d) for module in net.modules())
     assert counts[0] <= 2  # the last stage's shortcut and second convolution, or the latter alone
     assert 2 < len(counts) < convolutions
@@ -340,16 +348,18 @@ def test_gradients_are_widened_in_lots(monkeypatch):
 
 def test_branches_are_for_captured_steps_in_half_precision():
     cuda = torch.device("cuda")
-    assert Machine(cuda, "bf16", compile=True, capture=True).branches
-    for other in ({"precision": "fp32"}, {"compile": False}, {"capture": False}):
-        assert not Machine(cuda, **{"precision": "bf16", "compile": True, "capture": True, **other}).branches
+    assert Execution(cuda, "bf16", compile=True, cuda_graphs=True).use_fused_resnet
+    for other in ({"precision": "fp32"}, {"compile": False}, {"cuda_graphs": False}):
+        assert not Execution(
+            cuda, **{"precision": "bf16", "compile": True, "cuda_graphs": True, **other}
+        ).use_fused_resnet
 
 
 def test_a_learner_on_such_a_machine_learns_as_one_function(monkeypatch):
-    monkeypatch.setattr(Machine, "branches", True)
-    lwf = LwF(gpu.options_of(gpu.TINY), 3, Machine(torch.device("cpu"), "bf16"), 0)
-    assert isinstance(lwf.student_features, InTraining)
-    assert lwf.student_features.otherwise is lwf.student.backbone
+    monkeypatch.setattr(Execution, "use_fused_resnet", True)
+    lwf = LwF(gpu.options_of(gpu.TINY), 3, Execution(torch.device("cpu"), "bf16"), 0)
+    assert isinstance(lwf.student_features, FusedResNet)
+    assert lwf.student_features.fallback is lwf.student.backbone
     assert lwf.student_features.dtype is torch.bfloat16
 
 
@@ -358,7 +368,7 @@ import torch
 from efcil.accel import fused_lwf_loss, loss_kernels, optim, resnet_kernels, training_kernels
 from torch import nn
 from efcil import models
-from efcil.accel.batch_norm import Norm
+from efcil.accel.batch_norm import BatchNorm
 
 device = "cuda" if torch.cuda.is_available() else "cpu"
 draw = torch.Generator().manual_seed(0)
@@ -379,21 +389,21 @@ for channels, count, side in ((8, 3, 11), (20, 2, 7), (64, 3, 16), (100, 2, 9), 
     own = nn.BatchNorm2d(channels)
     own.load_state_dict(bn.state_dict())
     own = own.to(device)
-    norm, room = Norm(bn), resnet_kernels.Room(own)
+    norm, room = BatchNorm(bn), resnet_kernels.ReductionWorkspace(own)
     z, o, g, h = (maps(count, channels, side, side) for _ in range(4))
     z = z * 2 + 3
-    known = norm.known(z.cpu())
-    near(resnet_kernels.moments(own, room, z), known)
+    known = norm.batch_stats(z.cpu())
+    near(resnet_kernels.batch_stats(own, room, z), known)
     near(own.running_mean, bn.running_mean)
     near(own.running_var, bn.running_var)
     here = known.detach().to(device)
     for relu in (True, False):
         for other, known_other in ((None, None), (o, None), (o, here)):
-            mine, told = resnet_kernels.apply(z, here, other, known_other, relu)
+            mine, told = resnet_kernels.normalize(z, here, other, known_other, relu)
             assert told is mine
             more = [None if t is None else t.cpu() for t in (other, known_other)]
-            near(mine, norm.applied(z.cpu(), known, relu, *more))
-            again, told = resnet_kernels.apply(z, here, other, known_other, relu, told=True)
+            near(mine, norm.normalize(z.cpu(), known, relu, *more))
+            again, told = resnet_kernels.normalize(z, here, other, known_other, relu, return_mask=True)
             assert torch.equal(again, mine)
             assert (told is again) is (channels % min(64, 2 ** (channels - 1).bit_length()) > 0)
             if told is not again:
@@ -401,18 +411,19 @@ for channels, count, side in ((8, 3, 11), (20, 2, 7), (64, 3, 16), (100, 2, 9), 
                 rows = mine.permute(0, 2, 3, 1).reshape(-1)
                 assert torch.equal(bits.reshape(-1) > 0, rows > 0)
                 for keep in (True, False):
-                    both = [resnet_kernels.back_sums(own, room, g, h, out, z, here, relu, keep) for out in (mine, told)]
+                    last = (z, here, relu, keep)
+                    both = [resnet_kernels.backward_reduce(own, room, g, h, out, *last) for out in (mine, told)]
                     assert all(torch.equal(a, b) for a, b in zip(*both))
         for first, second in ((g, None), (g, h), (maps(count, channels), None)):
             for out in (None, o):
                 for keep in (True, False):
-                    mine = resnet_kernels.back_sums(own, room, first, second, out, z, here, relu, keep)
+                    mine = resnet_kernels.backward_reduce(own, room, first, second, out, z, here, relu, keep)
                     given = [None if t is None else t.cpu() for t in (first, second, out)]
-                    theirs = norm.back_sums(z.cpu(), known, relu, *given, keep)
+                    theirs = norm.backward_reduce(z.cpu(), known, relu, *given, keep)
                     near(mine[0], theirs[0])
                     near(mine[1], theirs[1])
-        found = resnet_kernels.back_apply(g, z, here, mine[0], relu)
-        near(found, norm.back(z.cpu(), known, relu, g.cpu(), mine[0].cpu()))
+        found = resnet_kernels.backward_apply(g, z, here, mine[0], relu)
+        near(found, norm.backward_apply(z.cpu(), known, relu, g.cpu(), mine[0].cpu()))
     assert not room.count.any() and not room.sums.any()
 
 for channels, room in ((3, 32), (1, 16)):
@@ -420,13 +431,13 @@ for channels, room in ((3, 32), (1, 16)):
     stem = models.build("resnet10", width=8, channels=channels).conv1
     assert stem.is_small
     for given in (images, images.contiguous()):
-        found = resnet_kernels.patches(given, torch.float32, room)
+        found = resnet_kernels.im2col(given, torch.float32, room)
         assert found.is_contiguous(memory_format=torch.channels_last)
-        near(found[:, : 9 * channels], stem.patches(images.cpu(), torch.float32)[:, : 9 * channels])
+        near(found[:, : 9 * channels], stem.im2col(images.cpu(), torch.float32)[:, : 9 * channels])
         assert not found[:, 9 * channels :].any()
     pixels = torch.randint(0, 256, (3, channels, 5, 7), generator=draw).to(torch.uint8)
     scale, offset = (torch.randn(1, channels, 1, 1, generator=draw) for _ in range(2))
-    found = training_kernels.normalised(pixels.to(device), scale.to(device), offset.to(device))
+    found = training_kernels.normalize(pixels.to(device), scale.to(device), offset.to(device))
     assert found.is_contiguous(memory_format=torch.channels_last)
     near(found, pixels.float() * scale - offset)
 
@@ -435,9 +446,9 @@ for gradient in (torch.float32, torch.bfloat16):
     here, there = weights.clone(), maps(3, 40, 5, 7).copy_(weights)
     rates = [torch.tensor(0.1, device=where) for where in ("cpu", device)]
     mine, theirs = optim.SGD([here], rates[0], 0.9, 0.01, fused=False), torch.zeros_like(there)
-    followed = mine.followed(here, torch.bfloat16)
+    followed = mine.low_precision_copy(here, torch.bfloat16)
     for copied in (None, torch.empty_like(there, dtype=torch.bfloat16), torch.empty_like(there, dtype=torch.float32)):
-        mine.take(here, given.to(gradient))
+        mine.apply(here, given.to(gradient))
         low = torch.empty_like(there, dtype=gradient).copy_(given)
         training_kernels.sgd(there, low, theirs, copied, rates[1], 0.9, 0.01)
         if copied is not None:  # the interpreter may round another way
@@ -454,14 +465,14 @@ for count, dim, classes, old in ((5, 33, 7, 0), (5, 33, 7, 1), (9, 64, 150, 130)
     given = [x, g, cosines, target, labels, scale]
     x_, g_, cosines_, target_, labels_, scale_ = (tensor.to(device) for tensor in given)
     unit, stretch = fused_lwf_loss.unit_rows(x, torch.float32)
-    for mine, theirs in zip(loss_kernels.unit_rows(x_, torch.float32, fused_lwf_loss.SHORTEST), (unit, stretch)):
+    for mine, theirs in zip(loss_kernels.unit_rows(x_, torch.float32, fused_lwf_loss.EPS), (unit, stretch)):
         near(mine, theirs)
-    back = loss_kernels.unit_rows_back(g_, x_, stretch.to(device), fused_lwf_loss.SHORTEST)
+    back = loss_kernels.unit_rows_back(g_, x_, stretch.to(device), fused_lwf_loss.EPS)
     near(back[:1], fused_lwf_loss.unit_rows_back(g, x, stretch)[:1])
     near(back[1:], fused_lwf_loss.unit_rows_back(g, x, stretch)[1:])
     teacher, teacher_ = ((target, scale / 2), (target_, scale_ / 2)) if old else ((None, None), (None, None))
-    theirs = fused_lwf_loss.judge(cosines, scale, labels, *teacher, 10.0, 2.0)
-    for mine, wanted in zip(loss_kernels.judge(cosines_, scale_, labels_, *teacher_, 10.0, 2.0), theirs):
+    theirs = fused_lwf_loss.loss_and_grad(cosines, scale, labels, *teacher, 10.0, 2.0)
+    for mine, wanted in zip(loss_kernels.loss_and_grad(cosines_, scale_, labels_, *teacher_, 10.0, 2.0), theirs):
         near(mine, wanted)
 """
 
@@ -490,7 +501,7 @@ def test_the_loss_from_few_kernels_is_the_loss(known, held, precision):
             PseudoReplay,
             PseudoReplayOptions(**dict(options), feature_distill_weight=held, pseudo_ratio=0.0),
         )
-    lwf = kind(options, 3, Machine(torch.device("cpu"), precision), 0).train()
+    lwf = kind(options, 3, Execution(torch.device("cpu"), precision), 0).train()
     assert not lwf.at_once
     for task in tasks:
         lwf.before_task(task)
@@ -500,7 +511,7 @@ def test_the_loss_from_few_kernels_is_the_loss(known, held, precision):
         for way in (False, True):
             lwf.at_once = way
             lwf.zero_grad()
-            with lwf.machine.autocast():
+            with lwf.execution.autocast():
                 loss = lwf.loss(images, labels, before)
             loss.backward()
             learning = [p for p in lwf.parameters() if p.grad is not None]
@@ -519,11 +530,11 @@ def test_the_loss_from_few_kernels_is_the_loss(known, held, precision):
 def test_the_gradients_of_the_loss_are_its_derivatives(old):
     features, weight, scale = drawn(6, 9), drawn(7, 9, seed=2), torch.tensor(3.0, dtype=torch.float64)
     labels = torch.tensor([3, 4, 5, 6, 3, 4])
-    target = fused_lwf_loss.cosines(drawn(6, 9, seed=3), drawn(old, 9, seed=4), torch.float64)
+    target = fused_lwf_loss.cosine_similarity(drawn(6, 9, seed=3), drawn(old, 9, seed=4), torch.float64)
     teacher = (target, torch.tensor(2.0, dtype=torch.float64)) if old else (None, None)
 
     def loss(*learned):
-        return fused_lwf_loss.judged(learned[0], labels, learned[1:], *teacher, 10.0, 2.0, torch.float64)
+        return fused_lwf_loss.fused_lwf_loss(learned[0], labels, learned[1:], *teacher, 10.0, 2.0, torch.float64)
 
     learned = [tensor.requires_grad_() for tensor in (features, weight, scale)]
     assert torch.autograd.gradcheck(loss, learned)
@@ -542,35 +553,35 @@ def test_rows_without_a_length_are_as_torch_has_them():
 
 @pytest.mark.parametrize("spoil", [None, "wrong", "nan", "refused"])
 def test_the_loss_from_few_kernels_is_tried_before_it_is_used(monkeypatch, spoil):
-    judge, calls = fused_lwf_loss.judge, []
+    loss_and_grad, calls = fused_lwf_loss.loss_and_grad, []
 
     def spoilt(*given):
         calls.append(1)
-        loss, grad, of_scale = judge(*given)
+        loss, grad, of_scale = loss_and_grad(*given)
         if len(calls) == 1 or spoil is None:
             return loss, grad, of_scale  # the first is what it should be
         if spoil == "refused":
             raise RuntimeError("no such kernel")
         return loss, grad * (torch.nan if spoil == "nan" else 1.5), of_scale
 
-    monkeypatch.setattr(fused_lwf_loss, "judge", spoilt)
+    monkeypatch.setattr(fused_lwf_loss, "loss_and_grad", spoilt)
     for dtype in (torch.float32, torch.bfloat16):
         calls.clear()
-        assert fused_lwf_loss.comes_out_right(torch.device("cpu"), dtype) is (spoil is None)
-    assert not fused_lwf_loss.works(torch.device("cpu"), torch.float32)
+        assert fused_lwf_loss.is_correct_on(torch.device("cpu"), dtype) is (spoil is None)
+    assert not fused_lwf_loss.is_supported(torch.device("cpu"), torch.float32)
 
 
 @pytest.mark.parametrize(("compiled", "captured"), list(product((True, False), repeat=2)))
 def test_few_kernels_are_for_captured_steps_that_may_be_compiled(monkeypatch, compiled, captured):
-    monkeypatch.setattr("efcil.learners.lwf.works", lambda device, dtype: True)
-    machine = Machine(torch.device("cpu"), compile=compiled, capture=captured)
-    assert LwF(gpu.options_of(gpu.TINY), 3, machine, 0).at_once is (compiled and captured)
+    monkeypatch.setattr("efcil.learners.lwf.is_supported", lambda device, dtype: True)
+    execution = Execution(torch.device("cpu"), compile=compiled, cuda_graphs=captured)
+    assert LwF(gpu.options_of(gpu.TINY), 3, execution, 0).at_once is (compiled and captured)
 
 
 def test_the_compiler_is_loaded_when_it_is_needed(monkeypatch):
     asked = []
     monkeypatch.setattr(torch, "compile", lambda call, **how: asked.append(how) or call)
-    fast = Machine(torch.device("cpu"), compile=True).compiled(torch.sin)
+    fast = Execution(torch.device("cpu"), compile=True).maybe_compile(torch.sin)
     assert not asked
     assert fast(torch.zeros(1)) == 0
     assert fast(torch.ones(1)) > 0
@@ -578,7 +589,7 @@ def test_the_compiler_is_loaded_when_it_is_needed(monkeypatch):
 
 
 def test_the_loss_of_other_kinds_takes_its_own_way():
-    lwf = LwF(gpu.options_of(gpu.TINY), 3, Machine(torch.device("cpu")), 0)
+    lwf = LwF(gpu.options_of(gpu.TINY), 3, Execution(torch.device("cpu")), 0)
     assert not lwf.at_once
     assert lwf._plain()
     lwf.task_classes = torch.tensor([0])
@@ -588,8 +599,8 @@ def test_the_loss_of_other_kinds_takes_its_own_way():
         def distillation_loss(self, features, before, logits, target):
             return super().distillation_loss(features, before, logits, target)
 
-    assert not Other(gpu.options_of(gpu.TINY), 3, Machine(torch.device("cpu")), 0)._plain()
-    made = PseudoReplay(PseudoReplayOptions(**dict(gpu.options_of(gpu.TINY))), 3, Machine(torch.device("cpu")), 0)
+    assert not Other(gpu.options_of(gpu.TINY), 3, Execution(torch.device("cpu")), 0)._plain()
+    made = PseudoReplay(PseudoReplayOptions(**dict(gpu.options_of(gpu.TINY))), 3, Execution(torch.device("cpu")), 0)
     assert made._plain()
     made._learned = 3  # made images are learned, and have no label
     assert not made._plain()
@@ -635,12 +646,12 @@ def test_steps_of_runs_at_once_are_those_of_each_alone():
         return ways.weights()
 
     def one(place):
-        with torch.cuda.stream(own_stream(torch.device("cuda"), "run")):
+        with torch.cuda.stream(thread_stream(torch.device("cuda"), "run")):
             ways = steps.Ways(size, "cuda")
             ways.begin("none")
             ways.begin("ahead")  # a hundred old classes: products with the head are split
             ways.images = ways.images.roll(place, 0)  # each learns something else
-            with ways.recorded("branches") as (_, call, kept):
+            with ways.recorded("use_fused_resnet") as (_, call, kept):
                 meet.wait()  # nobody else records any more
                 return ends(ways, call, kept, alone), ends(ways, call, kept, contextlib.nullcontext())
 

@@ -20,7 +20,7 @@ from efcil.protocol import Evaluator, run_protocol
 from efcil.shift import SHIFTS
 from efcil.tasks import Task, TaskStream
 from efcil.training.extraction import extract
-from efcil.training.image_batches import Pixels
+from efcil.training.image_batches import ImageBatches
 from efcil.training.schedule import Schedule
 from efcil.trajectory import Trajectory
 from messages import assert_names, raises
@@ -50,7 +50,7 @@ class Watch:
     def __init__(self, at_end=lambda task: None):
         self.losses, self.at_end = [], at_end
 
-    def after_epoch(self, report, optimiser):
+    def after_epoch(self, report, optimizer):
         self.losses.append(report.loss)
 
     def on_training_end(self, task):
@@ -60,17 +60,17 @@ class Watch:
         self.at_end(task)
 
 
-def experiment(names, machine, data, at_end=lambda task: None, seed=0):
+def experiment(names, execution, data, at_end=lambda task: None, seed=0):
     """Learn the tasks with the learner of the first method: (trajectory, matrices, watch)."""
-    return learned_by(find(names[0]).learner, resolved(*names), machine, data, SIZES, at_end, seed)
+    return learned_by(find(names[0]).learner, resolved(*names), execution, data, SIZES, at_end, seed)
 
 
-def learned_by(name, methods, machine, data, sizes, at_end=lambda task: None, seed=0):
+def learned_by(name, methods, execution, data, sizes, at_end=lambda task: None, seed=0):
     kind = LEARNERS[name]
     short = {key: BRIEF for key in ("balance", "compression") if key in kind.options_type.model_fields}
-    learner = kind(kind.options_type(**{**TINY, **short}), data.channels, machine, seed)
+    learner = kind(kind.options_type(**{**TINY, **short}), data.channels, execution, seed)
     stream = TaskStream(data.train, np.arange(len(data.class_names)), sizes)
-    evaluator = Evaluator(data, stream, machine)
+    evaluator = Evaluator(data, stream, execution)
     trajectory = Trajectory(learner, methods, freezes=name in FROZEN)
     matrices = {label: AccuracyMatrix(evaluator.totals()) for label in trajectory.parts}
     watch = Watch(at_end)
@@ -95,12 +95,12 @@ def test_the_suite_sees_every_method():
 
 
 @pytest.fixture(scope="module")
-def results(machine, data):
+def results(execution, data):
     """Every method once, those of one learner on one trajectory."""
     found = {}
     for kind in KINDS:
         names = [m.name for m in METHODS.values() if m.learner == kind]
-        trajectory, matrices, _ = experiment(names, machine, data)
+        trajectory, matrices, _ = experiment(names, execution, data)
         found |= {label: (trajectory, matrices[label]) for label in trajectory.parts}
     return found
 
@@ -111,7 +111,7 @@ LABELS = sorted(f"{m.name}/{head}" if head else m.name for m in METHODS.values()
 @pytest.mark.parametrize("label", LABELS)
 def test_scores_are_finite_and_of_the_right_shape(results, label):
     trajectory, matrix = results[label]
-    scores = trajectory.logits(label, torch.rand(7, trajectory.learner.backbone.dim))
+    scores = trajectory.logits(label, torch.rand(7, trajectory.learner.backbone.num_features))
     assert scores.shape == (7, sum(SIZES))
     assert torch.isfinite(scores).all()
     assert matrix.tasks_done == 3
@@ -123,7 +123,7 @@ def test_state_round_trip(results, label):
     methods = [m.name for m in METHODS.values() if m.learner == trajectory.parts[label].method.learner]
     again = Trajectory(None, resolved(*methods), freezes=METHODS[methods[0]].reads_first_backbone)
     again.load_state_dict({key: value.clone() for key, value in trajectory.state_dict().items()})
-    features = torch.rand(5, trajectory.learner.backbone.dim)
+    features = torch.rand(5, trajectory.learner.backbone.num_features)
     assert torch.equal(again.logits(label, features), trajectory.logits(label, features))
     kept, got = state_of(trajectory, label), state_of(again, label)
     assert kept.keys() == got.keys()
@@ -131,9 +131,9 @@ def test_state_round_trip(results, label):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_same_seed_is_bitwise_equal(machine, data, results, kind):
+def test_same_seed_is_bitwise_equal(execution, data, results, kind):
     names = [m.name for m in METHODS.values() if m.learner == kind]
-    trajectory, matrices, _ = experiment(names, machine, data)
+    trajectory, matrices, _ = experiment(names, execution, data)
     for label in trajectory.parts:
         assert matrices[label] == results[label][1]
         expected = state_of(results[label][0], label)
@@ -142,11 +142,11 @@ def test_same_seed_is_bitwise_equal(machine, data, results, kind):
 
 
 @pytest.mark.parametrize("kind", ["lwf", "pseudo-replay", "first-task", "finetune", "pass"])
-def test_old_images_are_out_of_reach(machine, kind, monkeypatch):
+def test_old_images_are_out_of_reach(execution, kind, monkeypatch):
     """After each task its pixels are poisoned and its Task refuses: nothing that is learned later may change."""
     names = [m.name for m in METHODS.values() if m.learner == kind]
     honest = blobs(seed=3)
-    expected = experiment(names, machine, honest)[1]
+    expected = experiment(names, execution, honest)[1]
     poisoned = blobs(seed=3)
     ends = np.cumsum(SIZES)
     tasks = []
@@ -161,7 +161,7 @@ def test_old_images_are_out_of_reach(machine, kind, monkeypatch):
             with raises(DataError, f"task {number}"):
                 _ = gone.images
 
-    assert experiment(names, machine, poisoned, poison)[1] == expected
+    assert experiment(names, execution, poisoned, poison)[1] == expected
 
 
 def test_methods_with_exemplars_say_so_and_keep_no_more_than_they_may(results):
@@ -177,15 +177,15 @@ def test_methods_with_exemplars_say_so_and_keep_no_more_than_they_may(results):
             assert kept.labels.unique().tolist() == list(range(sum(SIZES))), name
 
 
-def test_joint_is_not_exemplar_free(machine):
+def test_joint_is_not_exemplar_free(execution):
     """The same poison does change the upper bound: the test above can fail."""
     honest, poisoned = blobs(seed=3), blobs(seed=3)
 
     def poison(task):
         poisoned.train.images[poisoned.train.labels < SIZES[0]] = 0
 
-    expected = experiment(["joint"], machine, honest)[2].losses
-    assert experiment(["joint"], machine, poisoned, poison)[2].losses != expected
+    expected = experiment(["joint"], execution, honest)[2].losses
+    assert experiment(["joint"], execution, poisoned, poison)[2].losses != expected
 
 
 ABOUT_A_GRAM = 3  # of a class: its number, how many images are behind it, how often it was shifted
@@ -205,10 +205,10 @@ ABOUT_A_MEAN = 4  # and that it has no Gram
         ("icarl", lambda d: d),  # the means, made anew; the head is measured below
     ],
 )
-def test_memory_per_class_is_what_the_file_says(machine, data, name, numbers):
-    trajectory, _, _ = experiment([name], machine, data)
+def test_memory_per_class_is_what_the_file_says(execution, data, name, numbers):
+    trajectory, _, _ = experiment([name], execution, data)
     kept = sum(v.numel() for v in state_of(trajectory, next(iter(trajectory.parts))).values())
-    assert kept == sum(SIZES) * numbers(trajectory.learner.backbone.dim)
+    assert kept == sum(SIZES) * numbers(trajectory.learner.backbone.num_features)
 
 
 @pytest.mark.parametrize(("name", "streams"), [("acil", 1), ("ds-al", 2)])
@@ -217,10 +217,10 @@ def test_memory_of_the_recursive_ridge_is_what_the_file_says(results, name, stre
     assert kept == streams * (64 * 65 // 2 + 2 * 64 * sum(SIZES)) + 2
 
 
-def test_frozen_methods_read_the_first_backbone_of_an_lwf_trajectory(machine, data, results):
+def test_frozen_methods_read_the_first_backbone_of_an_lwf_trajectory(execution, data, results):
     """Alone, with a backbone that rests, and beside DPCR, whose backbone goes on, they measure the same."""
     names = ["dpcr", "acil", "ds-al", "fecam"]
-    trajectory, matrices, _ = experiment(names, machine, data)
+    trajectory, matrices, _ = experiment(names, execution, data)
     for name in names:
         assert matrices[name] == results[name][1], name
     first, now = trajectory.learner.first_backbone.state_dict(), trajectory.learner.backbone.state_dict()
@@ -245,7 +245,7 @@ def learned(name, tasks, **options):
     return following(tasks, resolved(name, **options)).parts[name].classifier
 
 
-def literal_dpcr(tasks, ridge, shift_ridge, normalise=True):
+def literal_dpcr(tasks, ridge, shift_ridge, normalize=True):
     """Algorithm 1 with the literal equations of tests/reference.py, class by class."""
     grams, means, counts = {}, {}, {}
     for index, (labels, old, new) in enumerate(tasks):
@@ -261,7 +261,7 @@ def literal_dpcr(tasks, ridge, shift_ridge, normalise=True):
     total = sum(grams[c] for c in order)
     cross = torch.stack([counts[c] * means[c] for c in order], 1)
     weight = torch.linalg.inv(total + ridge * torch.eye(len(total), dtype=torch.float64)) @ cross
-    return weight / weight.norm(dim=0) if normalise else weight
+    return weight / weight.norm(dim=0) if normalize else weight
 
 
 def feature_tasks(seed=0, dim=12):
@@ -276,11 +276,11 @@ def feature_tasks(seed=0, dim=12):
     return tasks
 
 
-@pytest.mark.parametrize("normalise", [True, False])
-def test_dpcr_is_algorithm_1(normalise):
+@pytest.mark.parametrize("normalize", [True, False])
+def test_dpcr_is_algorithm_1(normalize):
     tasks = feature_tasks()
-    found = learned("dpcr", tasks, ridge=3.0, shift_ridge=1e-6, rank_rule="positive", normalise=normalise)
-    want = literal_dpcr(tasks, 3.0, 1e-6, normalise)
+    found = learned("dpcr", tasks, ridge=3.0, shift_ridge=1e-6, rank_rule="positive", normalize=normalize)
+    want = literal_dpcr(tasks, 3.0, 1e-6, normalize)
     assert torch.allclose(found.weight, want, rtol=1e-8, atol=1e-10)
 
 
@@ -332,25 +332,25 @@ def test_other_options_of_a_shift_are_another_track():
 
 
 @pytest.mark.parametrize("name", ["dpcr", "ldc", "adc", "sdc", "lwf-ncm", "lwf", "rrcr+tssp", "icarl", "dpcr-plus"])
-def test_company_changes_nothing(machine, data, results, name):
+def test_company_changes_nothing(execution, data, results, name):
     """A method alone on its trajectory has the numbers that it has beside all others of its learner."""
-    trajectory, matrices, _ = experiment([name], machine, data)
+    trajectory, matrices, _ = experiment([name], execution, data)
     for label in trajectory.parts:
         company, matrix = results[label]
         assert matrices[label] == matrix
-        features = torch.rand(5, trajectory.learner.backbone.dim)
+        features = torch.rand(5, trajectory.learner.backbone.num_features)
         assert torch.equal(trajectory.logits(label, features), company.logits(label, features))
 
 
 # --- free combinations ------------------------------------------------------------------------------------------------
 
 
-def test_free_combinations_run_end_to_end(machine, data):
+def test_free_combinations_run_end_to_end(execution, data):
     names = ["lwf+ldc+ridge", "lwf+dual-projection+gaussian", "lwf+none+ridge", "rrcr", "ldc"]
-    trajectory, matrices, _ = experiment(names, machine, data)
+    trajectory, matrices, _ = experiment(names, execution, data)
     for name in names:
         assert matrices[name].tasks_done == 3
-        assert trajectory.logits(name, torch.rand(7, trajectory.learner.backbone.dim)).shape == (7, sum(SIZES))
+        assert trajectory.logits(name, torch.rand(7, trajectory.learner.backbone.num_features)).shape == (7, sum(SIZES))
     means = [trajectory.tracks[trajectory.parts[name].tracks[0]].stats.mean for name in ("lwf+ldc+ridge", "ldc")]
     assert torch.equal(*means), "one map, whichever classifier follows it"
     assert trajectory.stats("lwf+dual-projection+gaussian").moves.tolist() == [2, 2, 1, 1, 1, 0]
@@ -418,14 +418,14 @@ def possible(learner):
 
 
 @pytest.mark.parametrize("learner", LEARNERS)
-def test_every_combination_that_is_not_refused_learns_the_stream(machine, data, learner):
+def test_every_combination_that_is_not_refused_learns_the_stream(execution, data, learner):
     names = list(possible(learner))
     assert names
     methods = {}
     for name in names:
         small = {"buffer": 64} if "buffer" in find(name).options.model_fields else {}
         methods |= {name: (find(name), options_of(name, **small))}
-    _, matrices, _ = learned_by(learner, methods, machine, data, SIZES)
+    _, matrices, _ = learned_by(learner, methods, execution, data, SIZES)
     assert list(matrices) == names
     assert all(matrix.tasks_done == 3 for matrix in matrices.values())
 
@@ -439,11 +439,11 @@ def test_rank_rules_really_cut():
         assert not torch.allclose(weights[a], weights[b], rtol=1e-3), (a, b)
 
 
-def test_released_code_uses_augmented_images_for_shift_and_new_classes(machine, data):
+def test_released_code_uses_augmented_images_for_shift_and_new_classes(execution, data):
     method = METHODS["dpcr"]
     augmented = method.options(shift_view="augmented", ridge_view="augmented")
     methods = {"clean": (method, method.options()), "released": (method, augmented)}
-    trajectory, _, _ = learned_by("lwf", methods, machine, data, (3, 3))
+    trajectory, _, _ = learned_by("lwf", methods, execution, data, (3, 3))
     clean, released = (trajectory.stats(label) for label in methods)
     new = slice(3, 6)
     assert torch.equal(clean.gram[new], released.gram[new]), "what is stored is always clean"
@@ -466,8 +466,8 @@ def test_methods_of_different_backbones_cannot_share_a_trajectory():
 
 
 def test_an_ablation_fixes_its_options():
-    with raises(ConfigError, "rrcr", "normalise=False", "dpcr"):
-        resolve(ExperimentSpec(("rrcr",), "digits", tasks=5, overrides=("normalise=true",)))
+    with raises(ConfigError, "rrcr", "normalize=False", "dpcr"):
+        resolve(ExperimentSpec(("rrcr",), "digits", tasks=5, overrides=("normalize=true",)))
 
 
 def test_a_variant_has_settings_of_its_own():
@@ -492,22 +492,22 @@ def test_every_method_has_its_words():
         assert set(method.overrides) <= set(keys(method.options))
 
 
-def test_features_come_from_a_backbone_at_rest(machine, data):
+def test_features_come_from_a_backbone_at_rest(execution, data):
     kind = LEARNERS["lwf"]
-    backbone = kind(kind.options_type(**TINY), 3, machine, 0).backbone
-    pixels = Pixels(machine.tensor(data.train.images), data.mean, data.std, machine)
-    expected = backbone.eval()(pixels.normalise(pixels.images))
+    backbone = kind(kind.options_type(**TINY), 3, execution, 0).backbone
+    pixels = ImageBatches(execution.tensor(data.train.images), data.mean, data.std, execution)
+    expected = backbone.eval()(pixels.normalize(pixels.images))
     before = {name: value.clone() for name, value in backbone.state_dict().items()}
-    features = extract(backbone.train(), pixels, machine)
+    features = extract(backbone.train(), pixels, execution)
     assert torch.allclose(features, expected, atol=1e-6)
     assert all(torch.equal(value, before[name]) for name, value in backbone.state_dict().items())
 
 
-def test_only_the_evaluator_looks_at_test_images(machine):
+def test_only_the_evaluator_looks_at_test_images(execution):
     """Other test images change what is measured, and no bit of what is learned."""
     honest, other = blobs(seed=3), blobs(seed=3)
     other.test.images[:] = np.random.default_rng(0).integers(0, 256, other.test.images.shape)
-    runs = [experiment(["dpcr", "lwf"], machine, data) for data in (honest, other)]
+    runs = [experiment(["dpcr", "lwf"], execution, data) for data in (honest, other)]
     assert runs[0][2].losses == runs[1][2].losses
     for name in ("dpcr", "lwf"):
         states = [state_of(run[0], name) for run in runs]
@@ -515,10 +515,10 @@ def test_only_the_evaluator_looks_at_test_images(machine):
         assert runs[0][1][name] != runs[1][1][name]
 
 
-def test_augmented_images_of_new_classes_reach_the_classifier_alone(machine, data):
+def test_augmented_images_of_new_classes_reach_the_classifier_alone(execution, data):
     method = METHODS["dpcr"]
     methods = {view: (method, method.options(ridge_view=view)) for view in ("clean", "augmented")}
-    trajectory, _, _ = learned_by("lwf", methods, machine, data, (3, 3))
+    trajectory, _, _ = learned_by("lwf", methods, execution, data, (3, 3))
     assert trajectory.stats("clean") is trajectory.stats("augmented"), "one track"
     clean, augmented = (trajectory.parts[view].classifier for view in methods)
     assert not torch.allclose(clean.weight, augmented.weight)
@@ -527,11 +527,11 @@ def test_augmented_images_of_new_classes_reach_the_classifier_alone(machine, dat
 def test_ablations_leave_out_what_their_names_leave_out():
     found = {n: (m.parts[1], m.overrides) for n, m in METHODS.items() if n.startswith("rrcr")}
     assert found == {
-        "rrcr": ("none", {"normalise": False}),
-        "rrcr+tssp": ("tssp", {"rank_rule": "none", "normalise": False}),
-        "rrcr+tssp+cn": ("tssp", {"rank_rule": "none", "normalise": True}),
-        "rrcr+tssp+cip": ("dual-projection", {"normalise": False}),
-        "rrcr+tssp+cip+cn": ("dual-projection", {"normalise": True}),
+        "rrcr": ("none", {"normalize": False}),
+        "rrcr+tssp": ("tssp", {"rank_rule": "none", "normalize": False}),
+        "rrcr+tssp+cn": ("tssp", {"rank_rule": "none", "normalize": True}),
+        "rrcr+tssp+cip": ("dual-projection", {"normalize": False}),
+        "rrcr+tssp+cip+cn": ("dual-projection", {"normalize": True}),
     }
 
 

@@ -42,7 +42,7 @@ from efcil.protocol import Evaluator, fit_task, run_protocol
 from efcil.shift.dual_projection import DualProjection
 from efcil.tasks import Task, TaskStream
 from efcil.training.extraction import extract
-from efcil.training.image_batches import Pixels
+from efcil.training.image_batches import ImageBatches
 from efcil.training.schedule import Schedule
 from efcil.trajectory import Trajectory
 from messages import raises
@@ -185,11 +185,11 @@ def test_the_same_seed_gives_the_same_bits_and_another_others(two):
 
 def protocol(model, data, epochs, sizes):
     """The same data, options and seed through the protocol of `efcil run`: its classifier, accuracy after each task."""
-    kind, machine = LEARNERS["lwf"], model._machine
-    learner = kind(teaching.with_epochs(model._config.training, epochs), 3, machine, 0)
+    kind, execution = LEARNERS["lwf"], model._execution
+    learner = kind(teaching.with_epochs(model._config.training, epochs), 3, execution, 0)
     stream = TaskStream(data.train, np.arange(len(data.class_names)), sizes)
     data = DataSet(data.name, data.class_names, data.train, data.test, MEAN, STD)
-    evaluator = Evaluator(data, stream, machine)
+    evaluator = Evaluator(data, stream, execution)
     trajectory = Trajectory(learner, {"dpcr": (METHODS["dpcr"], model._config.options)})
     matrix = AccuracyMatrix(evaluator.totals())
     watch = types.SimpleNamespace(**dict.fromkeys(("after_epoch", "on_training_end", "after_task"), lambda *a: None))
@@ -482,30 +482,30 @@ def test_a_backbone_that_learns_once_needs_two_classes():
 
 
 @pytest.fixture(scope="module")
-def drifted(machine):
+def drifted(execution):
     """Real features of digits around a task: of its images under both backbones, of old classes, of test images."""
     data = digits.load()
     options = {
         "backbone": "resnet10",
         "width": 16,
         "batch_size": 32,
-        "first": Schedule(epochs=4, lr=0.05, curve="cosine"),
-        "later": Schedule(epochs=3, lr=0.01, curve="cosine"),
+        "first": Schedule(epochs=4, lr=0.05, lr_schedule="cosine"),
+        "later": Schedule(epochs=3, lr=0.01, lr_schedule="cosine"),
     }
     kind = LEARNERS["lwf"]
-    r = kind(kind.options_type(**options), 1, machine, 0)
+    r = kind(kind.options_type(**options), 1, execution, 0)
     found = {}
     for index, classes in enumerate((range(5), range(5, 10))):
         rows = np.isin(data.train.labels, classes)
-        images, labels = data.train.images[rows], machine.tensor(data.train.labels[rows])
-        pixels = Pixels(torch.from_numpy(images), data.mean, data.std, machine)
+        images, labels = data.train.images[rows], execution.tensor(data.train.labels[rows])
+        pixels = ImageBatches(torch.from_numpy(images), data.mean, data.std, execution)
         fit_task(r, Task(index, 5 * index, 5, ImageSet(images, labels.numpy())), pixels, labels, None)
         if not index:
-            found["kept"] = ClassStats.from_features(extract(r.backbone, pixels, machine), labels)
-    found |= {"old": extract(r.old_backbone, pixels, machine), "new": extract(r.backbone, pixels, machine)}
+            found["kept"] = ClassStats.from_features(extract(r.backbone, pixels, execution), labels)
+    found |= {"old": extract(r.old_backbone, pixels, execution), "new": extract(r.backbone, pixels, execution)}
     found |= {"labels": labels, "learned": ClassStats.from_features(found["new"], labels)}
-    test = Pixels(torch.from_numpy(data.test.images), data.mean, data.std, machine)
-    return found | {"test": extract(r.backbone, test, machine).double(), "truth": machine.tensor(data.test.labels)}
+    test = ImageBatches(torch.from_numpy(data.test.images), data.mean, data.std, execution)
+    return found | {"test": extract(r.backbone, test, execution).double(), "truth": execution.tensor(data.test.labels)}
 
 
 def task_of(drifted, rows=slice(None)):
@@ -761,8 +761,8 @@ def test_options_are_checked():
         tiny(size=4)
     with raises(ConfigError, "seed", -1):
         tiny(seed=-1)
-    with raises(ConfigError, "rrcr", "normalise=False", "dpcr"):
-        tiny("rrcr", options={"normalise": True})
+    with raises(ConfigError, "rrcr", "normalize=False", "dpcr"):
+        tiny("rrcr", options={"normalize": True})
     with raises(ConfigError, "use_stages=1", "intermediate_stages=1"):
         tiny("dpcr-plus", options={"use_stages": 1})
     with raises(ConfigError, "use_stages=1", "pseudo-replay", "intermediate_stages=1"):
@@ -787,16 +787,16 @@ def test_epochs_fix_the_length_and_rates_follow(monkeypatch):
     original = teaching.fit_task
 
     def watched(r, task, *rest, after_epoch, **named):
-        def both(report, optimiser):
+        def both(report, optimizer):
             rates.append(report.lr)
-            after_epoch(report, optimiser)
+            after_epoch(report, optimizer)
 
         return original(r, task, *rest, after_epoch=both, **named)
 
     monkeypatch.setattr(teaching, "fit_task", watched)
     losses = []
     model = tiny().learn(*lesson(0, 1), epochs=5, callbacks=[lambda p: losses.append(p.loss)])
-    assert rates == [Schedule(epochs=5, lr=0.1, curve="cosine").rate(e) for e in range(5)]
+    assert rates == [Schedule(epochs=5, lr=0.1, lr_schedule="cosine").lr_at(e) for e in range(5)]
     assert len([loss for loss in losses if loss is not None]) == 5
     rates.clear()
     model.learn(*lesson(2, 3))

@@ -315,7 +315,7 @@ def test_a_process_sees_its_gpu_and_its_threads(tmp_path, stub):
     [
         (("--parallel", "many"), ("--parallel many", "auto", "ray", "ray://HOST:PORT")),
         (("--parallel", "0"), ("--parallel 0", "auto")),
-        (("--parallel", "2", "--at-once", "2"), ("--parallel", "--at-once")),
+        (("--parallel", "2", "--concurrent-runs", "2"), ("--parallel", "--concurrent-runs")),
         (("--parallel", "2", "--set", "buffer=16"), ("buffer", "pass")),
         (("--parallel", "2", "--device", "cuda:7"), ("--device cuda:7", "cpu")),
     ],
@@ -497,7 +497,7 @@ def all_done(home, out):
 
 @pytest.fixture(scope="module")
 def undisturbed(home):
-    process = start(home, "undisturbed", "--at-once", "1")
+    process = start(home, "undisturbed", "--concurrent-runs", "1")
     said, _ = process.communicate(timeout=300)
     assert process.returncode == 0, said
     return {order: measured(home, "undisturbed", order) for order in ("1992", "1993")}

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from efcil.accel.machine import Machine
+from efcil.accel.execution import Execution
 from efcil.classifiers.learner_head import UnrotatedHead
 from efcil.core.metrics import AccuracyMatrix
 from efcil.data.dataset import DataSet, ImageSet
@@ -16,7 +16,7 @@ from efcil.learners.pass_ import PASS, PASSOptions, class_spread, rotated
 from efcil.methods import METHODS
 from efcil.protocol import Evaluator, run_protocol
 from efcil.tasks import TaskStream
-from efcil.training.image_batches import Pixels
+from efcil.training.image_batches import ImageBatches
 from efcil.training.schedule import Schedule
 from efcil.trajectory import Trajectory
 from messages import raises
@@ -28,14 +28,14 @@ SMALL = {**TINY, "augment": "none", "first": SCHEDULE, "later": SCHEDULE}
 SETTINGS = {"softmax_temperature": 0.3, "fkd_weight": 0.7, "proto_weight": 1.9}
 
 
-def make_learner(machine, channels=3, seed=0, **options):
-    return PASS(PASSOptions(**{**SMALL, **options}), channels, machine, seed)
+def make_learner(execution, channels=3, seed=0, **options):
+    return PASS(PASSOptions(**{**SMALL, **options}), channels, execution, seed)
 
 
 def run(learner, data, watch=None, sizes=SIZES, **where):
     """Learn a stream; return the classifier and the accuracies."""
     stream = TaskStream(data.train, np.arange(sum(sizes)), sizes)
-    evaluator = Evaluator(data, stream, learner.machine)
+    evaluator = Evaluator(data, stream, learner.execution)
     method, matrix = METHODS["pass"], AccuracyMatrix(evaluator.totals())
     trajectory = Trajectory(learner, {"pass": (method, method.options())})
     for _ in range(where.get("first_task", 0)):
@@ -47,14 +47,14 @@ def run(learner, data, watch=None, sizes=SIZES, **where):
 def batch(data, classes, count=5):
     """Normalised images of some classes, and their labels."""
     rows = np.flatnonzero(np.isin(data.train.labels, classes))[:count]
-    pixels = Pixels(torch.from_numpy(data.train.images[rows]), data.mean, data.std, Machine.choose("cpu"))
-    return pixels.normalise(pixels.images), torch.from_numpy(data.train.labels[rows])
+    pixels = ImageBatches(torch.from_numpy(data.train.images[rows]), data.mean, data.std, Execution.choose("cpu"))
+    return pixels.normalize(pixels.images), torch.from_numpy(data.train.labels[rows])
 
 
 @pytest.fixture(scope="module")
-def second(machine, data):
+def second(execution, data):
     """A learner with other settings in the middle of its second task: two old classes, three new."""
-    return stopped_in_the_second_task(make_learner(machine, **SETTINGS), data, run)
+    return stopped_in_the_second_task(make_learner(execution, **SETTINGS), data, run)
 
 
 def changed(learner, **options):
@@ -87,13 +87,13 @@ def test_each_image_is_turned_four_times(size, channels, layout):
             assert np.array_equal(found[4 * label + turn].numpy(), want), (label, turn)
 
 
-def test_images_that_are_not_square_are_refused(machine):
+def test_images_that_are_not_square_are_refused(execution):
     with raises(DataError, "8 x 6", "crop="):
         rotated(torch.rand(2, 3, 8, 6), torch.tensor([0, 1]))
     wide = blobs()
     parts = [ImageSet(part.images[..., :6].copy(), part.labels) for part in (wide.train, wide.test)]
     with raises(DataError, "8 x 6", "crop="):
-        run(make_learner(machine), DataSet("wide", wide.class_names, *parts, mean=wide.mean, std=wide.std))
+        run(make_learner(execution), DataSet("wide", wide.class_names, *parts, mean=wide.mean, std=wide.std))
 
 
 # --- the loss ---------------------------------------------------------------------------------------------------------
@@ -140,8 +140,8 @@ def close(got, want):
 
 
 @pytest.mark.parametrize("temperature", [0.1, 1.0])
-def test_the_first_task_is_cross_entropy_over_rotations(machine, data, temperature):
-    learner = make_learner(machine, softmax_temperature=temperature)
+def test_the_first_task_is_cross_entropy_over_rotations(execution, data, temperature):
+    learner = make_learner(execution, softmax_temperature=temperature)
     learner.before_task(TaskStream(data.train, np.arange(6), SIZES)[0])
     images, labels = batch(data, (0, 1))
     (want,) = literal_loss(learner, images, labels)
@@ -182,10 +182,10 @@ def test_the_loss_draws_from_its_own_noise_alone(data, second):
 
 
 @pytest.mark.parametrize(("old", "new", "times"), [(2, 3, 1), (6, 2, 3), (5, 2, 2), (4, 4, 1)])
-def test_how_many_prototypes_a_step_draws(machine, old, new, times):
+def test_how_many_prototypes_a_step_draws(execution, old, new, times):
     for draws, factor in (("batch", 1), ("balanced", times)):
-        learner = make_learner(machine, proto_draws=draws)
-        learner.head.grow(old + new, torch.Generator())
+        learner = make_learner(execution, proto_draws=draws)
+        learner.head.add_classes(old + new, torch.Generator())
         learner.num_old_classes, learner.prototypes = old, torch.zeros(old, learner.head.weight.shape[1])
         features, targets = learner.augmented()
         assert len(features) == len(targets) == factor * learner.options.batch_size
@@ -195,7 +195,7 @@ def test_balanced_draws_are_the_same_loss_of_more_prototypes(data, second):
     images, labels = batch(data, (4,))
     other = changed(second, proto_draws="balanced")
     other.student = copy.deepcopy(second.student)
-    other.head.make_room(
+    other.head.resize_like(
         {k: v[:12] for k, v in second.head.state_dict().items()}
     )  # three classes, of which two are old
     other.head.load_state_dict({k: v[:12] for k, v in second.head.state_dict().items()})
@@ -206,9 +206,9 @@ def test_balanced_draws_are_the_same_loss_of_more_prototypes(data, second):
     close(drawn_from(other).train().loss(images, labels), sum(w * t for w, t in zip(weights, terms, strict=True)))
 
 
-def test_augmented_prototypes_are_normal_about_theirs(machine):
+def test_augmented_prototypes_are_normal_about_theirs(execution):
     """Every old class equally often, unrotated, with the radius as standard deviation in each dimension."""
-    learner = make_learner(machine, batch_size=30000)
+    learner = make_learner(execution, batch_size=30000)
     learner.num_old_classes, learner.radius = 3, torch.tensor(0.5, dtype=torch.float64)
     learner.prototypes = torch.arange(48.0).view(3, 16)
     features, targets = drawn_from(learner).augmented()
@@ -224,10 +224,10 @@ def test_augmented_prototypes_are_normal_about_theirs(machine):
 def test_classification_is_float32_under_autocast(second):
     """A temperature of 0.1 multiplies bfloat16's rounding of logits by ten."""
     narrow = changed(second)
-    narrow.machine = Machine.choose("cpu", precision="bf16")
+    narrow.execution = Execution.choose("cpu", precision="bf16")
     features, targets = torch.rand(6, second.head.weight.shape[1]), torch.arange(6)
     want = second.classification(features, targets)
-    with narrow.machine.autocast():
+    with narrow.execution.autocast():
         got = narrow.classification(features, targets)
     assert torch.equal(got, want)
 
@@ -258,15 +258,15 @@ def test_class_spread_is_its_equation():
 
 
 @pytest.mark.parametrize("classes", ["first", "all"])
-def test_prototypes_stay_and_the_radius_is_the_root_of_the_mean_spread(machine, data, classes):
-    learner = make_learner(machine, radius_classes=classes)
+def test_prototypes_stay_and_the_radius_is_the_root_of_the_mean_spread(execution, data, classes):
+    learner = make_learner(execution, radius_classes=classes)
     prototypes, spreads, radii, features = [], [], [], {}
 
     def each_task(task):
         own = np.isin(data.train.labels, np.arange(sum(SIZES))[sum(SIZES[:task]) : sum(SIZES[: task + 1])])
-        pixels = Pixels(torch.from_numpy(data.train.images[own]), data.mean, data.std, machine)
+        pixels = ImageBatches(torch.from_numpy(data.train.images[own]), data.mean, data.std, execution)
         with torch.no_grad():
-            features[task] = learner.backbone.eval()(pixels.normalise(pixels.images)).double().numpy()
+            features[task] = learner.backbone.eval()(pixels.normalize(pixels.images)).double().numpy()
         means, spread = literal_protos(features[task], data.train.labels[own])
         prototypes.append(means)
         spreads.extend(spread)
@@ -282,8 +282,8 @@ def test_prototypes_stay_and_the_radius_is_the_root_of_the_mean_spread(machine, 
 # --- head, classifier, memory -----------------------------------------------------------------------------------------
 
 
-def test_scores_are_the_rows_of_images_that_are_not_rotated(machine, data):
-    learner = make_learner(machine)
+def test_scores_are_the_rows_of_images_that_are_not_rotated(execution, data):
+    learner = make_learner(execution)
     classifier, _ = run(learner, data)
     features = torch.rand(5, learner.head.weight.shape[1])
     head = learner.head
@@ -300,13 +300,13 @@ def test_scores_are_the_rows_of_images_that_are_not_rotated(machine, data):
 # --- what learns, what rests ------------------------------------------------------------------------------------------
 
 
-def test_teacher_and_prototypes_rest_while_all_of_the_student_learns(machine, data):
-    learner = make_learner(machine)
+def test_teacher_and_prototypes_rest_while_all_of_the_student_learns(execution, data):
+    learner = make_learner(execution)
     seen = {}
 
-    def each_epoch(report, optimiser):
-        assert isinstance(optimiser.update, torch.optim.Adam)
-        assert {name.split(".")[0] for name in optimiser.named} == {"student"}
+    def each_epoch(report, optimizer):
+        assert isinstance(optimizer.update, torch.optim.Adam)
+        assert {name.split(".")[0] for name in optimizer.parameters} == {"student"}
         if report.task == 1:
             assert not any(p.requires_grad for p in learner.teacher.parameters())
             seen[report.epoch] = copy.deepcopy(learner.state(teacher=True))
@@ -329,19 +329,19 @@ def test_teacher_and_prototypes_rest_while_all_of_the_student_learns(machine, da
 
 
 @pytest.mark.parametrize(("task", "epoch"), [(0, 1), (1, 2), (2, 1)])
-def test_a_run_taken_up_in_the_middle_is_the_same_to_the_bit(machine, data, task, epoch):
+def test_a_run_taken_up_in_the_middle_is_the_same_to_the_bit(execution, data, task, epoch):
     options = {"augment": "crop-flip", "radius_classes": "all"}
-    whole, kept = make_learner(machine, **options), {}
+    whole, kept = make_learner(execution, **options), {}
 
-    def each_epoch(report, optimiser):
+    def each_epoch(report, optimizer):
         if (report.task, report.epoch + 1) == (task, epoch):
             kept["state"] = {k: v.clone() for k, v in whole.state(teacher=True).items()}
-            kept["momenta"] = {k: v.clone() for k, v in optimiser.momenta().items()}
+            kept["optimizer_state"] = {k: v.clone() for k, v in optimizer.state_dict().items()}
 
     classifier, matrix = run(whole, data, Watch(each_epoch))
-    resumed = make_learner(machine, seed=0, **options)
+    resumed = make_learner(execution, seed=0, **options)
     resumed.load_state(kept["state"])
-    again, other = run(resumed, data, first_task=task, first_epoch=epoch, momenta=kept["momenta"])
+    again, other = run(resumed, data, first_task=task, first_epoch=epoch, optimizer_state=kept["optimizer_state"])
     for name, value in whole.state(teacher=True).items():
         assert torch.equal(resumed.state(teacher=True)[name], value), name
     assert all(torch.equal(v, again.state_dict()[k]) for k, v in classifier.state_dict().items())
@@ -352,20 +352,20 @@ def test_a_run_taken_up_in_the_middle_is_the_same_to_the_bit(machine, data, task
 
 
 @pytest.mark.parametrize(("size", "channels", "crop"), [(11, 1, None), (16, 1, 12), (12, 3, None)])
-def test_other_sizes_and_grey_images(machine, size, channels, crop):
+def test_other_sizes_and_grey_images(execution, size, channels, crop):
     data = blobs(classes=4, size=size, channels=channels)
-    learner = make_learner(machine, channels, augment="crop-flip", crop=crop)
+    learner = make_learner(execution, channels, augment="crop-flip", crop=crop)
     classifier, matrix = run(learner, data, sizes=(2, 2))
     assert classifier.logits(torch.rand(3, 16)).shape == (3, 4)
     assert torch.isfinite(learner.prototypes).all()
     assert matrix.tasks_done == 2
 
 
-def test_it_learns_and_the_old_classes_are_kept_by_what_pass_adds(machine):
+def test_it_learns_and_the_old_classes_are_kept_by_what_pass_adds(execution):
     data, schedule = blobs(per_class=16), Schedule(epochs=8, lr=1e-2, milestones=(6,), weight_decay=2e-4)
     how = {"width": 4, "first": schedule, "later": schedule}
-    _, matrix = run(make_learner(machine, **how), data, sizes=(3, 3))
-    _, bare = run(make_learner(machine, **how, fkd_weight=0.0, proto_weight=0.0), data, sizes=(3, 3))
+    _, matrix = run(make_learner(execution, **how), data, sizes=(3, 3))
+    _, bare = run(make_learner(execution, **how, fkd_weight=0.0, proto_weight=0.0), data, sizes=(3, 3))
     assert matrix.A_t[0] > 90
     assert matrix.A_t[1] > 70, "chance is 17"
     assert matrix.A_t[1] > bare.A_t[1] + 10
@@ -380,9 +380,9 @@ def test_it_learns_and_the_old_classes_are_kept_by_what_pass_adds(machine):
 def test_settings_on_cifar100_are_the_published_ones(preset, draws, classes):
     o = resolve(ExperimentSpec(("pass",), "cifar100", tasks=10, preset=preset)).training
     assert (o.backbone, o.stem, o.batch_size) == ("resnet18", "cifar", 64)
-    assert (o.optimiser, o.softmax_temperature, o.fkd_weight, o.proto_weight) == ("adam", 0.1, 10.0, 0.1)
+    assert (o.optimizer, o.softmax_temperature, o.fkd_weight, o.proto_weight) == ("adam", 0.1, 10.0, 0.1)
     assert (o.proto_draws, o.radius_classes) == (draws, classes)
     for schedule in (o.first, o.later):
         assert (schedule.epochs, schedule.weight_decay) == (101, 2e-4)
-        rates = [schedule.rate(epoch) for epoch in (0, 44, 45, 89, 90, 100)]
+        rates = [schedule.lr_at(epoch) for epoch in (0, 44, 45, 89, 90, 100)]
         assert rates == pytest.approx([1e-3, 1e-3, 1e-4, 1e-4, 1e-5, 1e-5])

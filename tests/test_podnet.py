@@ -8,32 +8,32 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from efcil.accel.machine import Machine
+from efcil.accel.execution import Execution
 from efcil.classifiers.learner_head import LearnerHead
 from efcil.core.metrics import AccuracyMatrix
 from efcil.experiment.specification import ExperimentSpec, resolve
 from efcil.learners.podnet import PODNet, PODNetOptions, nca, observed, pod_flat, pod_spatial, pooled
 from efcil.methods import METHODS
 from efcil.models import build
-from efcil.models.heads import ProxyHead, restored
+from efcil.models.heads import ProxyHead, head_from_state
 from efcil.protocol import Evaluator, run_protocol
 from efcil.tasks import TaskStream
 from efcil.training.extraction import extract
-from efcil.training.image_batches import Pixels
+from efcil.training.image_batches import ImageBatches
 from efcil.training.schedule import Schedule
 from efcil.trajectory import Trajectory
 from problems import TINY, blobs, draw, gap
 
 SIZES = (2, 3, 1)
-SHORT = TINY | {"balance": Schedule(epochs=3, lr=0.02, curve="cosine", weight_decay=5e-4), "memory": 12}
+SHORT = TINY | {"balance": Schedule(epochs=3, lr=0.02, lr_schedule="cosine", weight_decay=5e-4), "memory": 12}
 
 
 def source(seed=0):
     return torch.Generator().manual_seed(seed)
 
 
-def student(machine, channels=3, **options):
-    return PODNet(PODNetOptions(**(SHORT | options)), channels, machine, 0)
+def student(execution, channels=3, **options):
+    return PODNet(PODNetOptions(**(SHORT | options)), channels, execution, 0)
 
 
 class Watch:
@@ -47,7 +47,7 @@ class Watch:
 
 def learn(learner, data, at_epoch=lambda *a: None, at_end=lambda task: None, sizes=SIZES, **resume):
     stream = TaskStream(data.train, np.arange(len(data.class_names)), sizes)
-    evaluator = Evaluator(data, stream, learner.machine)
+    evaluator = Evaluator(data, stream, learner.execution)
     method = METHODS["podnet"]
     trajectory = Trajectory(learner, {"podnet": (method, method.options())})
     matrices = {label: AccuracyMatrix(evaluator.totals()) for label in trajectory.parts}
@@ -81,8 +81,8 @@ def literal_head(features, proxies, scale):
 @pytest.mark.parametrize("proxies", [1, 3, 10])
 def test_logits_are_the_softmax_weighted_cosines_of_the_proxies(proxies):
     head = ProxyHead(5, proxies)
-    head.grow(2, source())
-    head.grow(3, source(1))
+    head.add_classes(2, source())
+    head.add_classes(3, source(1))
     head.scale.data.fill_(2.5)
     features = draw(7, 5, seed=2).float()
     want = literal_head(features, torch.cat([head.frozen, head.weight]).detach(), 2.5)
@@ -93,7 +93,7 @@ def test_logits_are_the_softmax_weighted_cosines_of_the_proxies(proxies):
 
 def test_new_proxies_are_uniform_and_start_with_a_scale_of_one():
     head = ProxyHead(16, 10)
-    head.grow(50, source())
+    head.add_classes(50, source())
     assert head.weight.shape == (50, 10, 16)
     assert float(head.weight.detach().abs().max()) <= 0.25
     assert float(head.weight.detach().std()) == pytest.approx(0.25 / math.sqrt(3), rel=0.02)
@@ -102,10 +102,10 @@ def test_new_proxies_are_uniform_and_start_with_a_scale_of_one():
 
 def test_growing_freezes_the_proxies_so_far_and_keeps_the_logits():
     head = ProxyHead(5, 4)
-    head.grow(2, source())
+    head.add_classes(2, source())
     features = draw(3, 5).float()
     before, first = head(features), head.weight.detach().clone()
-    head.grow(3, source(1))
+    head.add_classes(3, source(1))
     assert torch.equal(head.frozen, first)
     torch.testing.assert_close(head(features)[:, :2], before)
     head(features).square().sum().backward()
@@ -118,9 +118,9 @@ def test_growing_freezes_the_proxies_so_far_and_keeps_the_logits():
 @pytest.mark.parametrize("proxies", [1, 4, 10])
 def test_a_head_is_restored_from_its_tensors(proxies):
     head = ProxyHead(5, proxies)
-    head.grow(2, source())
-    head.grow(1, source(1))
-    again = restored(copied(head.state_dict()))
+    head.add_classes(2, source())
+    head.add_classes(1, source(1))
+    again = head_from_state(copied(head.state_dict()))
     features = draw(3, 5).float()
     assert isinstance(again, ProxyHead)
     assert torch.equal(again(features), head(features))
@@ -207,18 +207,18 @@ def test_a_student_that_is_its_teacher_has_no_pull_and_no_nan():
     assert torch.equal(own.grad, torch.zeros_like(own))
 
 
-def two_tasks(machine, data, **options):
+def two_tasks(execution, data, **options):
     """A learner that has begun its second task, and the images and labels of all six classes, normalised."""
-    learner = student(machine, **options)
+    learner = student(execution, **options)
     stream = TaskStream(data.train, np.arange(6), (2, 4))
     learner.before_task(stream[0])
     learner.before_task(stream[1])
-    pixels = Pixels(machine.tensor(data.train.images[:24]), data.mean, data.std, machine)
-    return learner, pixels.normalise(pixels.images), machine.tensor(data.train.labels[:24])
+    pixels = ImageBatches(execution.tensor(data.train.images[:24]), data.mean, data.std, execution)
+    return learner, pixels.normalize(pixels.images), execution.tensor(data.train.labels[:24])
 
 
-def test_the_first_step_of_a_later_task_has_finite_gradients(machine, data):
-    learner, images, labels = two_tasks(machine, data)
+def test_the_first_step_of_a_later_task_has_finite_gradients(execution, data):
+    learner, images, labels = two_tasks(execution, data)
     learner.eval()  # at rest student and teacher are equal to the bit: every distance is zero
     assert all(map(torch.equal, learner.student_sees(images)[1], learner.teacher_sees(images)[1]))
     for mode in (False, True):
@@ -230,14 +230,14 @@ def test_the_first_step_of_a_later_task_has_finite_gradients(machine, data):
         assert sum(float(g.abs().sum()) for name, g in learning.items() if "backbone" in name) > 0
 
 
-def test_the_loss_is_the_sum_of_its_terms(machine, data):
-    learner, images, labels = two_tasks(machine, data, spatial_weight=4.0, flat_weight=0.7)
+def test_the_loss_is_the_sum_of_its_terms(execution, data):
+    learner, images, labels = two_tasks(execution, data, spatial_weight=4.0, flat_weight=0.7)
     for p in learner.student.parameters():
         p.data += 0.05 * draw(p.numel(), seed=p.numel()).float().view(p.shape)
     learner.eval()
     with torch.no_grad():
         ours = float(learner.loss(images, labels))
-        new, before = (c.backbone.stages(images) for c in (learner.student, learner.teacher))
+        new, before = (c.backbone.forward_intermediates(images) for c in (learner.student, learner.teacher))
         h, old = new[-1].mean((2, 3)), before[-1].mean((2, 3))
         head = learner.head
         logits = literal_head(h, torch.cat([head.frozen, head.weight]), float(head.scale))
@@ -252,7 +252,7 @@ def test_the_loss_is_the_sum_of_its_terms(machine, data):
 
 def test_similarities_and_distances_are_float32_under_autocast():
     backbone, head = build("resnet10", width=2, last_relu=False).eval(), ProxyHead(16)
-    head.grow(3, source())
+    head.add_classes(3, source())
     images = draw(4, 3, 8, 8).float()
     with torch.autocast("cpu", torch.bfloat16):
         features, maps = observed(backbone, images)
@@ -267,31 +267,31 @@ def test_similarities_and_distances_are_float32_under_autocast():
 # --- two stages -------------------------------------------------------------------------------------------------------
 
 
-def test_the_second_stage_comes_from_the_second_task_on(machine):
+def test_the_second_stage_comes_from_the_second_task_on(execution):
     o = PODNetOptions()
-    learner = student(machine, **{k: getattr(o, k) for k in ("first", "later", "balance")})
+    learner = student(execution, **{k: getattr(o, k) for k in ("first", "later", "balance")})
     assert learner.stages(0) == (o.first,)
     assert learner.stages(1) == (o.later, o.balance)
     assert (o.first.epochs, o.first.lr, o.first.weight_decay) == (160, 0.1, 5e-4)
     assert o.later == o.first
     assert (o.balance.epochs, o.balance.lr, o.balance.weight_decay) == (20, 0.005, 5e-4)
     for schedule in (o.first, o.balance):  # falls along a cosine, as torch's scheduler has it
-        optimiser = torch.optim.SGD([torch.zeros(1)], schedule.lr)
-        theirs = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, schedule.epochs)
+        optimizer = torch.optim.SGD([torch.zeros(1)], schedule.lr)
+        theirs = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, schedule.epochs)
         for epoch in range(schedule.epochs):
-            assert schedule.rate(epoch) == pytest.approx(theirs.get_last_lr()[0], abs=1e-12)
-            optimiser.step()
+            assert schedule.lr_at(epoch) == pytest.approx(theirs.get_last_lr()[0], abs=1e-12)
+            optimizer.step()
             theirs.step()
 
 
-def test_everything_but_the_old_proxies_learns_in_both_stages(machine, data):
-    learner = student(machine)
+def test_everything_but_the_old_proxies_learns_in_both_stages(execution, data):
+    learner = student(execution)
     seen = []
 
-    def keep(report, optimiser):
+    def keep(report, optimizer):
         seen.append((report, copied(learner.student.state_dict()), copied(learner.teacher.state_dict())))
-        assert "student.head.frozen" not in optimiser.named
-        assert set(optimiser.named) == {f"student.{n}" for n, _ in learner.student.named_parameters()} - {
+        assert "student.head.frozen" not in optimizer.parameters
+        assert set(optimizer.parameters) == {f"student.{n}" for n, _ in learner.student.named_parameters()} - {
             "student.head.frozen"
         }
 
@@ -310,14 +310,14 @@ def test_everything_but_the_old_proxies_learns_in_both_stages(machine, data):
         assert same == {"head.frozen"}
 
 
-def test_the_second_stage_studies_as_many_images_of_every_class(machine, data, monkeypatch):
-    learner = student(machine)
+def test_the_second_stage_studies_as_many_images_of_every_class(execution, data, monkeypatch):
+    learner = student(execution)
     studied = []
     original = PODNet.training_data
 
     def spy(self, stage, pixels, labels):
         found = original(self, stage, pixels, labels)
-        features = extract(self.backbone, pixels, machine) if stage else None
+        features = extract(self.backbone, pixels, execution) if stage else None
         studied.append((self.num_old_classes, stage, self.exemplars, pixels, labels, features, *found))
         return found
 
@@ -344,8 +344,8 @@ def test_the_second_stage_studies_as_many_images_of_every_class(machine, data, m
             assert torch.equal(shown.images[targets == c], pixels.images[mine[chosen]])
 
 
-def test_exemplars_are_shared_by_the_classes_seen_and_the_herded_ones_go(machine, data):
-    learner = student(machine)
+def test_exemplars_are_shared_by_the_classes_seen_and_the_herded_ones_go(execution, data):
+    learner = student(execution)
     kept = []
 
     def end(task):
@@ -357,8 +357,8 @@ def test_exemplars_are_shared_by_the_classes_seen_and_the_herded_ones_go(machine
     assert kept == [[6] * 2, [2] * 5, [2] * 6]
 
 
-def test_so_many_exemplars_of_each_class_balance_the_second_stage_too(machine, data):
-    learner = student(machine, memory_per_class=3)
+def test_so_many_exemplars_of_each_class_balance_the_second_stage_too(execution, data):
+    learner = student(execution, memory_per_class=3)
     counts = []
     learn(
         learner,
@@ -373,15 +373,15 @@ def test_so_many_exemplars_of_each_class_balance_the_second_stage_too(machine, d
     assert torch.bincount(learner.exemplars.labels).tolist() == [3] * 6
 
 
-def test_a_run_taken_up_after_any_epoch_is_bitwise_the_same(machine):
+def test_a_run_taken_up_after_any_epoch_is_bitwise_the_same(execution):
     """Also in the middle of the second stage, and between the two: what was herded is not herded again."""
     data, points = blobs(classes=4, per_class=6), []
-    straight = student(machine)
+    straight = student(execution)
     after_first = {}
 
-    def at_epoch(report, optimiser):
+    def at_epoch(report, optimizer):
         if report.task == 1 and report.epoch + 1 < report.epochs:
-            points.append((report.epoch + 1, copied(straight.state(teacher=True)), copied(optimiser.momenta())))
+            points.append((report.epoch + 1, copied(straight.state(teacher=True)), copied(optimizer.state_dict())))
 
     def at_end(task):
         after_first.setdefault("state", copied(straight.state(teacher=False)))
@@ -390,11 +390,11 @@ def test_a_run_taken_up_after_any_epoch_is_bitwise_the_same(machine):
     want = straight.state(teacher=True)
     assert [epoch for epoch, *_ in points] == [1, 2, 3, 4]
     assert [any(k.startswith("herded.") for k in state) for _, state, _ in points] == [False, False, True, True]
-    for epoch, state, momenta in points:
-        again = student(machine)
+    for epoch, state, optimizer_state in points:
+        again = student(execution)
         again.load_state(after_first["state"])
         again.load_state(state)
-        learn(again, data, sizes=(2, 2), first_task=1, first_epoch=epoch, momenta=momenta)
+        learn(again, data, sizes=(2, 2), first_task=1, first_epoch=epoch, optimizer_state=optimizer_state)
         got = again.state(teacher=True)
         assert got.keys() == want.keys()
         assert all(torch.equal(v, got[k]) for k, v in want.items()), epoch
@@ -409,7 +409,7 @@ def test_maps_of_every_stage_and_features_are_the_mean_of_the_last(name, stages,
     backbone = build(name, width=2, channels=1, stem=stem, last_relu=False).eval()
     images = draw(3, 1, 12, 20).float()
     with torch.no_grad():
-        maps, features = backbone.stages(images), backbone(images)
+        maps, features = backbone.forward_intermediates(images), backbone(images)
     assert len(maps) == stages
     for i, found in enumerate(maps):
         assert found.shape == (3, 2 * growth * 2**i, math.ceil(size[0] / 2**i), math.ceil(size[1] / 2**i))
@@ -419,7 +419,7 @@ def test_maps_of_every_stage_and_features_are_the_mean_of_the_last(name, stages,
     with_relu = build(name, width=2, channels=1, stem=stem).eval()
     assert all(torch.equal(v, with_relu.state_dict()[k]) for k, v in backbone.state_dict().items())
     with torch.no_grad():
-        rectified = with_relu.stages(images)
+        rectified = with_relu.forward_intermediates(images)
         assert torch.equal(with_relu(images), rectified[-1].mean((2, 3)))
     assert all(map(torch.equal, rectified, [*maps[:-1], maps[-1].relu()]))
 
@@ -435,21 +435,21 @@ def test_looking_at_the_maps_is_one_graph():
 def test_a_compiled_machine_compiles_the_function(monkeypatch):
     calls = []
     monkeypatch.setattr(torch, "compile", lambda call, **how: calls.append((call, how)) or call)
-    machine, backbone = Machine(torch.device("cpu"), compile=True), build("resnet10", width=2)
+    execution, backbone = Execution(torch.device("cpu"), compile=True), build("resnet10", width=2)
 
     def function(images):
         return images
 
     images = torch.zeros(2, 3, 8, 8)
-    assert machine.compiled(function)(images) is images
-    assert machine.compiled(backbone)(images).shape == (2, backbone.dim)
+    assert execution.maybe_compile(function)(images) is images
+    assert execution.maybe_compile(backbone)(images).shape == (2, backbone.num_features)
     assert [call for call, _ in calls] == [function, backbone.forward]
     assert [how["dynamic"] for _, how in calls] == [False, False]
-    assert Machine(torch.device("cpu")).compiled(backbone) is backbone
+    assert Execution(torch.device("cpu")).maybe_compile(backbone) is backbone
 
 
-def test_parameters_are_registered_once(machine):
-    learner = student(machine)
+def test_parameters_are_registered_once(execution):
+    learner = student(execution)
     names = [name for name, _ in learner.named_parameters(remove_duplicate=False)]
     owners = {name.split(".")[0] for name in (*names, *learner.state_dict())}
     assert owners == {"student", "teacher", "student_features", "teacher_features"}
@@ -462,10 +462,10 @@ def test_parameters_are_registered_once(machine):
 
 
 @pytest.mark.parametrize(("channels", "size"), [(1, 11), (3, 8)])
-def test_it_learns(machine, channels, size):
+def test_it_learns(execution, channels, size):
     data = blobs(classes=4, per_class=20, size=size, channels=channels)
-    schedule = Schedule(epochs=10, lr=0.1, curve="cosine", weight_decay=5e-4)
-    learner = student(machine, channels, width=4, memory=16, augment="none", first=schedule, later=schedule)
+    schedule = Schedule(epochs=10, lr=0.1, lr_schedule="cosine", weight_decay=5e-4)
+    learner = student(execution, channels, width=4, memory=16, augment="none", first=schedule, later=schedule)
     matrices = learn(learner, data, sizes=(2, 2))
     assert matrices["podnet/cnn"].A_t[-1] > 80, "chance is 25"
     assert matrices["podnet/nme"].A_t[-1] > 80
@@ -480,12 +480,12 @@ def test_the_trained_head_answers_and_the_means_stand_beside_it():
     assert method.exemplars
 
 
-def test_memory_per_class_is_ten_proxies(machine, data):
-    learner = student(machine)
+def test_memory_per_class_is_ten_proxies(execution, data):
+    learner = student(execution)
     classifier = LearnerHead()
     learn(learner, data, sizes=(3, 3))
     classifier.fit_learner(SimpleNamespace(learner=learner))
-    assert sum(v.numel() for v in classifier.state_dict().values()) == 6 * 10 * learner.backbone.dim + 1
+    assert sum(v.numel() for v in classifier.state_dict().values()) == 6 * 10 * learner.backbone.num_features + 1
 
 
 def test_paper_preset_is_pycils():
@@ -500,5 +500,5 @@ def test_paper_preset_is_pycils():
 @pytest.mark.parametrize("dataset", ["digits", "glyphs", "folder"])
 def test_quick_presets_are_cosines(dataset):
     t = resolve(ExperimentSpec(("podnet",), dataset)).training
-    assert {t.first.curve, t.later.curve, t.balance.curve} == {"cosine"}
+    assert {t.first.lr_schedule, t.later.lr_schedule, t.balance.lr_schedule} == {"cosine"}
     assert t.balance.epochs == 5

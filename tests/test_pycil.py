@@ -66,20 +66,26 @@ WANTED = {  # what PyCIL trains with, from its files and its models/*.py
     "icarl": {"first.milestones": [60, 120, 170], "later.epochs": 170, "later.milestones": [80, 120], "memory": 2000},
     "lwf": {"later.epochs": 250, "later.milestones": [60, 120, 180, 220], "later.lr": 0.1, "distill_weight": 3.0},
     "finetune": {"later.epochs": 80, "later.milestones": [40, 70], "first.milestones": [60, 120, 170]},
-    "podnet": {"first.curve": "cosine", "later.epochs": 160, "balance.lr": 0.005, "balance.epochs": 20, "proxies": 10},
+    "podnet": {
+        "first.lr_schedule": "cosine",
+        "later.epochs": 160,
+        "balance.lr": 0.005,
+        "balance.epochs": 20,
+        "proxies": 10,
+    },
     "foster": {
         **{"first.epochs": 200, "later.epochs": 170, "compression.epochs": 130, "compression.weight_decay": 0.0},
         **{"boosting_beta": 0.96, "compression_beta": 0.97, "memory_per_class": 20, "head": "boosted"},
         **{"later.weight_decay": 5e-4, "okd_weight": 1.0, "temperature": 2.0, "compression.lr": 0.1},
     },
     "pass": {
-        **{"first.epochs": 101, "later.milestones": [45, 90], "first.lr": 0.001, "later.drop": 0.1, "batch_size": 64},
-        **{"proto_weight": 10.0, "fkd_weight": 10.0, "softmax_temperature": 0.1, "optimiser": "adam"},
+        **{"first.epochs": 101, "later.milestones": [45, 90], "first.lr": 0.001, "later.gamma": 0.1, "batch_size": 64},
+        **{"proto_weight": 10.0, "fkd_weight": 10.0, "softmax_temperature": 0.1, "optimizer": "adam"},
         **{"backbone": "resnet18", "first.weight_decay": 2e-4, "later.weight_decay": 2e-4},
     },
     "acil": {"buffer": 8192, "ridge": 0.1, "first.epochs": 160, "first.milestones": [120, 140], "first.lr": 0.1},
-    "ds-al": {"buffer": 8192, "ridge": 0.1, "compensation": 0.6, "first.weight_decay": 5e-4, "first.drop": 0.1},
-    "fecam": {"power": 0.5, "shrink_off_diagonal": 1.0, "first.curve": "cosine", "first.epochs": 200},
+    "ds-al": {"buffer": 8192, "ridge": 0.1, "compensation": 0.6, "first.weight_decay": 5e-4, "first.gamma": 0.1},
+    "fecam": {"power": 0.5, "shrink_off_diagonal": 1.0, "first.lr_schedule": "cosine", "first.epochs": 200},
     "dpcr": {"ridge": 200.0, "shift_ridge": 1e-9, "later.epochs": 100, "later.lr": 0.05, "ridge_view": "augmented"},
 }
 
@@ -132,7 +138,7 @@ def test_notes_say_what_became_what():
     assert "lr=0.1 -> later.lr, compression.lr" in text
     assert "memory_size (fixed_memory=true)" in text
     assert "num_workers (images lie decoded in memory" in text
-    assert 'first.curve="cosine"' in text
+    assert 'first.lr_schedule="cosine"' in text
     assert "resnet18_cbam is resnet18: PyCIL's forward never applies the attention" in told(FILES["pass"])
     assert "memory_per_class (lwf keeps no old images)" in told(FILES["lwf"])
 
@@ -203,7 +209,7 @@ def test_step_size_and_schedulers():
     tree = json.loads(json.dumps(FILES["acil"]))
     tree["configurations"]["cifar100"]["scheduler"]["type"] = "CosineAnnealing"
     overrides = translated(tree, {})[0]["set"]
-    assert (overrides["first.curve"], overrides["first.milestones"]) == ("cosine", [])
+    assert (overrides["first.lr_schedule"], overrides["first.milestones"]) == ("cosine", [])
 
 
 # --- what is refused --------------------------------------------------------------------------------------------------

@@ -287,9 +287,9 @@ def test_csv_has_a_row_a_run_and_every_digit():
 def test_the_machine_is_told_in_words_and_in_columns():
     about = {"device": "x86_64 CPU", "precision": "fp32", "threads": 2, "world_size": 3, "concurrent_runs": 4}
     cpu, gpu, unknown = parse_runs([summary(**about), summary(device="H200", precision="bf16"), summary(device=None)])
-    assert cpu.machine == "x86_64 CPU, 2 threads, fp32, 3 processes"
-    assert cpu.timed_on == f"{cpu.machine}, 4 runs at once"
-    assert gpu.timed_on == gpu.machine == "H200, bf16"
+    assert cpu.execution == "x86_64 CPU, 2 threads, fp32, 3 processes"
+    assert cpu.timed_on == f"{cpu.execution}, 4 runs at once"
+    assert gpu.timed_on == gpu.execution == "H200, bf16"
     assert unknown.timed_on == ""
     (row,) = csv.DictReader(io.StringIO(csv_table([summary(**about)])))
     assert {key: row[key] for key in about} == {key: str(value) for key, value in about.items()}

@@ -184,7 +184,7 @@ def test_other_pictures_are_another_way(tmp_path):
     """How a picture is stored decides the crops; whether it is decoded once or as needed does not."""
     cell = RunKey("cub200", 5, "1993", "trajectory")
     one = summary(cell, "dpcr", 20.0)
-    measured = read(stored(tmp_path / "streamed", one | {"data": {"stream": True}}), cell)
+    measured = read(stored(tmp_path / "streamed", one | {"data": {"lazy": True}}), cell)
     assert measured.get("cub200", 5, "1993", "dpcr").A_f == 20.0
     squares = stored(tmp_path / "squares", one | {"data": {"keep_aspect": False}})
     measured = read(squares, cell)
@@ -232,9 +232,9 @@ def test_unfinished_and_foreign_files_do_not_count(tmp_path):
 
 def test_an_option_that_did_not_exist_yet_counts_as_its_default(tmp_path):
     one = summary(CELL, "dpcr", 50.0)
-    del one["training"]["optimiser"]
+    del one["training"]["optimizer"]
     assert read(stored(tmp_path, one)).get("cifar100", 10, "1993", "dpcr")
-    one["training"]["optimiser"] = "adam"
+    one["training"]["optimizer"] = "adam"
     other = read(stored(tmp_path / "b", one))
     assert other.get("cifar100", 10, "1993", "dpcr") is None
 

@@ -390,7 +390,7 @@ def test_what_was_set_by_hand_stands_apart_and_what_was_no_option_then_does_not(
     """An older summary without an option is the default's; other training is a variant, without the paper's numbers."""
     experiment = resolve(ExperimentSpec(("dpcr",), "cifar100", preset="paper"))
     training = experiment.training.model_dump(mode="json")
-    older = {k: v for k, v in training.items() if k != "optimiser"}
+    older = {k: v for k, v in training.items() if k != "optimizer"}
     store(root, "a", summary(A_f=50, order="1992", training=older))
     store(root, "b", summary(A_f=52, order="1993", training=training))
     store(root, "c", summary(A_f=60, order="1993", training={**training, "batch_size": 64}))
@@ -407,7 +407,7 @@ def test_other_pictures_stand_apart(root):
     training = resolve(ExperimentSpec(("dpcr",), "cub200", preset="paper")).training.model_dump(mode="json")
     common = {"dataset": "cub200", "tasks": 5, "task_sizes": [40] * 5, "training": training, "order": "1993"}
     store(root, "a", summary(A_f=26, **common))
-    store(root, "b", summary(A_f=28, **common, data={"stream": True, "keep_aspect": None}))
+    store(root, "b", summary(A_f=28, **common, data={"lazy": True, "keep_aspect": None}))
     store(root, "c", summary(A_f=20, **common, data={"keep_aspect": False}))
     assert run(root) == 0
     text = (root / "results" / "README.md").read_text()

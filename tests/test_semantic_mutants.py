@@ -90,7 +90,7 @@ MUTANTS = [
      "torch.linalg.vector_norm(scaled, 1, dim=0, keepdim=True)",
      "test_linalg.py::test_normalise_columns"),
     ("columns of the classifier not normalized", "classifiers/ridge.py",
-     "normalize_columns(weight) if self.options.normalise else weight", "weight",
+     "normalize_columns(weight) if self.options.normalize else weight", "weight",
      "test_methods.py::test_dpcr_is_algorithm_1"),
     ("class means not normalized", "core/nearest_mean.py",
      "normalize(means.to(wide), dim=1).T", "means.to(wide).T",

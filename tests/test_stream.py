@@ -14,10 +14,10 @@ from PIL import Image
 
 from efcil.config import build
 from efcil.core.metrics import AccuracyMatrix
-from efcil.data.augment import named
+from efcil.data.augment import make_transform
 from efcil.data.dataset import DataSet, ImageSet
 from efcil.data.decode import read_image
-from efcil.data.lazy import JOB, Decoder, Streamed
+from efcil.data.lazy import JOB, Decoder, LazyImageFolder
 from efcil.data.workers import starting
 from efcil.errors import DataError
 from efcil.learners import LEARNERS
@@ -26,8 +26,8 @@ from efcil.protocol import Evaluator, run_protocol
 from efcil.tasks import TaskStream
 from efcil.training import image_store as stores
 from efcil.training.extraction import extract
-from efcil.training.image_batches import Pixels
-from efcil.training.image_store import Mapped, OnDemand, fetched, first, followed_by, stored
+from efcil.training.image_batches import ImageBatches
+from efcil.training.image_store import HostImages, LazyImages, concat, head, iter_rows, to_device
 from efcil.training.loader import epoch_batches
 from efcil.trajectory import Trajectory
 from messages import raises
@@ -57,34 +57,34 @@ def decoder(photographs):
     return Decoder(home, names, SIZE, workers=2)
 
 
-def decoded(photographs, rows):
+def load_decoded(photographs, rows):
     home, names = photographs
     return np.stack([read_image(home / names[r], SIZE, 3, name=names[r]) for r in rows])
 
 
 def test_rows_come_in_the_order_asked_for(photographs, decoder):
     rows = [5, 0, 3, 3, *range(JOB, 2 * JOB + 5)]
-    with decoder.begin(rows).ready() as images:
-        assert np.array_equal(images, decoded(photographs, rows))
+    with decoder.submit(rows).wait() as images:
+        assert np.array_equal(images, load_decoded(photographs, rows))
 
 
 def test_requests_overlap_and_slots_are_used_again(photographs, decoder):
-    requests = [decoder.begin([i, i + 1]) for i in range(4)]
+    requests = [decoder.submit([i, i + 1]) for i in range(4)]
     made = decoder._slots
     for i, request in reversed(list(enumerate(requests))):
-        with request.ready() as images:
-            assert np.array_equal(images, decoded(photographs, [i, i + 1]))
+        with request.wait() as images:
+            assert np.array_equal(images, load_decoded(photographs, [i, i + 1]))
     for i in range(4):
-        with decoder.begin([i, i + 2]).ready() as images:
-            assert np.array_equal(images, decoded(photographs, [i, i + 2]))
+        with decoder.submit([i, i + 2]).wait() as images:
+            assert np.array_equal(images, load_decoded(photographs, [i, i + 2]))
     assert decoder._slots == made
 
 
 def test_it_looks_like_an_array(photographs, decoder):
-    images = Streamed(decoder, np.arange(10))
+    images = LazyImageFolder(decoder, np.arange(10))
     assert (images.shape, images.ndim, images.dtype, len(images)) == ((10, 3, SIZE, SIZE), 4, np.uint8, 10)
-    assert np.array_equal(np.asarray(images[2:4]), decoded(photographs, [2, 3]))
-    assert np.array_equal(np.asarray(images[np.array([7, 1])][1:]), decoded(photographs, [1]))
+    assert np.array_equal(np.asarray(images[2:4]), load_decoded(photographs, [2, 3]))
+    assert np.array_equal(np.asarray(images[np.array([7, 1])][1:]), load_decoded(photographs, [1]))
     assert ImageSet(images, np.zeros(10, dtype=np.int64)).images is images
 
 
@@ -93,23 +93,23 @@ def test_a_corrupt_file_is_named(tmp_path):
     Image.new("RGB", (9, 9)).save(tmp_path / "good.png")
     (tmp_path / "broken.png").write_bytes(b"not a picture")
     decoder = Decoder(tmp_path, ["good.png", "broken.png"], SIZE, workers=1)
-    with raises(DataError, "broken.png", "efcil data verify"), decoder.begin([0, 1]).ready():
+    with raises(DataError, "broken.png", "efcil data verify"), decoder.submit([0, 1]).wait():
         pass
-    with decoder.begin([0]).ready() as images:
+    with decoder.submit([0]).wait() as images:
         assert images.shape == (1, 3, SIZE, SIZE)
 
 
 def test_a_worker_that_dies_is_told(photographs):
     home, names = photographs
     decoder = Decoder(home, names, SIZE, workers=1)
-    with decoder.begin([0]).ready():
+    with decoder.submit([0]).wait():
         pass
     for process in decoder._pool._processes.values():
         os.kill(process.pid, signal.SIGKILL)
 
     def decode_until_it_is_noticed():
         for _ in range(50):
-            with decoder.begin(list(range(20))).ready():
+            with decoder.submit(list(range(20))).wait():
                 pass
 
     with raises(DataError, "--resume"):
@@ -120,7 +120,7 @@ def test_a_worker_that_died_is_told_when_more_is_asked_for(photographs):
     """The pool is broken by then: it refuses the request itself."""
     home, names = photographs
     decoder = Decoder(home, names, SIZE, workers=1)
-    with decoder.begin([0]).ready():
+    with decoder.submit([0]).wait():
         pass
     for process in decoder._pool._processes.values():
         os.kill(process.pid, signal.SIGKILL)
@@ -128,13 +128,13 @@ def test_a_worker_that_died_is_told_when_more_is_asked_for(photographs):
     while not decoder._pool._broken and time.monotonic() < until:
         time.sleep(0.01)
     with raises(DataError, "--resume"):
-        decoder.begin([0])
+        decoder.submit([0])
 
 
 def test_nothing_is_left_behind(photographs):
     home, names = photographs
     decoder = Decoder(home, names, SIZE, workers=1)
-    with decoder.begin([0]).ready():
+    with decoder.submit([0]).wait():
         pass
     place = decoder._home.name
     workers = [process.pid for process in decoder._pool._processes.values()]
@@ -173,27 +173,27 @@ def test_two_threads_that_start_workers_leave_main_as_it_was():
 # -- on their way into a network ---------------------------------------------------------------------------------------
 
 
-def both_kinds(photographs, decoder, machine):
+def both_kinds(photographs, decoder, execution):
     rows = np.arange(len(photographs[1]))
-    resident = torch.from_numpy(decoded(photographs, rows))
-    return resident, OnDemand(Streamed(decoder, rows), machine.device)
+    resident = torch.from_numpy(load_decoded(photographs, rows))
+    return resident, LazyImages(LazyImageFolder(decoder, rows), execution.device)
 
 
-def test_parts_are_fetched_ahead_in_order(photographs, decoder, machine, monkeypatch):
-    resident, streamed = both_kinds(photographs, decoder, machine)
+def test_parts_are_fetched_ahead_in_order(photographs, decoder, execution, monkeypatch):
+    resident, streamed = both_kinds(photographs, decoder, execution)
     parts = torch.randperm(30, generator=torch.Generator().manual_seed(0)).split(4)
     begun = []
-    original = OnDemand.begin
-    monkeypatch.setattr(OnDemand, "begin", lambda self, rows: (begun.append(len(begun)), original(self, rows))[1])
-    for number, (rows, images) in enumerate(zip(parts, fetched(streamed, parts), strict=True)):
+    original = LazyImages.submit
+    monkeypatch.setattr(LazyImages, "submit", lambda self, rows: (begun.append(len(begun)), original(self, rows))[1])
+    for number, (rows, images) in enumerate(zip(parts, iter_rows(streamed, parts), strict=True)):
         assert torch.equal(images, resident[rows])
-        assert len(begun) == min(len(parts), number + 1 + stores.UNDER_WAY)
+        assert len(begun) == min(len(parts), number + 1 + stores.MAX_PENDING)
 
 
-def test_an_epoch_is_the_same(photographs, decoder, machine):
-    resident, streamed = both_kinds(photographs, decoder, machine)
+def test_an_epoch_is_the_same(photographs, decoder, execution):
+    resident, streamed = both_kinds(photographs, decoder, execution)
     labels = torch.arange(len(resident))
-    transform = named("crop-flip", SIZE)
+    transform = make_transform("crop-flip", SIZE)
     epochs = [
         list(epoch_batches(images, labels, transform, 8, "wrap", torch.Generator().manual_seed(1)))
         for images in (resident, streamed)
@@ -203,35 +203,35 @@ def test_an_epoch_is_the_same(photographs, decoder, machine):
         assert torch.equal(y, targets)
 
 
-def test_exemplars_follow_streamed_images(photographs, decoder, machine):
-    resident, streamed = both_kinds(photographs, decoder, machine)
+def test_exemplars_follow_streamed_images(photographs, decoder, execution):
+    resident, streamed = both_kinds(photographs, decoder, execution)
     more = torch.arange(3, dtype=torch.uint8).view(3, 1, 1, 1).expand(3, 3, SIZE, SIZE)
     rows = torch.tensor([len(resident) + 1, 0, len(resident), 2])
-    joined = followed_by(streamed, more)
-    assert joined.shape == followed_by(resident, more).shape == (len(resident) + 3, 3, SIZE, SIZE)
-    assert torch.equal(joined[rows], followed_by(resident, more)[rows])
+    joined = concat(streamed, more)
+    assert joined.shape == concat(resident, more).shape == (len(resident) + 3, 3, SIZE, SIZE)
+    assert torch.equal(joined[rows], concat(resident, more)[rows])
     assert torch.equal(joined[torch.tensor([len(resident)])], more[:1])
-    assert torch.equal(first(streamed, 2)[torch.tensor([1])], resident[1:2])
+    assert torch.equal(head(streamed, 2)[torch.tensor([1])], resident[1:2])
 
 
-def test_augmented_features_are_of_one_draw(photographs, decoder, machine):
-    resident, streamed = both_kinds(photographs, decoder, machine)
-    transform = named("crop-flip", SIZE)
+def test_augmented_features_are_of_one_draw(photographs, decoder, execution):
+    resident, streamed = both_kinds(photographs, decoder, execution)
+    transform = make_transform("crop-flip", SIZE)
     network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * SIZE * SIZE, 4))
     found = []
     for images in (resident, streamed):
-        pixels = Pixels(images, (0.5,) * 3, (0.25,) * 3, machine)
-        view = pixels.changed(transform, torch.Generator().manual_seed(3))
-        found += [extract(network, view, machine), extract(network, view, machine)]
-        assert not torch.allclose(found[-1], extract(network, pixels, machine))
+        pixels = ImageBatches(images, (0.5,) * 3, (0.25,) * 3, execution)
+        view = pixels.augmented(transform, torch.Generator().manual_seed(3))
+        found += [extract(network, view, execution), extract(network, view, execution)]
+        assert not torch.allclose(found[-1], extract(network, pixels, execution))
     assert all(torch.equal(found[0], other) for other in found[1:])
 
 
-def test_what_does_not_fit_a_device_is_read_from_the_host(photographs, machine):
-    array = decoded(photographs, range(10))
-    images = OnDemand(Mapped(array), machine.device)
+def test_what_does_not_fit_a_device_is_read_from_the_host(photographs, execution):
+    array = load_decoded(photographs, range(10))
+    images = LazyImages(HostImages(array), execution.device)
     assert torch.equal(images[torch.tensor([4, 1])], torch.from_numpy(array[[4, 1]]))
-    assert isinstance(stored(array, machine.device), torch.Tensor)
+    assert isinstance(to_device(array, execution.device), torch.Tensor)
 
 
 def streamed_copy(data, home):
@@ -243,19 +243,19 @@ def streamed_copy(data, home):
             Image.fromarray(image.transpose(1, 2, 0)).save(home / f"{name}-{i}.png")
             names.append(f"{name}-{i}.png")
         decoder = Decoder(home, names, image.shape[-1], workers=1)
-        parts.append(ImageSet(Streamed(decoder, np.arange(len(names))), part.labels))
+        parts.append(ImageSet(LazyImageFolder(decoder, np.arange(len(names))), part.labels))
     return replace(data, train=parts[0], test=parts[1])
 
 
 @pytest.mark.parametrize(("kind", "names"), [("lwf", ["dpcr", "adc", "acil"]), ("icarl", ["icarl"])])
-def test_a_whole_run_is_bit_identical(tmp_path, machine, kind, names):
+def test_a_whole_run_is_bit_identical(tmp_path, execution, kind, names):
     data = blobs(classes=4, per_class=6)
     found = []
     for problem in (data, streamed_copy(data, tmp_path)):
         options = {"memory": 8} if kind == "icarl" else {}
-        learner = LEARNERS[kind](LEARNERS[kind].options_type(**TINY, **options), 3, machine, 0)
+        learner = LEARNERS[kind](LEARNERS[kind].options_type(**TINY, **options), 3, execution, 0)
         tasks = TaskStream(problem.train, np.arange(4), (2, 2))
-        evaluator = Evaluator(problem, tasks, machine)
+        evaluator = Evaluator(problem, tasks, execution)
         small = {"buffer": 16}
         methods = {n: (METHODS[n], build(METHODS[n].options, small if n == "acil" else {}, n)) for n in names}
         trajectory = Trajectory(learner, methods)

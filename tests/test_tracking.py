@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from efcil.accel.machine import Machine
+from efcil.accel.execution import Execution
 from efcil.errors import ConfigError
 from efcil.experiment.reporters import Reporter
 from efcil.experiment.run import MetricsLog, Run
@@ -138,7 +138,7 @@ def stopped_and_resumed(out, names):
 
     def run(voice):
         follow = trackers(names, out, experiment.fingerprint())
-        return Run(experiment, None, out, Machine.choose("cpu"), voice, command="efcil test", trackers=follow)
+        return Run(experiment, None, out, Execution.choose("cpu"), voice, command="efcil test", trackers=follow)
 
     with pytest.raises(KeyboardInterrupt):
         run(Stops()).execute(False)

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from efcil import models
 from efcil.accel import captured_step, folded_resnet, prefetch
-from efcil.accel.machine import Machine
+from efcil.accel.execution import Execution
 from efcil.data import augment
 from efcil.errors import ConfigError, TrainingError
 from efcil.features import TaskFeatures
@@ -21,22 +21,22 @@ from efcil.learners.lwf import distillation
 from efcil.learners.rehearsal import Rehearsal
 from efcil.models.heads import CosineHead
 from efcil.protocol import fit_task
-from efcil.randomness import Purpose, generator
+from efcil.randomness import RngStream, generator
 from efcil.tasks import TaskStream
 from efcil.training import extraction, loader, trainer
-from efcil.training.image_batches import Pixels
-from efcil.training.loader import batches, epoch_batches, several_epochs, shuffled
+from efcil.training.image_batches import ImageBatches
+from efcil.training.loader import batch_slices, epoch_batches, several_epochs, shuffle
 from efcil.training.memory import memory_guard
 from efcil.training.schedule import Schedule
-from efcil.training.step import Optimiser, Step
+from efcil.training.step import Optimizer, Step
 from efcil.training.trainer import train
 from messages import raises
 from problems import TINY, blobs
 
 
-def make_learner(name="lwf", seed=0, machine=None, **options):
+def make_learner(name="lwf", seed=0, execution=None, **options):
     kind = LEARNERS[name]
-    return kind(kind.options_type(**{**TINY, **options}), 3, machine or Machine.choose("cpu"), seed)
+    return kind(kind.options_type(**{**TINY, **options}), 3, execution or Execution.choose("cpu"), seed)
 
 
 def stream(data, sizes=(2, 2, 2)):
@@ -44,20 +44,20 @@ def stream(data, sizes=(2, 2, 2)):
 
 
 def fit(learner, task, data, **options):
-    machine = learner.machine
-    pixels = Pixels(machine.tensor(task.images), data.mean, data.std, machine)
+    execution = learner.execution
+    pixels = ImageBatches(execution.tensor(task.images), data.mean, data.std, execution)
     train(
         learner,
         learner.loss,
         pixels,
-        machine.tensor(task.labels),
+        execution.tensor(task.labels),
         **{
             "schedule": learner.stages(task.index)[0],
             "transform": learner.transform(data.size),
             "batch_size": learner.options.batch_size,
             "momentum": learner.options.momentum,
             "last_batch": learner.options.last_batch,
-            "machine": machine,
+            "execution": execution,
             "seed": learner.seed,
             "task": task.index,
             **options,
@@ -70,8 +70,8 @@ def fit(learner, task, data, **options):
 
 @pytest.mark.parametrize(("last", "sizes"), [("keep", [4, 4, 2]), ("drop", [4, 4]), ("wrap", [4, 4, 4])])
 def test_last_batch(last, sizes):
-    order = shuffled(10, 4, last, torch.Generator().manual_seed(0))
-    cuts = list(batches(len(order), 4, last))
+    order = shuffle(10, 4, last, torch.Generator().manual_seed(0))
+    cuts = list(batch_slices(len(order), 4, last))
     assert [c.stop - c.start for c in cuts] == sizes
     rows = torch.cat([order[c] for c in cuts]).tolist()
     assert len(set(rows)) == (8 if last == "drop" else 10)
@@ -91,7 +91,7 @@ def test_fewer_images_than_a_batch():
 
 def test_chunks_do_not_change_an_epoch(monkeypatch, data):
     images, labels = torch.from_numpy(data.train.images), torch.from_numpy(data.train.labels)
-    transform = augment.named("cifar-autoaugment", 8)
+    transform = augment.make_transform("cifar-autoaugment", 8)
 
     def epoch(chunk):
         monkeypatch.setattr(loader, "CHUNK_BYTES", {"cpu": chunk})
@@ -106,10 +106,10 @@ def test_chunks_do_not_change_an_epoch(monkeypatch, data):
 @pytest.mark.parametrize("last", ["wrap", "keep", "drop"])
 def test_several_epochs_at_once_are_the_same_epochs(data, last):
     images, labels = torch.from_numpy(data.train.images), torch.from_numpy(data.train.labels)
-    transform = augment.named("cifar-autoaugment", 8)
+    transform = augment.make_transform("cifar-autoaugment", 8)
 
     def source(epoch):
-        return generator("cpu", Purpose.EPOCH, 0, 0, epoch)
+        return generator("cpu", RngStream.EPOCH, 0, 0, epoch)
 
     together = several_epochs(images, labels, transform, 20, last, [source(e) for e in range(3)])
     assert len(together) == 3
@@ -121,10 +121,10 @@ def test_several_epochs_at_once_are_the_same_epochs(data, last):
             assert torch.equal(y, v)
 
 
-def test_normalise_is_the_formula(machine):
+def test_normalise_is_the_formula(execution):
     images = torch.randint(0, 256, (5, 3, 4, 4), dtype=torch.uint8)
     mean, std = (0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761)
-    got = Pixels(images, mean, std, machine).normalise(images)
+    got = ImageBatches(images, mean, std, execution).normalize(images)
     want = (images.double() / 255 - torch.tensor(mean).view(1, 3, 1, 1)) / torch.tensor(std).view(1, 3, 1, 1)
     assert torch.allclose(got.double(), want.double(), atol=1e-6)
 
@@ -132,11 +132,11 @@ def test_normalise_is_the_formula(machine):
 def test_randomness_is_a_function_of_where():
     draws = {
         where: torch.rand(4, generator=generator("cpu", *where)).tolist()
-        for where in itertools.product(Purpose, (0, 1), (0, 1), (0, 7))
+        for where in itertools.product(RngStream, (0, 1), (0, 1), (0, 7))
     }
     assert len({tuple(d) for d in draws.values()}) == len(draws), "two places share their randomness"
-    again = torch.rand(4, generator=generator("cpu", Purpose.EPOCH, 0, 1, 7)).tolist()
-    assert again == draws[(Purpose.EPOCH, 0, 1, 7)]
+    again = torch.rand(4, generator=generator("cpu", RngStream.EPOCH, 0, 1, 7)).tolist()
+    assert again == draws[(RngStream.EPOCH, 0, 1, 7)]
 
 
 # --- losses -----------------------------------------------------------------------------------------------------------
@@ -208,11 +208,11 @@ def test_only_new_logits_enter_the_cross_entropy(data):
 def test_head_is_cosine_with_scale_one_and_grows():
     head = CosineHead(5)
     source = torch.Generator().manual_seed(0)
-    head.grow(3, source)
+    head.add_classes(3, source)
     kept = head.weight.detach().clone()
     assert head.scale.item() == 1.0
     assert kept.abs().max() <= 5**-0.5
-    head.grow(2, source)
+    head.add_classes(2, source)
     assert torch.equal(head.weight[:3], kept)
     x = torch.randn(4, 5)
     want = functional.cosine_similarity(x[:, None], head.weight[None], dim=2)
@@ -229,7 +229,7 @@ def test_joint_sees_everything_and_starts_anew(data):
     assert any(not torch.equal(v, fresh[k]) for k, v in joint.student.backbone.state_dict().items())
     joint.before_task(tasks.upto(1))
     assert all(torch.equal(v, fresh[k]) for k, v in joint.student.backbone.state_dict().items())
-    assert joint.head.weight.shape == (4, joint.backbone.dim)
+    assert joint.head.weight.shape == (4, joint.backbone.num_features)
     joint.loss(torch.rand(4, 3, 8, 8), torch.tensor([0, 1, 2, 3])).backward()
     assert (joint.head.weight.grad.abs().sum(1) > 0).all(), "every class seen must be learned from"
     assert joint.stages(3) == (joint.options.first,)
@@ -239,7 +239,7 @@ def test_joint_sees_everything_and_starts_anew(data):
 
 
 @pytest.mark.parametrize("rule", ["sgd", "adam"])
-def test_step_is_torchs_own(data, machine, rule):
+def test_step_is_torchs_own(data, execution, rule):
     """Three steps of ours equal three of torch's rule with a number as learning rate."""
     ours, theirs = make_learner(), make_learner()
     task = stream(data)[0]
@@ -248,8 +248,8 @@ def test_step_is_torchs_own(data, machine, rule):
     ours.train()
     theirs.train()
     schedule = Schedule(epochs=1, lr=0.1, weight_decay=1e-2)
-    pixels = Pixels(machine.tensor(task.images), data.mean, data.std, machine)
-    step = Step(ours.loss, Optimiser(ours, schedule, machine, rule), pixels, machine)
+    pixels = ImageBatches(execution.tensor(task.images), data.mean, data.std, execution)
+    step = Step(ours.loss, Optimizer(ours, schedule, execution, rule), pixels, execution)
     how = {"lr": 0.1, "weight_decay": 1e-2}
     parameters = theirs.student.parameters()
     reference = (
@@ -259,13 +259,13 @@ def test_step_is_torchs_own(data, machine, rule):
         batch, labels = pixels.images[rows], torch.from_numpy(task.labels[rows])
         step(batch, labels)
         reference.zero_grad()
-        theirs.loss(pixels.normalise(batch), labels).backward()
+        theirs.loss(pixels.normalize(batch), labels).backward()
         reference.step()
     for (name, a), b in zip(ours.student.named_parameters(), theirs.student.parameters(), strict=True):
         assert torch.allclose(a, b, atol=1e-7), name
 
 
-def test_a_loss_draws_the_same_in_the_same_epoch(data, machine):
+def test_a_loss_draws_the_same_in_the_same_epoch(data, execution):
     """Noise is a function of (seed, task, epoch): going on after an epoch draws what an undisturbed run draws."""
 
     def drawn(start):
@@ -278,22 +278,22 @@ def test_a_loss_draws_the_same_in_the_same_epoch(data, machine):
             seen.append(torch.randn((), generator=learner.loss_generator).item())
             return learner.loss(images, labels)
 
-        pixels = Pixels(machine.tensor(task.images), data.mean, data.std, machine)
+        pixels = ImageBatches(execution.tensor(task.images), data.mean, data.std, execution)
         schedule = Schedule(epochs=3, lr=0.01)
         train(
             learner,
             loss,
             pixels,
-            machine.tensor(task.labels),
+            execution.tensor(task.labels),
             schedule=schedule,
             transform=None,
             batch_size=8,
             last_batch="wrap",
-            machine=machine,
+            execution=execution,
             seed=0,
             task=0,
-            noise=learner.loss_generator,
-            start=start,
+            loss_generator=learner.loss_generator,
+            first_epoch=start,
         )
         return seen
 
@@ -302,11 +302,11 @@ def test_a_loss_draws_the_same_in_the_same_epoch(data, machine):
     assert whole[-len(rest) :] == rest
 
 
-def test_stages_count_their_epochs_through_the_task(data, machine):
+def test_stages_count_their_epochs_through_the_task(data, execution):
     """Two stages of one epoch each draw the batches of epochs 0 and 1, and report 1 of 2 and 2 of 2."""
     task = stream(data)[0]
-    pixels = Pixels(machine.tensor(task.images), data.mean, data.std, machine)
-    labels = machine.tensor(task.labels)
+    pixels = ImageBatches(execution.tensor(task.images), data.mean, data.std, execution)
+    labels = execution.tensor(task.labels)
 
     def batches_of(stages):
         learner = make_learner()
@@ -327,12 +327,12 @@ def test_stages_count_their_epochs_through_the_task(data, machine):
                 transform=None,
                 batch_size=8,
                 last_batch="wrap",
-                machine=machine,
+                execution=execution,
                 seed=0,
                 task=0,
-                before=before,
+                epoch_offset=before,
                 epochs=2,
-                after_epoch=lambda report, optimiser: reports.append((report.epoch, report.epochs)),
+                after_epoch=lambda report, optimizer: reports.append((report.epoch, report.epochs)),
             )
         return seen, reports
 
@@ -342,15 +342,15 @@ def test_stages_count_their_epochs_through_the_task(data, machine):
 
 def test_schedule_along_a_cosine_is_torchs():
     parameter = torch.nn.Parameter(torch.zeros(1))
-    optimiser = torch.optim.SGD([parameter], lr=0.1)
-    theirs = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, T_max=7)
-    ours = Schedule(epochs=7, lr=0.1, curve="cosine")
+    optimizer = torch.optim.SGD([parameter], lr=0.1)
+    theirs = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=7)
+    ours = Schedule(epochs=7, lr=0.1, lr_schedule="cosine")
     for epoch in range(7):
-        assert ours.rate(epoch) == pytest.approx(theirs.get_last_lr()[0], abs=1e-12)
-        optimiser.step()
+        assert ours.lr_at(epoch) == pytest.approx(theirs.get_last_lr()[0], abs=1e-12)
+        optimizer.step()
         theirs.step()
     with pytest.raises(ValueError, match=r"\[2\].*cosine"):
-        Schedule(epochs=7, lr=0.1, curve="cosine", milestones=(2,))
+        Schedule(epochs=7, lr=0.1, lr_schedule="cosine", milestones=(2,))
 
 
 def test_teacher_rests(data):
@@ -370,7 +370,7 @@ def test_learning_rate_follows_the_schedule(data):
     task = stream(data)[0]
     learner.before_task(task)
     rates = []
-    fit(learner, task, data, after_epoch=lambda report, optimiser: rates.append(optimiser.rate.item()))
+    fit(learner, task, data, after_epoch=lambda report, optimizer: rates.append(optimizer.lr.item()))
     assert rates == pytest.approx([0.05, 0.05, 0.005])
 
 
@@ -402,17 +402,17 @@ def test_going_on_in_the_middle_of_a_task_changes_no_bit(data):
     schedule = Schedule(epochs=4, lr=0.05, milestones=(2,), weight_decay=1e-3)
     kept = {}
 
-    def keep(report, optimiser):
+    def keep(report, optimizer):
         if report.epoch == 1:
             kept.update({k: v.clone() for k, v in straight.state(teacher=True).items()})
-            kept["momenta"] = {k: v.clone() for k, v in optimiser.momenta().items()}
+            kept["optimizer_state"] = {k: v.clone() for k, v in optimizer.state_dict().items()}
 
     fit(straight, tasks[1], data, schedule=schedule, after_epoch=keep)
     resumed = make_learner(seed=0)
-    momenta = kept.pop("momenta")
+    optimizer_state = kept.pop("optimizer_state")
     resumed.load_state(kept)
     resumed.num_old_classes = tasks[1].first_class
-    fit(resumed, tasks[1], data, schedule=schedule, start=2, momenta=momenta)
+    fit(resumed, tasks[1], data, schedule=schedule, first_epoch=2, optimizer_state=optimizer_state)
     for (name, a), b in zip(straight.student.state_dict().items(), resumed.student.state_dict().values(), strict=True):
         assert torch.equal(a, b), name
 
@@ -430,7 +430,7 @@ def test_loss_that_is_not_finite_stops(data):
     assert not seen, "an epoch whose loss is not finite must not reach a checkpoint"
 
 
-def test_learning_really_learns(machine):
+def test_learning_really_learns(execution):
     """A sanity check of the whole loop: the training loss falls far below chance."""
     data = blobs(classes=2, per_class=32, noise=10.0)
     learner = make_learner(first=Schedule(epochs=25, lr=0.1), augment="none", width=4)
@@ -445,22 +445,22 @@ def test_learning_really_learns(machine):
 
 
 def test_machine_choices():
-    machine = Machine.choose("cpu")
-    assert (machine.precision, machine.compile, machine.capture) == ("fp32", False, False)
-    assert "1 thread," in machine.name
+    execution = Execution.choose("cpu")
+    assert (execution.precision, execution.compile, execution.cuda_graphs) == ("fp32", False, False)
+    assert "1 thread," in execution.name
     for arguments, named in (
         ({"device": "warp"}, ("--device warp", "cpu")),
         ({"device": "cpu", "precision": "fp8"}, ("--precision fp8", "fp32", "bf16")),
-        ({"device": "cpu", "capture": True}, ("--capture", "cpu")),
+        ({"device": "cpu", "cuda_graphs": True}, ("--cuda-graphs", "cpu")),
     ):
         with raises(ConfigError, *named):
-            Machine.choose(**arguments)
+            Execution.choose(**arguments)
 
 
 def test_bf16_on_the_cpu_is_close(data):
     reports = {}
     for precision in ("fp32", "bf16"):
-        learner = make_learner(machine=Machine.choose("cpu", precision))
+        learner = make_learner(execution=Execution.choose("cpu", precision))
         task = stream(data)[0]
         learner.before_task(task)
         fit(learner, task, data, after_epoch=lambda r, _, p=precision: reports.setdefault(p, []).append(r.loss))
@@ -531,7 +531,7 @@ def foreseen(monkeypatch, epochs, room, start=0):
         wait_stream=lambda other: said.append("images"), record_event=lambda: f"event {next(events)}"
     )
     steps = SimpleNamespace(wait_event=lambda event: said.append(f"waits for {event}"))
-    monkeypatch.setattr(prefetch, "own_stream", lambda device, purpose: ahead)
+    monkeypatch.setattr(prefetch, "thread_stream", lambda device, purpose: ahead)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: steps)
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext(said.append("beside")))
     monkeypatch.setitem(prefetch.CHUNK_BYTES, "cuda", room * 12)
@@ -540,12 +540,12 @@ def foreseen(monkeypatch, epochs, room, start=0):
         said.append(f"{block.start} to {block.stop}")
         return [[(epoch,)] for epoch in block]
 
-    found = prefetch.Ahead(lambda epoch: [], several, torch.zeros(12), epochs, SimpleNamespace(device=place))
+    found = prefetch.Prefetcher(lambda epoch: [], several, torch.zeros(12), epochs, SimpleNamespace(device=place))
     for epoch in range(start, epochs):
-        assert found.take(epoch) == [(epoch,)]
+        assert found.get(epoch) == [(epoch,)]
         said.append(f"epoch {epoch}")
-        found.prepare(epoch + 1)
-    assert not found.ready
+        found.prefetch(epoch + 1)
+    assert not found.pending
     return [text for text in said if text not in ("images", "beside")]
 
 
@@ -563,19 +563,19 @@ def test_epochs_are_prepared_long_before_they_are_needed(monkeypatch):
     assert foreseen(monkeypatch, 7, 100, start=5)[0] == "5 to 7", "taken up again"
 
 
-class Foresighted(prefetch.Ahead):
+class Foresighted(prefetch.Prefetcher):
     """Prepares every epoch ahead, as on a GPU, without a stream."""
 
-    def take(self, epoch):
-        return self.several(range(epoch, epoch + 1))[0]
+    def get(self, epoch):
+        return self.load_epochs(range(epoch, epoch + 1))[0]
 
 
 @pytest.mark.parametrize("numel", [1, 7 * 192, 10**6])
-def test_what_is_seen_at_rest_belongs_to_its_images(data, machine, monkeypatch, numel):
+def test_what_is_seen_at_rest_belongs_to_its_images(data, execution, monkeypatch, numel):
     """However many images are looked at at once, also where the last ones do not fill a batch."""
-    monkeypatch.setattr(prefetch, "AT_REST", numel)
+    monkeypatch.setattr(prefetch, "TEACHER_BATCH_NUMEL", numel)
     images, labels = torch.from_numpy(data.train.images[:23]), torch.arange(23)
-    pixels = Pixels(images, data.mean, data.std, machine)
+    pixels = ImageBatches(images, data.mean, data.std, execution)
     datasets = [torch.Generator().manual_seed(seed) for seed in range(2)]
     epochs = several_epochs(images, labels, None, 5, "keep", datasets)
     sizes = set()
@@ -585,22 +585,22 @@ def test_what_is_seen_at_rest_belongs_to_its_images(data, machine, monkeypatch, 
         sizes.add(len(seen))
         return seen.flatten(1).sum(1, keepdim=True)
 
-    found = prefetch.seen_at_rest(epochs, resting, pixels, machine)
+    found = prefetch.precompute_teacher(epochs, resting, pixels, execution)
     assert sizes == {max(5, numel // 192)}
     assert [len(epoch) for epoch in found] == [5, 5]
     for before, after in zip(epochs, found, strict=True):
         for (x, y), (x2, y2, seen) in zip(before, after, strict=True):
             assert torch.equal(x, x2)
             assert torch.equal(y, y2)
-            torch.testing.assert_close(seen, pixels.normalise(x).flatten(1).sum(1, keepdim=True))
+            torch.testing.assert_close(seen, pixels.normalize(x).flatten(1).sum(1, keepdim=True))
 
 
 @pytest.mark.parametrize("name", ["lwf", "pseudo-replay", "icarl", "foster"])
-def test_training_does_not_depend_on_who_looks_at_the_images(data, machine, monkeypatch, name):
+def test_training_does_not_depend_on_who_looks_at_the_images(data, execution, monkeypatch, name):
     """The teacher's features computed ahead, or by the loss: the same weights after the first and a later task."""
 
     def learned(ahead):
-        monkeypatch.setattr(trainer, "Ahead", ahead)
+        monkeypatch.setattr(trainer, "Prefetcher", ahead)
         own = {"memory": 8} if issubclass(LEARNERS[name], Rehearsal) else {}
         own |= {"compression": Schedule(epochs=1, lr=0.05)} if name == "foster" else {}
         learner = make_learner(name, **own)
@@ -608,13 +608,13 @@ def test_training_does_not_depend_on_who_looks_at_the_images(data, machine, monk
         original = learner.loss
         learner.loss = lambda images, labels, *seen: asked.append(len(seen)) or original(images, labels, *seen)
         for task in list(stream(data))[:2]:
-            pixels = Pixels(machine.tensor(task.images), data.mean, data.std, machine)
-            labels = machine.tensor(task.labels)
+            pixels = ImageBatches(execution.tensor(task.images), data.mean, data.std, execution)
+            labels = execution.tensor(task.labels)
             fit_task(learner, task, pixels, labels, learner.transform(data.size))
             learner.after_task(TaskFeatures(task.index, labels, 0, learner, pixels))
         return learner.student.state_dict(), set(asked)
 
-    usual = prefetch.Ahead
+    usual = prefetch.Prefetcher
     (ahead, both), (plain, none) = learned(Foresighted), learned(usual)
     assert both == {0, 1}
     assert none == {0}
@@ -622,19 +622,19 @@ def test_training_does_not_depend_on_who_looks_at_the_images(data, machine, monk
         torch.testing.assert_close(ahead[key], value, rtol=1e-3, atol=1e-4, msg=key)
 
 
-def test_a_loss_of_two_arguments_asks_its_teacher_itself(data, machine, monkeypatch):
+def test_a_loss_of_two_arguments_asks_its_teacher_itself(data, execution, monkeypatch):
     """As a learner of another package may have it, that took over the rest of ours."""
 
     class Own(LEARNERS["lwf"]):
         def loss(self, images, labels):
             return super().loss(images, labels)
 
-    monkeypatch.setattr(trainer, "Ahead", Foresighted)
+    monkeypatch.setattr(trainer, "Prefetcher", Foresighted)
     first = make_learner("lwf")
-    learner = Own(first.options, first.channels, machine, 0)
+    learner = Own(first.options, first.channels, execution, 0)
     for task in list(stream(data))[:2]:
-        pixels = Pixels(machine.tensor(task.images), data.mean, data.std, machine)
-        fit_task(learner, task, pixels, machine.tensor(task.labels), None)
+        pixels = ImageBatches(execution.tensor(task.images), data.mean, data.std, execution)
+        fit_task(learner, task, pixels, execution.tensor(task.labels), None)
     assert learner.num_old_classes
 
 
@@ -642,7 +642,10 @@ def test_a_loss_of_two_arguments_asks_its_teacher_itself(data, machine, monkeypa
 def test_features_are_those_of_the_network_at_rest_where_that_is_fast(monkeypatch, name):
     """Normalisation folded, in batches as the teacher sees them; elsewhere the network's own."""
     asked, sizes = [], []
-    plain, fast = Machine(torch.device("cpu"), "bf16"), Machine(torch.device("cpu"), "bf16", compile=True, capture=True)
+    plain, fast = (
+        Execution(torch.device("cpu"), "bf16"),
+        Execution(torch.device("cpu"), "bf16", compile=True, cuda_graphs=True),
+    )
     backbone = models.build(name, stem="cifar", width=4, channels=3, seed=0)
     draw = torch.Generator().manual_seed(0)
     for module in backbone.modules():
@@ -651,19 +654,21 @@ def test_features_are_those_of_the_network_at_rest_where_that_is_fast(monkeypatc
             module.running_var.uniform_(0.5, 2, generator=draw)
     images = torch.randint(0, 256, (70, 3, 8, 8), generator=draw, dtype=torch.uint8)
     found = {}
-    for kind, machine, there in (("own", plain, True), ("not there", fast, False), ("at rest", fast, True)):
-        monkeypatch.setattr(folded_resnet, "fuses", lambda device, dtype, there=there: asked.append(dtype) or there)
-        monkeypatch.setattr(extraction, "AT_REST", 32 * 3 * 8 * 8)
-        pixels = Pixels(images, (0.5,) * 3, (0.25,) * 3, machine)
-        monkeypatch.setattr(pixels, "normalise", lambda batch, n=pixels.normalise: sizes.append(len(batch)) or n(batch))
-        found[kind] = extraction.extract(backbone, pixels, machine)
+    for kind, execution, there in (("own", plain, True), ("not there", fast, False), ("at rest", fast, True)):
+        monkeypatch.setattr(
+            folded_resnet, "supports_fused_conv", lambda device, dtype, there=there: asked.append(dtype) or there
+        )
+        monkeypatch.setattr(extraction, "TEACHER_BATCH_NUMEL", 32 * 3 * 8 * 8)
+        pixels = ImageBatches(images, (0.5,) * 3, (0.25,) * 3, execution)
+        monkeypatch.setattr(pixels, "normalize", lambda batch, n=pixels.normalize: sizes.append(len(batch)) or n(batch))
+        found[kind] = extraction.extract(backbone, pixels, execution)
         assert sizes == ([32, 32, 6] if kind == "at rest" else [70])
         sizes.clear()
     assert asked == [torch.bfloat16] * 2, "not where steps are not captured"
     assert torch.equal(found["own"], found["not there"])
     assert not torch.equal(found["own"], found["at rest"])
     with torch.no_grad():
-        exact = backbone.double()(pixels.normalise(images).double()).float()
+        exact = backbone.double()(pixels.normalize(images).double()).float()
     error = {kind: ((value - exact).norm() / exact.norm()).item() for kind, value in found.items()}
     assert error["at rest"] < 0.02
     assert error["at rest"] < 1.2 * error["own"], "folding loses nothing"
@@ -675,14 +680,14 @@ class Recorded:
     def __init__(self, monkeypatch, free=10, reserved=5):
         self.said, self.now = [], ["main"]
         self.lines = {}
-        monkeypatch.setattr(captured_step, "own_stream", lambda device, name: self.line(name))
+        monkeypatch.setattr(captured_step, "thread_stream", lambda device, name: self.line(name))
         monkeypatch.setattr(torch.cuda, "current_stream", lambda: self.line(self.now[-1]))
         monkeypatch.setattr(torch.cuda, "stream", self.switched)
         monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: self)
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (free, 20))
         monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: reserved)
         monkeypatch.setattr(torch.cuda, "empty_cache", lambda: self.said.append("memory is given back"))
-        monkeypatch.setattr(captured_step.CapturedStep, "known", threading.local())
+        monkeypatch.setattr(captured_step.CapturedStep, "thread_state", threading.local())
 
     def line(self, name):
         waits = lambda other: self.said.append(f"{name} waits for {other.name}")  # noqa: E731
@@ -713,10 +718,10 @@ def counted(recorded, weight, fails=False):
         if fails and recorded.now[-1] == "capture":
             raise torch.OutOfMemoryError("no room")
 
-    step.total, step.weight, step.machine = torch.zeros(()), 1.0, Machine(torch.device("cpu"))
+    step.loss_sum, step.weight, step.execution = torch.zeros(()), 1.0, Execution(torch.device("cpu"))
     update = SimpleNamespace(zero_grad=lambda: recorded.said.append("gradients go"))
     refresh = lambda: recorded.said.append("copies follow")  # noqa: E731
-    step.optimiser = SimpleNamespace(momenta=dict, update=update, refresh=refresh)
+    step.optimizer = SimpleNamespace(state_dict=dict, update=update, sync_copies=refresh)
     return step
 
 
@@ -745,16 +750,16 @@ def test_a_step_is_recorded_alone_and_in_the_thread_of_convolutions(monkeypatch)
     step = counted(recorded, module.weight.detach())
 
     @contextlib.contextmanager
-    def capturing():
+    def exclusive_capture():
         recorded.said.append("alone")
         yield
         recorded.said.append("others go on")
 
-    def convolving(work):
+    def run_on_autotune_thread(work):
         recorded.said.append("in the thread of convolutions")
         return work()
 
-    step.machine = SimpleNamespace(capturing=capturing, convolving=convolving)
+    step.execution = SimpleNamespace(exclusive_capture=exclusive_capture, run_on_autotune_thread=run_on_autotune_thread)
     captured_step.CapturedStep(step, module, torch.ones(3, 2))
     assert recorded.said[:3] == ["alone", "in the thread of convolutions", "warm-up waits for main"]
     assert recorded.said[-3:] == ["ends", "others go on", "copies follow"], "who records waits for nobody inside"
@@ -762,15 +767,15 @@ def test_a_step_is_recorded_alone_and_in_the_thread_of_convolutions(monkeypatch)
 
 def test_whoever_looks_at_images_does_so_in_the_thread_of_convolutions(monkeypatch):
     asked = []
-    monkeypatch.setattr(Machine, "convolving", lambda self, work: asked.append(work()) or asked[-1])
-    machine = Machine(torch.device("cpu"))
-    pixels = Pixels(torch.zeros(4, 3, 8, 8, dtype=torch.uint8), (0.5,) * 3, (0.5,) * 3, machine)
+    monkeypatch.setattr(Execution, "run_on_autotune_thread", lambda self, work: asked.append(work()) or asked[-1])
+    execution = Execution(torch.device("cpu"))
+    pixels = ImageBatches(torch.zeros(4, 3, 8, 8, dtype=torch.uint8), (0.5,) * 3, (0.5,) * 3, execution)
     backbone = models.build("resnet10", stem="cifar", width=4, channels=3, seed=0)
-    found = extraction.extract(backbone, pixels, machine)
+    found = extraction.extract(backbone, pixels, execution)
     assert [part.shape for part in asked] == [(4, 32)]
     assert torch.equal(found, asked[0])
     epochs = [[(pixels.images, torch.zeros(4))]]
-    (((_, _, seen),),) = prefetch.seen_at_rest(epochs, lambda images: images.mean((2, 3)), pixels, machine)
+    (((_, _, seen),),) = prefetch.precompute_teacher(epochs, lambda images: images.mean((2, 3)), pixels, execution)
     assert [part.shape for part in asked] == [(4, 32), (4, 3)]
     assert torch.equal(seen, asked[1])
 

@@ -89,8 +89,8 @@ def test_bad_trials_are_refused(tried, named):
 
 
 def test_what_a_method_fixes_cannot_be_tried():
-    with raises(ConfigError, "--try normalise", "rrcr", "normalise=False"):
-        trials("rrcr", parse_grid(["normalise=true,false"]))
+    with raises(ConfigError, "--try normalize", "rrcr", "normalize=False"):
+        trials("rrcr", parse_grid(["normalize=true,false"]))
 
 
 @pytest.fixture(scope="module")

@@ -46,7 +46,7 @@ def test_one_parameter_at_a_time_is_the_same(kind):
         if kind == "half precision":
             gradient = gradient.bfloat16()
         mine.zero_grad()
-        mine.take(ours, gradient)
+        mine.apply(ours, gradient)
         mine.step()  # leaves it alone
         theirs.grad = gradient.float().contiguous()
         usual.step()
@@ -62,13 +62,13 @@ def test_one_parameter_at_a_time_is_the_same(kind):
 def test_copies_in_another_precision_follow_every_update(early):
     weight, other = (drawn(6, 3, 2, 2, seed=seed).requires_grad_() for seed in (1, 2))
     sgd = SGD([weight, other], torch.tensor(0.1), 0.9, 0.01, fused=False)
-    copy = sgd.followed(weight, torch.bfloat16)
-    assert sgd.followed(weight, torch.bfloat16) is copy
+    copy = sgd.low_precision_copy(weight, torch.bfloat16)
+    assert sgd.low_precision_copy(weight, torch.bfloat16) is copy
     for step in range(3):
         before = copy.clone()
         sgd.zero_grad()
         if early:
-            sgd.take(weight, drawn(6, 3, 2, 2, seed=10 + step))
+            sgd.apply(weight, drawn(6, 3, 2, 2, seed=10 + step))
         else:
             weight.grad = drawn(6, 3, 2, 2, seed=10 + step)
         other.grad = torch.ones_like(other)
@@ -78,7 +78,7 @@ def test_copies_in_another_precision_follow_every_update(early):
     assert list(sgd.copies) == [weight], "of nobody else"
     with torch.no_grad():
         weight.zero_()  # by somebody else
-    sgd.refresh()
+    sgd.sync_copies()
     assert not copy.any()
 
 
@@ -87,17 +87,17 @@ def test_training_on_a_cpu_loads_no_compiler():
 import sys, numpy as np, torch
 from efcil.tasks import TaskStream
 from efcil.data.dataset import ImageSet
-from efcil.trajectory import train_task
+from efcil.trajectory import fit_task
 from efcil.learners.lwf import LwF, LwFOptions
-from efcil.training.trainer import Pixels
-from efcil.accel.machine import Machine
+from efcil.training.image_batches import ImageBatches
+from efcil.accel.execution import Execution
 from efcil.training.schedule import Schedule
 images, labels = np.zeros((8, 1, 8, 8), np.uint8), np.arange(8) % 2
 task = TaskStream(ImageSet(images, labels), np.arange(2), (2,))[0]
-machine, once = Machine(torch.device("cpu")), Schedule(epochs=1, lr=0.1)
-lwf = LwF(LwFOptions(backbone="resnet10", width=2, batch_size=8, first=once, later=once), 1, machine, 0)
-pixels = Pixels(torch.from_numpy(task.images), (0.0,), (1.0,), machine)
-train_task(lwf, task, pixels, torch.from_numpy(task.labels), None)
+execution, once = Execution(torch.device("cpu")), Schedule(epochs=1, lr=0.1)
+lwf = LwF(LwFOptions(backbone="resnet10", width=2, batch_size=8, first=once, later=once), 1, execution, 0)
+pixels = ImageBatches(torch.from_numpy(task.images), (0.0,), (1.0,), execution)
+fit_task(lwf, task, pixels, torch.from_numpy(task.labels), None)
 assert "torch._dynamo" not in sys.modules
 """
     subprocess.run([sys.executable, "-c", lines], check=True, timeout=100)

@@ -258,7 +258,7 @@ def read_pycil(folder: Path) -> None:
 
 
 def _run(folder: Path) -> Any:
-    from efcil.accel.machine import Machine
+    from efcil.accel.execution import Execution
     from efcil.experiment.reporters import NullReporter
     from efcil.experiment.run import Run
     from efcil.experiment.specification import ExperimentSpec, resolve
@@ -272,11 +272,11 @@ def _run(folder: Path) -> Any:
         "batch_size=512",
     )
     experiment = resolve(ExperimentSpec(("dpcr", "lwf"), "digits", tasks=2, overrides=small))
-    return Run(experiment, None, folder / "run", Machine.choose("cpu"), NullReporter(), command="fuzz", compare=True)
+    return Run(experiment, None, folder / "run", Execution.choose("cpu"), NullReporter(), command="fuzz", compare=True)
 
 
 def _make_run(folder: Path) -> None:
-    from efcil.training.trainer import Stopped
+    from efcil.training.trainer import TrainingInterrupted
 
     run = _run(folder)
     run.execute(False)
@@ -284,16 +284,16 @@ def _make_run(folder: Path) -> None:
     (place / "task-02.safetensors").unlink()
     again = _run(folder)
     again.stop.set()
-    with contextlib.suppress(Stopped):
+    with contextlib.suppress(TrainingInterrupted):
         again.execute(True)
 
 
 def _resume(folder: Path) -> None:
-    from efcil.training.trainer import Stopped
+    from efcil.training.trainer import TrainingInterrupted
 
     run = _run(folder)
     run.stop.set()  # after the first step: all that is read has been read then
-    with contextlib.suppress(Stopped):
+    with contextlib.suppress(TrainingInterrupted):
         run.execute(True)
 
 
@@ -472,7 +472,7 @@ def read_sets(folder: Path) -> None:
         ("imagenet100", lambda: imagenet100.scan(folder / "net", class_list=str(folder / "net" / "list.txt"))),
         ("cub200", lambda: cub200.scan(folder / "birds")),
     ]
-    _each([lambda n=n, s=s: load_decoded(s(), n, size=8, workers=1, cache=cache, stream=False) for n, s in scans])
+    _each([lambda n=n, s=s: load_decoded(s(), n, size=8, workers=1, cache=cache, lazy=False) for n, s in scans])
 
 
 def _make_cache(folder: Path) -> None:
@@ -494,7 +494,7 @@ def read_cache(folder: Path) -> object:
     from efcil.data import folder as pictures
 
     # the key of the cache is the place of the pictures, and each case lies elsewhere: its files are given that name
-    found = pictures.load(folder / "pictures", size=8, cache=folder / "cache", workers=1, stream=False)
+    found = pictures.load(folder / "pictures", size=8, cache=folder / "cache", workers=1, lazy=False)
     return found.train.images.sum(), found.fingerprint()
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from efcil.accel.machine import Machine
+from efcil.accel.execution import Execution
 from efcil.classifiers.gaussian import RidgeAndGaussian
 from efcil.classifiers.mahalanobis import Mahalanobis
 from efcil.core.linear_algebra import pack_symmetric
@@ -91,17 +91,17 @@ def run(case: Mapping[str, Any], out: Path, resume: bool, kill_at: tuple[int, in
         allow_uneven=case.get("allow_uneven", False),
     )
     reporter = _Killer(kill_at)
-    machine = Machine.choose("cpu")
-    one = Run(resolve(request), None, out, machine, reporter, command="", checkpoint_seconds=0.0, compare=True)
+    execution = Execution.choose("cpu")
+    one = Run(resolve(request), None, out, execution, reporter, command="", checkpoint_seconds=0.0, compare=True)
     one.execute(resume)
     r = one.learner
-    seen, _ = one.evaluator.seen(case["tasks"] - 1)
+    seen, _ = one.evaluator.test_images(case["tasks"] - 1)
     images = torch.arange(0, len(seen.images), max(1, len(seen.images) // BATCH))[:BATCH]
-    batch = seen.showing(seen.images[images])
+    batch = seen.with_images(seen.images[images])
     methods = {}
     for label, part in one.trajectory.parts.items():
         backbone = r.first_backbone if part.first_backbone else r.backbone
-        features = extract(r.feature_extractor(backbone), batch, machine, r.options.crop)
+        features = extract(r.feature_extractor(backbone), batch, execution, r.options.crop)
         scores = one.trajectory.logits(label, features)
         methods[label] = {
             "kept": _kept(one.trajectory, label),

@@ -119,9 +119,9 @@ class Row:
         for run in (entry.run for entry in self.entries):
             if run.seconds is not None:
                 times.setdefault(run.timed_on or "device unknown", []).append(run.seconds)
-        medians = [(statistics.median(values), machine) for machine, values in times.items()]
+        medians = [(statistics.median(values), execution) for execution, values in times.items()]
         chosen = sorted(medians)[:1] if fastest else medians
-        return "; ".join(f"{_time(seconds)} ({machine})" for seconds, machine in chosen) or NONE
+        return "; ".join(f"{_time(seconds)} ({execution})" for seconds, execution in chosen) or NONE
 
     def each(self, get: Callable[[Run], str]) -> list[str]:
         """What the runs say, each once."""
@@ -219,7 +219,7 @@ def _config(summary: Mapping[str, Any]) -> tuple[Config, Config | None]:
     """A summary's options, training and data, and what its preset gives; what was no option then has its default."""
 
     def flat_(options: Mapping[str, Any], training: Mapping[str, Any], data: Mapping[str, Any]) -> Config:
-        kept = {key: value for key, value in data.items() if key != "stream"}  # it changes no pixel
+        kept = {key: value for key, value in data.items() if key != "lazy"}  # it changes no pixel
         return tuple(sorted(_flat({**options, **training, "data": kept}).items()))
 
     asked = requested_precision(summary)
@@ -330,7 +330,7 @@ def _each_run(section: Section) -> list[str]:
         for entry in sorted(row.entries, key=lambda entry: (entry.run.order, entry.run.seed, entry.run.run_dir)):
             run = entry.run
             cells = [*map(escaped, (row.label, run.order, run.seed)), f"{run.A_f:.2f}", f"{run.A_avg:.2f}"]
-            cells += [_time(run.seconds), *map(escaped, (run.machine, run.commit, entry.name))]
+            cells += [_time(run.seconds), *map(escaped, (run.execution, run.commit, entry.name))]
             rows.append([*cells, str(section.commands[run.command or "?"])])
     head = "Method | Order | Seed | >A\\_f | >A\\_avg | >Seconds | Device | Commit | Run | Command"
     return ["<details><summary>Every run</summary>", "", *table(head, rows), "", "</details>", ""]

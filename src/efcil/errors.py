@@ -82,7 +82,7 @@ def describe_exit(code: int, output: str) -> str:
     return f"failed with code {code}: {lines[-1].strip() if lines else 'it said nothing'}"
 
 
-class Elsewhere(EfcilError):
+class FailedOnOtherRank(EfcilError):
     """The error of another process of the run, which tells it itself; here nothing is said."""
 
     def __init__(self, exit_code: int):

@@ -15,10 +15,10 @@ from efcil.core.gram_storage import GRAMS, StorageSpec
 from efcil.data.augment import Transform
 from efcil.errors import ConfigError
 from efcil.learners.base import ImageView, Learner
-from efcil.randomness import Purpose, generator
+from efcil.randomness import RngStream, generator
 from efcil.training.extraction import extract
-from efcil.training.image_batches import Pixels
-from efcil.training.image_store import part
+from efcil.training.image_batches import ImageBatches
+from efcil.training.image_store import select
 
 R = TypeVar("R")
 SAVED = {  # name in a file -> which backbone, and which view of the images
@@ -42,7 +42,7 @@ class TaskFeatures:
         labels: Tensor,
         seed: int,
         learner: Learner | None = None,
-        pixels: Pixels | None = None,
+        pixels: ImageBatches | None = None,
         transform: Transform | None = None,
     ):
         self.index = index
@@ -51,7 +51,7 @@ class TaskFeatures:
         self.layout: tuple[int, ...] = () if learner is None else learner.feature_layout
         self.backbone_unchanged = False  # the backbone did not learn in this task: nothing moves
         self._learner, self._transform = learner, transform
-        self._pixels: dict[ImageView, Pixels] = {} if pixels is None else {"clean": pixels}
+        self._pixels: dict[ImageView, ImageBatches] = {} if pixels is None else {"clean": pixels}
         self._newest = "new"  # or "first": which backbone `new` means
         self._map: FeatureMap | None = None
         self._saved_pseudo = False
@@ -78,7 +78,7 @@ class TaskFeatures:
         """Return the task as if it had these images (n,) alone; features that are known are not computed again."""
         other = copy.copy(self)
         clean = self._pixels["clean"]
-        other.labels, other._pixels = self.labels[rows], {"clean": clean.showing(part(clean.images, rows))}
+        other.labels, other._pixels = self.labels[rows], {"clean": clean.with_images(select(clean.images, rows))}
         computed = ("new", "old", "first")
         known = {key: value for key, value in self._found.items() if isinstance(key, tuple) and key[0] in computed}
         other._found = {key: value[rows] for key, value in known.items() if key[1] == "clean"}
@@ -135,14 +135,14 @@ class TaskFeatures:
         backbone = {"first": lambda: r.first_backbone, "new": lambda: r.backbone, "old": lambda: r.old_backbone}[when]()
         crop = None if view == "augmented" else r.options.crop  # augmentation has cropped already
         extractor = r.feature_extractor(backbone)
-        return self.cached((when, view), lambda: extract(extractor, self.pixels(view), r.machine, crop))
+        return self.cached((when, view), lambda: extract(extractor, self.pixels(view), r.execution, crop))
 
     def stats(self, view: ImageView = "clean", storage: StorageSpec = GRAMS) -> ClassStats:
         """Return the statistics of the task's classes under the new backbone (Eq. 15)."""
 
         def computed() -> ClassStats:
             if storage == GRAMS and self._learner is not None:
-                return self._learner.machine.group.class_stats(self.new(view), self.labels)
+                return self._learner.execution.world.class_stats(self.new(view), self.labels)
             # Factors do not sum; each of several processes has all features and makes the same ones.
             return ClassStats.from_features(self.new(view), self.labels, storage)
 
@@ -164,7 +164,7 @@ class TaskFeatures:
             raise ConfigError("the backbones and images of this run are gone; run the method anew")
         return self._learner
 
-    def pixels(self, view: ImageView = "clean") -> Pixels:
+    def pixels(self, view: ImageView = "clean") -> ImageBatches:
         """Return the task's images themselves; gone when the task is."""
         if view not in self._pixels:
             r = self.learner
@@ -172,10 +172,10 @@ class TaskFeatures:
             if view == "pseudo":
                 images = r.pseudo_images()
                 assert images is not None, "asked for where there are none"
-                self._pixels[view] = clean.showing(images)
+                self._pixels[view] = clean.with_images(images)
             elif self._transform is None:
                 self._pixels[view] = clean
             else:  # one draw: old and new features are of the same augmented images
-                source = generator(r.machine.device, Purpose.VIEW, r.seed, self.index)
-                self._pixels[view] = clean.changed(self._transform, source)
+                source = generator(r.execution.device, RngStream.VIEW, r.seed, self.index)
+                self._pixels[view] = clean.augmented(self._transform, source)
         return self._pixels[view]

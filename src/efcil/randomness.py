@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 
-class Purpose(IntEnum):
+class RngStream(IntEnum):
     """What randomness is for: streams of different purposes never meet."""
 
     EPOCH = 1  # (seed, task, epoch): order of the images, augmentation
@@ -18,16 +18,16 @@ class Purpose(IntEnum):
     EXPANSION = 5  # (seed): the random matrix that widens features
     NOISE = 6  # (seed, task, epoch): what a loss draws while training
     DRAWS = 7  # (seed): features drawn from statistics, for calibration
-    HELD_OUT = 8  # (seed, teaching): which pictures of a teaching are held out
+    VALIDATION = 8  # (seed, teaching): which pictures of a teaching are held out
     PSEUDO = 9  # (seed, old classes): features that images of old classes are to have
 
 
-def seed_of(purpose: Purpose, *where: int) -> int:
+def derive_seed(stream: RngStream, *where: int) -> int:
     """Return a generator's seed as a function of (seed, task, epoch, ...): a resumed run needs no generator state."""
-    state = np.random.SeedSequence([int(purpose), *(int(w) for w in where)]).generate_state(1, np.uint64)[0]
+    state = np.random.SeedSequence([int(stream), *(int(w) for w in where)]).generate_state(1, np.uint64)[0]
     return int(state) & (2**63 - 1)
 
 
-def generator(device: torch.device | str, purpose: Purpose, *where: int) -> torch.Generator:
+def generator(device: torch.device | str, stream: RngStream, *where: int) -> torch.Generator:
     """Return randomness for a purpose at a place in the run."""
-    return torch.Generator(device).manual_seed(seed_of(purpose, *where))
+    return torch.Generator(device).manual_seed(derive_seed(stream, *where))

@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from efcil.accel.streams import own_stream
+from efcil.accel.streams import thread_stream
 from efcil.errors import CheckpointError
 from efcil.files import atomic_replace
 
@@ -31,7 +31,7 @@ def digest(tensors: Mapping[str, Tensor], meta: str = "") -> str:
     return found.hexdigest()
 
 
-def on_cpu(tensors: Mapping[str, Tensor]) -> Tensors:
+def to_cpu(tensors: Mapping[str, Tensor]) -> Tensors:
     """Copy tensors as a file needs them: safetensors refuses channels_last and shared storage."""
     return {
         name: t.detach().clone(memory_format=torch.contiguous_format)
@@ -41,39 +41,40 @@ def on_cpu(tensors: Mapping[str, Tensor]) -> Tensors:
     }
 
 
-def copied(tensors: Mapping[str, Tensor]) -> Callable[[], Tensors]:
-    """Copy tensors now; what is returned gives them as a file needs them, once, in whichever thread that is.
+def snapshot(tensors: Mapping[str, Tensor]) -> Callable[[], Tensors]:
+    """Copy tensors now; the returned function moves the copies to the CPU, once, in any thread.
 
-    On a GPU with room they are copied there, where that is quick, and brought to the CPU only when asked for.
+    On a GPU with enough memory they are copied there, which is fast.
     """
     places = {t.device for t in tensors.values() if t.is_cuda}
     size = sum(t.numel() * t.element_size() for t in tensors.values())
     if len(places) != 1 or size > torch.cuda.mem_get_info(*places)[0] // 4:
-        plain = on_cpu(tensors)
+        plain = to_cpu(tensors)
         return lambda: plain
     (device,) = places
-    held = {name: t.detach().clone(memory_format=torch.contiguous_format) for name, t in tensors.items()}
-    made, aside = torch.cuda.current_stream(device).record_event(), own_stream(device, "files")
+    copies = {name: t.detach().clone(memory_format=torch.contiguous_format) for name, t in tensors.items()}
+    made, aside = torch.cuda.current_stream(device).record_event(), thread_stream(device, "files")
 
-    def brought() -> Tensors:
+    def fetch() -> Tensors:
         with torch.cuda.stream(aside):
             made.wait()
-            return {name: held.pop(name).cpu() for name in list(held)}
+            return {name: copies.pop(name).cpu() for name in list(copies)}
 
-    return brought
+    return fetch
 
 
-def aligned(tensors: Mapping[str, Tensor]) -> Tensors:
-    """Copy tensors that do not begin where torch's own do, as those of a file: products may round differently there."""
+def align(tensors: Mapping[str, Tensor]) -> Tensors:
+    """Copy tensors whose memory is not aligned as torch's own, as those of a file: products may round differently."""
     return {name: t if t.data_ptr() % ALIGNMENT == 0 else t.clone() for name, t in tensors.items()}
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
     """Write tensors and JSON `meta` as one safetensors file, whole or not at all, with a checksum of all of it."""
-    _write(path, on_cpu(tensors), meta)
+    write_tensors(path, to_cpu(tensors), meta)
 
 
-def _write(path: Path, plain: Tensors, meta: Mapping[str, Any]) -> None:
+def write_tensors(path: Path, plain: Tensors, meta: Mapping[str, Any]) -> None:
+    """Write tensors that are on the CPU already, as `save_tensors` does."""
     text = json.dumps(meta, sort_keys=True)
     with atomic_replace(path) as temporary:
         try:
@@ -87,7 +88,7 @@ def load_tensors(path: Path) -> tuple[Tensors, dict[str, Any]]:
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
-            tensors = aligned({name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118 (not a dict)
+            tensors = align({name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118 (not a dict)
         text = metadata["meta"]
         sound = metadata["sha256"] == digest(tensors, text)
         meta = json.loads(text)

@@ -24,7 +24,7 @@ from efcil.features import TaskFeatures
 from efcil.learners.base import Learner
 from efcil.methods import Method
 from efcil.shift.base import Shift
-from efcil.training.image_batches import Pixels
+from efcil.training.image_batches import ImageBatches
 
 Resolved = Mapping[str, tuple[Method, Any]]
 """Methods and their validated options, by label."""
@@ -119,7 +119,7 @@ class Trajectory:
     def learn_task(
         self,
         index: int,
-        pixels: Pixels,
+        pixels: ImageBatches,
         labels: Tensor,
         transform: Transform | None,
         fit: Callable[[], None] | None,
@@ -141,7 +141,7 @@ class Trajectory:
         on_training_end()
         features = TaskFeatures(index, labels, learner.seed, learner, pixels, transform)
         features.backbone_unchanged = fit is None
-        with learner.machine.uncaptured():
+        with learner.execution.prevent_capture():
             on_features(features)
             self.update(features)
         return features

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from efcil.accel.fused_lwf_loss import cosines, judged, works
+from efcil.accel.fused_lwf_loss import cosine_similarity, fused_lwf_loss, is_supported
 from efcil.losses import Criterion, FeatureDistillLoss, LwFLoss, feature_distance
 from efcil.models.heads import CosineHead
 
@@ -26,10 +26,10 @@ class FusedLwFLoss:
         if teacher is not None:
             with torch.no_grad():
                 weight, old_scale = _cosine(plain.teacher_head)
-                target = cosines(teacher, weight, self.dtype)
+                target = cosine_similarity(teacher, weight, self.dtype)
         head = _cosine(plain.head)
         weights = (plain.distill_weight, plain.temperature)
-        return judged(features, labels, head, target, old_scale, *weights, self.dtype)
+        return fused_lwf_loss(features, labels, head, target, old_scale, *weights, self.dtype)
 
 
 class FusedFeatureDistillLoss(FusedLwFLoss):
@@ -48,7 +48,7 @@ class FusedFeatureDistillLoss(FusedLwFLoss):
 
 FUSED: dict[type, type[FusedLwFLoss]] = {LwFLoss: FusedLwFLoss, FeatureDistillLoss: FusedFeatureDistillLoss}
 
-_works = functools.cache(works)
+_works = functools.cache(is_supported)
 
 
 def accelerate(criterion: Criterion, device: torch.device, dtype: torch.dtype) -> Criterion:

@@ -1,6 +1,6 @@
-"""A ResNet that no longer learns: batch normalisation folded into the convolutions, all of them fused on a GPU.
+"""Fold batch normalization into the convolutions of a frozen ResNet, and fuse them on a GPU.
 
-At rest batch normalisation is one factor and one offset for each channel. So a layer is one product with other weights,
+In eval mode batch normalization is one factor and one offset per channel. So a layer is one product with other weights,
 
     relu(gamma (W x - mean) / sqrt(var + eps) + beta + shortcut) = relu(W' x + b' + shortcut),
     W' = W gamma / sqrt(var + eps),  b' = beta - mean gamma / sqrt(var + eps),
@@ -21,14 +21,14 @@ from efcil.models.resnet import BasicBlock, Bottleneck, ResNet, Stem
 
 
 @functools.cache
-def fuses(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether the device computes fused layers, and right ones; tried once."""
-    return device.type == "cuda" and comes_out_right(device, dtype)
+def supports_fused_conv(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether the device computes fused layers correctly; tried once."""
+    return device.type == "cuda" and is_correct_on(device, dtype)
 
 
 @torch.no_grad()
-def comes_out_right(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether a stem and a small block at rest are what they should be on a device whose memory is full of NaN."""
+def is_correct_on(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether a folded stem and block are correct on a device whose memory is full of NaN."""
     stem, norm, block = Stem(3, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), BasicBlock(16, 16, 1, pad=False)
     whole = nn.Sequential(stem, norm, nn.ReLU(), block).eval()
     whole = whole.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -36,14 +36,14 @@ def comes_out_right(device: torch.device, dtype: torch.dtype) -> bool:
     waste = [torch.full((8, 16, 8, 8), torch.nan, device=device, dtype=dtype) for _ in range(8)]
     del waste  # whoever gets this memory and does not write it first is found out
     try:
-        found, wanted = Block(block, dtype)(Layer(stem, norm, dtype)(images.to(dtype))), whole(images)
+        found, wanted = FoldedBlock(block, dtype)(FoldedConv(stem, norm, dtype)(images.to(dtype))), whole(images)
     except (RuntimeError, ImportError):  # a fused layer that is not there, or no Triton
         return False
     return bool((found.float() - wanted).norm() < 0.03 * wanted.norm())
 
 
-def folded(convolution: nn.Conv2d, norm: nn.BatchNorm2d | nn.SyncBatchNorm) -> tuple[Tensor, Tensor]:
-    """Return W' and b' of a convolution and the normalisation behind it, in float64."""
+def fold_batch_norm(convolution: nn.Conv2d, norm: nn.BatchNorm2d | nn.SyncBatchNorm) -> tuple[Tensor, Tensor]:
+    """Return W' and b' of a convolution and the normalization behind it, in float64."""
     assert norm.running_mean is not None
     assert norm.running_var is not None
     scale = norm.weight.double() / (norm.running_var.double() + norm.eps).sqrt()
@@ -51,21 +51,21 @@ def folded(convolution: nn.Conv2d, norm: nn.BatchNorm2d | nn.SyncBatchNorm) -> t
     return weight, norm.bias.double() - norm.running_mean.double() * scale
 
 
-class Layer:
-    """A convolution with its normalisation, a shortcut's sum and a ReLU."""
+class FoldedConv:
+    """A convolution with its normalization, a shortcut's sum and a ReLU."""
 
     def __init__(
         self, convolution: nn.Conv2d, norm: nn.BatchNorm2d | nn.SyncBatchNorm, dtype: torch.dtype, relu: bool = True
     ):
-        weight, bias = folded(convolution, norm)
+        weight, bias = fold_batch_norm(convolution, norm)
         assert isinstance(convolution.padding, tuple)
         self.stride, self.padding = convolution.stride, convolution.padding
-        self.seen: Callable[[Tensor], Tensor] = lambda x: x
+        self.prepare_input: Callable[[Tensor], Tensor] = lambda x: x
         if isinstance(convolution, Stem) and convolution.is_small:  # as it learns (`efcil.accel.fused_resnet`)
-            self.seen = functools.partial(convolution.patches, dtype=dtype)
-            weight, self.stride, self.padding = convolution.over_patches(weight), (1, 1), (0, 0)
+            self.prepare_input = functools.partial(convolution.im2col, dtype=dtype)
+            weight, self.stride, self.padding = convolution.weight_to_im2col(weight), (1, 1), (0, 0)
         elif isinstance(convolution, Stem) and weight.is_cuda:  # as `Stem` does
-            self.seen, weight = convolution.fill, convolution.fill(weight)
+            self.prepare_input, weight = convolution.pad_channels, convolution.pad_channels(weight)
         self.weight = weight.to(dtype)
         if weight.is_cuda:
             self.weight = self.weight.contiguous(memory_format=torch.channels_last)
@@ -74,7 +74,7 @@ class Layer:
 
     def __call__(self, x: Tensor, shortcut: Tensor | None = None) -> Tensor:
         """(n, inputs, h, w) to (n, outputs, h / stride, w / stride)."""
-        x = self.seen(x)
+        x = self.prepare_input(x)
         if x.is_cuda and self.relu:
             return self._fused(x, shortcut)
         y = F.conv2d(x, self.weight, self.bias, self.stride, self.padding)
@@ -88,19 +88,19 @@ class Layer:
         return torch.cudnn_convolution_add_relu(x, self.weight, shortcut, 1.0, self.bias, *how)
 
 
-class Block:
-    """A residual block at rest."""
+class FoldedBlock:
+    """A folded residual block."""
 
     def __init__(self, block: BasicBlock | Bottleneck, dtype: torch.dtype):
         *inner, last = block.layers()
-        self.inner = [Layer(*pair, dtype) for pair in inner]
-        self.last = Layer(*last, dtype, block.last_relu)
+        self.inner = [FoldedConv(*pair, dtype) for pair in inner]
+        self.last = FoldedConv(*last, dtype, block.last_relu)
         self.shortcut: Callable[[Tensor], Tensor] | None = block.downsample
         if isinstance(block.downsample, nn.Sequential):
             convolution, norm = block.downsample
             assert isinstance(convolution, nn.Conv2d)
             assert isinstance(norm, nn.BatchNorm2d | nn.SyncBatchNorm)
-            self.shortcut = around = Layer(convolution, norm, dtype, relu=False)
+            self.shortcut = around = FoldedConv(convolution, norm, dtype, relu=False)
             # One offset for both: cuDNN adds the last layer's, and the shortcut's would be a pass of its own.
             self.last.bias, around.bias = (self.last.offset + around.offset).to(dtype), None
 
@@ -112,15 +112,15 @@ class Block:
         return self.last(y, x if self.shortcut is None else self.shortcut(x))
 
 
-class AtRest:
-    """The features of a ResNet as it is now; what it learns later changes nothing here."""
+class FoldedResNet:
+    """A frozen copy of a ResNet that returns its features."""
 
     @torch.no_grad()
     def __init__(self, backbone: ResNet, dtype: torch.dtype = torch.float32):
         self.dtype = dtype
-        self.stem = Layer(backbone.conv1, backbone.bn1, dtype)
+        self.stem = FoldedConv(backbone.conv1, backbone.bn1, dtype)
         self.maxpool = backbone.maxpool
-        self.blocks = [Block(block, dtype) for block in backbone.blocks()]
+        self.blocks = [FoldedBlock(block, dtype) for block in backbone.blocks()]
 
     @torch.no_grad()
     def __call__(self, images: Tensor) -> Tensor:
@@ -131,6 +131,8 @@ class AtRest:
         return x.mean((2, 3))
 
 
-def rested(backbone: nn.Module, device: torch.device, dtype: torch.dtype) -> AtRest | None:
-    """Return a ResNet at rest where the device is known to compute it right; None elsewhere."""
-    return AtRest(backbone, dtype) if isinstance(backbone, ResNet) and fuses(device, dtype) else None
+def fold(backbone: nn.Module, device: torch.device, dtype: torch.dtype) -> FoldedResNet | None:
+    """Return a folded ResNet where the device supports it; None elsewhere."""
+    return (
+        FoldedResNet(backbone, dtype) if isinstance(backbone, ResNet) and supports_fused_conv(device, dtype) else None
+    )

@@ -10,7 +10,7 @@ softmax(z) over the new ones, Eq. 1 of n images and its gradient are
     and for x = u |x|:  dL/dx = (dL/du - u (u . dL/du)) / |x|
 
 Written as torch has it, forward and backward, this is sixty launches of next to no work: 0.13 of a captured step's
-2 ms. On a GPU these are the kernels of `efcil.learners.loss_kernels`; elsewhere the lines below.
+2 ms. On a GPU these are the kernels of `efcil.accel.loss_kernels`; elsewhere the lines below.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-SHORTEST = 1e-12  # below this length a row is not stretched further, as torch.nn.functional.normalize has it
+EPS = 1e-12  # below this length a row is not stretched further, as torch.nn.functional.normalize has it
 
 
 def unit_rows(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -29,9 +29,9 @@ def unit_rows(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     if x.is_cuda:
         from efcil.accel import loss_kernels
 
-        return loss_kernels.unit_rows(x, dtype, SHORTEST)
+        return loss_kernels.unit_rows(x, dtype, EPS)
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
-    stretch = 1 / wide.norm(dim=1).clamp_min(SHORTEST)
+    stretch = 1 / wide.norm(dim=1).clamp_min(EPS)
     return (wide * stretch[:, None]).to(dtype), stretch
 
 
@@ -40,14 +40,14 @@ def unit_rows_back(grad: Tensor, x: Tensor, stretch: Tensor) -> Tensor:
     if x.is_cuda:
         from efcil.accel import loss_kernels
 
-        return loss_kernels.unit_rows_back(grad, x, stretch, SHORTEST)
+        return loss_kernels.unit_rows_back(grad, x, stretch, EPS)
     grad, unit = grad.to(stretch.dtype), x.to(stretch.dtype) * stretch[:, None]
     along = (unit * grad).sum(1, keepdim=True)
-    along = torch.where(stretch[:, None] < 1 / SHORTEST, along, 0)  # a row that was too short was only multiplied
+    along = torch.where(stretch[:, None] < 1 / EPS, along, 0)  # a row that was too short was only multiplied
     return ((grad - unit * along) * stretch[:, None]).to(x.dtype)
 
 
-def judge(
+def loss_and_grad(
     cosines: Tensor,
     scale: Tensor,
     labels: Tensor,
@@ -63,7 +63,7 @@ def judge(
     if cosines.is_cuda:
         from efcil.accel import loss_kernels
 
-        return loss_kernels.judge(cosines, scale, labels, target, old_scale, alpha, temperature)
+        return loss_kernels.loss_and_grad(cosines, scale, labels, target, old_scale, alpha, temperature)
     wide = cosines.to(scale.dtype)
     count, old = len(wide), 0 if target is None else target.shape[1]
     z = scale * wide
@@ -81,12 +81,12 @@ def judge(
     return loss / count, (grad * scale).to(cosines.dtype), (grad * wide).sum(1)
 
 
-class _Judged(torch.autograd.Function):
+class _FusedLwFLoss(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, features: Tensor, weight: Tensor, scale: Tensor, dtype: torch.dtype, *given: Any) -> Tensor:
         u, stretch = unit_rows(features, dtype)
         w, stretch_w = unit_rows(weight, dtype)
-        loss, of_cosines, of_scale = judge(u @ w.T, scale, *given)
+        loss, of_cosines, of_scale = loss_and_grad(u @ w.T, scale, *given)
         ctx.save_for_backward(features, stretch, weight, stretch_w, u, w, of_cosines, of_scale)
         return loss.sum()
 
@@ -100,13 +100,13 @@ class _Judged(torch.autograd.Function):
 
 
 @torch.no_grad()
-def cosines(features: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
+def cosine_similarity(features: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
     """(n, classes) of features (n, dim) with a head's weight (classes, dim); products in `dtype`."""
     with torch.autocast(features.device.type, enabled=False):
         return unit_rows(features, dtype)[0] @ unit_rows(weight, dtype)[0].T
 
 
-def judged(
+def fused_lwf_loss(
     features: Tensor,
     labels: Tensor,
     head: tuple[Tensor, Tensor],
@@ -116,19 +116,19 @@ def judged(
     temperature: float,
     dtype: torch.dtype,
 ) -> Tensor:
-    """Eq. 1 of features (n, dim) for a head of (weight, scale), products in `dtype`; see `judge` for the rest."""
+    """Eq. 1 of features (n, dim) for a head (weight, scale), products in `dtype`; see `loss_and_grad`."""
     with torch.autocast(features.device.type, enabled=False):
-        found: Tensor = _Judged.apply(features, *head, dtype, labels, target, old_scale, alpha, temperature)
+        found: Tensor = _FusedLwFLoss.apply(features, *head, dtype, labels, target, old_scale, alpha, temperature)
     return found
 
 
 @functools.cache
-def works(device: torch.device, dtype: torch.dtype) -> bool:
+def is_supported(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether a GPU computes the loss in this way, and the right one; tried once."""
-    return device.type == "cuda" and comes_out_right(device, dtype)
+    return device.type == "cuda" and is_correct_on(device, dtype)
 
 
-def comes_out_right(device: torch.device, dtype: torch.dtype) -> bool:
+def is_correct_on(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether a small batch has the loss and the gradients here that it has on a CPU."""
     found = []
     for place in (torch.device("cpu"), device):
@@ -140,8 +140,8 @@ def comes_out_right(device: torch.device, dtype: torch.dtype) -> bool:
         labels = torch.tensor([4, 5, 6, 4, 5, 6], device=place)
         try:
             with torch.enable_grad():
-                target = (cosines(before, old, dtype), scale.detach())
-                loss = judged(features, labels, (weight, scale), *target, 10.0, 2.0, dtype)
+                target = (cosine_similarity(before, old, dtype), scale.detach())
+                loss = fused_lwf_loss(features, labels, (weight, scale), *target, 10.0, 2.0, dtype)
                 found.append([loss.detach().cpu(), *(g.cpu() for g in torch.autograd.grad(loss, learned))])
         except Exception:  # a kernel that cannot be built or started raises what it likes
             return False

@@ -10,32 +10,32 @@ import triton.language as tl
 from torch import Tensor
 
 WARPS = 4
-ROOM = 128  # classes that a kernel is made for, at least: growing heads do not ask for a new one in each task
+MIN_CLASSES = 128  # classes that a kernel is made for, at least: growing heads do not ask for a new one in each task
 
 
 @triton.jit
-def _unit_rows(x, unit, stretch, dim, shortest, BLOCK: tl.constexpr):
+def _unit_rows(x, unit, stretch, dim, eps, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     c = tl.arange(0, BLOCK)
     v = tl.load(x + row * dim + c, mask=c < dim, other=0.0).to(tl.float32)
-    longer = 1.0 / tl.maximum(tl.sqrt(tl.sum(v * v, 0)), shortest)
+    longer = 1.0 / tl.maximum(tl.sqrt(tl.sum(v * v, 0)), eps)
     tl.store(unit + row * dim + c, (v * longer).to(unit.dtype.element_ty), mask=c < dim)
     tl.store(stretch + row, longer)
 
 
 @triton.jit
-def _unit_rows_back(grad, x, stretch, dx, dim, shortest, BLOCK: tl.constexpr):
+def _unit_rows_back(grad, x, stretch, dx, dim, eps, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     c = tl.arange(0, BLOCK)
     g = tl.load(grad + row * dim + c, mask=c < dim, other=0.0).to(tl.float32)
     longer = tl.load(stretch + row)
     u = tl.load(x + row * dim + c, mask=c < dim, other=0.0).to(tl.float32) * longer
-    along = tl.where(longer * shortest < 1.0, tl.sum(u * g, 0), 0.0)
+    along = tl.where(longer * eps < 1.0, tl.sum(u * g, 0), 0.0)
     tl.store(dx + row * dim + c, ((g - u * along) * longer).to(dx.dtype.element_ty), mask=c < dim)
 
 
 @triton.jit
-def _judge(
+def _loss_and_grad(
     cosines,
     scale,
     labels,
@@ -85,23 +85,23 @@ def _tiles(width: int, least: int = 16) -> dict[str, Any]:
     return {"BLOCK": max(least, triton.next_power_of_2(width)), "num_warps": WARPS}
 
 
-def unit_rows(x: Tensor, dtype: torch.dtype, shortest: float) -> tuple[Tensor, Tensor]:
+def unit_rows(x: Tensor, dtype: torch.dtype, eps: float) -> tuple[Tensor, Tensor]:
     """See `efcil.accel.fused_lwf_loss.unit_rows`."""
     x = x.contiguous()
     unit, stretch = torch.empty_like(x, dtype=dtype), x.new_empty(len(x), dtype=torch.float32)
-    _unit_rows[(len(x),)](x, unit, stretch, x.shape[1], shortest, **_tiles(x.shape[1]))
+    _unit_rows[(len(x),)](x, unit, stretch, x.shape[1], eps, **_tiles(x.shape[1]))
     return unit, stretch
 
 
-def unit_rows_back(grad: Tensor, x: Tensor, stretch: Tensor, shortest: float) -> Tensor:
+def unit_rows_back(grad: Tensor, x: Tensor, stretch: Tensor, eps: float) -> Tensor:
     """See `efcil.accel.fused_lwf_loss.unit_rows_back`."""
     grad, x = grad.contiguous(), x.contiguous()
     dx = torch.empty_like(x)
-    _unit_rows_back[(len(x),)](grad, x, stretch, dx, x.shape[1], shortest, **_tiles(x.shape[1]))
+    _unit_rows_back[(len(x),)](grad, x, stretch, dx, x.shape[1], eps, **_tiles(x.shape[1]))
     return dx
 
 
-def judge(
+def loss_and_grad(
     cosines: Tensor,
     scale: Tensor,
     labels: Tensor,
@@ -110,7 +110,7 @@ def judge(
     alpha: float,
     temperature: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """See `efcil.accel.fused_lwf_loss.judge`."""
+    """See `efcil.accel.fused_lwf_loss.loss_and_grad`."""
     cosines = cosines.contiguous()
     count, classes = cosines.shape
     loss, of_scale = (cosines.new_empty(count, dtype=torch.float32) for _ in range(2))
@@ -120,5 +120,7 @@ def judge(
         teacher, old = (target.contiguous(), old_scale), target.shape[1]
     sizes = (count, classes, old, float(alpha), float(temperature))
     found = (loss, grad, of_scale)
-    _judge[(count,)](cosines, scale, labels, *teacher, *found, *sizes, OLD=old > 0, **_tiles(classes, ROOM))
+    _loss_and_grad[(count,)](
+        cosines, scale, labels, *teacher, *found, *sizes, OLD=old > 0, **_tiles(classes, MIN_CLASSES)
+    )
     return found

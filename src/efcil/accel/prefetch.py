@@ -8,86 +8,88 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 from torch import Tensor
 
-from efcil.accel.machine import Machine
-from efcil.accel.streams import own_stream
+from efcil.accel.execution import Execution
+from efcil.accel.streams import thread_stream
 from efcil.data.augment import CHUNK_BYTES
-from efcil.training.image_batches import Pixels
-from efcil.training.image_store import Store
+from efcil.training.image_batches import ImageBatches
+from efcil.training.image_store import ImageStore
 from efcil.training.loader import StoredBatch
 
-Resting = Callable[[Tensor], Tensor]  # normalised images -> what networks at rest make of them, (n, ...)
-AT_REST = 2560 * 3 * 32 * 32  # numbers in the images that networks at rest look at at once
+Resting = Callable[[Tensor], Tensor]  # normalized images -> outputs of frozen networks (n, ...)
+TEACHER_BATCH_NUMEL = 2560 * 3 * 32 * 32  # numbers in a batch of images for frozen networks
 
 
 @torch.no_grad()
-def seen_at_rest(
-    epochs: Sequence[Sequence[StoredBatch]], resting: Resting, pixels: Pixels, machine: Machine
+def precompute_teacher(
+    epochs: Sequence[Sequence[StoredBatch]], resting: Resting, pixels: ImageBatches, execution: Execution
 ) -> list[list[StoredBatch]]:
-    """Add to the batches of epochs what networks at rest make of their images, in batches as large as a GPU likes.
+    """Add the outputs of frozen networks to the batches of epochs, computed in batches of a size that fills a GPU.
 
-    All of one size, the last one filled up: a new size would be compiled and tried out anew.
+    All have one size, the last one is padded: a new size would be compiled and autotuned again.
     """
     parts = [batch[0] for epoch in epochs for batch in epoch]
     rows = torch.cat(parts)
-    size = max(len(parts[0]), AT_REST // math.prod(rows.shape[1:]))
+    size = max(len(parts[0]), TEACHER_BATCH_NUMEL // math.prod(rows.shape[1:]))
 
-    def looked() -> Tensor:
+    def forward() -> Tensor:
         found = []
-        with machine.autocast():
+        with execution.autocast():
             for part in rows.split(size):
                 full = torch.cat([part, part[:1].expand(size - len(part), -1, -1, -1)])
-                found.append(resting(pixels.normalise(full))[: len(part)])
+                found.append(resting(pixels.normalize(full))[: len(part)])
         return torch.cat(found)
 
-    with machine.uncaptured():
-        seen = iter(machine.convolving(looked).split([len(part) for part in parts]))
+    with execution.prevent_capture():
+        seen = iter(execution.run_on_autotune_thread(forward).split([len(part) for part in parts]))
     return [[(*batch, next(seen)) for batch in epoch] for epoch in epochs]
 
 
-class Ahead:
-    """On a GPU, prepares the next epochs beside the steps of this one, on a stream of its own, where they fit.
+class Prefetcher:
+    """Prefetch the next epochs on a stream of its own, on a GPU and where they fit.
 
-    Images are augmented, and networks at rest look at them. Of small tasks several epochs at once: an epoch of 2,500
-    images is a hundred launches of little work each. They are begun as many epochs before the first of them is needed,
-    so that steps, which go first on the GPU, do not wait for them.
+    Images are augmented and frozen networks applied to them. Small tasks have several epochs prefetched together, since
+    an epoch of 2,500 images is a hundred launches of little work each. A block is started as many epochs before its
+    first one is needed, so that steps, which have priority on the GPU, do not wait for it.
     """
 
-    MOST = 8  # epochs at once
+    MAX_EPOCHS = 8  # epochs at once
 
     def __init__(
         self,
-        one: Callable[[int], Iterable[StoredBatch]],  # the batches of an epoch
-        several: Callable[[range], Sequence[Sequence[StoredBatch]]],  # of several epochs
-        images: Store,
-        last: int,  # epochs in all
-        machine: Machine,
+        load_epoch: Callable[[int], Iterable[StoredBatch]],  # the batches of an epoch
+        load_epochs: Callable[[range], Sequence[Sequence[StoredBatch]]],  # of several epochs
+        images: ImageStore,
+        num_epochs: int,  # epochs in all
+        execution: Execution,
     ):
-        self.one, self.several, self.last = one, several, last
-        fit = CHUNK_BYTES[machine.device.type] // max(1, images.numel()) if isinstance(images, Tensor) else 0
-        self.at_once = min(self.MOST, fit)
-        self.stream = own_stream(machine.device, "ahead") if machine.device.type == "cuda" and fit else None
-        self.ready: dict[int, tuple[Sequence[StoredBatch], torch.cuda.Event]] = {}  # and what tells that they are there
-        self.taken: Sequence[StoredBatch] = []
+        self.load_epoch, self.load_epochs, self.num_epochs = load_epoch, load_epochs, num_epochs
+        fit = CHUNK_BYTES[execution.device.type] // max(1, images.numel()) if isinstance(images, Tensor) else 0
+        self.block_size = min(self.MAX_EPOCHS, fit)
+        self.stream = thread_stream(execution.device, "prefetch") if execution.device.type == "cuda" and fit else None
+        self.pending: dict[
+            int, tuple[Sequence[StoredBatch], torch.cuda.Event]
+        ] = {}  # and what tells that they are there
+        self._in_use: Sequence[StoredBatch] = []
         if self.stream is not None:
             self.stream.wait_stream(torch.cuda.current_stream())  # the images must be there
 
-    def prepare(self, epoch: int) -> None:
-        """Begin the batches of `epoch` and of those after it, where fewer are begun than belong together."""
-        first = max(self.ready, default=epoch - 1) + 1
-        if self.stream is not None and first < self.last and len(self.ready) < self.at_once:
-            block = range(first, min(first + self.at_once, self.last))
+    def prefetch(self, epoch: int) -> None:
+        """Start the batches of `epoch` and of those after it, unless a whole block is pending."""
+        first = max(self.pending, default=epoch - 1) + 1
+        if self.stream is not None and first < self.num_epochs and len(self.pending) < self.block_size:
+            block = range(first, min(first + self.block_size, self.num_epochs))
             with torch.cuda.stream(self.stream):
-                found = self.several(block)
-                there = self.stream.record_event()
-            self.ready |= {number: (batches, there) for number, batches in zip(block, found, strict=True)}
+                found = self.load_epochs(block)
+                done = self.stream.record_event()
+            self.pending |= {number: (batches, done) for number, batches in zip(block, found, strict=True)}
 
-    def take(self, epoch: int) -> Iterable[StoredBatch]:
-        """Return an epoch's batches; the caller waits for the device before it asks for the next."""
+    def get(self, epoch: int) -> Iterable[StoredBatch]:
+        """Return an epoch's batches; the caller synchronizes with the device before asking for the next."""
         if self.stream is None:
-            return self.one(epoch)
-        if epoch not in self.ready:
-            self.prepare(epoch)
-        found, there = self.ready.pop(epoch)
-        torch.cuda.current_stream().wait_event(there)
-        self.taken = found  # kept until the next is taken: the steps that read it are done by then
-        return self.taken
+            return self.load_epoch(epoch)
+        if epoch not in self.pending:
+            self.prefetch(epoch)
+        found, done = self.pending.pop(epoch)
+        torch.cuda.current_stream().wait_event(done)
+        self._in_use = found  # kept until the next epoch: the steps that read it are done by then
+        return self._in_use

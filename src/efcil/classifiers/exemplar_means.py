@@ -43,8 +43,8 @@ class ExemplarMeans(Classifier):
         r = features.learner
         assert isinstance(r, Rehearsal)
         assert r.exemplars is not None
-        shown = features.pixels().showing(r.exemplars.images)
-        found = l2_normalize(extract(r.backbone, shown, r.machine, r.options.crop))
+        shown = features.pixels().with_images(r.exemplars.images)
+        found = l2_normalize(extract(r.backbone, shown, r.execution, r.options.crop))
         labels = r.exemplars.labels
         sums = found.new_zeros(int(labels.max()) + 1, found.shape[1]).index_add_(0, labels, found)
         self.means = sums / torch.bincount(labels)[:, None]

@@ -29,7 +29,7 @@ from efcil.learners.base import Learner
 from efcil.learners.first_task import FirstTask
 from efcil.learners.foster import FOSTER
 from efcil.learners.pass_ import PASS, TURNS
-from efcil.models.heads import CosineHead, GrowingHead, restored
+from efcil.models.heads import CosineHead, GrowingHead, head_from_state
 
 
 class LearnerHead(Classifier):
@@ -56,7 +56,7 @@ class LearnerHead(Classifier):
     def retain(self, positions: Tensor) -> None:
         """Keep the rows of some classes only."""
         assert isinstance(self.head, CosineHead)
-        self.head.keep(positions)
+        self.head.select_classes(positions)
 
     @torch.no_grad()
     def logits(self, features: Tensor) -> Tensor:
@@ -70,7 +70,7 @@ class LearnerHead(Classifier):
 
     def load_state_dict(self, state: Mapping[str, Tensor], *stats: ClassStats) -> None:
         """Restore the head."""
-        self.head = restored(state)
+        self.head = head_from_state(state)
 
     @property
     def prototypes(self) -> Tensor | None:

@@ -30,7 +30,7 @@ from efcil.core.class_stats import ClassStats
 from efcil.core.linear_algebra import DTYPE
 from efcil.core.recursive_ridge import ExpandedRidge, expansion_matrix
 from efcil.features import TaskFeatures
-from efcil.randomness import Purpose, generator
+from efcil.randomness import RngStream, generator
 from efcil.training.memory import memory_guard
 
 
@@ -52,7 +52,7 @@ class ExpandedClassifier(Classifier):
         """Draw the expansion matrix (dim, buffer) anew."""
         self.place = place
         seed, dim = place.tolist()
-        return expansion_matrix(dim, self.options.buffer, generator("cpu", Purpose.EXPANSION, seed)).to(device)
+        return expansion_matrix(dim, self.options.buffer, generator("cpu", RngStream.EXPANSION, seed)).to(device)
 
     def begin(self, expansion: Tensor) -> None:
         """Start the regressions behind an expansion."""

@@ -26,7 +26,7 @@ class RidgeOptions(Options):
     """Options of the reconstruction."""
 
     ridge: float = Field(default=200.0, ge=0)  # gamma of Eq. 11
-    normalise: bool = True  # CN, Eq. 22
+    normalize: bool = True  # CN, Eq. 22
     # Of the new classes, in the reconstruction; what is stored is always clean.
     ridge_view: Literal["clean", "augmented"] = "clean"
 
@@ -47,7 +47,7 @@ class Ridge(Classifier):
     def fit(self, stats: ClassStats) -> None:  # type: ignore[override]
         """Solve the ridge regression, and normalize."""
         weight = ridge_weight(stats, self.options.ridge)  # Eq. 18-21
-        self.weight = normalize_columns(weight) if self.options.normalise else weight  # Eq. 22
+        self.weight = normalize_columns(weight) if self.options.normalize else weight  # Eq. 22
         self.means = stats.mean
 
     def logits(self, features: Tensor) -> Tensor:

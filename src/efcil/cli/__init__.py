@@ -42,9 +42,11 @@ Compile = Annotated[
     bool | None,
     typer.Option(help="Compile the backbones, ResNets in bf16 with kernels of our own; on by default on a GPU."),
 ]
-Capture = Annotated[bool | None, typer.Option(help="Record the training step as a CUDA graph; on by default on a GPU.")]
+CudaGraphs = Annotated[
+    bool | None, typer.Option(help="Record the training step as a CUDA graph; on by default on a GPU.")
+]
 SyncBN = Annotated[
-    bool, typer.Option("--sync-bn", help="Under torchrun, on GPUs: normalise over the whole batch, not each share.")
+    bool, typer.Option("--sync-bn", help="Under torchrun, on GPUs: normalize over the whole batch, not each share.")
 ]
 Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads; results are bit-equal for equal counts.")]
 Every = Annotated[float, typer.Option("--checkpoint-seconds", min=0, help="Seconds between checkpoints inside a task.")]
@@ -78,12 +80,12 @@ def _root(
     version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True)] = False,
 ) -> None:
     if os.environ.get("TORCHELASTIC_RUN_ID") and context.invoked_subcommand not in DISTRIBUTED:
-        from efcil.training.distributed import processes
+        from efcil.training.distributed import world_size
 
-        if processes() > 1:
+        if world_size() > 1:
             known = " and ".join(f"`efcil {name}`" for name in DISTRIBUTED)
             raise ConfigError(
-                f"efcil {context.invoked_subcommand} works alone, and torchrun started {processes()} processes of it: "
+                f"efcil {context.invoked_subcommand} works alone, and torchrun started {world_size()} processes of it: "
                 f"start it without torchrun; only {known} share their work"
             )
 
@@ -98,9 +100,9 @@ def _increment(text: str | None) -> int | list[int] | None:
     return values[0] if len(values) == 1 else values
 
 
-def _run(methods: list[str], dataset: str, o: dict[str, Any], compare: bool, reporter: Any, group: Any) -> Any:
+def _run(methods: list[str], dataset: str, o: dict[str, Any], compare: bool, reporter: Any, world: Any) -> Any:
     """Resolve the options of a command into a run."""
-    from efcil.accel.machine import Machine
+    from efcil.accel.execution import Execution
     from efcil.experiment.run import Run
     from efcil.experiment.specification import ExperimentSpec, resolve
     from efcil.experiment.tracking import trackers
@@ -124,7 +126,7 @@ def _run(methods: list[str], dataset: str, o: dict[str, Any], compare: bool, rep
         import torch
 
         torch.set_num_threads(o["threads"])
-    machine = Machine.choose(o["device"], o["precision"], o["compile"], o["capture"], group, o["sync_bn"])
+    execution = Execution.choose(o["device"], o["precision"], o["compile"], o["cuda_graphs"], world, o["sync_bn"])
     split = "-".join(f"{key}{value}" for key, value in experiment.tasks.items()).replace(" ", "")
     name = methods[0].replace(":", "-")
     out = o["out"] or Path("runs") / f"{name}-{dataset}-{split}-order{Path(o['order']).stem}-seed{o['seed']}"
@@ -133,13 +135,13 @@ def _run(methods: list[str], dataset: str, o: dict[str, Any], compare: bool, rep
         experiment,
         o["data"],
         out,
-        machine,
+        execution,
         reporter,
         command=command,
         checkpoint_seconds=o["checkpoint_seconds"],
         compare=compare,
         save_features=o["save_features"],
-        trackers=trackers(o["log"] if group.is_first else [], out, experiment.fingerprint()),
+        trackers=trackers(o["log"] if world.is_main else [], out, experiment.fingerprint()),
     )
 
 
@@ -152,14 +154,14 @@ def _say(o: dict[str, Any], reporter: Any) -> None:
 def _execute(methods: list[str], dataset: str, o: dict[str, Any], compare: bool = False) -> None:
     """Execute one run and leave the screen tidy; under torchrun, this process's part of it."""
     from efcil.experiment.reporters import NullReporter, choose_reporter
-    from efcil.training.distributed import joined
+    from efcil.training.distributed import init_distributed
 
-    with joined() as group:
-        reporter = choose_reporter(o["quiet"], o["json"]) if group.is_first else NullReporter()
+    with init_distributed() as world:
+        reporter = choose_reporter(o["quiet"], o["json"]) if world.is_main else NullReporter()
         try:
             _say(o, reporter)
-            with group.agreeing():
-                run = _run(methods, dataset, o, compare, reporter, group)
+            with world.sync_errors():
+                run = _run(methods, dataset, o, compare, reporter, world)
             from efcil.experiment.run import execute_all
 
             execute_all([run], o["resume"], 1, f"go on with --resume --out {run.out}")
@@ -197,7 +199,7 @@ def _shared(
     device: Device = "auto",
     precision: Precision = "auto",
     compile: Compile = None,
-    capture: Capture = None,
+    cuda_graphs: CudaGraphs = None,
     sync_bn: SyncBN = False,
     threads: Threads = None,
     checkpoint_seconds: Every = 60.0,
@@ -243,13 +245,15 @@ def compare(
     methods: Annotated[str, typer.Argument(help="Methods with commas between them; a variant is name:key=value.")] = "",
     dataset: Annotated[str, typer.Argument(help="Data set, see `efcil data list`.")] = "",
     orders: Annotated[str, typer.Option(help="Class orders with commas between them.")] = "identity",
-    at_once: Annotated[int | None, typer.Option(min=1, help="Orders trained at once; 3 on a GPU by default.")] = None,
+    concurrent_runs: Annotated[
+        int | None, typer.Option(min=1, help="Orders trained at once; 3 on a GPU by default.")
+    ] = None,
     **options: Any,
 ) -> None:
     """Train one backbone trajectory for each class order and read every method from it."""
-    options |= {"methods": methods, "dataset": dataset, "orders": orders, "at_once": at_once}
+    options |= {"methods": methods, "dataset": dataset, "orders": orders, "concurrent_runs": concurrent_runs}
     options = _with_file(options, context)
-    at_once = options["at_once"]
+    concurrent_runs = options["concurrent_runs"]
     names = [m.strip() for m in options["methods"].split(",") if m.strip()]
     if not names or not options["dataset"]:
         raise ConfigError("say what to compare: efcil compare METHOD,METHOD DATASET, for example dpcr,lwf-ncm digits")
@@ -262,16 +266,18 @@ def compare(
     from efcil.experiment.reporters import NullReporter, PrefixReporter, choose_reporter
     from efcil.experiment.run import execute_all
     from efcil.report import load_summaries, markdown_table, write_report
-    from efcil.training.distributed import joined
+    from efcil.training.distributed import init_distributed
 
     quiet = options["quiet"] or options["json"]
     places = {order: out / f"order-{Path(order).stem}" for order in chosen}
-    with joined() as group:
+    with init_distributed() as world:
         runs = []
-        with group.agreeing():
-            if group.size > 1 and at_once not in (None, 1):
-                raise ConfigError(f"--at-once {at_once}: {group.size} processes train one order at a time; drop it")
-            if group.is_first:
+        with world.sync_errors():
+            if world.size > 1 and concurrent_runs not in (None, 1):
+                raise ConfigError(
+                    f"--concurrent-runs {concurrent_runs}: {world.size} processes train one order at a time; drop it"
+                )
+            if world.is_main:
                 _say(options, choose_reporter(options["quiet"], options["json"]))
             for order, place in places.items():
                 reporter = (
@@ -279,10 +285,10 @@ def compare(
                 )
                 own = {**options, "order": order, "out": place}
                 runs.append(
-                    _run(names, options["dataset"], own, True, reporter if group.is_first else NullReporter(), group)
+                    _run(names, options["dataset"], own, True, reporter if world.is_main else NullReporter(), world)
                 )
-        execute_all(runs, options["resume"], at_once or runs[0].machine.runs_at_once)
-        if group.is_first:
+        execute_all(runs, options["resume"], concurrent_runs or runs[0].execution.concurrent_runs)
+        if world.is_main:
             summaries = load_summaries(list(places.values()))
             write_report(summaries, out)
             if not quiet:
@@ -304,7 +310,9 @@ def tune(
     val_fraction: Annotated[
         float, typer.Option(min=0.01, max=0.5, help="Share of each class's training images that is measured on.")
     ] = 0.1,
-    at_once: Annotated[int | None, typer.Option(min=1, help="Runs trained at once; 3 on a GPU by default.")] = None,
+    concurrent_runs: Annotated[
+        int | None, typer.Option(min=1, help="Runs trained at once; 3 on a GPU by default.")
+    ] = None,
     **options: Any,
 ) -> None:
     """Choose options on held-out training images, never on test images. What is done is not done again."""
@@ -315,7 +323,7 @@ def tune(
         "dataset": dataset,
         "orders": orders,
         "val_fraction": val_fraction,
-        "at_once": at_once,
+        "concurrent_runs": concurrent_runs,
     }
     options = _with_file(options, context)
     if not options["method"] or not options["dataset"] or not grid:
@@ -375,7 +383,7 @@ def reproduce(
     ] = [],  # noqa: B006
     overrides: Overrides = [],  # noqa: B006
     device: Device = "auto",
-    at_once: Annotated[
+    concurrent_runs: Annotated[
         int | None, typer.Option(min=1, help="Runs trained at once in this process; 3 on a GPU by default.")
     ] = None,
     parallel: Annotated[
@@ -403,7 +411,7 @@ def reproduce(
         results=results,
         overrides=overrides,
         device=device,
-        at_once=at_once,
+        concurrent_runs=concurrent_runs,
         parallel=parallel,
         retries=retries,
         quiet=quiet,

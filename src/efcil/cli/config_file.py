@@ -75,11 +75,11 @@ def _checked(name: str, value: Any, default: Any) -> Any:
         return [str(one) for one in value] if isinstance(value, list) else [str(value)]
     if name in ("order", "orders", "increment", "methods"):
         return ",".join(map(str, value)) if isinstance(value, list) else str(value)
-    if name in ("tasks", "init_cls", "seed", "threads", "at_once"):
+    if name in ("tasks", "init_cls", "seed", "threads", "concurrent_runs"):
         wanted: tuple[type, ...] = (int,)
     elif name == "checkpoint_seconds":
         wanted = (int, float)
-    elif name in ("compile", "capture") or isinstance(default, bool):
+    elif name in ("compile", "cuda_graphs") or isinstance(default, bool):
         wanted = (bool,)
     else:
         wanted = (str,)

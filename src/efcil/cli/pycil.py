@@ -23,14 +23,14 @@ BACKBONES = ("resnet18", "resnet32", "resnet34", "resnet50")
 
 _STEPS = {  # PyCIL's names for the schedule of the first task and of the later ones -> ours
     **{"init_epoch": "first.epochs", "init_lr": "first.lr", "init_milestones": "first.milestones"},
-    **{"init_lr_decay": "first.drop", "init_weight_decay": "first.weight_decay"},
-    **{"epochs": "later.epochs", "lrate": "later.lr", "milestones": "later.milestones", "lrate_decay": "later.drop"},
+    **{"init_lr_decay": "first.gamma", "init_weight_decay": "first.weight_decay"},
+    **{"epochs": "later.epochs", "lrate": "later.lr", "milestones": "later.milestones", "lrate_decay": "later.gamma"},
     "weight_decay": "later.weight_decay",
 }
 _INIT = {"init_epochs": "first.epochs", "init_lr": "first.lr", "init_weight_decay": "first.weight_decay"}
 _ACIL = {
     **{"buffer_size": "buffer", "gamma": "ridge", "init_batch_size": "batch_size"},
-    **{"init_weight_decay": "first.weight_decay", "scheduler.init_lr": "first.lr", "scheduler.decay": "first.drop"},
+    **{"init_weight_decay": "first.weight_decay", "scheduler.init_lr": "first.lr", "scheduler.decay": "first.gamma"},
     **{"scheduler.init_epochs": "first.epochs", "scheduler.milestones": "first.milestones"},
 }
 KEYS: dict[str, dict[str, str]] = {  # method -> PyCIL's key -> ours, or several
@@ -50,7 +50,7 @@ KEYS: dict[str, dict[str, str]] = {  # method -> PyCIL's key -> ours, or several
         **{"beta1": "boosting_beta", "beta2": "compression_beta", "lambda_okd": "okd_weight", "T": "temperature"},
     },
     "pass": {
-        **{"epochs": "first.epochs later.epochs", "lr": "first.lr later.lr", "gamma": "first.drop later.drop"},
+        **{"epochs": "first.epochs later.epochs", "lr": "first.lr later.lr", "gamma": "first.gamma later.gamma"},
         **{"weight_decay": "first.weight_decay later.weight_decay", "batch_size": "batch_size"},
         **{"lambda_fkd": "fkd_weight", "lambda_proto": "proto_weight", "temp": "softmax_temperature"},
     },
@@ -82,13 +82,15 @@ CONSTANTS: dict[str, dict[str, Any]] = {  # what PyCIL's code holds, under its n
 
 
 def _cosine(*stages: str) -> dict[str, Any]:
-    return {f"{stage}.{key}": value for stage in stages for key, value in (("curve", "cosine"), ("milestones", []))}
+    return {
+        f"{stage}.{key}": value for stage in stages for key, value in (("lr_schedule", "cosine"), ("milestones", []))
+    }
 
 
 FIXED: dict[str, dict[str, Any]] = {  # what PyCIL's code does without a number, in our words
     "podnet": _cosine("first", "later", "balance"),
     "foster": {**_cosine("first", "later", "compression"), "compression.weight_decay": 0.0, "head": "boosted"},
-    "pass": {"optimiser": "adam", "proto_draws": "balanced", "radius_classes": "all"},
+    "pass": {"optimizer": "adam", "proto_draws": "balanced", "radius_classes": "all"},
     "fecam": _cosine("first"),
 }
 ONLY: dict[str, dict[str, Any]] = {  # keys whose other values we do not have

@@ -43,7 +43,7 @@ class FilesOptions(Options):
         default=None, ge=8
     )  # short side of one that random crops are drawn from; null: short_side
     skip_bad: bool = False
-    stream: bool | None = None  # read as needed; null: only where the decoded array would fill half of the free disk
+    lazy: bool | None = None  # read as needed; null: only where the decoded array would fill half of the free disk
     keep_aspect: bool | None = None  # nothing is cut off; null: where training crops at random (augment=resized-crop)
 
 

@@ -185,20 +185,20 @@ class RandomResizedCrop:
     def apply(self, images: Tensor, parameters: Parameters) -> Tensor:
         """Crop and resize images (n, channels, height, width) to (n, channels, size, size)."""
         height, across = images.shape[2:]
-        if not letterbox.is_framed(images):
-            return resized(images, *self.boxes(parameters, height, across), self.size)
-        width, turned = letterbox.labels(images)
+        if not letterbox.is_letterboxed(images):
+            return resize_boxes(images, *self.boxes(parameters, height, across), self.size)
+        width, is_portrait = letterbox.read_header(images)
         ratio = parameters["ratio"]
-        lying = {**parameters, "ratio": torch.where(turned[:, None], 1 / ratio, ratio)}
-        return _upright(resized(images[..., :-1], *self.boxes(lying, height, width), self.size), turned)
+        rotated = {**parameters, "ratio": torch.where(is_portrait[:, None], 1 / ratio, ratio)}
+        return _rotate_back(resize_boxes(images[..., :-1], *self.boxes(rotated, height, width), self.size), is_portrait)
 
 
-def _upright(squares: Tensor, turned: Tensor) -> Tensor:
+def _rotate_back(squares: Tensor, is_portrait: Tensor) -> Tensor:
     """Stand squares (n, channels, size, size) of pictures that lie on their side (n,) up again."""
-    return torch.where(turned[:, None, None, None], squares.transpose(2, 3), squares)
+    return torch.where(is_portrait[:, None, None, None], squares.transpose(2, 3), squares)
 
 
-def resized(
+def resize_boxes(
     images: Tensor, top: Tensor, left: Tensor, tall: Tensor, wide: Tensor, size: int, widths: Tensor | None = None
 ) -> Tensor:
     """Resize one box (n,) of each image (n, channels, height, width) to `size` x `size`, first across, then down.
@@ -229,9 +229,9 @@ def _triangle(
     begin, end = (edge[:, None, None] for edge in within or (start, start + length))
     start, length = start[:, None, None], length[:, None, None]
     scale = length.double() / size
-    centre = start + (torch.arange(size, device=start.device)[:, None] + 0.5) * scale  # (n, size, 1)
+    center = start + (torch.arange(size, device=start.device)[:, None] + 0.5) * scale  # (n, size, 1)
     pixel = torch.arange(limit, device=start.device)  # (limit,)
-    distance = (pixel + 0.5 - centre).float().abs_()
+    distance = (pixel + 0.5 - center).float().abs_()
     weight = (1 - distance / scale.clamp(min=1).float()).clamp_(min=0)
     weight = weight.masked_fill_((pixel < begin) | (pixel >= end), 0).mul_(2.0**16).round_()
     return (weight / weight.sum(2, keepdim=True)).mul_(2.0**16).round_().mul_(2.0**-16)
@@ -248,7 +248,7 @@ def _full_precision() -> Iterator[None]:
         torch.set_float32_matmul_precision(before)
 
 
-class CentreCrop:
+class CenterCrop:
     """Cut the middle `size` x `size` out; nothing is random.
 
     Images may be stored larger than they are looked at: those whose short side is not `short` get it first, as by
@@ -267,27 +267,27 @@ class CentreCrop:
         height, across = images.shape[2:]
         short = self.short or min(height, across)
         if short < self.size:
-            raise ConfigError(f"a centre crop of {self.size} needs images at least that large, got {height} x {across}")
-        framed = letterbox.is_framed(images)
-        if framed:
-            widths, turned = letterbox.labels(images)
+            raise ConfigError(f"a center crop of {self.size} needs images at least that large, got {height} x {across}")
+        letterboxed = letterbox.is_letterboxed(images)
+        if letterboxed:
+            widths, is_portrait = letterbox.read_header(images)
             images = images[..., :-1]
         elif short == min(height, across):
             top, left = round((height - self.size) / 2), round((across - self.size) / 2)
             return images[:, :, top : top + self.size, left : left + self.size]
         else:
             widths = torch.full((len(images),), across, device=images.device)
-        whole = framed and short == height  # as stored
-        cut = self._cut(images, widths, short) if whole else self._shrunk(images, widths, short)
-        return _upright(cut, turned) if framed else cut
+        whole = letterboxed and short == height  # as stored
+        cut = self._crop(images, widths, short) if whole else self._resize_and_crop(images, widths, short)
+        return _rotate_back(cut, is_portrait) if letterboxed else cut
 
-    def _cut(self, images: Tensor, widths: Tensor, short: int) -> Tensor:
+    def _crop(self, images: Tensor, widths: Tensor, short: int) -> Tensor:
         top, first = round((short - self.size) / 2), _margin(widths, self.size)
         columns = first[:, None] + torch.arange(self.size, device=images.device)
         rows = images[:, :, top : top + self.size]
         return rows.gather(3, columns[:, None, None].expand(*rows.shape[:3], self.size))
 
-    def _shrunk(self, images: Tensor, widths: Tensor, short: int) -> Tensor:
+    def _resize_and_crop(self, images: Tensor, widths: Tensor, short: int) -> Tensor:
         heights = torch.full_like(widths, images.shape[2])
         least = torch.minimum(heights, widths)
         boxes = []
@@ -296,7 +296,7 @@ class CentreCrop:
             pixel = side.double() / new
             boxes.append((_margin(new, self.size) * pixel, self.size * pixel))
         (top, tall), (left, wide) = boxes
-        return resized(images, top, left, tall, wide, self.size, widths)
+        return resize_boxes(images, top, left, tall, wide, self.size, widths)
 
 
 def _margin(sides: Tensor, size: int) -> Tensor:
@@ -305,7 +305,7 @@ def _margin(sides: Tensor, size: int) -> Tensor:
 
 
 _JITTER = 63 / 255
-_NAMED: dict[str, Callable[[int], Transform | None]] = {
+_TRANSFORMS: dict[str, Callable[[int], Transform | None]] = {
     "none": lambda size: None,
     "cifar": lambda size: Compose([RandomCrop(4), HorizontalFlip()]),
     "cifar-brightness": lambda size: Compose([RandomCrop(4), HorizontalFlip(), BrightnessJitter(_JITTER)]),  # PyCIL's
@@ -319,12 +319,12 @@ _NAMED: dict[str, Callable[[int], Transform | None]] = {
 }
 
 
-def named(name: str, size: int) -> Transform | None:
+def make_transform(name: str, size: int) -> Transform | None:
     """The training transform of that name for images of `size` x `size`; None for "none".
 
-    >>> named("none", 32) is None, type(named("digits", 8)).__name__
+    >>> make_transform("none", 32) is None, type(make_transform("digits", 8)).__name__
     (True, 'RandomCrop')
     """
-    if name not in _NAMED:
-        raise ConfigError(f"unknown augmentation '{name}'; {nearest(name, _NAMED)}")
-    return _NAMED[name](size)
+    if name not in _TRANSFORMS:
+        raise ConfigError(f"unknown augmentation '{name}'; {nearest(name, _TRANSFORMS)}")
+    return _TRANSFORMS[name](size)

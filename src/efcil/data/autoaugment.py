@@ -127,7 +127,7 @@ def grey(pixels: Tensor) -> Tensor:
         return pixels
     if pixels.shape[1] != 3:
         raise ConfigError(
-            f"colour operations need images of 1 or 3 channels, got {pixels.shape[1]}: choose another augmentation"
+            f"color operations need images of 1 or 3 channels, got {pixels.shape[1]}: choose another augmentation"
         )
     red, green, blue = pixels.unsqueeze(1).unbind(2)
     luma = (red * 19595).add_(green * 38470).add_(blue * 7471).add_(32768)  # below 2**24: exact in float32

@@ -129,14 +129,14 @@ def load_decoded(
     workers: int | None = None,
     cache: StrPath | None = None,
     skip_bad: bool = False,
-    stream: bool | None = None,
+    lazy: bool | None = None,
     keep_aspect: bool | None = None,
     progress: Progress | None = None,
 ) -> DataSet:
     """Return the images of a tree as squares of `size` pixels, decoded once and mapped from the cache ever after.
 
     With `whole` nothing is cut off: they come in frames (`efcil.data.letterbox`), for random crops.
-    With `stream`, or without it where the array would take more than half of the free disk, nothing is decoded now:
+    With `lazy`, or without it where the array would take more than half of the free disk, nothing is decoded now:
     the images are read as they are needed, each time again, by worker processes.
     Files that are no images, or damaged, raise one DataError that names them, or are skipped and noted (`skip_bad`).
     `workers` defaults to one process per core, or none for few images; `progress(done, total)` follows the decoding.
@@ -147,9 +147,9 @@ def load_decoded(
     tree.split.check(tree, tree.files)
 
     store = _Store.of(tree, home(tree, cache), size, bool(keep_aspect))
-    entry = None if stream else store.find(tree)
-    if entry is None and (stream or (stream is None and not store.fits(tree))):
-        return _streamed(tree, name, store, workers)
+    entry = None if lazy else store.find(tree)
+    if entry is None and (lazy or (lazy is None and not store.fits(tree))):
+        return _lazy_data_set(tree, name, store, workers)
     if entry is None:
         with _written_to(store.folder):
             entry = store.build(tree, skip_bad=skip_bad, workers=workers, progress=progress)
@@ -167,14 +167,14 @@ def loader(name: str, scan: Callable[[StrPath], Tree], side: int) -> Callable[..
         *,
         size: int = side,
         skip_bad: bool = False,
-        stream: bool | None = None,
+        lazy: bool | None = None,
         keep_aspect: bool | None = None,
         progress: Progress | None = None,
     ) -> DataSet:
         """Load the set from its folder; the options are those of `load_decoded`."""
         tree = scan(directory)
         return load_decoded(
-            tree, name, size=size, skip_bad=skip_bad, stream=stream, keep_aspect=keep_aspect, progress=progress
+            tree, name, size=size, skip_bad=skip_bad, lazy=lazy, keep_aspect=keep_aspect, progress=progress
         )
 
     return load
@@ -203,15 +203,15 @@ def _data_set(
     )
 
 
-def _streamed(tree: Tree, name: str, store: _Store, workers: int | None) -> DataSet:
-    from efcil.data.lazy import Decoder, Streamed
+def _lazy_data_set(tree: Tree, name: str, store: _Store, workers: int | None) -> DataSet:
+    from efcil.data.lazy import Decoder, LazyImageFolder
 
     rows, train = store.rows(tree, tree.files)
     with _written_to(store.folder):
         store.folder.mkdir(parents=True, exist_ok=True)
         tree.split.record(tree.split.split_of(tree, rows, store.folder), store.folder)
     decoder = Decoder(tree.root, [file.name for file in rows], store.size, workers, store.keep_aspect)
-    images = Streamed(decoder, np.arange(len(rows)))
+    images = LazyImageFolder(decoder, np.arange(len(rows)))
     note = f"{len(rows):,} images are read as they are needed, by {decoder.workers} processes"
     return _data_set(tree, name, images, [file.label for file in rows], train, tree.strays, [note])
 
@@ -364,7 +364,7 @@ class _Store:
         if needed > (free := shutil.disk_usage(self.folder).free):
             raise DataError(
                 f"{self.folder}: {needed / 1e9:.1f} GB are needed for {len(rows)} decoded images, {free / 1e9:.1f} GB "
-                "are free; make room, choose another cache (EFCIL_CACHE), a smaller size or --set data.stream=true"
+                "are free; make room, choose another cache (EFCIL_CACHE), a smaller size or --set data.lazy=true"
             )
         with atomic_replace(self.array) as temporary:
             names = [file.name for file in rows]

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, UnidentifiedImageError
 
-from efcil.data.letterbox import framed, longest
+from efcil.data.letterbox import max_width, pad
 from efcil.errors import ConfigError, DataError
 
 # What may be opened. Not everything that Pillow knows: an EPS upload, for one, would start Ghostscript.
@@ -161,18 +161,18 @@ def _decode(
     if orientation in _UPRIGHT:
         image = image.transpose(_UPRIGHT[orientation])
     # The square is cut by the resize itself. To resize first would make 64 x 6,400,000 pixels of a 1 x 100,000 image.
-    turned = keep_aspect and image.size[1] > image.size[0]
-    if turned:
+    is_portrait = keep_aspect and image.size[1] > image.size[0]
+    if is_portrait:
         image = image.transpose(Image.Transpose.TRANSPOSE)
     width, height = image.size
     short = min(width, height)
-    kept = min(width, short * longest(size) / size) if keep_aspect else short
+    kept = min(width, short * max_width(size) / size) if keep_aspect else short
     left, top = (width - kept) / 2, (height - short) / 2
     wide = int(size * kept / short)  # as torchvision's Resize rounds
     image = image.resize((wide, size), Image.Resampling.BILINEAR, box=(left, top, left + kept, top + short))
     pixels = np.asarray(image)
     pixels = np.ascontiguousarray(pixels[None] if channels == 1 else pixels.transpose(2, 0, 1))
-    return framed(pixels, turned) if keep_aspect else pixels
+    return pad(pixels, is_portrait) if keep_aspect else pixels
 
 
 def _orientation(image: Image.Image) -> int:

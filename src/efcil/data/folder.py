@@ -34,7 +34,7 @@ def load(
     workers: int | None = None,
     cache: StrPath | None = None,
     skip_bad: bool = False,
-    stream: bool | None = None,
+    lazy: bool | None = None,
     keep_aspect: bool | None = None,
     progress: Progress | None = None,
 ) -> DataSet:
@@ -54,7 +54,7 @@ def load(
         workers=workers,
         cache=cache,
         skip_bad=skip_bad,
-        stream=stream,
+        lazy=lazy,
         keep_aspect=keep_aspect,
         progress=progress,
     )

@@ -34,15 +34,13 @@ def load(
     size: int = 256,
     class_list: str = FOLDERS,
     skip_bad: bool = False,
-    stream: bool | None = None,
+    lazy: bool | None = None,
     keep_aspect: bool | None = None,
     progress: Progress | None = None,
 ) -> DataSet:
     """Load a hundred classes from a folder that holds train/ and val/, of these classes alone or of all 1,000."""
     tree = scan(directory, class_list=class_list)
-    return load_decoded(
-        tree, NAME, size=size, skip_bad=skip_bad, stream=stream, keep_aspect=keep_aspect, progress=progress
-    )
+    return load_decoded(tree, NAME, size=size, skip_bad=skip_bad, lazy=lazy, keep_aspect=keep_aspect, progress=progress)
 
 
 def scan(directory: StrPath, *, class_list: str = FOLDERS) -> Tree:

@@ -44,18 +44,18 @@ class Decoder:
         self._free: list[tuple[int, Path]] = []  # slots: images that fit, file
         self._slots = 0
 
-    def _started(self) -> ProcessPoolExecutor:
+    def _start_pool(self) -> ProcessPoolExecutor:
         if self._pool is None:
             memory = "/dev/shm"  # nosec B108 # inside it a directory of a random name that only its owner can enter
             shared = memory if os.access(memory, os.W_OK) else None
             self._home = tempfile.TemporaryDirectory(prefix="efcil-", dir=shared)
             self._pool = pool_of(self.workers)
-            weakref.finalize(self, _end, self._pool, self._home)
+            weakref.finalize(self, _shut_down, self._pool, self._home)
         return self._pool
 
-    def begin(self, rows: Sequence[int]) -> Request:
-        """Start to decode rows of the list; the result is waited for with `Request.ready`."""
-        pool = self._started()
+    def submit(self, rows: Sequence[int]) -> DecodeRequest:
+        """Start to decode rows of the list; the result is waited for with `DecodeRequest.wait`."""
+        pool = self._start_pool()
         assert self._home is not None
         slot = next((s for s in self._free if s[0] >= len(rows)), None)
         row = int(np.prod(self.shape))
@@ -72,7 +72,7 @@ class Decoder:
                 ) from error
         else:
             self._free.remove(slot)
-        with starting(), _told_of_death():
+        with starting(), _explain_dead_worker():
             jobs = [
                 pool.submit(
                     decode_chunk,
@@ -85,14 +85,14 @@ class Decoder:
                 )
                 for i in range(0, len(rows), JOB)
             ]
-        return Request(self, slot, jobs, (len(rows), *self.shape))
+        return DecodeRequest(self, slot, jobs, (len(rows), *self.shape))
 
-    def give_back(self, slot: tuple[int, Path]) -> None:
+    def release(self, slot: tuple[int, Path]) -> None:
         """Let a slot be used again."""
         self._free.append(slot)
 
 
-class Request:
+class DecodeRequest:
     """Rows that are being decoded."""
 
     def __init__(
@@ -105,19 +105,19 @@ class Request:
         self.decoder, self.slot, self.jobs, self.shape = decoder, slot, jobs, shape
 
     @contextlib.contextmanager
-    def ready(self) -> Iterator[Images]:
-        """Wait, and lend the images; they are gone when the block ends. A file that is no image is a DataError."""
-        with _told_of_death():
+    def wait(self) -> Iterator[Images]:
+        """Wait for the images and lend them until the block ends. A file that is no image is a DataError."""
+        with _explain_dead_worker():
             bad = [problem for job in self.jobs for problem in job.result()[1].values()]
         if bad:
             raise DataError(f"{bad[0]}; `efcil data verify` finds all such files")
         yield np.memmap(self.slot[1], np.uint8, "r+", shape=self.shape)
-        self.decoder.give_back(self.slot)
+        self.decoder.release(self.slot)
 
 
 @contextlib.contextmanager
-def _told_of_death() -> Iterator[None]:
-    """Say in one line that a worker has died; the pool tells it of every job after that, new ones too."""
+def _explain_dead_worker() -> Iterator[None]:
+    """Turn the death of a worker into one line; the pool reports it for every later job too."""
     try:
         yield
     except BrokenProcessPool as error:
@@ -126,12 +126,12 @@ def _told_of_death() -> Iterator[None]:
         ) from error
 
 
-def _end(pool: ProcessPoolExecutor, home: tempfile.TemporaryDirectory[str]) -> None:
+def _shut_down(pool: ProcessPoolExecutor, home: tempfile.TemporaryDirectory[str]) -> None:
     home.cleanup()  # tells the workers to stop at the next image
     pool.shutdown(wait=True, cancel_futures=True)
 
 
-class Streamed:
+class LazyImageFolder:
     """Rows of a `Decoder` that look like an array (n, channels, size, size) of uint8; read when they are used."""
 
     ndim = 4
@@ -148,14 +148,14 @@ class Streamed:
     def __len__(self) -> int:
         return len(self.rows)
 
-    def __getitem__(self, key: Any) -> Streamed:
-        return Streamed(self.decoder, np.atleast_1d(self.rows[key]))
+    def __getitem__(self, key: Any) -> LazyImageFolder:
+        return LazyImageFolder(self.decoder, np.atleast_1d(self.rows[key]))
 
-    def begin(self, rows: npt.NDArray[np.int64]) -> Request:
+    def submit(self, rows: npt.NDArray[np.int64]) -> DecodeRequest:
         """Start to decode some of the rows."""
-        return self.decoder.begin(self.rows[rows].tolist())
+        return self.decoder.submit(self.rows[rows].tolist())
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[Any]:
         """Decode all rows now."""
-        with self.begin(np.arange(len(self))).ready() as images:
+        with self.submit(np.arange(len(self))).wait() as images:
             return np.array(images, dtype=dtype)

@@ -32,7 +32,7 @@ def verify(name: str, directory: Path | None, options: Options, progress: datase
     spec = datasets.find(name)
     datasets.check_directory(spec, directory)
     if isinstance(options, datasets.FilesOptions) and spec.loader is None:
-        chosen = options.model_dump(exclude={"short_side", "train_short_side", "skip_bad", "stream", "keep_aspect"})
+        chosen = options.model_dump(exclude={"short_side", "train_short_side", "skip_bad", "lazy", "keep_aspect"})
         tree: Tree = datasets.module(name).scan(directory, **chosen)
         return _of_tree(name, tree, options.skip_bad, progress)
     found = datasets.load(name, directory, options, progress)

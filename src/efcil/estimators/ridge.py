@@ -22,8 +22,8 @@ from efcil.estimators.sums import FeatureSums
 def _estimates_probabilities(estimator: Any) -> bool:
     if estimator.normalize:
         raise AttributeError(
-            "predict_proba is not there with normalise=True: scores of unit columns estimate no probabilities; "
-            "use normalise=False, or CalibratedClassifierCV"
+            "predict_proba is not there with normalize=True: scores of unit columns estimate no probabilities; "
+            "use normalize=False, or CalibratedClassifierCV"
         )
     return True
 

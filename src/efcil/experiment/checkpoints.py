@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from efcil.errors import CheckpointError
-from efcil.tensor_files import Tensors, _write, copied, load_tensors
+from efcil.tensor_files import Tensors, load_tensors, snapshot, write_tensors
 
 
 @dataclass(frozen=True)
@@ -59,11 +59,11 @@ class CheckpointStore:
 
     def _save(self, name: str, tensors: Tensors, meta: Mapping[str, Any]) -> None:
         self.wait()
-        plain = copied(tensors)  # what comes after may change them
+        plain = snapshot(tensors)  # what comes after may change them
 
         def write() -> None:
             self.directory.mkdir(parents=True, exist_ok=True)
-            _write(self.directory / name, plain(), meta)
+            write_tensors(self.directory / name, plain(), meta)
             self._prune()
 
         self._pending = self._writer.submit(write)

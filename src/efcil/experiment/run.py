@@ -22,8 +22,8 @@ import yaml
 from torch import Tensor
 
 from efcil import data as datasets
-from efcil.accel.machine import Machine
-from efcil.accel.streams import own_stream
+from efcil.accel.execution import Execution
+from efcil.accel.streams import thread_stream
 from efcil.config import Options, load_yaml
 from efcil.core.metrics import AccuracyMatrix
 from efcil.data.dataset import DataSet
@@ -42,8 +42,8 @@ from efcil.report.load import TIMING
 from efcil.tasks import TaskStream, class_order
 from efcil.tensor_files import save_tensors
 from efcil.training.extraction import extract
-from efcil.training.step import Optimiser
-from efcil.training.trainer import EpochReport, Middle, Stopped
+from efcil.training.step import Optimizer
+from efcil.training.trainer import EpochReport, MidEpochState, TrainingInterrupted
 from efcil.trajectory import Trajectory
 
 Summary = dict[str, Any]
@@ -135,7 +135,7 @@ class Run:
         experiment: Experiment,
         directory: Path | None,
         out: Path,
-        machine: Machine,
+        execution: Execution,
         reporter: Reporter,
         *,
         command: str,
@@ -149,14 +149,14 @@ class Run:
         """`snapshots` names methods whose statistics figures need, after the second task and the last one; with
         `save_features` other methods can be evaluated later on the saved features (`efcil.experiment.reevaluate`).
         """
-        self.experiment, self.data_directory, self.out, self.machine, self.reporter = (
+        self.experiment, self.data_directory, self.out, self.execution, self.reporter = (
             experiment,
             directory,
             out,
-            machine,
+            execution,
             reporter,
         )
-        self.group = machine.group  # of several processes the first one reads and writes the directory
+        self.world = execution.world  # of several processes the first one reads and writes the directory
         self.command, self.checkpoint_seconds, self.compare = command, checkpoint_seconds, compare
         self.snapshots, self.save_features = snapshots, save_features
         self.concurrent_runs = concurrent_runs  # on the same device, itself included: its seconds depend on it
@@ -174,22 +174,22 @@ class Run:
     def execute(self, resume: bool) -> list[Summary]:
         """Run to the end, from the start or from where it stood; return the summaries."""
         config = self.home / "config.yaml"
-        self.machine.wake()
+        self.execution.start_lazy_init()
         with ExitStack() as held:
-            with self.group.agreeing():
-                if self.group.is_first:
+            with self.world.sync_errors():
+                if self.world.is_main:
                     self._check_free(config, resume)
                     held.enter_context(run_lock(self.out))
                     held.callback(self.store.settle)  # the directory is let go when nothing is written there any more
                     remove_temporary_files(self.out)
-            with self.group.agreeing():
-                with self.group.first_of_node():  # it fills the cache that the others read
+            with self.world.sync_errors():
+                with self.world.local_main_first():  # it fills the cache that the others read
                     data = self._load()
                 self._prepare(data)
-            if self.group.size > 1:
-                self.group.same("the data set's fingerprint", data.fingerprint())
-            with self.group.agreeing(), _io_errors(self.out):
-                if self.group.is_first:
+            if self.world.size > 1:
+                self.world.check_equal("the data set's fingerprint", data.fingerprint())
+            with self.world.sync_errors(), _io_errors(self.out):
+                if self.world.is_main:
                     self._write_or_check_config(config, data)
             with _io_errors(self.out), closing(self.log):
                 return self._learn(data)
@@ -242,15 +242,15 @@ class Run:
             if differing:
                 words = "; ".join(differing[:4])
                 raise RunError(f"{self.out} holds another run ({words}): choose another --out or the same options")
-            if began_on != self._machine():
-                words = "; ".join(_differences(began_on, self._machine()))
+            if began_on != self._execution():
+                words = "; ".join(_differences(began_on, self._execution()))
                 self.reporter.note(f"the run began on another machine ({words}): its last digits may differ")
             return
         self.home.mkdir(parents=True, exist_ok=True)
         text = yaml.safe_dump(
             {
                 "run": fingerprint,
-                "machine": self._machine(),
+                "machine": self._execution(),
                 "versions": versions(),
                 "commit": commit(),
                 "command": self.command,
@@ -260,60 +260,60 @@ class Run:
         )
         atomic_write_text(config, text)
 
-    def _machine(self) -> dict[str, Any]:
-        m = self.machine
-        return {**m.description, "threads": torch.get_num_threads(), "compile": m.compile, "capture": m.capture}
+    def _execution(self) -> dict[str, Any]:
+        m = self.execution
+        return {**m.description, "threads": torch.get_num_threads(), "compile": m.compile, "cuda_graphs": m.cuda_graphs}
 
     # -- the run itself ----------------------------------------------------------------------------------------------
 
     def _prepare(self, data: DataSet) -> None:
         """Build everything that can still be refused, before the directory is claimed."""
         self._began = time.perf_counter()
-        experiment, machine = self.experiment, self.machine
+        experiment, execution = self.experiment, self.execution
         order = class_order(experiment.order, data.class_names)
         self.class_names = [data.class_names[label] for label in order]
         self.stream = TaskStream(data.train, order, experiment.sizes(len(data.class_names)))
-        self.learner = LEARNERS[experiment.learner](experiment.training, data.channels, machine, experiment.seed)
+        self.learner = LEARNERS[experiment.learner](experiment.training, data.channels, execution, experiment.seed)
         self.learner.transform(data.size)
         self.learner.check(len(data.class_names))
         # A method with several classifiers is measured with each of them.
         self.trajectory = Trajectory(self.learner, experiment.methods, freezes=experiment.learner in FROZEN)
 
     def _learn(self, data: DataSet) -> list[Summary]:
-        machine, stream, learner, trajectory = self.machine, self.stream, self.learner, self.trajectory
-        self.evaluator = evaluator = Evaluator(data, stream, machine)
+        execution, stream, learner, trajectory = self.execution, self.stream, self.learner, self.trajectory
+        self.evaluator = evaluator = Evaluator(data, stream, execution)
         self.matrices = {label: AccuracyMatrix(evaluator.totals()) for label in trajectory.parts}
         point = self._latest_checkpoint()
         finished = None
-        with self.group.agreeing():
-            if self.group.is_first and point is not None and point.task == len(stream):
+        with self.world.sync_errors():
+            if self.world.is_main and point is not None and point.task == len(stream):
                 finished = self._finished_summaries(point.meta)
-        finished = self.group.from_first(finished)
+        finished = self.world.broadcast_object(finished)
         if finished is not None:  # nothing to do, and nothing to claim anew
             self.reporter.note("this run is finished")
             self.reporter.on_finished(finished, str(self.out))
             return finished
-        task, epoch, momenta, middle, earlier = 0, 0, None, None, 0.0
+        task, epoch, optimizer_state, mid_epoch, earlier = 0, 0, None, None, 0.0
         if point is not None:
             with _checkpoint_errors(self.store.directory):
                 task, epoch, earlier = point.task, point.epoch or 0, float(point.meta["seconds"])
                 self._restore(point.tensors, point.meta)
                 if point.epoch is not None:
-                    learner.load_state(_to_device(machine, point.partial))
-                    momenta = _strip_prefix(point.partial, "optimizer.")
+                    learner.load_state(_to_device(execution, point.partial))
+                    optimizer_state = _strip_prefix(point.partial, "optimizer.")
                     if steps := int(point.meta.get("steps", 0)):
                         loop = _strip_prefix(point.partial, "loop.")
-                        middle = Middle(epoch, steps, loop["total"], loop.get("noise"))
-        if self.group.is_first:
+                        mid_epoch = MidEpochState(epoch, steps, loop["total"], loop.get("noise"))
+        if self.world.is_main:
             self.log.truncate(task, epoch)
         self._clock = lambda: earlier + time.perf_counter() - self._began
         self._saved = time.monotonic()
         epochs = [sum(stage.epochs for stage in learner.stages(t)) for t in range(len(stream))]
         self._epochs_per_task = epochs[-1]  # of a task
         problem = f"{data.name}: {len(data.class_names)} classes in {len(stream)} tasks"
-        title = f"{', '.join(self.experiment.methods)} on {problem}, {machine.name}"
+        title = f"{', '.join(self.experiment.methods)} on {problem}, {execution.name}"
         if point is not None:
-            where = f", epoch {epoch} of task {task + 1}" if epoch else f", in task {task + 1}" if middle else ""
+            where = f", epoch {epoch} of task {task + 1}" if epoch else f", in task {task + 1}" if mid_epoch else ""
             self.reporter.note(f"going on after task {task}{where}")
         self.reporter.on_started(title, epochs, sum(epochs[:task]) + epoch)
         self.training = True
@@ -326,13 +326,13 @@ class Run:
             self,
             first_task=task,
             first_epoch=epoch,
-            momenta=momenta,
-            middle=middle,
+            optimizer_state=optimizer_state,
+            mid_epoch=mid_epoch,
             stop=self.stop.is_set,
-            on_stop=self.on_stop,
+            on_interrupt=self.on_interrupt,
             on_task_features=self._save_features if self.save_features else lambda features: None,
         )
-        if not self.group.is_first:
+        if not self.world.is_main:
             return []
         self.store.wait()
         self.seconds = self._clock()
@@ -344,15 +344,15 @@ class Run:
 
     def _latest_checkpoint(self) -> Checkpoint | None:
         """Return where the run stands: the first process reads it and gives it to the others."""
-        group = self.group
-        with group.agreeing():
-            point = self.store.latest() if group.is_first else None
-        if group.size == 1:
+        world = self.world
+        with world.sync_errors():
+            point = self.store.latest() if world.is_main else None
+        if world.size == 1:
             return point
-        head = group.from_first(None if point is None else {"at": [point.task, point.epoch], "meta": point.meta})
+        head = world.broadcast_object(None if point is None else {"at": [point.task, point.epoch], "meta": point.meta})
         if head is None:
             return None
-        tensors, partial = (group.tensors_from_first(getattr(point, name, {})) for name in ("tensors", "partial"))
+        tensors, partial = (world.broadcast_tensors(getattr(point, name, {})) for name in ("tensors", "partial"))
         task, epoch = head["at"]
         return Checkpoint(task, epoch, tensors, head["meta"], partial)
 
@@ -378,14 +378,14 @@ class Run:
     def _restore(self, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
         if not tensors:
             return
-        self.learner.load_state(_to_device(self.machine, _strip_prefix(tensors, "learner.")))
-        self.trajectory.load_state_dict(_to_device(self.machine, _strip_prefix(tensors, "trajectory.")))
+        self.learner.load_state(_to_device(self.execution, _strip_prefix(tensors, "learner.")))
+        self.trajectory.load_state_dict(_to_device(self.execution, _strip_prefix(tensors, "trajectory.")))
         for label in self.trajectory.parts:
             self.matrices[label] = AccuracyMatrix.from_json(meta["matrices"][label])
 
-    def after_epoch(self, report: EpochReport, optimizer: Optimiser) -> None:
+    def after_epoch(self, report: EpochReport, optimizer: Optimizer) -> None:
         """Log the epoch; keep it when the last checkpoint is old enough."""
-        if not self.group.is_first:
+        if not self.world.is_main:
             return
         if report.task or (report.epoch + 1) * STAGGER >= self._epochs_per_task:
             self.started.set()
@@ -397,18 +397,18 @@ class Run:
             self.store.save_epoch(report.task + 1, report.epoch + 1, tensors, meta)
             self._saved = time.monotonic()
 
-    def _mid_task_state(self, optimizer: Optimiser) -> dict[str, Tensor]:
-        momenta = {f"optimizer.{name}": value for name, value in optimizer.momenta().items()}
-        return self.learner.state(teacher=True) | momenta
+    def _mid_task_state(self, optimizer: Optimizer) -> dict[str, Tensor]:
+        optimizer_state = {f"optimizer.{name}": value for name, value in optimizer.state_dict().items()}
+        return self.learner.state(teacher=True) | optimizer_state
 
-    def on_stop(self, task: int, middle: Middle, optimizer: Optimiser) -> None:
+    def on_interrupt(self, task: int, mid_epoch: MidEpochState, optimizer: Optimizer) -> None:
         """Keep the middle of an epoch, and wait until it is on disk."""
-        if not self.group.is_first:
+        if not self.world.is_main:
             return
-        tensors = self._mid_task_state(optimizer) | {"loop.total": middle.total}
-        if middle.noise is not None:
-            tensors["loop.noise"] = middle.noise
-        self.store.save_epoch(task + 1, middle.epoch, tensors, {"seconds": self._clock(), "steps": middle.steps})
+        tensors = self._mid_task_state(optimizer) | {"loop.total": mid_epoch.loss_sum}
+        if mid_epoch.generator_state is not None:
+            tensors["loop.noise"] = mid_epoch.generator_state
+        self.store.save_epoch(task + 1, mid_epoch.epoch, tensors, {"seconds": self._clock(), "steps": mid_epoch.steps})
         self.store.wait()
 
     def on_training_end(self, task: int) -> None:
@@ -419,12 +419,12 @@ class Run:
         """Log and keep everything; end here where a signal says so, in whichever process it was."""
         if self.snapshots and task in (1, len(self.stream) - 1):
             self._write_snapshot(task)
-        if self.group.is_first:
+        if self.world.is_main:
             self._save_task(task)
-        if self.group.any(self.stop.is_set()) and task + 1 < len(self.stream):
+        if self.world.any(self.stop.is_set()) and task + 1 < len(self.stream):
             self.store.wait()
-            self.group.barrier()
-            raise Stopped
+            self.world.barrier()
+            raise TrainingInterrupted
 
     def _save_task(self, task: int) -> None:
         accuracies = {label: matrix.A_t[-1] for label, matrix in self.matrices.items()}
@@ -440,18 +440,18 @@ class Run:
 
     def _save_features(self, task: TaskFeatures) -> None:
         """Write a task's features and those of the test images seen so far, as methods see them."""
-        seen, labels = self.evaluator.seen(task.index)
+        seen, labels = self.evaluator.test_images(task.index)
         r = self.learner
         kept = {"labels": task.labels, "test_labels": labels, "new": task.new()}
-        kept["test"] = extract(r.feature_extractor(r.backbone), seen, self.machine, r.options.crop)
+        kept["test"] = extract(r.feature_extractor(r.backbone), seen, self.execution, r.options.crop)
         if task.index:
             kept["old"] = task.old()
             if task.has_pseudo_images:
                 kept |= {"old_pseudo": task.old("pseudo"), "new_pseudo": task.new("pseudo")}
         if r.anchor is not None:
             kept["first"] = task.with_first_backbone().new()
-            kept["test_first"] = extract(r.feature_extractor(r.first_backbone), seen, self.machine, r.options.crop)
-        if not self.group.is_first:
+            kept["test_first"] = extract(r.feature_extractor(r.first_backbone), seen, self.execution, r.options.crop)
+        if not self.world.is_main:
             return
         path = self.home / FEATURES_DIR / f"task-{task.index + 1:02d}.safetensors"
         path.parent.mkdir(exist_ok=True)
@@ -465,12 +465,12 @@ class Run:
 
     def _write_snapshot(self, task: int) -> None:
         """Write test features under both backbones and statistics: before the checkpoint, so that none is missing."""
-        seen, labels = self.evaluator.seen(task)
+        seen, labels = self.evaluator.test_images(task)
         r, kept = self.learner, {}
-        with self.machine.uncaptured():
+        with self.execution.prevent_capture():
             for name, backbone in (("before", r.old_backbone), ("after", r.backbone)):
-                kept[name] = extract(r.feature_extractor(backbone), seen, self.machine, r.options.crop)
-        if not self.group.is_first:
+                kept[name] = extract(r.feature_extractor(backbone), seen, self.execution, r.options.crop)
+        if not self.world.is_main:
             return
         for label in self.snapshots:
             stats = self.trajectory.stats(label)
@@ -486,7 +486,7 @@ class Run:
     def _summary(self, label: str, commit: str = "") -> Summary:
         """Return what is known of a method; with several classifiers of each, the main one's numbers in front."""
         method, options = self.experiment.methods[label]
-        about = (self.stream.sizes, self.seconds, self.machine, self.command, commit, self.concurrent_runs)
+        about = (self.stream.sizes, self.seconds, self.execution, self.command, commit, self.concurrent_runs)
         own = summary_header(self.experiment, label, *about)
         heads = {head: self.matrices[f"{label}/{head}"].summary() for head in method.heads}
         if not heads:
@@ -507,7 +507,7 @@ def summary_header(
     label: str,
     sizes: Sequence[int],
     seconds: float,
-    machine: Machine,
+    execution: Execution,
     command: str,
     commit: str,
     concurrent_runs: int = 1,
@@ -524,7 +524,7 @@ def summary_header(
         "order": experiment.order,
         "seed": experiment.seed,
         "seconds": round(seconds, 3),
-        **machine.description,
+        **execution.description,
         "concurrent_runs": concurrent_runs,
         "commit": commit,
         "command": command,
@@ -588,25 +588,27 @@ def stoppable(runs: Sequence[Stoppable], remedy: str, force_on_second: bool = Tr
 
 
 def execute_all(
-    runs: Sequence[Run], resume: bool, at_once: int, remedy: str = "go on with the same command and --resume"
+    runs: Sequence[Run], resume: bool, concurrent_runs: int, remedy: str = "go on with the same command and --resume"
 ) -> list[list[Summary]]:
     """Execute runs, several at once in one process where a GPU is not filled by one: a thread and a stream each."""
 
     def one(run: Run) -> list[Summary]:
-        device = run.machine.device
-        stream = torch.cuda.stream(own_stream(device, "run")) if device.type == "cuda" else nullcontext()
+        device = run.execution.device
+        stream = torch.cuda.stream(thread_stream(device, "run")) if device.type == "cuda" else nullcontext()
         with stream:
             return run.execute(resume)
 
     for run in runs:
-        run.concurrent_runs = max(run.concurrent_runs, min(at_once, len(runs)))
-    with stoppable(runs, remedy, force_on_second=all(run.group.size == 1 for run in runs)):
-        if at_once <= 1:
+        run.concurrent_runs = max(run.concurrent_runs, min(concurrent_runs, len(runs)))
+    with stoppable(runs, remedy, force_on_second=all(run.world.size == 1 for run in runs)):
+        if concurrent_runs <= 1:
             return [run.execute(resume) for run in runs]
-        return _run_concurrently(one, runs, at_once)
+        return _run_concurrently(one, runs, concurrent_runs)
 
 
-def _run_concurrently(one: Callable[[Run], list[Summary]], runs: Sequence[Run], at_once: int) -> list[list[Summary]]:
+def _run_concurrently(
+    one: Callable[[Run], list[Summary]], runs: Sequence[Run], concurrent_runs: int
+) -> list[list[Summary]]:
     """Let each begin when the one before has a part of a task behind it, so that not all come to a task's end at once.
 
     There the GPU has little to do. And whoever has something for it gets the interpreter soon.
@@ -617,12 +619,12 @@ def _run_concurrently(one: Callable[[Run], list[Summary]], runs: Sequence[Run], 
             before.started.wait()
         try:
             if run.stop.is_set():
-                raise Stopped
+                raise TrainingInterrupted
             return one(run)
         finally:
             run.started.set()
 
-    with ThreadPoolExecutor(at_once) as pool, _switch_interval(0.001):
+    with ThreadPoolExecutor(concurrent_runs) as pool, _switch_interval(0.001):
         futures = [pool.submit(in_turn, *pair) for pair in zip(runs, [None, *runs], strict=False)]
         try:
             going: Collection[Future[list[Summary]]] = futures
@@ -681,8 +683,8 @@ def _strip_prefix(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tenso
     return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
 
 
-def _to_device(machine: Machine, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: tensor.to(machine.device) for name, tensor in tensors.items()}
+def _to_device(execution: Execution, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.to(execution.device) for name, tensor in tensors.items()}
 
 
 def _differences(there: Any, here: Any, prefix: str = "") -> list[str]:

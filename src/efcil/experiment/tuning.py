@@ -24,7 +24,7 @@ from efcil.files import atomic_write_text, write_json
 from efcil.learners import LEARNERS
 from efcil.methods import find
 from efcil.report.groups import Value
-from efcil.training.distributed import joined
+from efcil.training.distributed import init_distributed
 
 MAX_TRIALS = 500
 """Combinations that are still taken for what the user meant."""
@@ -167,15 +167,15 @@ def execute(options: Mapping[str, Any], grid: Sequence[str], make: Callable[...,
     for trial in each:
         shared.setdefault(trial.training, []).append(trial)
     where, runs = [], []
-    with joined() as group:
+    with init_distributed() as world:
         for (training, members), order in itertools.product(shared.items(), orders):
             place = out / members[0].directory / f"order-{Path(order).stem}"
             own = {**options, "order": order, "out": place, "overrides": [*options["overrides"], *training]}
             lines = Reporter() if silent else PrefixReporter(" ".join([f"order {order}", *training]))
-            runs.append(make([trial.label for trial in members], dataset, own, True, lines, group))
+            runs.append(make([trial.label for trial in members], dataset, own, True, lines, world))
             where.append((members, order))
         found = execute_all(
-            runs, True, options["at_once"] or runs[0].machine.runs_at_once, "go on with the same command"
+            runs, True, options["concurrent_runs"] or runs[0].execution.concurrent_runs, "go on with the same command"
         )
     summaries = {
         (trial, order): summary

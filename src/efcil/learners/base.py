@@ -12,18 +12,18 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from efcil import models
-from efcil.accel.folded_resnet import rested
-from efcil.accel.fused_resnet import InTraining, Updates
-from efcil.accel.machine import Machine
+from efcil.accel.execution import Execution
+from efcil.accel.folded_resnet import fold
+from efcil.accel.fused_resnet import FusedResNet, GradientSink
 from efcil.config import Options
 from efcil.core.class_stats import ClassStats
 from efcil.data import augment
 from efcil.errors import ConfigError
 from efcil.models.heads import CosineHead, GrowingHead
-from efcil.randomness import Purpose, generator
+from efcil.randomness import RngStream, generator
 from efcil.tasks import Task
 from efcil.training.batch import Batch, FrozenForward
-from efcil.training.image_batches import Pixels
+from efcil.training.image_batches import ImageBatches
 from efcil.training.loader import LastBatch
 from efcil.training.schedule import Schedule
 from efcil.training.step import Rule
@@ -41,7 +41,7 @@ class TrainingOptions(Options):
     augment: str = "none"
     crop: int | None = Field(default=None, ge=1)  # side of the network's input; None: the stored size
     batch_size: int = Field(default=128, ge=2)
-    optimiser: Rule = "sgd"
+    optimizer: Rule = "sgd"
     momentum: float = Field(default=0.9, ge=0, lt=1)  # of sgd
     last_batch: LastBatch = "wrap"  # a batch that is not full: filled from the epoch's head, kept, or dropped
     first: Schedule = Schedule(epochs=200, lr=0.1, milestones=(60, 120, 160), weight_decay=5e-4)
@@ -67,7 +67,7 @@ class LearnedTask(Protocol):
     def old_new_pairs(self, view: ImageView) -> tuple[Tensor, Tensor]:
         """Features of the same images before and after the task; with view `pseudo` also of pseudo-images."""
 
-    def pixels(self) -> Pixels:
+    def pixels(self) -> ImageBatches:
         """The images."""
 
 
@@ -86,9 +86,9 @@ class Learner(nn.Module, ABC):
     needs_stats = False  # needs the statistics of old classes before a task, shifted as a method shifts them
     same_features = True  # whether features keep their dimension from task to task, as statistics of them must
 
-    def __init__(self, options: Any, channels: int, machine: Machine, seed: int):
+    def __init__(self, options: Any, channels: int, execution: Execution, seed: int):
         super().__init__()
-        self.options, self.channels, self.machine, self.seed = options, channels, machine, seed
+        self.options, self.channels, self.execution, self.seed = options, channels, execution, seed
         self.student = self._new_classifier(seed)
         self.teacher = copy.deepcopy(self.student)
         self.teacher.requires_grad_(False)
@@ -96,17 +96,17 @@ class Learner(nn.Module, ABC):
         self.task_classes: Tensor | None = None  # positions of the classes in this task, where old ones are among them
         self.old_stats: ClassStats | None = None  # of the classes before this task, where the learner needs them
         self.anchor: nn.Module | None = None  # copy of the backbone after the first task, where a method needs it
-        self.loss_generator = torch.Generator(machine.device)  # random source of the loss; reseeded in each epoch
+        self.loss_generator = torch.Generator(execution.device)  # random source of the loss; reseeded in each epoch
         # Compiled once for all tasks: weights are copied into the same modules, the growing head stays outside.
         self.student_features = self.in_training(self.student.backbone)
-        self.teacher_features = machine.compiled(self.teacher.backbone)
+        self.teacher_features = execution.maybe_compile(self.teacher.backbone)
 
     def _new_classifier(self, seed: int) -> Classifier:
         o = self.options
         backbone = models.build(
             o.backbone, stem=o.stem, width=o.width, channels=self.channels, seed=seed, last_relu=self.last_relu
         )
-        return self.machine.place(Classifier(backbone, self.new_head(backbone.dim)))
+        return self.execution.place(Classifier(backbone, self.new_head(backbone.num_features)))
 
     def new_head(self, dim: int) -> GrowingHead:
         """Make the auxiliary head, without classes yet."""
@@ -129,7 +129,7 @@ class Learner(nn.Module, ABC):
     @property
     def feature_layout(self) -> tuple[int, ...]:
         """Number of features of each stage that `feature_extractor` returns, the last stage's first."""
-        return (int(self.student.backbone.dim),)  # type: ignore[arg-type]
+        return (int(self.student.backbone.num_features),)  # type: ignore[arg-type]
 
     @property
     def head(self) -> GrowingHead:
@@ -156,16 +156,16 @@ class Learner(nn.Module, ABC):
 
     def transform(self, stored: int) -> augment.Transform | None:
         """Augmentation while training, for images stored at a size."""
-        return augment.named(self.options.augment, self.options.crop or stored)
+        return augment.make_transform(self.options.augment, self.options.crop or stored)
 
     def before_task(self, task: Task) -> None:
         """Copy the student to the frozen teacher, and give the head a row for each new class."""
         self.num_old_classes = task.first_class
         self._copy_to_teacher()
-        self.head.grow(len(task.classes), generator("cpu", Purpose.WEIGHTS, self.seed, task.index))
+        self.head.add_classes(len(task.classes), generator("cpu", RngStream.WEIGHTS, self.seed, task.index))
 
     def _copy_to_teacher(self) -> None:
-        self.teacher.head.make_room(self.head.state_dict())
+        self.teacher.head.resize_like(self.head.state_dict())
         self.teacher.requires_grad_(False)
         self.teacher.load_state_dict(self.student.state_dict())
 
@@ -173,25 +173,25 @@ class Learner(nn.Module, ABC):
         """Return the frozen network whose outputs the loss of this stage needs, None if it needs none."""
         return None
 
-    def hand_over(self, updates: Updates | None) -> None:
+    def hand_over(self, gradient_sink: GradientSink | None) -> None:
         """Update the student's weights while other gradients are still being computed, where that changes nothing.
 
         Only for learners that are known not to look at weights or gradients beside the features.
         """
-        if isinstance(self.student_features, InTraining):
-            self.student_features.hand_over(updates if self.machine.knows(self) else None)
+        if isinstance(self.student_features, FusedResNet):
+            self.student_features.hand_over(gradient_sink if self.execution.knows(self) else None)
 
     def in_training(self, backbone: nn.Module) -> Callable[[Tensor], Tensor]:
         """Return a fast forward pass of a backbone in training."""
-        if self.machine.branches and type(backbone) is models.ResNet:
-            return InTraining(backbone, self.machine.dtype, self.machine.compiled(backbone))
-        return self.machine.compiled(backbone)
+        if self.execution.use_fused_resnet and type(backbone) is models.ResNet:
+            return FusedResNet(backbone, self.execution.dtype, self.execution.maybe_compile(backbone))
+        return self.execution.maybe_compile(backbone)
 
     def frozen(self, backbone: nn.Module, call: Callable[[Tensor], Tensor]) -> FrozenForward:
         """Return the features of a backbone that does not learn now: `call` in a step, faster ahead of it."""
-        return FrozenForward(call, rested(backbone, self.machine.device, self.machine.dtype) or call)
+        return FrozenForward(call, fold(backbone, self.execution.device, self.execution.dtype) or call)
 
-    def training_data(self, stage: int, pixels: Pixels, labels: Tensor) -> tuple[Pixels, Tensor]:
+    def training_data(self, stage: int, pixels: ImageBatches, labels: Tensor) -> tuple[ImageBatches, Tensor]:
         """Return the training images and labels of a stage."""
         return pixels, labels
 
@@ -204,7 +204,7 @@ class Learner(nn.Module, ABC):
 
     @abstractmethod
     def loss(self, batch: Batch) -> Tensor:
-        """Return the loss of a batch: normalised images (n, c, h, w), positions in the class order (n,)."""
+        """Return the loss of a batch: normalized images (n, c, h, w), positions in the class order (n,)."""
 
     def train(self, mode: bool = True) -> Learner:
         """Set the student's mode; the teacher is always in evaluation mode."""
@@ -224,7 +224,7 @@ class Learner(nn.Module, ABC):
         for name, classifier in (("student.", self.student), ("teacher.", self.teacher)):
             own = {k.removeprefix(name): v for k, v in state.items() if k.startswith(name)}
             if own:
-                classifier.head.make_room({k.removeprefix("head."): v for k, v in own.items()})
+                classifier.head.resize_like({k.removeprefix("head."): v for k, v in own.items()})
                 classifier.load_state_dict(own)
         self.teacher.requires_grad_(False)
         first = {k.removeprefix("anchor."): v for k, v in state.items() if k.startswith("anchor.")}

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from efcil.training.image_batches import Pixels
+from efcil.training.image_batches import ImageBatches
 
 
 def herd(features: Tensor, count: int) -> Tensor:
@@ -52,7 +52,7 @@ class Exemplars:
         return len(self.labels)
 
     @classmethod
-    def select(cls, features: Tensor, pixels: Pixels, labels: Tensor, per_class: int) -> Exemplars:
+    def select(cls, features: Tensor, pixels: ImageBatches, labels: Tensor, per_class: int) -> Exemplars:
         """Herd `per_class` images of each class by their features (n, dim)."""
         rows = []
         for label in labels.unique().tolist():

@@ -32,24 +32,24 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from efcil.accel.machine import Machine
+from efcil.accel.execution import Execution
 from efcil.learners.base import Classifier, ImageView, LearnedTask
 from efcil.learners.rehearsal import Rehearsal, RehearsalOptions
 from efcil.losses import distillation, new_class_loss
 from efcil.models.heads import GrowingHead, LinearHead
-from efcil.randomness import Purpose, generator
+from efcil.randomness import RngStream, generator
 from efcil.tasks import Task
 from efcil.training.batch import Batch, FrozenForward
-from efcil.training.image_batches import Pixels
+from efcil.training.image_batches import ImageBatches
 from efcil.training.schedule import Schedule
 
 
 class FOSTEROptions(RehearsalOptions):
     """Options of training, memory and the two stages; `later` is the schedule of boosting."""
 
-    first: Schedule = Schedule(epochs=200, lr=0.1, curve="cosine", weight_decay=5e-4)
-    later: Schedule = Schedule(epochs=170, lr=0.1, curve="cosine", weight_decay=5e-4)
-    compression: Schedule = Schedule(epochs=130, lr=0.1, curve="cosine")
+    first: Schedule = Schedule(epochs=200, lr=0.1, lr_schedule="cosine", weight_decay=5e-4)
+    later: Schedule = Schedule(epochs=170, lr=0.1, lr_schedule="cosine", weight_decay=5e-4)
+    compression: Schedule = Schedule(epochs=130, lr=0.1, lr_schedule="cosine")
     boosting_beta: float = Field(default=0.96, ge=0, lt=1)  # of the class weights; 0: all weights are one
     compression_beta: float = Field(default=0.97, ge=0, lt=1)
     okd_weight: float = Field(default=1.0, ge=0)  # of the old logits' distillation while boosting
@@ -71,7 +71,7 @@ class SideBySide(nn.Module):
 
     def __init__(self, dim: int, *parts: nn.Module):
         super().__init__()
-        self.parts, self.dim = nn.ModuleList(parts), dim * len(parts)  # dim: of each
+        self.parts, self.num_features = nn.ModuleList(parts), dim * len(parts)  # dim: of each
 
     def forward(self, images: Tensor) -> Tensor:
         """Images (n, c, h, w) -> features (n, parts dim)."""
@@ -90,8 +90,8 @@ class Booster(nn.Module):
         """Start from the old network's backbone and head; draw the remaining weights from `source`."""
         self.backbone.load_state_dict(old.backbone.state_dict())
         for head in (self.head, self.auxiliary):
-            head.make_room({"weight": head.weight[:0], "bias": head.bias[:0]})
-            head.grow(classes, source)
+            head.resize_like({"weight": head.weight[:0], "bias": head.bias[:0]})
+            head.add_classes(classes, source)
         kept = old.head.state_dict()
         known, dim = kept["weight"].shape
         with torch.no_grad():
@@ -101,7 +101,7 @@ class Booster(nn.Module):
     def load(self, state: Mapping[str, Tensor]) -> None:
         """Restore a state with any number of classes."""
         for name, head in (("head.", self.head), ("auxiliary.", self.auxiliary)):
-            head.make_room({k.removeprefix(name): v for k, v in state.items() if k.startswith(name)})
+            head.resize_like({k.removeprefix(name): v for k, v in state.items() if k.startswith(name)})
         self.load_state_dict(dict(state))
 
 
@@ -120,7 +120,7 @@ class OnlyBoosted:
         old, new = self.task.old_new_pairs(view)
         return old[:, : self.dim], new[:, : self.dim]
 
-    def pixels(self) -> Pixels:
+    def pixels(self) -> ImageBatches:
         """The images."""
         return self.task.pixels()
 
@@ -131,12 +131,12 @@ class FOSTER(Rehearsal):
     options_type = FOSTEROptions
     same_features = False
 
-    def __init__(self, options: Any, channels: int, machine: Machine, seed: int):
-        super().__init__(options, channels, machine, seed)
+    def __init__(self, options: Any, channels: int, execution: Execution, seed: int):
+        super().__init__(options, channels, execution, seed)
         self.dim = self.student.head.state_dict()["weight"].shape[1]  # of one backbone's features
-        self.booster = machine.place(Booster(self._new_classifier(seed).backbone, self.dim))
+        self.booster = execution.place(Booster(self._new_classifier(seed).backbone, self.dim))
         self.booster.requires_grad_(False)
-        self.booster_features = machine.compiled(self.booster.backbone)
+        self.booster_features = execution.maybe_compile(self.booster.backbone)
         self.boosting = False  # else the student learns: in the first task and in the compression stage
         self.weights: Tensor | None = None  # (classes,) of the stage
 
@@ -170,10 +170,10 @@ class FOSTER(Rehearsal):
         """Initialize the new backbone from the old network, like the student."""
         super().before_task(task)
         if task.index:
-            source = generator("cpu", Purpose.WEIGHTS, self.seed, task.index, 1)
+            source = generator("cpu", RngStream.WEIGHTS, self.seed, task.index, 1)
             self.booster.begin(self.teacher, task.seen, source)
 
-    def training_data(self, stage: int, pixels: Pixels, labels: Tensor) -> tuple[Pixels, Tensor]:
+    def training_data(self, stage: int, pixels: ImageBatches, labels: Tensor) -> tuple[ImageBatches, Tensor]:
         """Make the booster or the student trainable, with the stage's class weights; return all images."""
         pixels, labels = super().training_data(stage, pixels, labels)
         self.boosting = bool(self.num_old_classes) and stage == 0

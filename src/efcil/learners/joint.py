@@ -6,7 +6,7 @@ from torch import Tensor
 
 from efcil.learners.base import Learner
 from efcil.losses import new_class_loss
-from efcil.randomness import Purpose, generator
+from efcil.randomness import RngStream, generator
 from efcil.tasks import Task
 from efcil.training.batch import Batch
 from efcil.training.schedule import Schedule
@@ -22,9 +22,9 @@ class Joint(Learner):
         self.num_old_classes = task.first_class
         self._copy_to_teacher()
         fresh = self._new_classifier(self.seed)
-        self.head.make_room(fresh.head.state_dict())
+        self.head.resize_like(fresh.head.state_dict())
         self.student.load_state_dict(fresh.state_dict())
-        self.head.grow(task.seen, generator("cpu", Purpose.WEIGHTS, self.seed, task.index))
+        self.head.add_classes(task.seen, generator("cpu", RngStream.WEIGHTS, self.seed, task.index))
 
     def stages(self, task: int) -> tuple[Schedule, ...]:
         """Return the first task's schedule for every task."""

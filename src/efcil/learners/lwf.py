@@ -42,4 +42,4 @@ class LwF(Learner):
     def loss(self, batch: Batch) -> Tensor:
         """Return the loss of Eq. 1 on a batch."""
         features = self.student_features(batch.images)
-        return self.machine.criterion(self.criterion())(features, batch.labels, batch.teacher)
+        return self.execution.criterion(self.criterion())(features, batch.labels, batch.teacher)

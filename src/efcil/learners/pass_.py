@@ -20,7 +20,7 @@ Differences from the published code (the authors', and PyCIL's, which the DPCR p
   classes (`balanced`, the preset `paper`), which fails with fewer old classes than new; we draw one batch then.
 - `proto_weight` is 10 in both; the DPCR paper tuned it: 0.1 on CIFAR-100 and Tiny-ImageNet, 10 on ImageNet-100.
 - Theirs run the network twice on a batch, once for logits and once for features, which updates the running statistics
-  of batch normalisation twice per step; we run it once.
+  of batch normalization twice per step; we run it once.
 - The rate drops after 45 and 90 epochs, as in PyCIL; the authors' own scheduler steps before the epoch, one sooner.
 """
 
@@ -34,7 +34,7 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from efcil.accel.machine import Machine
+from efcil.accel.execution import Execution
 from efcil.errors import DataError
 from efcil.learners.base import LearnedTask, Learner, TrainingOptions
 from efcil.models.heads import GrowingHead, LinearHead
@@ -49,7 +49,7 @@ class PASSOptions(TrainingOptions):
     """Training options, and the weights of PASS's terms."""
 
     batch_size: int = Field(default=64, ge=2)  # images before they are rotated
-    optimiser: Rule = "adam"
+    optimizer: Rule = "adam"
     first: Schedule = Schedule(epochs=101, lr=1e-3, milestones=(45, 90), weight_decay=2e-4)
     later: Schedule = Schedule(epochs=101, lr=1e-3, milestones=(45, 90), weight_decay=2e-4)
     softmax_temperature: float = Field(default=0.1, gt=0)  # logits are divided by it
@@ -103,8 +103,8 @@ class PASS(Learner):
 
     options_type = PASSOptions
 
-    def __init__(self, options: Any, channels: int, machine: Machine, seed: int):
-        super().__init__(options, channels, machine, seed)
+    def __init__(self, options: Any, channels: int, execution: Execution, seed: int):
+        super().__init__(options, channels, execution, seed)
         self.prototypes = self.head.weight.new_zeros(0, self.head.weight.shape[1])  # (old classes, dim)
         self.radius = self.prototypes.new_zeros((), dtype=torch.float64)
 
@@ -131,13 +131,13 @@ class PASS(Learner):
         if self.num_old_classes:
             before = batch.teacher
             # The norm of the whole batch's difference, as published: neither squared nor a mean.
-            loss = loss + self.options.fkd_weight * self.machine.group.norm(features.float() - before.float())
+            loss = loss + self.options.fkd_weight * self.execution.world.norm(features.float() - before.float())
             loss = loss + self.options.proto_weight * self.classification(*self.augmented())
         return loss
 
     def classification(self, features: Tensor, targets: Tensor) -> Tensor:
         """Cross-entropy over the rows of all classes seen. In float32: the temperature multiplies rounding by ten."""
-        with torch.autocast(self.machine.device.type, enabled=False):
+        with torch.autocast(self.execution.device.type, enabled=False):
             return cross_entropy(self.head(features.float()) / self.options.softmax_temperature, targets)
 
     def augmented(self) -> tuple[Tensor, Tensor]:

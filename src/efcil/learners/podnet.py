@@ -12,7 +12,7 @@ What survives a task: `memory` images in all; ten proxies of dim numbers per cla
 Differences from the paper and its authors' code, all as in PyCIL, which the DPCR paper used:
 
 - The loss has neither margin nor hinge, see `nca`; so has the authors' code.
-- New proxies start at random, not at centres (k-means) of the new classes' features.
+- New proxies start at random, not at centers (k-means) of the new classes' features.
 - The second stage trains everything but the old proxies, with the whole loss; theirs the classifier alone, at lr 0.05.
 - POD weighs 5 (spatial) and 1 (flat) on every data set; theirs 3 and 1 on CIFAR-100, 8 and 10 on ImageNet-100.
 - Gradients are not clipped.
@@ -31,7 +31,7 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import cosine_similarity, normalize
 
-from efcil.accel.machine import Machine
+from efcil.accel.execution import Execution
 from efcil.learners.base import LearnedTask
 from efcil.learners.exemplars import Exemplars
 from efcil.learners.rehearsal import Rehearsal, RehearsalOptions
@@ -39,7 +39,7 @@ from efcil.models import ResNet
 from efcil.models.heads import GrowingHead, ProxyHead
 from efcil.training.batch import Batch, FrozenForward
 from efcil.training.extraction import extract
-from efcil.training.image_batches import Pixels
+from efcil.training.image_batches import ImageBatches
 from efcil.training.schedule import Schedule
 
 
@@ -49,9 +49,9 @@ class PODNetOptions(RehearsalOptions):
     proxies: int = Field(default=10, ge=1)  # per class
     spatial_weight: float = Field(default=5.0, ge=0)
     flat_weight: float = Field(default=1.0, ge=0)
-    first: Schedule = Schedule(epochs=160, lr=0.1, curve="cosine", weight_decay=5e-4)
-    later: Schedule = Schedule(epochs=160, lr=0.1, curve="cosine", weight_decay=5e-4)
-    balance: Schedule = Schedule(epochs=20, lr=0.005, curve="cosine", weight_decay=5e-4)
+    first: Schedule = Schedule(epochs=160, lr=0.1, lr_schedule="cosine", weight_decay=5e-4)
+    later: Schedule = Schedule(epochs=160, lr=0.1, lr_schedule="cosine", weight_decay=5e-4)
+    balance: Schedule = Schedule(epochs=20, lr=0.005, lr_schedule="cosine", weight_decay=5e-4)
 
 
 def nca(similarities: Tensor, labels: Tensor) -> Tensor:
@@ -90,7 +90,7 @@ def pod_flat(student: Tensor, teacher: Tensor) -> Tensor:
 
 def observed(backbone: ResNet, images: Tensor) -> tuple[Tensor, list[Tensor]]:
     """Return the features (n, dim) and the pooled maps of each stage."""
-    maps = backbone.stages(images)
+    maps = backbone.forward_intermediates(images)
     return maps[-1].mean((2, 3)), [pooled(stage) for stage in maps]
 
 
@@ -100,13 +100,13 @@ class PODNet(Rehearsal):
     options_type = PODNetOptions
     last_relu = False
 
-    def __init__(self, options: Any, channels: int, machine: Machine, seed: int):
-        super().__init__(options, channels, machine, seed)
+    def __init__(self, options: Any, channels: int, execution: Execution, seed: int):
+        super().__init__(options, channels, execution, seed)
         student, teacher = self.student.backbone, self.teacher.backbone
         assert isinstance(student, ResNet)
         assert isinstance(teacher, ResNet)
-        self.student_sees = machine.compiled(lambda images: observed(student, images))
-        self.teacher_sees = machine.compiled(lambda images: observed(teacher, images))
+        self.student_sees = execution.maybe_compile(lambda images: observed(student, images))
+        self.teacher_sees = execution.maybe_compile(lambda images: observed(teacher, images))
         self.herded: Exemplars | None = None  # new images of the second stage
 
     def new_head(self, dim: int) -> GrowingHead:
@@ -117,13 +117,13 @@ class PODNet(Rehearsal):
         """Return one stage for the first task, and a second, balanced one for later tasks."""
         return (*super().stages(task), *([self.options.balance] if task else []))
 
-    def training_data(self, stage: int, pixels: Pixels, labels: Tensor) -> tuple[Pixels, Tensor]:
+    def training_data(self, stage: int, pixels: ImageBatches, labels: Tensor) -> tuple[ImageBatches, Tensor]:
         """Return the new images and the exemplars; in the second stage as many new ones of a class as exemplars."""
         if stage:
             if self.herded is None:
-                features = extract(self.backbone, pixels, self.machine, self.options.crop)
+                features = extract(self.backbone, pixels, self.execution, self.options.crop)
                 self.herded = Exemplars.select(features, pixels, labels, self.quota(self.num_old_classes))
-            pixels, labels = pixels.showing(self.herded.images), self.herded.labels
+            pixels, labels = pixels.with_images(self.herded.images), self.herded.labels
         return super().training_data(stage, pixels, labels)
 
     def frozen_forward(self) -> FrozenForward | None:

@@ -16,20 +16,20 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from efcil.accel.machine import Machine
+from efcil.accel.execution import Execution
 from efcil.core.gaussian import pooled_covariance
 from efcil.core.linear_algebra import DTYPE, covariance_root
 from efcil.errors import ConfigError
 from efcil.learners.lwf import LwF, LwFOptions
 from efcil.losses import UNLABELLED, Criterion, FeatureDistillLoss, LwFLoss, TaskClassLoss
 from efcil.models import ResNet, is_timm
-from efcil.models.multi_stage import Reading
-from efcil.randomness import Purpose, generator
+from efcil.models.multi_stage import MultiStageFeatures
+from efcil.randomness import RngStream, generator
 from efcil.tasks import Task
 from efcil.training.extraction import extract
-from efcil.training.feature_inversion import towards
-from efcil.training.image_batches import Pixels
-from efcil.training.image_store import followed_by
+from efcil.training.feature_inversion import invert_features
+from efcil.training.image_batches import ImageBatches
+from efcil.training.image_store import concat
 from efcil.training.memory import memory_guard
 
 AT_ONCE = 2000  # pseudo-images per chunk
@@ -41,7 +41,7 @@ class PseudoReplayOptions(LwFOptions):
     pseudo_ratio: float = Field(default=1.0, ge=0)  # pseudo-images per image of the task; 0: LwF
     pseudo_ratio_shift: float | None = Field(default=None, ge=0)  # for the shift, where it uses more than training
     pseudo_noise: float = Field(default=1.0, ge=0)  # spread of the targets around the class mean; 0: the mean itself
-    pseudo_step_size: float = Field(default=0.09, gt=0)  # root mean square change of a normalised pixel per iteration
+    pseudo_step_size: float = Field(default=0.09, gt=0)  # root mean square change of a normalized pixel per iteration
     pseudo_iterations: int = Field(default=6, ge=1)
     feature_distill_weight: float = Field(default=0.0, ge=0)  # feature distillation through a linear projector
     intermediate_stages: int = Field(default=0, ge=0, le=3)  # stages before the last whose 2x2-pooled maps are features
@@ -54,11 +54,11 @@ class PseudoReplay(LwF):
     options_type = PseudoReplayOptions
     needs_stats = True
 
-    def __init__(self, options: Any, channels: int, machine: Machine, seed: int):
+    def __init__(self, options: Any, channels: int, execution: Execution, seed: int):
         named = [name for name in ("intermediate_stages", "flip_tta") if getattr(options, name)]
         if is_timm(options.backbone) and named:
             raise ConfigError(f"{named[0]} is for the stages of a ResNet, not for {options.backbone}: leave it out")
-        super().__init__(options, channels, machine, seed)
+        super().__init__(options, channels, execution, seed)
         quarters = options.intermediate_stages
         if quarters > 2 and isinstance(getattr(self.backbone, "layer4", None), nn.Identity):
             raise ConfigError(
@@ -66,8 +66,8 @@ class PseudoReplay(LwF):
             )
         self.made: Tensor | None = None  # pseudo-images (m, c, h, w) uint8, as many per class, the nearest first
         self._own = self._learned = 0  # images of the task and pseudo-images in its training set
-        own: int = self.backbone.dim  # type: ignore[assignment]
-        self.projector = machine.place(nn.Linear(own, own)) if options.feature_distill_weight else None
+        own: int = self.backbone.num_features  # type: ignore[assignment]
+        self.projector = execution.place(nn.Linear(own, own)) if options.feature_distill_weight else None
 
     def feature_extractor(self, backbone: nn.Module) -> nn.Module:
         """Return the backbone, or a network that adds features of intermediate stages or of the mirror image."""
@@ -75,20 +75,20 @@ class PseudoReplay(LwF):
         if not (o.intermediate_stages or o.flip_tta):
             return backbone
         assert isinstance(backbone, ResNet)
-        return Reading(backbone, o.intermediate_stages, o.flip_tta)
+        return MultiStageFeatures(backbone, o.intermediate_stages, o.flip_tta)
 
     @property
     def feature_layout(self) -> tuple[int, ...]:
         """Number of features of the last stage and of each intermediate one."""
         extractor = self.feature_extractor(self.backbone)
-        return extractor.layout if isinstance(extractor, Reading) else super().feature_layout
+        return extractor.layout if isinstance(extractor, MultiStageFeatures) else super().feature_layout
 
     def inversion_network(self, backbone: nn.Module) -> nn.Module:
         """Return the network for feature inversion: all features, without the mirror image."""
         if not self.options.intermediate_stages:
             return backbone
         assert isinstance(backbone, ResNet)
-        return Reading(backbone, self.options.intermediate_stages, mirrored=False)
+        return MultiStageFeatures(backbone, self.options.intermediate_stages, flip_tta=False)
 
     def before_task(self, task: Task) -> None:
         """Begin as LwF does; reset the linear projector to the identity."""
@@ -98,15 +98,15 @@ class PseudoReplay(LwF):
             nn.init.eye_(self.projector.weight)
             nn.init.zeros_(self.projector.bias)
 
-    def _generate(self, pixels: Pixels, labels: Tensor) -> None:
+    def _generate(self, pixels: ImageBatches, labels: Tensor) -> None:
         """Generate pseudo-images of the old classes from the task's images."""
         wanted = round(max(self.options.pseudo_ratio, self.options.pseudo_ratio_shift or 0) * len(labels))
         if not self.num_old_classes or not wanted:
             return
         stats = self.old_stats
         assert stats is not None, "the trajectory gives the statistics of old classes before a task"
-        source = extract(self.inversion_network(self.old_backbone), pixels, self.machine).to(DTYPE)
-        draws = generator("cpu", Purpose.PSEUDO, self.seed, self.num_old_classes)
+        source = extract(self.inversion_network(self.old_backbone), pixels, self.execution).to(DTYPE)
+        draws = generator("cpu", RngStream.PSEUDO, self.seed, self.num_old_classes)
         rows, goals = select_seeds_and_targets(
             stats.mean, pooled_covariance(stats), source, wanted, self.options.pseudo_noise, draws
         )
@@ -114,26 +114,26 @@ class PseudoReplay(LwF):
         found = []
         with memory_guard("making images of old classes"):
             for part in torch.arange(len(rows), device=rows.device).split(AT_ONCE):
-                (images,) = pixels.taken([rows[part]])
+                (images,) = pixels.batches_of([rows[part]])
                 found.append(self._invert(pixels, images, goals[part].clamp_min(0) if self.last_relu else goals[part]))
         self.made = torch.cat(found)
-        self.machine.group.copy_first_([self.made])  # GPUs do not round alike
+        self.execution.world.broadcast_([self.made])  # GPUs do not round alike
 
-    def _invert(self, pixels: Pixels, images: Tensor, goals: Tensor) -> Tensor:
+    def _invert(self, pixels: ImageBatches, images: Tensor, goals: Tensor) -> Tensor:
         """Change images until their features reach the goals, and round them to uint8."""
         black, white = -pixels.offset, 255 * pixels.scale - pixels.offset
         step = self.options.pseudo_step_size * images[0].numel() ** 0.5
-        inputs = pixels.normalise(images)
+        inputs = pixels.normalize(images)
         network = self.inversion_network(self.old_backbone)
-        with self.machine.autocast():  # only the direction of the gradient is used
-            inputs = towards(network, inputs, goals, step, self.options.pseudo_iterations, (black, white))
+        with self.execution.autocast():  # only the direction of the gradient is used
+            inputs = invert_features(network, inputs, goals, step, self.options.pseudo_iterations, (black, white))
         return ((inputs + pixels.offset) / pixels.scale).round().clamp(0, 255).to(torch.uint8)
 
     def pseudo_images(self) -> Tensor | None:
         """Return the pseudo-images of this task."""
         return self.made
 
-    def training_data(self, stage: int, pixels: Pixels, labels: Tensor) -> tuple[Pixels, Tensor]:
+    def training_data(self, stage: int, pixels: ImageBatches, labels: Tensor) -> tuple[ImageBatches, Tensor]:
         """Return the task's images and, without labels, the pseudo-images to train on."""
         if self.made is None:
             self._generate(pixels, labels)
@@ -145,7 +145,7 @@ class PseudoReplay(LwF):
         made = self.made.unflatten(0, (classes, -1))[:, : max(1, wanted // classes)].flatten(0, 1)
         self._learned = len(made)
         none = labels.new_full((len(made),), UNLABELLED)
-        return pixels.showing(followed_by(pixels.images, made)), torch.cat([labels, none])
+        return pixels.with_images(concat(pixels.images, made)), torch.cat([labels, none])
 
     def lwf_loss(self) -> LwFLoss:
         """Return Eq. 1, with feature distillation where it has a weight."""
@@ -188,8 +188,8 @@ def select_seeds_and_targets(
     """
     each = min(len(source), max(1, wanted // len(means)))
     rows = torch.cdist(means, source).topk(each, largest=False).indices.flatten()
-    centres = means.repeat_interleave(each, 0)
+    centers = means.repeat_interleave(each, 0)
     if not spread:
-        return rows, centres
-    noise = torch.randn(centres.shape, generator=draws, dtype=DTYPE).to(means.device)
-    return rows, centres + spread * (noise @ covariance_root(covariance).T)
+        return rows, centers
+    noise = torch.randn(centers.shape, generator=draws, dtype=DTYPE).to(means.device)
+    return rows, centers + spread * (noise @ covariance_root(covariance).T)

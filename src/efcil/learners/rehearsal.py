@@ -9,12 +9,12 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from efcil.accel.machine import Machine
+from efcil.accel.execution import Execution
 from efcil.errors import ConfigError
 from efcil.learners.base import LearnedTask, Learner, TrainingOptions
 from efcil.learners.exemplars import Exemplars
-from efcil.training.image_batches import Pixels
-from efcil.training.image_store import followed_by
+from efcil.training.image_batches import ImageBatches
+from efcil.training.image_store import concat
 
 
 class RehearsalOptions(TrainingOptions):
@@ -29,8 +29,8 @@ class Rehearsal(Learner):
 
     options_type: type[RehearsalOptions] = RehearsalOptions
 
-    def __init__(self, options: Any, channels: int, machine: Machine, seed: int):
-        super().__init__(options, channels, machine, seed)
+    def __init__(self, options: Any, channels: int, execution: Execution, seed: int):
+        super().__init__(options, channels, execution, seed)
         self.exemplars: Exemplars | None = None
 
     def quota(self, seen: int) -> int:
@@ -46,12 +46,12 @@ class Rehearsal(Learner):
                 "set memory_per_class, or take an exemplar-free method (dpcr)"
             )
 
-    def training_data(self, stage: int, pixels: Pixels, labels: Tensor) -> tuple[Pixels, Tensor]:
+    def training_data(self, stage: int, pixels: ImageBatches, labels: Tensor) -> tuple[ImageBatches, Tensor]:
         """Return the new images and the exemplars."""
         kept = self.exemplars
         if kept is None:
             return pixels, labels
-        return pixels.showing(followed_by(pixels.images, kept.images)), torch.cat([labels, kept.labels])
+        return pixels.with_images(concat(pixels.images, kept.images)), torch.cat([labels, kept.labels])
 
     def after_task(self, task: LearnedTask) -> None:
         """Reduce the exemplars of each old class, and herd those of the new ones."""

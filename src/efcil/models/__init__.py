@@ -28,7 +28,7 @@ def build(
     seed: int = 0,
     last_relu: bool = True,
 ) -> ResNet | TimmBackbone:
-    """A freshly initialised backbone, the same bits for the same seed: one of ours (`resnet.build`), or `timm/NAME`.
+    """A freshly initialized backbone, the same bits for the same seed: one of ours (`resnet.build`), or `timm/NAME`.
 
     A timm model brings its own stem; it has no width to choose.
     """

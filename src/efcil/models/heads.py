@@ -14,11 +14,11 @@ class GrowingHead(nn.Module, ABC):
     """Features (n, dim) -> logits (n, classes)."""
 
     @abstractmethod
-    def grow(self, classes: int, source: torch.Generator) -> None:
+    def add_classes(self, classes: int, source: torch.Generator) -> None:
         """Add new classes; what is random is drawn on the CPU from `source`."""
 
-    def make_room(self, state: Mapping[str, Tensor]) -> None:
-        """Take the shapes of a saved head of this kind; its numbers are loaded next."""
+    def resize_like(self, state: Mapping[str, Tensor]) -> None:
+        """Resize parameters to the shapes of a saved state, which is loaded next."""
         for name, own in list(self.named_parameters()):
             room = nn.Parameter(own.new_zeros(state[name].shape), requires_grad=own.requires_grad)
             setattr(self, name, room)
@@ -46,18 +46,18 @@ class CosineHead(GrowingHead):
         """Features (n, dim) -> logits (n, classes)."""
         return cosine_logits(features, self.weight, self.scale)
 
-    def grow(self, classes: int, source: torch.Generator) -> None:
+    def add_classes(self, classes: int, source: torch.Generator) -> None:
         """Add rows for new classes, uniform in +-1/sqrt(dim)."""
         dim = self.weight.shape[1]
         rows = uniform(classes, dim, dim**-0.5, source)
-        self.extend(rows)
+        self.append_weights(rows)
 
-    def extend(self, rows: Tensor) -> None:
+    def append_weights(self, rows: Tensor) -> None:
         """Add given rows (classes, dim)."""
         self.weight = nn.Parameter(torch.cat([self.weight.detach(), rows.to(self.weight)]))
 
-    def keep(self, positions: Tensor) -> None:
-        """Keep the rows of some classes only."""
+    def select_classes(self, positions: Tensor) -> None:
+        """Drop the rows of all other classes."""
         self.weight = nn.Parameter(self.weight.detach()[positions])
 
 
@@ -74,7 +74,7 @@ class LinearHead(GrowingHead):
         """Features (n, dim) -> logits (n, classes rows)."""
         return linear(features, self.weight, self.bias)
 
-    def grow(self, classes: int, source: torch.Generator) -> None:
+    def add_classes(self, classes: int, source: torch.Generator) -> None:
         """Add rows for new classes, uniform in +-sqrt(3 / dim) (variance 1 / dim), without bias."""
         count, dim = classes * self.rows, self.weight.shape[1]
         rows = uniform(count, dim, (3 / dim) ** 0.5, source)
@@ -102,7 +102,7 @@ class ProxyHead(GrowingHead):
             similar = cosines.unflatten(1, proxies.shape[:2])  # (n, classes, proxies)
             return self.scale * (softmax(similar, 2) * similar).sum(2)
 
-    def grow(self, classes: int, source: torch.Generator) -> None:
+    def add_classes(self, classes: int, source: torch.Generator) -> None:
         """Freeze the proxies of all classes so far; add those of new ones, uniform in +-1/sqrt(dim)."""
         _, proxies, dim = self.weight.shape
         rows = uniform(classes * proxies, dim, dim**-0.5, source).view(classes, proxies, dim)
@@ -110,13 +110,13 @@ class ProxyHead(GrowingHead):
         self.frozen, self.weight = nn.Parameter(old, requires_grad=False), nn.Parameter(rows.to(old))
 
 
-TRAINED: tuple[type[CosineHead] | type[LinearHead] | type[ProxyHead], ...] = (CosineHead, LinearHead, ProxyHead)
+HEAD_TYPES: tuple[type[CosineHead] | type[LinearHead] | type[ProxyHead], ...] = (CosineHead, LinearHead, ProxyHead)
 
 
-def restored(state: Mapping[str, Tensor]) -> GrowingHead:
-    """Return the trained head that a state was taken of; its kind shows in the names of its tensors."""
-    (kind,) = (kind for kind in TRAINED if set(kind(1).state_dict()) == set(state))
+def head_from_state(state: Mapping[str, Tensor]) -> GrowingHead:
+    """Make a head from a state dict; its kind is determined by the names of the tensors."""
+    (kind,) = (kind for kind in HEAD_TYPES if set(kind(1).state_dict()) == set(state))
     head = kind(state["weight"].shape[-1]).to(state["weight"])
-    head.make_room(state)
+    head.resize_like(state)
     head.load_state_dict(dict(state))
     return head

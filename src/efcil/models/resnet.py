@@ -1,4 +1,4 @@
-"""The ResNet family without its classifier, with torchvision's parameter names and initialisation.
+"""The ResNet family without its classifier, with torchvision's parameter names and initialization.
 
 He et al., Deep Residual Learning for Image Recognition, CVPR 2016. Only the stem depends on the size of the images:
 
@@ -29,7 +29,7 @@ def _conv(inputs: int, outputs: int, size: int, stride: int = 1) -> nn.Conv2d:
     return nn.Conv2d(inputs, outputs, size, stride, padding=size // 2, bias=False)
 
 
-PATCH = 32  # numbers that a small stem sees of a pixel, filled up: 27 of three channels
+IM2COL_CHANNELS = 32  # of unfolded patches, padded: 27 for images of three channels
 
 
 class Stem(nn.Conv2d):
@@ -41,23 +41,23 @@ class Stem(nn.Conv2d):
 
     def forward(self, images: Tensor) -> Tensor:
         """(n, channels, h, w) to (n, width, h / stride, w / stride)."""
-        return self.filled(images) if images.is_cuda else super().forward(images)
+        return self.conv_padded(images) if images.is_cuda else super().forward(images)
 
-    def filled(self, images: Tensor) -> Tensor:
+    def conv_padded(self, images: Tensor) -> Tensor:
         """Convolve images and weights whose channels are filled up to a multiple of eight."""
-        return F.conv2d(self.fill(images), self.fill(self.weight), None, self.stride, self.padding)
+        return F.conv2d(self.pad_channels(images), self.pad_channels(self.weight), None, self.stride, self.padding)
 
-    def fill(self, tensor: Tensor) -> Tensor:
+    def pad_channels(self, tensor: Tensor) -> Tensor:
         """Fill the channels of images or of weights up with zeros."""
         return F.pad(tensor, (0, 0, 0, 0, 0, -self.in_channels % 8))
 
     @property
     def is_small(self) -> bool:
-        """Whether what it sees of a pixel, nine neighbours in each channel, are few enough numbers to be laid out."""
+        """Whether a 3 x 3 patch is small enough to be unfolded."""
         how = (self.kernel_size, self.stride, self.padding)
-        return how == ((3, 3), (1, 1), (1, 1)) and 9 * self.in_channels <= PATCH
+        return how == ((3, 3), (1, 1), (1, 1)) and 9 * self.in_channels <= IM2COL_CHANNELS
 
-    def patches(self, images: Tensor, dtype: torch.dtype) -> Tensor:
+    def im2col(self, images: Tensor, dtype: torch.dtype) -> Tensor:
         """Lay out what a small stem sees of each pixel, (n, channels, h, w) to (n, PATCH, h, w), filled up with zeros.
 
         Then the convolution is one of 1 x 1, for which cuDNN has faster kernels than for one of few channels.
@@ -65,16 +65,16 @@ class Stem(nn.Conv2d):
         if images.is_cuda:
             from efcil.accel import resnet_kernels
 
-            return resnet_kernels.patches(images, dtype, PATCH)
+            return resnet_kernels.im2col(images, dtype, IM2COL_CHANNELS)
         seen = F.unfold(images.to(dtype), 3, padding=1).unflatten(2, images.shape[2:])
-        return F.pad(seen, (0, 0, 0, 0, 0, PATCH - seen.shape[1]))
+        return F.pad(seen, (0, 0, 0, 0, 0, IM2COL_CHANNELS - seen.shape[1]))
 
-    def over_patches(self, weight: Tensor) -> Tensor:
+    def weight_to_im2col(self, weight: Tensor) -> Tensor:
         """Bring its weight (or one of its size) to (width, PATCH, 1, 1)."""
-        return F.pad(weight.flatten(1), (0, PATCH - 9 * self.in_channels))[:, :, None, None]
+        return F.pad(weight.flatten(1), (0, IM2COL_CHANNELS - 9 * self.in_channels))[:, :, None, None]
 
-    def of_patches(self, weight: Tensor) -> Tensor:
-        """Undo `over_patches`."""
+    def weight_from_im2col(self, weight: Tensor) -> Tensor:
+        """Undo `weight_to_im2col`."""
         return weight[:, : 9 * self.in_channels, 0, 0].unflatten(1, self.weight.shape[1:])
 
 
@@ -91,7 +91,7 @@ class PadShortcut(nn.Module):
         """(n, inputs, h, w) to (n, outputs, h / stride, w / stride)."""
         return F.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, self.before, self.after))
 
-    def back(self, grad: Tensor, x: Tensor) -> Tensor:
+    def backward_input(self, grad: Tensor, x: Tensor) -> Tensor:
         """Return the gradient of x, for that of what `forward` makes of it."""
         found = torch.zeros_like(x)
         found[:, :, :: self.stride, :: self.stride] = grad[:, self.before : self.before + x.shape[1]]
@@ -122,7 +122,7 @@ class BasicBlock(nn.Module):
         self.downsample = _shortcut(inputs, planes, stride, pad)
 
     def layers(self) -> list[tuple[nn.Conv2d, nn.BatchNorm2d]]:
-        """Return the convolutions, each with its normalisation, but for the shortcut's."""
+        """Return the convolutions, each with its normalization, but for the shortcut's."""
         return [(self.conv1, self.bn1), (self.conv2, self.bn2)]
 
     def forward(self, x: Tensor) -> Tensor:
@@ -152,7 +152,7 @@ class Bottleneck(nn.Module):
         self.downsample = _shortcut(inputs, outputs, stride, pad)
 
     def layers(self) -> list[tuple[nn.Conv2d, nn.BatchNorm2d]]:
-        """Return the convolutions, each with its normalisation, but for the shortcut's."""
+        """Return the convolutions, each with its normalization, but for the shortcut's."""
         return [(self.conv1, self.bn1), (self.conv2, self.bn2), (self.conv3, self.bn3)]
 
     def forward(self, x: Tensor) -> Tensor:
@@ -184,9 +184,9 @@ STEMS: tuple[str, ...] = ("cifar", "imagenet", "small")
 
 
 class ResNet(nn.Module):
-    """A ResNet up to its global average pooling; ``dim`` is the number of features. Made by `build`."""
+    """A ResNet up to its global average pooling; ``num_features`` is the number of features. Made by `build`."""
 
-    dim: int
+    num_features: int
 
     def __init__(self, shape: _Shape, stem: str, width: int, channels: int, last_relu: bool = True) -> None:
         super().__init__()
@@ -208,7 +208,7 @@ class ResNet(nn.Module):
             stages.append(nn.Sequential(*blocks))
         self.layer1, self.layer2, self.layer3 = stages[:3]
         self.layer4 = stages[3] if len(stages) > 3 else nn.Identity()
-        self.dim = inputs
+        self.num_features = inputs
 
     def forward(self, images: Tensor) -> Tensor:
         """Features (n, dim) of images (n, channels, height, width)."""
@@ -216,7 +216,7 @@ class ResNet(nn.Module):
         features: Tensor = x.mean((2, 3))
         return features
 
-    def stages(self, images: Tensor) -> list[Tensor]:
+    def forward_intermediates(self, images: Tensor) -> list[Tensor]:
         """Maps (n, planes, h, w) after each stage; the features are the means of the last one."""
         maps = [self.layer1(self._stem(images))]
         for stage in (self.layer2, self.layer3, self.layer4):
@@ -244,13 +244,13 @@ def build(
     seed: int = 0,
     last_relu: bool = True,
 ) -> ResNet:
-    """A freshly initialised backbone, the same bits for the same seed.
+    """A freshly initialized backbone, the same bits for the same seed.
 
     `width` is the number of channels of the first stage (64, or 16 for resnet32). Without `last_relu` the last block
     ends in its sum, so that features have both signs. No generator of the process is read or moved.
 
     >>> backbone = build("resnet10", width=8, channels=1)
-    >>> backbone.dim, tuple(backbone(torch.zeros(2, 1, 8, 8)).shape)
+    >>> backbone.num_features, tuple(backbone(torch.zeros(2, 1, 8, 8)).shape)
     (64, (2, 64))
     """
     if name not in _SHAPES:
@@ -262,7 +262,7 @@ def build(
     for argument, value in (("width", width), ("channels", channels)):
         if value < 1:
             raise ConfigError(f"{argument}: got {value}, want a positive number of channels")
-    # The layers' own initialisation draws from the process-wide generator: its state is put back afterwards.
+    # The layers' own initialization draws from the process-wide generator: its state is put back afterwards.
     with torch.device("cpu"), torch.random.fork_rng(devices=[]):
         backbone = ResNet(shape, stem, width, channels, last_relu)
     generator = torch.Generator().manual_seed(seed)

@@ -13,14 +13,14 @@ PREFIX = "timm/"
 
 
 class TimmBackbone(nn.Module):
-    """A timm model without its classifier; ``dim`` is the number of features."""
+    """A timm model without its classifier; ``num_features`` is the number of features."""
 
-    dim: int
+    num_features: int
 
     def __init__(self, model: Any) -> None:
         super().__init__()
         self.model = model
-        self.dim = int(getattr(model, "head_hidden_size", None) or model.num_features)
+        self.num_features = int(getattr(model, "head_hidden_size", None) or model.num_features)
 
     def forward(self, images: Tensor) -> Tensor:
         """Features (n, dim) of images (n, channels, height, width)."""

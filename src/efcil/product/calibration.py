@@ -20,7 +20,7 @@ from torch import Tensor
 
 from efcil.core.class_stats import ClassStats
 from efcil.core.linear_algebra import DTYPE
-from efcil.randomness import Purpose, generator
+from efcil.randomness import RngStream, generator
 
 DRAWS = 4096  # in all, and no fewer than ...
 DRAWS_EACH = 8
@@ -53,7 +53,7 @@ class CalibrationOffset:
 def draw_features(stats: ClassStats, seed: int) -> tuple[Tensor, Tensor]:
     """Return features (n, dim) drawn from each class's Gaussian, and their classes' places in `stats` (n,)."""
     each = max(DRAWS_EACH, DRAWS // max(1, len(stats)))
-    source = generator("cpu", Purpose.DRAWS, seed)
+    source = generator("cpu", RngStream.DRAWS, seed)
     found = []
     for index in range(len(stats)):
         one = stats.select(stats.classes[index : index + 1])

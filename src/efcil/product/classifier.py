@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from efcil import models
-from efcil.accel.machine import Machine
+from efcil.accel.execution import Execution
 from efcil.data.dataset import format_list
 from efcil.errors import ConfigError, DataError, EfcilError, ModelError, nearest
 from efcil.files import StrPath
@@ -34,9 +34,9 @@ from efcil.product.names import check_names
 from efcil.product.progress import Callback, Progress, progress_callbacks
 from efcil.product.state import ClassRecord, State
 from efcil.product.teaching import UpdateBatch, UpdateResult, calibrate, label_of, pixels_of, teach
-from efcil.tensor_files import digest, on_cpu
+from efcil.tensor_files import digest, to_cpu
 from efcil.training.extraction import extract
-from efcil.training.image_batches import Pixels
+from efcil.training.image_batches import ImageBatches
 from efcil.training.trainer import EpochReport
 from efcil.trajectory import Trajectory
 
@@ -64,7 +64,7 @@ class Network(nn.Module):
     scale: Tensor
     offset: Tensor
 
-    def __init__(self, snapshot: _Snapshot, pixels: Pixels, crop: int | None):
+    def __init__(self, snapshot: _Snapshot, pixels: ImageBatches, crop: int | None):
         super().__init__()
         self.backbone, self.logits, self.temperature, self.crop = (
             snapshot.backbone,
@@ -95,8 +95,7 @@ class IncrementalClassifier:
 
     Of each new class with at least 5 pictures the share `val_fraction`, at most 20, is not trained on: `recall` in the
     class table is measured there. Then these pictures enter the statistics as well. With `val_fraction=0` all are
-    trained on, and rounds equal the tasks of `efcil run`. DPCR+ alone differs: a model draws features of old classes from
-    their statistics, which can be forgotten and merged, a run from means that its learner keeps.
+    trained on, and rounds equal the tasks of `efcil run`.
 
     `predict_proba` is calibrated without old pictures: see `efcil.product.calibration`.
 
@@ -130,7 +129,7 @@ class IncrementalClassifier:
         """
         _check_effort(epochs, budget)
         self._config = resolve(method, backbone, width, size, seed, val_fraction, options)
-        self._machine = Machine.choose(device, precision, compile=False)
+        self._execution = Execution.choose(device, precision, compile=False)
         self.epochs, self.budget, self.progress = epochs, budget, progress
         if frozen and weights is None:
             raise ConfigError("frozen=True needs weights=...: a backbone that never learned is of no use; or freeze()")
@@ -156,7 +155,7 @@ class IncrementalClassifier:
 
     def _new_learner(self) -> Learner:
         kind = LEARNERS[self._config.method.learner]
-        return kind(self._config.training, CHANNELS, self._machine, self._config.seed)
+        return kind(self._config.training, CHANNELS, self._execution, self._config.seed)
 
     def _for_training(self, state: State) -> Learner:
         """A learner with the weights of a state, to be taught."""
@@ -164,7 +163,7 @@ class IncrementalClassifier:
             raise ModelError(f"there are no weights for {self._config.training.backbone}")
         learner = self._new_learner()
         beside = {k: v for k, v in learner.state(teacher=False).items() if not k.startswith("student.")}
-        student = {f"student.{k}": v.to(self._machine.device) for k, v in state.weights.items()}
+        student = {f"student.{k}": v.to(self._execution.device) for k, v in state.weights.items()}
         try:
             learner.load_state(beside | student)
         except (RuntimeError, KeyError) as error:
@@ -179,7 +178,9 @@ class IncrementalClassifier:
             learner or self._for_training(state), {method.name: (method, self._config.options)}, freezes=True
         )
         if state.classes:  # copied: what is computed may be computed in place
-            trajectory.load_state_dict({k: v.to(self._machine.device, copy=True) for k, v in state.statistics.items()})
+            trajectory.load_state_dict(
+                {k: v.to(self._execution.device, copy=True) for k, v in state.statistics.items()}
+            )
         return trajectory
 
     def _for_serving(self, state: State, trajectory: Trajectory | None = None) -> _Snapshot:
@@ -208,12 +209,12 @@ class IncrementalClassifier:
     @property
     def dim(self) -> int:
         """Number of features."""
-        return int(self._snapshot.backbone.dim)  # type: ignore[arg-type]
+        return int(self._snapshot.backbone.num_features)  # type: ignore[arg-type]
 
     @property
     def device(self) -> torch.device:
         """Where the model computes."""
-        return self._machine.device
+        return self._execution.device
 
     @property
     def frozen(self) -> bool:
@@ -317,7 +318,7 @@ class IncrementalClassifier:
         after = state.updated(
             classes=_table(state, names, new, learned),
             weights=state.weights if is_frozen or not new else _weights(learner),
-            statistics=on_cpu(trajectory.state_dict()),
+            statistics=to_cpu(trajectory.state_dict()),
             temperature=learned.temperature,
             calibration_offset=learned.calibration_offset,
             backbone_updates=state.backbone_updates + (not freeze_backbone),
@@ -367,7 +368,9 @@ class IncrementalClassifier:
     def _features(self, snapshot: _Snapshot, images: Images) -> Tensor:
         if len(images) == 0:
             return torch.zeros(0, self.dim, device=self.device)
-        return extract(snapshot.backbone, pixels_of(images, self._machine), self._machine, self._config.training.crop)
+        return extract(
+            snapshot.backbone, pixels_of(images, self._execution), self._execution, self._config.training.crop
+        )
 
     def score(self, data: Any, labels: Any = None, *, skip_bad: bool = False) -> float:
         """Return the share of pictures (0 to 1) that are named rightly; of a data set or folder with test/, its test.
@@ -385,7 +388,7 @@ class IncrementalClassifier:
     def network(self) -> Network:
         """Return the whole model as one module, for export: uint8 (n, 3, size, size) -> probabilities float32."""
         snapshot = self._require_classes()
-        pixels = pixels_of(np.zeros((1, CHANNELS, self.size, self.size), np.uint8), self._machine)
+        pixels = pixels_of(np.zeros((1, CHANNELS, self.size, self.size), np.uint8), self._execution)
         crop = self._config.training.crop
         return Network(snapshot, pixels, crop).eval()
 
@@ -412,13 +415,13 @@ class IncrementalClassifier:
         assert learner is not None
         positions = torch.tensor(kept, dtype=torch.int64, device=self.device)
         head: Any = learner.head
-        head.keep(positions[positions < len(head.weight)])
+        head.select_classes(positions[positions < len(head.weight)])
         if kept:
             trajectory.retain(positions)
         after = state.updated(
             classes=tuple(state.classes[place] for place in kept),
             weights=_weights(learner),
-            statistics=on_cpu(trajectory.state_dict()) if kept else {},
+            statistics=to_cpu(trajectory.state_dict()) if kept else {},
             temperature=self._recalibrate(trajectory, state) if kept else 1.0,
             previous=None,
         )
@@ -468,7 +471,7 @@ class IncrementalClassifier:
         table = tuple(replace(r, images=r.images + more.get(r.name, 0)) for r in mine.classes) + tuple(new)
         after = mine.updated(
             classes=table,
-            statistics=on_cpu(trajectory.state_dict()),
+            statistics=to_cpu(trajectory.state_dict()),
             temperature=self._recalibrate(trajectory, mine),
             updates=mine.updates + theirs.updates,
         )
@@ -545,7 +548,7 @@ class IncrementalClassifier:
         """Read a model that `save` wrote, on this or another machine."""
         config, state = model_directory.load(directory)
         model = cls.__new__(cls)
-        model._config, model._machine = config, Machine.choose(device, precision, compile=False)
+        model._config, model._execution = config, Execution.choose(device, precision, compile=False)
         model.epochs, model.budget, model.progress = None, None, progress
         try:
             model._snapshot = model._for_serving(state)
@@ -573,7 +576,7 @@ def _check_effort(epochs: int | None, budget: float | None) -> None:
 
 
 def _weights(learner: Learner) -> dict[str, Tensor]:
-    return on_cpu(learner.student.state_dict())
+    return to_cpu(learner.student.state_dict())
 
 
 def _backbone_only(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -30,7 +30,7 @@ from efcil.files import StrPath, exclusive_lock, read_json, sync_directory, sync
 from efcil.product.calibration import CalibrationOffset
 from efcil.product.model_config import ModelConfig
 from efcil.product.state import ClassRecord, State
-from efcil.tensor_files import aligned, on_cpu
+from efcil.tensor_files import align, to_cpu
 
 FORMAT = 3  # 1 and 2 were never released
 KIND = "efcil model"
@@ -117,7 +117,7 @@ def _write(folder: Path, config: ModelConfig, state: State) -> None:
     sums = {}
     for name, tensors in files.items():
         try:
-            save_file(on_cpu(tensors), folder / name)
+            save_file(to_cpu(tensors), folder / name)
         except SafetensorError as error:  # which is how it tells of a full disk
             raise OSError(str(error)) from None
         sync_file(folder / name)
@@ -204,7 +204,7 @@ def _read(place: Path) -> tuple[ModelConfig, State]:
         if _sha256(path) != card.files.get(name):
             raise ModelError(f"{path}: is damaged: its checksum is not that of {CARD}; restore it from a copy")
         try:
-            tensors[name] = aligned(load_file(path))
+            tensors[name] = align(load_file(path))
         except (SafetensorError, OSError, ValueError) as error:
             raise ModelError(f"{path}: cannot be read: {error}") from None
     try:

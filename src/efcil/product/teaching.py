@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from efcil.accel.machine import Machine
+from efcil.accel.execution import Execution
 from efcil.data.cache import MEAN, STD
 from efcil.data.dataset import ImageSet
 from efcil.features import TaskFeatures
@@ -21,13 +21,13 @@ from efcil.product.calibration import CalibrationOffset, draw_features, fit_temp
 from efcil.product.inputs import Images
 from efcil.product.model_config import rescale_schedule, with_epochs
 from efcil.protocol import fit_task
-from efcil.randomness import Purpose, generator
+from efcil.randomness import RngStream, generator
 from efcil.tasks import Task
-from efcil.tensor_files import on_cpu
-from efcil.training.image_batches import Pixels
-from efcil.training.image_store import part, stored
+from efcil.tensor_files import to_cpu
+from efcil.training.image_batches import ImageBatches
+from efcil.training.image_store import select, to_device
 from efcil.training.schedule import Schedule
-from efcil.training.step import Optimiser
+from efcil.training.step import Optimizer
 from efcil.training.trainer import EpochReport
 from efcil.trajectory import Trajectory
 
@@ -60,7 +60,7 @@ class UpdateBatch:
 
     def validation_mask(self, seed: int) -> Tensor:
         """Which pictures (n,) are not trained on: a share of each new class that has enough of them."""
-        source = generator("cpu", Purpose.HELD_OUT, seed, self.update)
+        source = generator("cpu", RngStream.VALIDATION, seed, self.update)
         chosen = torch.zeros(len(self.labels), dtype=torch.bool)
         for label in range(self.num_old, self.num_old + self.num_new):
             rows = (self.labels == label).nonzero()[:, 0]
@@ -79,9 +79,9 @@ class UpdateResult:
     calibration_offset: CalibrationOffset
 
 
-def pixels_of(images: Images, machine: Machine) -> Pixels:
+def pixels_of(images: Images, execution: Execution) -> ImageBatches:
     """Put pictures on the device."""
-    return Pixels(stored(images, machine.device), MEAN, STD, machine)
+    return ImageBatches(to_device(images, execution.device), MEAN, STD, execution)
 
 
 def teach(
@@ -106,9 +106,9 @@ def teach(
     """
     learner = trajectory.learner
     assert learner is not None
-    machine, seed = learner.machine, learner.seed
-    labels, validation = batch.labels.to(machine.device), batch.validation_mask(seed)
-    everything = pixels_of(batch.images, machine)
+    execution, seed = learner.execution, learner.seed
+    labels, validation = batch.labels.to(execution.device), batch.validation_mask(seed)
+    everything = pixels_of(batch.images, execution)
     transform = learner.transform(batch.images.shape[-1])
     found = UpdateResult({}, 0.0, calibration_offset)
 
@@ -116,10 +116,10 @@ def teach(
         rows = (~validation).numpy()
         shown = ImageSet(batch.images[rows], batch.labels.numpy()[rows])
         task = Task(batch.backbone_update, batch.num_old, batch.num_new, shown)
-        pixels = pixels_of(shown.images, machine)
+        pixels = pixels_of(shown.images, execution)
         classes = batch.task_classes
-        learner.task_classes = classes.to(machine.device) if int(classes[0]) < batch.num_old else None
-        own = labels[(~validation).to(machine.device)]
+        learner.task_classes = classes.to(execution.device) if int(classes[0]) < batch.num_old else None
+        own = labels[(~validation).to(execution.device)]
         options = with_epochs(learner.options, epochs)
         if deadline is not None:
             options = with_epochs(options, _affordable_epochs(learner, task, pixels, own, deadline))
@@ -134,7 +134,7 @@ def teach(
         elif batch.num_old and not freeze_backbone:
             features.old()
         if bool(validation.any()):
-            found = _validate(trajectory, features, validation.to(machine.device), calibration_offset, seed)
+            found = _validate(trajectory, features, validation.to(execution.device), calibration_offset, seed)
             if frozen:  # the statistics alone decide, so that merged models equal one taught on both
                 found = replace(found, calibration_offset=calibration_offset)
 
@@ -161,7 +161,7 @@ def _imprint(learner: Learner, learned: TaskFeatures, batch: UpdateBatch) -> Non
     head = learner.head
     if batch.num_new and isinstance(head, CosineHead):
         means = learned.stats().select(range(batch.num_old, batch.num_old + batch.num_new)).mean
-        head.extend(normalize(means, dim=1))
+        head.append_weights(normalize(means, dim=1))
 
 
 def _validate(
@@ -191,15 +191,15 @@ def calibrate(trajectory: Trajectory, calibration_offset: CalibrationOffset, see
     return fit_temperature(trajectory.logits(label, drawn), places) * calibration_offset.factor
 
 
-def _affordable_epochs(learner: Learner, task: Task, pixels: Pixels, labels: Tensor, deadline: float) -> int:
+def _affordable_epochs(learner: Learner, task: Task, pixels: ImageBatches, labels: Tensor, deadline: float) -> int:
     """Time some steps of training, undo them, and return how many epochs can be done until the deadline."""
     options, batch = learner.options, learner.options.batch_size
-    before = on_cpu(learner.state(teacher=False))
+    before = to_cpu(learner.state(teacher=False))
     rows = torch.arange(min(len(labels), PROBE_STEPS * batch), device=labels.device)
     moments: list[float] = []
 
-    def tick(report: EpochReport, optimizer: Optimiser) -> None:
-        learner.machine.synchronise()
+    def tick(report: EpochReport, optimizer: Optimizer) -> None:
+        learner.execution.synchronize()
         moments.append(time.monotonic())
 
     def short(schedule: Schedule) -> Schedule:
@@ -210,14 +210,14 @@ def _affordable_epochs(learner: Learner, task: Task, pixels: Pixels, labels: Ten
         fit_task(
             learner,
             task,
-            pixels.showing(part(pixels.images, rows)),
+            pixels.with_images(select(pixels.images, rows)),
             labels[rows],
             learner.transform(pixels.images.shape[-1]),
             after_epoch=tick,
         )
     finally:
         learner.options = options
-        learner.load_state({k: v.to(learner.machine.device) for k, v in before.items()})
+        learner.load_state({k: v.to(learner.execution.device) for k, v in before.items()})
     epoch = (moments[1] - moments[0]) * -(-len(labels) // batch) / -(-len(rows) // batch)
     left = deadline - time.monotonic()
     return max(1, min(MAX_EPOCHS, int(left / max(epoch, 1e-6)) - 1))  # one for what comes after training

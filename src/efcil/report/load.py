@@ -112,7 +112,7 @@ class Run:
         return self.tasks_done < self.tasks
 
     @property
-    def machine(self) -> str:
+    def execution(self) -> str:
         """What it was computed on, in words."""
         threads = f"{self.threads} thread{'s' * (self.threads > 1)}" if self.threads else ""
         processes = f"{self.world_size} processes" if self.world_size > 1 else ""
@@ -122,7 +122,7 @@ class Run:
     def timed_on(self) -> str:
         """The machine, and how many runs had a part of it."""
         shared = f"{self.concurrent_runs} runs at once" if self.concurrent_runs > 1 else ""
-        return ", ".join(filter(None, (self.machine, shared)))
+        return ", ".join(filter(None, (self.execution, shared)))
 
     @property
     def A5_f(self) -> float | None:

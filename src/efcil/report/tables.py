@@ -115,17 +115,17 @@ def csv_table(summaries: Iterable[Summary]) -> str:
     tasks = max(len(run.A_t) for run in runs)
     fields = ["method", "preset", "dataset", "tasks", "tasks_done", "task_sizes", "order", "seed"]
     numbers = ["A_f", "A_avg", "A5_f", "old", "new", "forgetting", "bwt", "seconds"]
-    machine = ["device", "precision", "threads", "world_size", "concurrent_runs"]
+    execution = ["device", "precision", "threads", "world_size", "concurrent_runs"]
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     after = [f"A_{t + 1}" for t in range(tasks)]
-    writer.writerow([*fields, "status", *numbers, *machine, "commit", "command", *after])
+    writer.writerow([*fields, "status", *numbers, *execution, "commit", "command", *after])
     for run in runs:
         writer.writerow(
             [
                 *(_plain(run, field) for field in fields),
                 "partial" if run.partial else "complete",
-                *(_plain(run, field) for field in (*numbers, *machine)),
+                *(_plain(run, field) for field in (*numbers, *execution)),
                 *(run.commit, run.command),
                 *run.A_t,
                 *[""] * (tasks - len(run.A_t)),

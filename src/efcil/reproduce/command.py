@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from efcil import data as datasets
-from efcil.accel.machine import Machine
+from efcil.accel.execution import Execution
 from efcil.errors import ConfigError, RunsFailed
 from efcil.experiment.reporters import PrefixReporter, Reporter, choose_reporter
 from efcil.experiment.run import execute_all
@@ -54,7 +54,7 @@ def execute(
     results: Sequence[Path],
     overrides: Sequence[str],
     device: str,
-    at_once: int | None,
+    concurrent_runs: int | None,
     parallel: str | None,
     retries: int,
     quiet: bool,
@@ -63,8 +63,10 @@ def execute(
     """Run the missing cells of the named tables and figures for which there are data; write and print each."""
     wanted_names = [find(name) for name in _list(names)]
     directories = _directories(data)
-    if parallel and at_once:
-        raise ConfigError("--parallel and --at-once: give one; the first is for processes, the second for threads")
+    if parallel and concurrent_runs:
+        raise ConfigError(
+            "--parallel and --concurrent-runs: give one; the first is for processes, the second for threads"
+        )
     used = _device(device, parallel)
     request = ReproduceRequest(out, _list(orders), _numbers(tasks), _list(only), command, used, tuple(overrides))
     for r in wanted_names:
@@ -84,9 +86,9 @@ def execute(
             executor = _executor(parallel, device, len(jobs), quiet)
             run_all([job.absolute() for job in jobs], executor, retries, reporter)
         elif jobs:
-            machine = Machine.choose(device)
-            runs = [job.run(machine, Reporter() if quiet else PrefixReporter(job.title)) for job in jobs]
-            execute_all(runs, True, at_once or machine.runs_at_once, "go on with the same command")
+            execution = Execution.choose(device)
+            runs = [job.run(execution, Reporter() if quiet else PrefixReporter(job.title)) for job in jobs]
+            execute_all(runs, True, concurrent_runs or execution.concurrent_runs, "go on with the same command")
     except RunsFailed as error:
         failed = error  # told after the tables: what was measured is shown all the same
     finally:
@@ -107,7 +109,7 @@ def execute(
 def _device(device: str, parallel: str | None) -> str:
     """Return the device in torch's words. Processes of a grid have the GPUs to themselves: none is touched for it."""
     if parallel is None:
-        return str(Machine.choose(device).device)
+        return str(Execution.choose(device).device)
     if parallel.partition(":")[0] == "ray":
         return "cpu"
     return "cuda" if gpus(device) else "cpu" if device == "auto" else device

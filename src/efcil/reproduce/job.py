@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from efcil.accel.machine import Machine
+from efcil.accel.execution import Execution
 from efcil.config import Options
 from efcil.experiment.reporters import Reporter
 from efcil.experiment.run import Run
@@ -37,13 +37,13 @@ class Job(Options):
         data = None if self.data is None else self.data.absolute()
         return self.model_copy(update={"data": data, "out": self.out.absolute()})
 
-    def run(self, machine: Machine, reporter: Reporter) -> Run:
+    def run(self, execution: Execution, reporter: Reporter) -> Run:
         """Return the run, not yet begun."""
         return Run(
             self.key.experiment(self.overrides),
             self.data,
             self.directory,
-            machine,
+            execution,
             reporter,
             command=self.command,
             compare=True,

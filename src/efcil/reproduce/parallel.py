@@ -20,7 +20,7 @@ from typing import IO, Protocol
 
 import torch
 
-from efcil.accel.machine import Machine
+from efcil.accel.execution import Execution
 from efcil.data.workers import cores
 from efcil.errors import ConfigError, RunsFailed, describe_exit
 from efcil.experiment.reporters import Reporter
@@ -158,7 +158,7 @@ def gpus(device: str) -> list[str]:
     count = torch.cuda.device_count()
     kind, _, index = device.partition(":")
     if kind not in ("auto", "cuda") or (kind == "auto" and not count):
-        Machine.choose(device)  # refuses what is not there
+        Execution.choose(device)  # refuses what is not there
         return []
     named = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
     names = named[:count] if named else [str(i) for i in range(count)]
@@ -172,7 +172,7 @@ def slots(parallel: str, device: str, jobs: int) -> list[Slot]:
     """Return the room for processes: `parallel` is their number, or auto: as many as a GPU fits, or one per core."""
     found = gpus(device)
     if parallel == "auto":
-        per_gpu = Machine(torch.device("cuda"), capture=True).runs_at_once
+        per_gpu = Execution(torch.device("cuda"), cuda_graphs=True).concurrent_runs
         count = len(found) * per_gpu if found else cores()
     elif parallel.isdigit() and int(parallel) > 0:
         count = int(parallel)

@@ -190,7 +190,7 @@ def _difference(summary: Summary, experiment: Experiment) -> str:
         except ValidationError:
             return f"its {given} are not ours"
         a, b = flat(found), flat(wanted)
-        b.pop("stream", None)  # decoded once or as needed: the same pixels
+        b.pop("lazy", None)  # decoded once or as needed: the same pixels
         if words := [f"{key} {json.dumps(a[key])}, not {json.dumps(b[key])}" for key in b if a[key] != b[key]]:
             return "; ".join(words)
     return ""

@@ -11,7 +11,7 @@ import signal
 import sys
 import threading
 
-from efcil.accel.machine import Machine
+from efcil.accel.execution import Execution
 from efcil.errors import EfcilError
 from efcil.experiment.reporters import PrefixReporter
 from efcil.experiment.run import Run, execute_all
@@ -23,7 +23,7 @@ def main() -> int:
     """Run as told; return the exit code."""
     job = Job.model_validate_json(sys.stdin.readline())
     try:
-        run = job.run(Machine.choose(job.device), PrefixReporter(job.title))
+        run = job.run(Execution.choose(job.device), PrefixReporter(job.title))
         threading.Thread(target=_follow, args=(run,), daemon=True).start()
         execute_all([run], True, 1)
     except EfcilError as error:

@@ -107,7 +107,7 @@ class Guard:
             self.metrics.seconds.labels(route).observe(time.perf_counter() - started)
 
 
-_METHODS = {"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"}
+_METHODS = {"GET", "HEAD", "POST", "PUT", "IM2COL_CHANNELS", "DELETE", "OPTIONS"}
 
 
 def _route(scope: Scope) -> str:

@@ -23,13 +23,13 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from efcil.accel.machine import Machine
+from efcil.accel.execution import Execution
 from efcil.config import Options
 from efcil.core.class_stats import ClassStats
 from efcil.core.linear_algebra import DTYPE
 from efcil.features import TaskFeatures
 from efcil.shift.base import Shift
-from efcil.training.feature_inversion import in_parts, towards
+from efcil.training.feature_inversion import batch_size_for, invert_features
 from efcil.training.memory import memory_guard
 
 GROUP_NUMBERS = 2**25  # pixels or features of the classes treated at once: 109 classes of 100 CIFAR images
@@ -51,15 +51,15 @@ def adversarial_drift(means: Tensor, task: TaskFeatures, options: ADCOptions) ->
     means = means.to(DTYPE)
     old, new = task.old(view).to(DTYPE), task.new(view).to(DTYPE)
     pixels = task.pixels(view)
-    centre = pixels.centre(r.options.crop) if view == "clean" else None  # augmentation has cropped already
+    center = pixels.center_crop(r.options.crop) if view == "clean" else None  # augmentation has cropped already
 
     def cropped(images: Tensor) -> Tensor:
-        return images if centre is None else centre.apply(images, {})
+        return images if center is None else center.apply(images, {})
 
     parts = [(x.amin((0, 2, 3)), x.amax((0, 2, 3))) for x in map(cropped, pixels.batches(BATCH_IMAGES))]
     lowest, highest = (torch.stack(found) for found in zip(*parts, strict=True))
     extremes = torch.stack([lowest.amin(0), highest.amax(0)])[:, :, None, None]
-    bounds = pixels.normalise(extremes).aminmax()  # (least, largest)
+    bounds = pixels.normalize(extremes).aminmax()  # (least, largest)
 
     samples = min(options.samples, len(old))
     nearest = torch.cdist(means, old).topk(samples, largest=False).indices  # (classes, samples)
@@ -69,11 +69,11 @@ def adversarial_drift(means: Tensor, task: TaskFeatures, options: ADCOptions) ->
     drifts = []
     with memory_guard("making adversarial images"):
         for classes in torch.arange(len(means), device=means.device).split(group):
-            (chosen,) = pixels.taken([nearest[classes].flatten()])
-            start = pixels.normalise(cropped(chosen))
+            (chosen,) = pixels.batches_of([nearest[classes].flatten()])
+            start = pixels.normalize(cropped(chosen))
             goals = means[classes].repeat_interleave(samples, 0)
-            changed = towards(r.old_backbone, start, goals, options.step, options.iterations, bounds, samples)
-            before, after = (_features(backbone, changed, r.machine) for backbone in (r.old_backbone, r.backbone))
+            changed = invert_features(r.old_backbone, start, goals, options.step, options.iterations, bounds, samples)
+            before, after = (_features(backbone, changed, r.execution) for backbone in (r.old_backbone, r.backbone))
             hit = torch.cdist(before, means).argmin(1).view(-1, samples) == classes[:, None]
             hits = hit.sum(1, keepdim=True)
             moves = (after - before).view(len(classes), samples, -1)
@@ -86,10 +86,10 @@ def adversarial_drift(means: Tensor, task: TaskFeatures, options: ADCOptions) ->
 
 
 @torch.no_grad()
-def _features(backbone: nn.Module, inputs: Tensor, machine: Machine) -> Tensor:
+def _features(backbone: nn.Module, inputs: Tensor, execution: Execution) -> Tensor:
     """Features of inputs that are no stored images, in the arithmetic that the means come from."""
-    with machine.autocast():
-        return torch.cat([backbone(x).to(DTYPE) for x in inputs.split(in_parts(inputs))])
+    with execution.autocast():
+        return torch.cat([backbone(x).to(DTYPE) for x in inputs.split(batch_size_for(inputs))])
 
 
 class AdversarialDrift(Shift):

@@ -16,7 +16,7 @@ from torch import Tensor
 from efcil.core.class_stats import ClassStats
 from efcil.features import TaskFeatures
 from efcil.learners.base import ImageView
-from efcil.randomness import Purpose, generator
+from efcil.randomness import RngStream, generator
 from efcil.shift.base import PairsOptions, Shift
 
 
@@ -33,7 +33,7 @@ class LDCOptions(PairsOptions):
 def learned_map(old: Tensor, new: Tensor, options: LDCOptions, source: torch.Generator) -> Tensor:
     """Return W (dim, dim) in float32 with new ~ old @ W, from features (n, dim) before and after a task.
 
-    The optimiser is torch's Adam; the gradient of the mean square, 2 X'(XW - Y) / numbers in Y, is written out.
+    The optimizer is torch's Adam; the gradient of the mean square, 2 X'(XW - Y) / numbers in Y, is written out.
     """
     old, new = old.float(), new.float()
     bound = old.shape[1] ** -0.5
@@ -57,5 +57,5 @@ class LearnedMap(Shift):
     def __call__(self, stats: ClassStats, features: TaskFeatures) -> ClassStats:
         """Fit the map to the task's features, and transform."""
         old, new = features.old_new_pairs(self.options.shift_view)
-        source = generator(old.device, Purpose.SHIFT, features.seed, features.index)
+        source = generator(old.device, RngStream.SHIFT, features.seed, features.index)
         return stats.transform(learned_map(old, new, self.options, source))

@@ -26,29 +26,29 @@ from torch import Tensor, nn
 
 from efcil.core.class_stats import ClassStats
 from efcil.core.linear_algebra import pack_symmetric, unpack_symmetric
-from efcil.errors import ConfigError, EfcilError, Elsewhere, Interrupted, TrainingError
+from efcil.errors import ConfigError, EfcilError, FailedOnOtherRank, Interrupted, TrainingError
 
-PATIENCE = timedelta(hours=1)  # how long a process waits for the others: longer than any of them is busy alone
-BUCKET = 2**23  # numbers sent at a time: bounds the copy of the gradients
-STARTED_BY = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # what torchrun sets
-
-
-def processes() -> int:
-    """Return how many processes torchrun started; 1 where it was not there."""
-    return int(os.environ["WORLD_SIZE"]) if all(os.environ.get(name) for name in STARTED_BY) else 1
+TIMEOUT = timedelta(hours=1)  # how long a process waits for the others: longer than any of them is busy alone
+BUCKET_NUMEL = 2**23  # numbers sent at a time: bounds the copy of the gradients
+TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # what torchrun sets
 
 
-class Group:
+def world_size() -> int:
+    """Return the number of processes that torchrun started; 1 without it."""
+    return int(os.environ["WORLD_SIZE"]) if all(os.environ.get(name) for name in TORCHRUN_VARIABLES) else 1
+
+
+class World:
     """The processes of a run as one of them sees it. Alone, every method is what a single process would do."""
 
     def __init__(self, rank: int = 0, size: int = 1, local_rank: int = 0, node: int = 0, store: Any = None):
         self.rank, self.size, self.local_rank, self.node, self.store = rank, size, local_rank, node, store
         self._copies = 1  # how many processes hold each row of the batch at work
-        self._turns = 0  # of `first_of_node`
+        self._turns = 0  # of `local_main_first`
 
     @property
-    def is_first(self) -> bool:
-        """Whether this process writes the files and tells how the run goes."""
+    def is_main(self) -> bool:
+        """Whether this process writes the files and reports progress."""
         return self.rank == 0
 
     # --- who does what ----------------------------------------------------------------------------------------------
@@ -56,7 +56,7 @@ class Group:
     def shard(self, count: int) -> slice:
         """Return this process's rows of `count`; all of them where there are not enough for everybody.
 
-        >>> Group(rank=0, size=2).shard(5), Group(rank=1, size=2).shard(5), Group(rank=1, size=2).shard(1)
+        >>> World(rank=0, size=2).shard(5), World(rank=1, size=2).shard(5), World(rank=1, size=2).shard(1)
         (slice(0, 3, None), slice(3, 5, None), slice(0, 1, None))
         """
         if count < self.size:
@@ -73,46 +73,46 @@ class Group:
 
     # --- sums and copies --------------------------------------------------------------------------------------------
 
-    def sum_(self, tensor: Tensor) -> Tensor:
+    def all_reduce_(self, tensor: Tensor) -> Tensor:
         """Add the tensors of all processes, in place."""
         if self.size > 1:
-            with self._others():
+            with self._collective_errors():
                 dist.all_reduce(tensor)
         return tensor
 
-    def sum_all_(self, tensors: Iterable[Tensor]) -> None:
+    def all_reduce_many_(self, tensors: Iterable[Tensor]) -> None:
         """Add many tensors of one kind, in place, some at a time."""
         if self.size == 1:
             return
         bucket: list[Tensor] = []
         for tensor in tensors:
-            if bucket and sum(t.numel() for t in bucket) + tensor.numel() > BUCKET:
-                self._sum_bucket(bucket)
+            if bucket and sum(t.numel() for t in bucket) + tensor.numel() > BUCKET_NUMEL:
+                self._all_reduce_bucket(bucket)
                 bucket = []
             bucket.append(tensor)
         if bucket:
-            self._sum_bucket(bucket)
+            self._all_reduce_bucket(bucket)
 
-    def _sum_bucket(self, tensors: Sequence[Tensor]) -> None:
+    def _all_reduce_bucket(self, tensors: Sequence[Tensor]) -> None:
         rows = [_flat(tensor) for tensor in tensors]
-        parts = self.sum_(torch.cat(rows)).split([len(row) for row in rows])
+        parts = self.all_reduce_(torch.cat(rows)).split([len(row) for row in rows])
         torch._foreach_copy_(rows, parts)  # one launch on a GPU, not one for each
 
-    def copy_first_(self, tensors: Iterable[Tensor]) -> None:
-        """Give every process the first one's tensors, in place."""
+    def broadcast_(self, tensors: Iterable[Tensor]) -> None:
+        """Broadcast the first process's tensors, in place."""
         if self.size > 1:
-            with self._others():
+            with self._collective_errors():
                 for tensor in tensors:
                     dist.broadcast(tensor, 0)
 
-    def gathered(self, own: Tensor, count: int) -> Tensor:
+    def all_gather(self, own: Tensor, count: int) -> Tensor:
         """Return the rows of all processes in order, `own` being the `shard` of `count` of this one."""
         if self.size == 1 or count < self.size:
             return own
         most = -(-count // self.size)
         padded = torch.cat([own, own.new_zeros(most - len(own), *own.shape[1:])])
         parts = [torch.empty_like(padded) for _ in range(self.size)]
-        with self._others():
+        with self._collective_errors():
             dist.all_gather(parts, padded)
         left = count % self.size  # the first so many hold one row more
         return torch.cat([part if not left or rank < left else part[:-1] for rank, part in enumerate(parts)])
@@ -139,28 +139,28 @@ class Group:
         packed = own.mean.new_zeros(len(classes), own.dim * (own.dim + 1) // 2)
         packed[at] = pack_symmetric(own.gram)
         for tensor in (count, total, packed):
-            self.sum_(tensor)
+            self.all_reduce_(tensor)
         return ClassStats(classes, count, total / count[:, None], unpack_symmetric(packed))
 
     # --- agreement --------------------------------------------------------------------------------------------------
 
     def any(self, flag: bool) -> bool:
-        """Whether the flag is up in any process."""
-        return flag if self.size == 1 else bool(self.sum_(torch.tensor(int(flag))))
+        """Whether the flag is set in any process."""
+        return flag if self.size == 1 else bool(self.all_reduce_(torch.tensor(int(flag))))
 
     def barrier(self) -> None:
         """Wait for all processes."""
         self.any(False)
 
-    def from_first(self, value: Any) -> Any:
-        """Return the first process's value, which JSON can hold; those of the others do not matter."""
-        return value if self.size == 1 else json.loads(self._told(0, json.dumps(value)))
+    def broadcast_object(self, value: Any) -> Any:
+        """Broadcast the first process's value, which must be JSON-serializable."""
+        return value if self.size == 1 else json.loads(self._broadcast_text(0, json.dumps(value)))
 
-    def _told(self, rank: int, text: str) -> str:
+    def _broadcast_text(self, rank: int, text: str) -> str:
         """Return the text of one process."""
         data = bytearray(text.encode())
         length = torch.tensor(len(data))
-        with self._others():
+        with self._collective_errors():
             dist.broadcast(length, rank)
             if self.rank != rank:
                 data = bytearray(int(length))
@@ -168,22 +168,22 @@ class Group:
                 dist.broadcast(torch.frombuffer(data, dtype=torch.uint8), rank)
         return data.decode()
 
-    def tensors_from_first(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def broadcast_tensors(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the first process's tensors, all of them on the CPU."""
         if self.size == 1:
             return dict(tensors)
         kinds = {name: (str(t.dtype).removeprefix("torch."), list(t.shape)) for name, t in tensors.items()}
         found = {}
-        for name, (kind, shape) in self.from_first(kinds).items():
-            own = tensors[name].contiguous() if self.is_first else torch.empty(shape, dtype=getattr(torch, kind))
+        for name, (kind, shape) in self.broadcast_object(kinds).items():
+            own = tensors[name].contiguous() if self.is_main else torch.empty(shape, dtype=getattr(torch, kind))
             if own.numel():
-                self.copy_first_([own.view(-1).view(torch.uint8)])
+                self.broadcast_([own.view(-1).view(torch.uint8)])
             found[name] = own
         return found
 
     @contextmanager
-    def agreeing(self) -> Iterator[None]:
-        """Do what may be refused: an error in one process is told by that one, and ends all. No collective inside."""
+    def sync_errors(self) -> Iterator[None]:
+        """Raise an error of one process in all of them; no collectives inside the block."""
         if self.size == 1:
             yield
             return
@@ -194,24 +194,24 @@ class Group:
             problem = error
         own = "" if problem is None else str(problem.exit_code)
         for rank in range(self.size):
-            code = self._told(rank, own)
+            code = self._broadcast_text(rank, own)
             if code and problem is not None and rank == self.rank:
                 raise problem
             if code:
-                raise Elsewhere(int(code))
+                raise FailedOnOtherRank(int(code))
 
-    def same(self, what: str, value: str) -> None:
-        """Refuse a value that is not the first process's."""
-        first = self.from_first(value)
-        with self.agreeing():
+    def check_equal(self, what: str, value: str) -> None:
+        """Raise an error if the value differs from the first process's."""
+        first = self.broadcast_object(value)
+        with self.sync_errors():
             if value != first:
                 raise ConfigError(
                     f"{what} differs: {value} here, {first} in the first process; use the same everywhere"
                 )
 
     @contextmanager
-    def first_of_node(self) -> Iterator[None]:
-        """Let one process of each machine go before the others of it, however long it takes."""
+    def local_main_first(self) -> Iterator[None]:
+        """Run the block on one process of each machine before the others."""
         if self.size == 1:
             yield
             return
@@ -228,8 +228,8 @@ class Group:
         yield
 
     @contextmanager
-    def _others(self) -> Iterator[None]:
-        """Say what it means when the others are gone."""
+    def _collective_errors(self) -> Iterator[None]:
+        """Turn the error of a lost process into a message with a remedy."""
         try:
             yield
         except torch.OutOfMemoryError:
@@ -242,17 +242,17 @@ class Group:
             ) from None
 
 
-ALONE = Group()
+SINGLE_PROCESS = World()
 
 
 class _Norm(torch.autograd.Function):
     """|D| of the rows D of all processes: sqrt(sum of squares); its derivative by D is D / |D|, at zero zero."""
 
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, group: Group) -> Tensor:
+    def forward(ctx: Any, rows: Tensor, world: World) -> Tensor:
         """Sum the squares."""
-        found = (group.sum_(rows.square().sum()) / group._copies).sqrt()
-        ctx.group = group
+        found = (world.all_reduce_(rows.square().sum()) / world._copies).sqrt()
+        ctx.world = world
         ctx.save_for_backward(rows, found)
         return found
 
@@ -260,7 +260,7 @@ class _Norm(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
         """Sum what every process's loss makes of the norm; their weights add to one."""
         rows, found = ctx.saved_tensors
-        upstream = ctx.group.sum_(gradients[0].clone()) / ctx.group._copies
+        upstream = ctx.world.all_reduce_(gradients[0].clone()) / ctx.world._copies
         return torch.where(found > 0, upstream / found, 0.0) * rows, None
 
 
@@ -272,7 +272,7 @@ def _flat(tensor: Tensor) -> Tensor:
 
 
 def running_statistics(module: nn.Module) -> list[Tensor]:
-    """Return the running means and variances that training changes: those of normalisations that do not rest."""
+    """Return the running means and variances that training changes: those of normalizations that do not rest."""
     found: list[Tensor] = []
     for part in module.modules():
         if isinstance(part, nn.modules.batchnorm._BatchNorm) and part.training:
@@ -281,31 +281,31 @@ def running_statistics(module: nn.Module) -> list[Tensor]:
 
 
 @contextmanager
-def joined() -> Iterator[Group]:
-    """Join the processes that torchrun started, as long as the block lasts; alone where it did not start any."""
-    if processes() == 1:
-        yield ALONE
+def init_distributed() -> Iterator[World]:
+    """Join the processes that torchrun started for the duration of the block; SINGLE_PROCESS without torchrun."""
+    if world_size() == 1:
+        yield SINGLE_PROCESS
         return
-    # The functions of this module have the group as a default. Imported by an optimiser while there is one, they keep
+    # The functions of this module have the group as a default. Imported by an optimizer while there is one, they keep
     # it and its threads beyond the end, and a thread that lets go of a tensor while Python ends aborts the process.
     import torch.distributed.nn.functional
 
     variables = os.environ
-    store, rank, size = next(dist.rendezvous("env://", timeout=PATIENCE))
+    store, rank, size = next(dist.rendezvous("env://", timeout=TIMEOUT))
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=PATIENCE)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=TIMEOUT)
     local_rank, node = int(variables.get("LOCAL_RANK", rank)), int(variables.get("GROUP_RANK", 0))
-    group = Group(rank, size, local_rank, node, dist.PrefixStore("efcil", store))
+    world = World(rank, size, local_rank, node, dist.PrefixStore("efcil", store))
     try:
-        yield group
-        group.barrier()
+        yield world
+        world.barrier()
     except Interrupted as error:  # of all of them, after the same step
         dist.destroy_process_group()
-        raise error if group.is_first else Elsewhere(error.exit_code) from None
+        raise error if world.is_main else FailedOnOtherRank(error.exit_code) from None
     except EfcilError as error:
         if not torch.cuda.is_available():  # NCCL would wait for a process that may be gone
             dist.destroy_process_group()
-        if not group.is_first and str(error):
+        if not world.is_main and str(error):
             error.args = (f"process {rank + 1} of {size}: {error}",)
         raise
     dist.destroy_process_group()

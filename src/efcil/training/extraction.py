@@ -1,4 +1,4 @@
-"""Features of images under a backbone at rest."""
+"""Extract features with the backbone in eval mode."""
 
 from __future__ import annotations
 
@@ -7,41 +7,41 @@ import math
 import torch
 from torch import Tensor, nn
 
-from efcil.accel.folded_resnet import rested
-from efcil.accel.machine import Machine
-from efcil.accel.prefetch import AT_REST
-from efcil.training.image_batches import Pixels
+from efcil.accel.execution import Execution
+from efcil.accel.folded_resnet import fold
+from efcil.accel.prefetch import TEACHER_BATCH_NUMEL
+from efcil.training.image_batches import ImageBatches
 from efcil.training.memory import memory_guard
 
 BATCH_PIXELS = 2**24  # per forward pass: 1,024 images of 32 x 32 x 3 would be 2**21.6, one hundred of 224 x 224 x 3
 
 
 @torch.no_grad()
-def extract(backbone: nn.Module, pixels: Pixels, machine: Machine, crop: int | None = None) -> Tensor:
-    """Return the features (n, dim) of all images, float32, with the backbone at rest; `crop` cuts out the centre.
+def extract(backbone: nn.Module, pixels: ImageBatches, execution: Execution, crop: int | None = None) -> Tensor:
+    """Return the features (n, dim) of all images, float32, with the backbone in eval mode; `crop` cuts out the center.
 
-    Of several processes each computes its share of the rows, and all get all of them.
+    With several processes, each computes its share of the rows and all of them receive all rows.
     """
     backbone.eval()
-    shape, on_gpu = pixels.images.shape, machine.device.type == "cuda"
+    shape, on_gpu = pixels.images.shape, execution.device.type == "cuda"
     size = max(1, min(1024, BATCH_PIXELS // math.prod(shape[1:])))
-    centre = pixels.centre(crop)
-    fast = rested(backbone, machine.device, machine.dtype) if machine.branches else None
-    if fast is not None and centre is None:  # as many as the teacher sees: what cuDNN tried out for one holds for both
-        size = max(1, AT_REST // math.prod(shape[1:]))
-    rows = torch.arange(shape[0], device=pixels.images.device)[machine.group.shard(shape[0])]
+    center = pixels.center_crop(crop)
+    folded = fold(backbone, execution.device, execution.dtype) if execution.use_fused_resnet else None
+    if folded is not None and center is None:  # the teacher's batch size, for which cuDNN was autotuned
+        size = max(1, TEACHER_BATCH_NUMEL // math.prod(shape[1:]))
+    rows = torch.arange(shape[0], device=pixels.images.device)[execution.world.shard(shape[0])]
 
-    def looked() -> Tensor:
+    def forward() -> Tensor:
         found = []
-        with machine.autocast():
-            for batch in pixels.taken(rows.split(size)):
+        with execution.autocast():
+            for batch in pixels.batches_of(rows.split(size)):
                 count = len(batch)
                 if on_gpu and count < size:  # cuDNN tries its algorithms for every new shape: longer than a full batch
                     batch = torch.cat([batch, batch[:1].expand(size - count, -1, -1, -1)])
-                if centre is not None:
-                    batch = centre.apply(batch, {})
-                found.append((fast or backbone)(pixels.normalise(batch)).float()[:count])
+                if center is not None:
+                    batch = center.apply(batch, {})
+                found.append((folded or backbone)(pixels.normalize(batch)).float()[:count])
         return torch.cat(found)
 
     with memory_guard("extracting features"):
-        return machine.group.gathered(machine.convolving(looked), shape[0])
+        return execution.world.all_gather(execution.run_on_autotune_thread(forward), shape[0])

@@ -1,8 +1,8 @@
-"""Images changed until a backbone sees something else in them: their pixels follow the gradient towards a goal.
+"""Invert features: change images by gradient descent until their features approach a target.
 
     X <- clip(X - step g / ||g||),    g = the gradient by X of ||backbone(X) - goal||^2
 
-X is the network's input, normalised pixels. Nothing but the gradient by the input is computed, in float32 unless the
+X is the network's input, normalized pixels. Nothing but the gradient by the input is computed, in float32 unless the
 caller has autocast on.
 """
 
@@ -11,38 +11,38 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-BATCH_NUMBERS = 2**21  # pixels in one pass with gradient: 500 CIFAR images (the limit), 13 of 224 x 224 x 3
+BATCH_NUMEL = 2**21  # pixels in one pass with gradient: 500 CIFAR images (the limit), 13 of 224 x 224 x 3
 
 
-def in_parts(inputs: Tensor) -> int:
+def batch_size_for(inputs: Tensor) -> int:
     """Return how many images go through a backbone at once when gradients are needed."""
-    return max(1, min(500, BATCH_NUMBERS // inputs[0].numel()))
+    return max(1, min(500, BATCH_NUMEL // inputs[0].numel()))
 
 
-def towards(
+def invert_features(
     backbone: nn.Module,
     inputs: Tensor,
-    goals: Tensor,
+    targets: Tensor,
     step: float,
     iterations: int,
     bounds: tuple[Tensor, Tensor],
-    together: int = 1,
+    group_size: int = 1,
 ) -> Tensor:
-    """Change `inputs` (n, c, h, w) so that their features approach the `goals` (n, dim), each its own.
+    """Change `inputs` (n, c, h, w) so that their features approach the `targets` (n, dim), each its own.
 
-    `bounds` are the least and the largest number a pixel may be; `together` images after another share one norm of the
-    gradient, so that the average one of them moves by step / sqrt(together).
+    `bounds` are the least and the largest value of a pixel. Each `group_size` consecutive images share one norm of the
+    gradient, so that on average one of them moves by step / sqrt(group_size).
     """
-    goals, size = goals.float(), in_parts(inputs)
+    targets, size = targets.float(), batch_size_for(inputs)
     tiny = torch.finfo(inputs.dtype).tiny  # a gradient of zero is a step of zero
     for _ in range(iterations):
         parts = []
-        for x, goal in zip(inputs.split(size), goals.split(size), strict=True):
+        for x, target in zip(inputs.split(size), targets.split(size), strict=True):
             with torch.enable_grad():
                 x = x.detach().requires_grad_()
-                distance = (backbone(x) - goal).square().sum()
+                distance = (backbone(x) - target).square().sum()
             parts.append(torch.autograd.grad(distance, x)[0])
-        gradient = torch.cat(parts).unflatten(0, (-1, together))  # (n / together, together, c, h, w)
+        gradient = torch.cat(parts).unflatten(0, (-1, group_size))  # (n / together, together, c, h, w)
         norm = torch.linalg.vector_norm(gradient, dim=(1, 2, 3, 4), keepdim=True).clamp_min(tiny)
         inputs = (inputs - (step * gradient / norm).flatten(0, 1)).clamp(*bounds)
     return inputs.detach()

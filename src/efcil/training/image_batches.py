@@ -8,68 +8,68 @@ from collections.abc import Iterable, Iterator
 import torch
 from torch import Tensor
 
-from efcil.accel.machine import Machine
-from efcil.data.augment import CentreCrop, Parameters, Transform
-from efcil.training.image_store import Store, fetched
+from efcil.accel.execution import Execution
+from efcil.data.augment import CenterCrop, Parameters, Transform
+from efcil.training.image_store import ImageStore, iter_rows
 
 
-class Pixels:
-    """uint8 images and how they become the network's input."""
+class ImageBatches:
+    """uint8 images and their normalization and augmentation."""
 
     def __init__(
         self,
-        images: Store,
+        images: ImageStore,
         mean: tuple[float, ...],
         std: tuple[float, ...],
-        machine: Machine,
+        execution: Execution,
         short: int | None = None,
     ):
         self.images = images  # (n, channels, height, width) uint8
-        self.short = short  # short side at which their centre is cut out; None: the stored one
+        self.short = short  # short side at which their center is cut out; None: the stored one
         shape = (1, len(mean), 1, 1)
-        self.scale = (1 / (255 * torch.tensor(std, dtype=torch.float64))).float().view(shape).to(machine.device)
+        self.scale = (1 / (255 * torch.tensor(std, dtype=torch.float64))).float().view(shape).to(execution.device)
         self.offset = (
             (torch.tensor(mean, dtype=torch.float64) / torch.tensor(std, dtype=torch.float64)).float().view(shape)
-        ).to(machine.device)
-        self.format = torch.channels_last if machine.device.type == "cuda" else torch.contiguous_format
-        self.at_once = machine.branches  # normalised by one kernel
-        self.view: tuple[Transform, Parameters] | None = None  # how they are changed when they are taken
+        ).to(execution.device)
+        self.format = torch.channels_last if execution.device.type == "cuda" else torch.contiguous_format
+        self.use_kernel = execution.use_fused_resnet  # normalized by one kernel
+        self.augmentation: tuple[Transform, Parameters] | None = None  # applied when batches are made
 
-    def centre(self, crop: int | None) -> CentreCrop | None:
-        """Return how the `crop` x `crop` in their middle are cut out, None where there is nothing to cut."""
+    def center_crop(self, crop: int | None) -> CenterCrop | None:
+        """Return the transform that cuts out the central `crop` x `crop`, None where there is nothing to cut."""
         if crop is None or crop == self.images.shape[-1]:
             return None
-        return CentreCrop(crop, self.short)
+        return CenterCrop(crop, self.short)
 
-    def showing(self, images: Store) -> Pixels:
-        """Return other images with the same normalisation."""
+    def with_images(self, images: ImageStore) -> ImageBatches:
+        """Return a copy with other images."""
         other = copy.copy(self)
-        other.images, other.view = images, None
+        other.images, other.augmentation = images, None
         return other
 
-    def changed(self, transform: Transform, source: torch.Generator) -> Pixels:
-        """Return the same images augmented, each in one way that is drawn now; the work is done when they are taken."""
+    def augmented(self, transform: Transform, source: torch.Generator) -> ImageBatches:
+        """Return the same images, augmented by random numbers drawn now and applied when batches are made."""
         other = copy.copy(self)
-        other.view = (transform, transform.draw(len(self.images), source))
+        other.augmentation = (transform, transform.draw(len(self.images), source))
         return other
 
-    def taken(self, parts: Iterable[Tensor]) -> Iterator[Tensor]:
+    def batches_of(self, parts: Iterable[Tensor]) -> Iterator[Tensor]:
         """Yield the uint8 images of each part's rows."""
         parts = list(parts)
-        for rows, batch in zip(parts, fetched(self.images, parts), strict=True):
-            if self.view is not None:
-                transform, drawn = self.view
+        for rows, batch in zip(parts, iter_rows(self.images, parts), strict=True):
+            if self.augmentation is not None:
+                transform, drawn = self.augmentation
                 batch = transform.apply(batch, {name: value[rows] for name, value in drawn.items()})
             yield batch
 
     def batches(self, size: int) -> Iterator[Tensor]:
         """Yield all images, `size` at a time."""
-        return self.taken(torch.arange(len(self.images), device=self.images.device).split(size))
+        return self.batches_of(torch.arange(len(self.images), device=self.images.device).split(size))
 
-    def normalise(self, batch: Tensor) -> Tensor:
+    def normalize(self, batch: Tensor) -> Tensor:
         """Pixels 0 .. 255 -> (pixel / 255 - mean) / std."""
-        if self.at_once and batch.is_cuda:
+        if self.use_kernel and batch.is_cuda:
             from efcil.accel import training_kernels
 
-            return training_kernels.normalised(batch, self.scale, self.offset)
+            return training_kernels.normalize(batch, self.scale, self.offset)
         return (batch.float() * self.scale - self.offset).contiguous(memory_format=self.format)

@@ -12,18 +12,20 @@ from torch import Tensor
 
 from efcil.data.augment import CHUNK_BYTES, Parameters, Transform
 from efcil.errors import TrainingError
-from efcil.training.distributed import ALONE, Group
-from efcil.training.image_store import Store, fetched
+from efcil.training.distributed import SINGLE_PROCESS, World
+from efcil.training.image_store import ImageStore, iter_rows
 
 LastBatch = Literal["wrap", "keep", "drop"]
 StoredBatch = tuple[Tensor, ...]  # uint8 images, labels, further views, and a frozen network's outputs if known
 
 
-def batches(count: int, size: int, last: LastBatch) -> Iterator[slice]:
-    """Slices of a permuted epoch; `wrap` expects a permutation that `shuffled` has filled up.
+def batch_slices(count: int, size: int, last: LastBatch) -> Iterator[slice]:
+    """Slices of a permuted epoch; `wrap` expects a permutation that `shuffle` has filled up.
 
-    >>> [(b.start, b.stop) for b in batches(10, 4, "keep")], [(b.start, b.stop) for b in batches(10, 4, "drop")]
-    ([(0, 4), (4, 8), (8, 10)], [(0, 4), (4, 8)])
+    >>> [(b.start, b.stop) for b in batch_slices(10, 4, "keep")]
+    [(0, 4), (4, 8), (8, 10)]
+    >>> [(b.start, b.stop) for b in batch_slices(10, 4, "drop")]
+    [(0, 4), (4, 8)]
     """
     size = min(size, count)
     stop = count // size * size if last == "drop" else count
@@ -31,41 +33,43 @@ def batches(count: int, size: int, last: LastBatch) -> Iterator[slice]:
         yield slice(start, min(start + size, stop))
 
 
-def filled(count: int, size: int, last: LastBatch) -> int:
+def padded_count(count: int, size: int, last: LastBatch) -> int:
     """Return how many rows an epoch of `count` images has: `wrap` fills the last batch up."""
     return count + (-count % min(size, count) if last == "wrap" else 0)
 
 
-def shuffled(count: int, size: int, last: LastBatch, source: torch.Generator) -> Tensor:
+def shuffle(count: int, size: int, last: LastBatch, source: torch.Generator) -> Tensor:
     """Return a random order of `count` rows; `wrap` repeats its head until every batch is full."""
     order = torch.randperm(count, generator=source, device=source.device)
-    missing = filled(count, size, last) - count
+    missing = padded_count(count, size, last) - count
     return torch.cat([order, order[:missing]]) if missing else order
 
 
-Drawn = tuple[Tensor, list[Parameters], list[slice]]  # of an epoch: rows in order, augmentation of each view, batches
+EpochDraw = tuple[
+    Tensor, list[Parameters], list[slice]
+]  # of an epoch: rows in order, augmentation of each view, batches
 
 
-def drawn_epoch(
+def draw_epoch(
     count: int,
     transform: Transform | None,
     size: int,
     last: LastBatch,
     source: torch.Generator,
-    group: Group,
+    world: World,
     views: int = 0,
-) -> Drawn:
+) -> EpochDraw:
     """Draw an epoch, the same in every process, and keep this one's rows of each batch."""
-    order = shuffled(count, size, last, source)
+    order = shuffle(count, size, last, source)
     drawn = [transform.draw(len(order), source) if transform is not None else {} for _ in range(1 + views)]
-    cuts = list(batches(len(order), min(size, count), last))
-    if group.size == 1:
-        return order, drawn, cuts
+    bounds = list(batch_slices(len(order), min(size, count), last))
+    if world.size == 1:
+        return order, drawn, bounds
     rows = torch.arange(len(order), device=order.device)
-    parts = [rows[cut][group.shard(cut.stop - cut.start)] for cut in cuts]
+    parts = [rows[cut][world.shard(cut.stop - cut.start)] for cut in bounds]
     own, stops = torch.cat(parts), torch.tensor([0, *(len(part) for part in parts)]).cumsum(0).tolist()
-    cuts = [slice(start, stop) for start, stop in itertools.pairwise(stops)]
-    return order[own], [{name: value[own] for name, value in one.items()} for one in drawn], cuts
+    bounds = [slice(start, stop) for start, stop in itertools.pairwise(stops)]
+    return order[own], [{name: value[own] for name, value in one.items()} for one in drawn], bounds
 
 
 def augmented(images: Tensor, transform: Transform | None, drawn: Parameters) -> Tensor:
@@ -82,24 +86,24 @@ def augmented(images: Tensor, transform: Transform | None, drawn: Parameters) ->
 
 
 def epoch_batches(
-    images: Store,
+    images: ImageStore,
     labels: Tensor,
     transform: Transform | None,
     size: int,
     last: LastBatch,
     source: torch.Generator,
-    group: Group = ALONE,
+    world: World = SINGLE_PROCESS,
     views: int = 0,
 ) -> Iterator[StoredBatch]:
     """Yield the augmented batches of one epoch. Draws come first, for the whole epoch: chunks do not change them."""
-    order, drawn, cuts = drawn_epoch(len(labels), transform, size, last, source, group, views)
+    order, drawn, bounds = draw_epoch(len(labels), transform, size, last, source, world, views)
     row = math.prod(images.shape[1:]) * (1 + views)
-    per_chunk = max(1, CHUNK_BYTES[images.device.type] // (row * cuts[0].stop))  # batches in a chunk
+    per_chunk = max(1, CHUNK_BYTES[images.device.type] // (row * bounds[0].stop))  # batches in a chunk
     if not isinstance(images, Tensor):
         per_chunk = 1
-    chunks = [cuts[first : first + per_chunk] for first in range(0, len(cuts), per_chunk)]
+    chunks = [bounds[first : first + per_chunk] for first in range(0, len(bounds), per_chunk)]
     rows = (order[chunk[0].start : chunk[-1].stop] for chunk in chunks)
-    for chunk, pixels in zip(chunks, fetched(images, rows), strict=True):
+    for chunk, pixels in zip(chunks, iter_rows(images, rows), strict=True):
         begin, end = chunk[0].start, chunk[-1].stop
         parts = ({name: value[begin:end] for name, value in one.items()} for one in drawn)
         first, *others = [augmented(pixels, transform, part) for part in parts]
@@ -110,18 +114,18 @@ def epoch_batches(
 
 
 def several_epochs(
-    images: Store,
+    images: ImageStore,
     labels: Tensor,
     transform: Transform | None,
     size: int,
     last: LastBatch,
     datasets: Sequence[torch.Generator],
-    group: Group = ALONE,
+    world: World = SINGLE_PROCESS,
     views: int = 0,
 ) -> list[list[StoredBatch]]:
     """Return the batches of several epochs, augmented in one go: the same bytes as `epoch_batches`, fewer launches."""
-    epochs = [drawn_epoch(len(labels), transform, size, last, source, group, views) for source in datasets]
-    orders, cuts = [e[0] for e in epochs], epochs[0][2]
+    epochs = [draw_epoch(len(labels), transform, size, last, source, world, views) for source in datasets]
+    orders, bounds = [e[0] for e in epochs], epochs[0][2]
     rows = torch.cat(orders)
     found = [labels[rows]]
     for view in range(1 + views):
@@ -129,4 +133,4 @@ def several_epochs(
         keep_aspect = {name: torch.cat([d[name] for d in drawn]) for name in drawn[0]}
         found.insert(len(found) if view else 0, augmented(images[rows], transform, keep_aspect))
     of_each = zip(*(tensor.split(len(orders[0])) for tensor in found), strict=True)
-    return [[tuple(tensor[cut] for tensor in parts) for cut in cuts] for parts in of_each]
+    return [[tuple(tensor[cut] for tensor in parts) for cut in bounds] for parts in of_each]

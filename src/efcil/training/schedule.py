@@ -11,34 +11,35 @@ from efcil.config import Options
 
 
 class Schedule(Options):
-    """Epochs and a learning rate that drops by `drop` after each milestone, or falls to zero along a cosine.
+    """Epochs and a learning rate that drops by `gamma` after each milestone, or falls to zero along a cosine.
 
     >>> schedule = Schedule(epochs=100, lr=0.05, milestones=(45, 90))
-    >>> [round(schedule.rate(epoch), 6) for epoch in (0, 44, 45, 89, 90)]
+    >>> [round(schedule.lr_at(epoch), 6) for epoch in (0, 44, 45, 89, 90)]
     [0.05, 0.05, 0.005, 0.005, 0.0005]
-    >>> [round(Schedule(epochs=4, lr=1.0, curve="cosine").rate(epoch), 3) for epoch in range(4)]
+    >>> [round(Schedule(epochs=4, lr=1.0, lr_schedule="cosine").lr_at(epoch), 3) for epoch in range(4)]
     [1.0, 0.854, 0.5, 0.146]
     """
 
     epochs: int = Field(ge=1)
     lr: float = Field(gt=0)
-    curve: Literal["steps", "cosine"] = "steps"
+    lr_schedule: Literal["steps", "cosine"] = "steps"
     milestones: tuple[int, ...] = ()
-    drop: float = Field(default=0.1, gt=0, le=1)
+    gamma: float = Field(default=0.1, gt=0, le=1)
     weight_decay: float = Field(default=0.0, ge=0)
 
     @model_validator(mode="after")
     def _milestones_rise(self) -> Schedule:
         if list(self.milestones) != sorted(set(self.milestones)) or any(m < 1 for m in self.milestones):
             raise ValueError(f"milestones must rise from 1, got {list(self.milestones)}")
-        if self.curve == "cosine" and self.milestones:
+        if self.lr_schedule == "cosine" and self.milestones:
             raise ValueError(
-                f"milestones {list(self.milestones)} belong to curve=steps; for curve=cosine leave them empty"
+                f"milestones {list(self.milestones)} belong to lr_schedule=steps; "
+                "for lr_schedule=cosine leave them empty"
             )
         return self
 
-    def rate(self, epoch: int) -> float:
+    def lr_at(self, epoch: int) -> float:
         """Learning rate in an epoch (0 is the first)."""
-        if self.curve == "cosine":
+        if self.lr_schedule == "cosine":
             return self.lr * (1 + math.cos(math.pi * epoch / self.epochs)) / 2
-        return self.lr * self.drop ** sum(epoch >= m for m in self.milestones)
+        return self.lr * self.gamma ** sum(epoch >= m for m in self.milestones)

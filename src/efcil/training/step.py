@@ -9,11 +9,11 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from efcil.accel.machine import Machine
+from efcil.accel.execution import Execution
 from efcil.accel.optim import SGD
 from efcil.training.batch import Batch, FrozenForward
-from efcil.training.distributed import Group
-from efcil.training.image_batches import Pixels
+from efcil.training.distributed import World
+from efcil.training.image_batches import ImageBatches
 from efcil.training.schedule import Schedule
 
 Rule = Literal["sgd", "adam"]
@@ -21,44 +21,44 @@ Loss = Callable[[Batch], Tensor]
 HandOver = Callable[[SGD | None], None]  # tells who finds gradients who takes them at once, if anybody
 
 
-class Optimiser:
+class Optimizer:
     """SGD with momentum, or Adam, whose learning rate is a tensor, so that a captured step follows the schedule."""
 
     def __init__(
-        self, module: nn.Module, schedule: Schedule, machine: Machine, rule: Rule = "sgd", momentum: float = 0.9
+        self, module: nn.Module, schedule: Schedule, execution: Execution, rule: Rule = "sgd", momentum: float = 0.9
     ):
-        self.named = {name: p for name, p in module.named_parameters() if p.requires_grad}
-        self.rate = torch.tensor(schedule.lr, device=machine.device)
-        on_gpu = machine.device.type == "cuda"
-        own, decay = list(self.named.values()), schedule.weight_decay
+        self.parameters = {name: p for name, p in module.named_parameters() if p.requires_grad}
+        self.lr = torch.tensor(schedule.lr, device=execution.device)
+        on_gpu = execution.device.type == "cuda"
+        own, decay = list(self.parameters.values()), schedule.weight_decay
         self.update: SGD | torch.optim.Adam
         if rule == "sgd":
-            self.update = SGD(own, self.rate, momentum, decay, fused=on_gpu)
+            self.update = SGD(own, self.lr, momentum, decay, fused=on_gpu)
         else:
-            self.update = torch.optim.Adam(own, self.rate, weight_decay=decay, fused=on_gpu, capturable=on_gpu)
+            self.update = torch.optim.Adam(own, self.lr, weight_decay=decay, fused=on_gpu, capturable=on_gpu)
             for parameter in own:  # made here, not by the first step: a captured step finds them in place
                 state = self.update.state[parameter]
                 state |= {key: torch.zeros_like(parameter) for key in ("exp_avg", "exp_avg_sq")}
-                state["step"] = torch.zeros((), device=machine.device)
+                state["step"] = torch.zeros((), device=execution.device)
 
-    def momenta(self) -> dict[str, Tensor]:
-        """What the rule remembers of each parameter, by name."""
-        return {f"{key}.{name}": v for name, p in self.named.items() for key, v in self.update.state[p].items()}
+    def state_dict(self) -> dict[str, Tensor]:
+        """State of each parameter, by name."""
+        return {f"{key}.{name}": v for name, p in self.parameters.items() for key, v in self.update.state[p].items()}
 
-    def load_momenta(self, momenta: dict[str, Tensor]) -> None:
-        """Take up momenta again, in place."""
-        for name, own in self.momenta().items():
-            own.copy_(momenta[name])
+    def load_state_dict(self, optimizer_state: dict[str, Tensor]) -> None:
+        """Restore state, in place."""
+        for name, own in self.state_dict().items():
+            own.copy_(optimizer_state[name])
 
-    def refresh(self) -> None:
-        """Parameters were changed by somebody else."""
+    def sync_copies(self) -> None:
+        """Update low-precision copies after parameters were changed elsewhere."""
         if isinstance(self.update, SGD):
-            self.update.refresh()
+            self.update.sync_copies()
 
     @contextlib.contextmanager
-    def taking(self, hand_over: HandOver, group: Group) -> Iterator[None]:
+    def taking(self, hand_over: HandOver, world: World) -> Iterator[None]:
         """Meanwhile whoever finds a gradient may hand it over at once, where it is not summed over processes first."""
-        hand_over(self.update if isinstance(self.update, SGD) and group.size == 1 else None)
+        hand_over(self.update if isinstance(self.update, SGD) and world.size == 1 else None)
         try:
             yield
         finally:
@@ -66,7 +66,7 @@ class Optimiser:
 
 
 class Step:
-    """One step of training on one batch; adds the loss to `total`.
+    """One step of training on one batch; adds the loss to `loss_sum`.
 
     Of several processes each has its share of the batch, and `weight` is that share's part in the loss. Gradients and
     running `statistics` are summed over the processes with these weights: after the step all hold the same.
@@ -75,47 +75,47 @@ class Step:
     def __init__(
         self,
         loss: Loss,
-        optimiser: Optimiser,
-        pixels: Pixels,
-        machine: Machine,
+        optimizer: Optimizer,
+        pixels: ImageBatches,
+        execution: Execution,
         statistics: Sequence[Tensor] = (),
         frozen: FrozenForward | None = None,
         views: int = 0,
     ):
-        self.loss, self.optimiser, self.pixels, self.machine = loss, optimiser, pixels, machine
+        self.loss, self.optimizer, self.pixels, self.execution = loss, optimizer, pixels, execution
         self.frozen, self.views = frozen, views
         self.before_update: Callable[[list[nn.Parameter]], None] | None = None  # a learner's hook
         self.statistics, self.weight = list(statistics), 1.0
-        self.total = torch.zeros((), device=machine.device, dtype=torch.float64)
+        self.loss_sum = torch.zeros((), device=execution.device, dtype=torch.float64)
 
     def __call__(self, images: Tensor, labels: Tensor, *more: Tensor) -> None:
         """Forward, backward, update; `more` are the views, and the frozen network's outputs if they are known."""
-        self.optimiser.update.zero_grad()
-        with self.machine.autocast():
+        self.optimizer.update.zero_grad()
+        with self.execution.autocast():
             loss = self.loss(self.batch(images, labels, *more))
-        if self.machine.group.size > 1:
+        if self.execution.world.size > 1:
             loss = loss * self.weight
         loss.backward()
-        if self.machine.group.size > 1:
+        if self.execution.world.size > 1:
             self._join()
         if self.before_update is not None:
-            self.before_update([p for p in self.optimiser.named.values() if p.grad is not None])
-        self.optimiser.update.step()
-        self.total += loss.detach()
+            self.before_update([p for p in self.optimizer.parameters.values() if p.grad is not None])
+        self.optimizer.update.step()
+        self.loss_sum += loss.detach()
 
     def batch(self, images: Tensor, labels: Tensor, *more: Tensor) -> Batch:
         """Return what the loss gets; the frozen network's outputs are computed beside the student's where that pays."""
-        views = tuple(self.pixels.normalise(view) for view in more[: self.views])
-        inputs, known = self.pixels.normalise(images), more[self.views :]
+        views = tuple(self.pixels.normalize(view) for view in more[: self.views])
+        inputs, known = self.pixels.normalize(images), more[self.views :]
         if known or self.frozen is None:
             return Batch(inputs, labels, views, known[0] if known else None)
-        with torch.no_grad(), self.machine.beside():
+        with torch.no_grad(), self.execution.fork_stream():
             teacher = self.frozen.call(inputs)
-        return Batch(inputs, labels, views, teacher, self.machine.join)
+        return Batch(inputs, labels, views, teacher, self.execution.join_stream)
 
     @torch.no_grad()
     def _join(self) -> None:
         if self.statistics:
             torch._foreach_mul_(self.statistics, self.weight)
-        gradients = [p.grad for p in self.optimiser.named.values() if p.grad is not None]
-        self.machine.group.sum_all_([*gradients, *self.statistics])
+        gradients = [p.grad for p in self.optimizer.parameters.values() if p.grad is not None]
+        self.execution.world.all_reduce_many_([*gradients, *self.statistics])

@@ -1,4 +1,4 @@
-"""Say what the machine offers, and which of it a run uses: device, precision, compilation, captured steps."""
+"""Choose how a run computes: device, precision, compilation, CUDA graphs."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from efcil.accel.streams import Gate, _own_streams, _streams, own_stream
+from efcil.accel.streams import SharedExclusiveLock, _local, _thread_streams, thread_stream
 from efcil.errors import ConfigError
 from efcil.losses import Criterion
-from efcil.training.distributed import ALONE, Group
+from efcil.training.distributed import SINGLE_PROCESS, World
 
 M = TypeVar("M", bound=nn.Module)
 R = TypeVar("R")
-CONVOLVING = "convolutions"  # name of the thread that tries them out
+AUTOTUNE_THREAD = "autotune"  # name of the thread in which cuDNN tries its algorithms
 
 
 @dataclass(frozen=True)
-class Machine:
+class Execution:
     """Where and how a run computes. The loop is the same on all of them."""
 
     device: torch.device
     precision: str = "fp32"  # fp32 | bf16 (parameters and statistics stay fp32 and fp64)
     compile: bool = False
-    capture: bool = False  # the whole training step as one CUDA graph
-    group: Group = ALONE  # the processes that share the run
-    sync_bn: bool = False  # batch normalisation over the whole batch, not over each process's share of it
+    cuda_graphs: bool = False  # the whole training step as one CUDA graph
+    world: World = SINGLE_PROCESS  # the processes that share the run
+    sync_bn: bool = False  # batch normalization over the whole batch, not over each process's share of it
 
     @classmethod
     def choose(
@@ -44,18 +44,18 @@ class Machine:
         device: str = "auto",
         precision: str = "auto",
         compile: bool | None = None,
-        capture: bool | None = None,
-        group: Group = ALONE,
+        cuda_graphs: bool | None = None,
+        world: World = SINGLE_PROCESS,
         sync_bn: bool = False,
-    ) -> Machine:
-        """Take the fastest that works here, except where the user said otherwise; of several processes each one GPU."""
+    ) -> Execution:
+        """Choose the fastest settings available unless given; with several processes, one GPU each."""
         # Read when CUDA starts. Streams share a GPU's queues, eight by default, and in a queue one waits for the other:
         # three runs have twenty streams.
         os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
         if device == "auto":
             device = "cuda" if torch.cuda.is_available() else "cpu"
-        if group.size > 1 and device.startswith("cuda"):
-            device = _own_gpu(device, group)
+        if world.size > 1 and device.startswith("cuda"):
+            device = _local_gpu(device, world)
         try:
             place = torch.device(device)
             torch.empty(1, device=place)
@@ -69,14 +69,14 @@ class Machine:
             precision = "bf16" if on_gpu and torch.cuda.is_bf16_supported() else "fp32"
         if precision not in ("fp32", "bf16"):
             raise ConfigError(f"--precision {precision}: must be fp32 or bf16")
-        if capture and not on_gpu:
-            raise ConfigError(f"--capture needs a CUDA device, not {place}")
+        if cuda_graphs and not on_gpu:
+            raise ConfigError(f"--cuda-graphs needs a CUDA device, not {place}")
         if sync_bn and not on_gpu:
             raise ConfigError(
-                f"--sync-bn needs CUDA devices, not {place}: leave it out, and each process normalises its own share"
+                f"--sync-bn needs CUDA devices, not {place}: leave it out, and each process normalizes its own share"
             )
-        compile, capture = on_gpu if compile is None else compile, on_gpu if capture is None else capture
-        return cls(place, precision, compile, capture, group, sync_bn)
+        compile, cuda_graphs = on_gpu if compile is None else compile, on_gpu if cuda_graphs is None else cuda_graphs
+        return cls(place, precision, compile, cuda_graphs, world, sync_bn)
 
     @property
     def description(self) -> dict[str, Any]:
@@ -86,7 +86,7 @@ class Machine:
             "device": torch.cuda.get_device_name(self.device) if on_gpu else f"{platform.machine()} CPU",
             "precision": self.precision,
             "threads": None if on_gpu else torch.get_num_threads(),
-            "world_size": self.group.size,
+            "world_size": self.world.size,
         }
 
     @property
@@ -97,9 +97,9 @@ class Machine:
         return f"{words}, {precision}" + (f", {processes} processes" if processes > 1 else "")
 
     @property
-    def runs_at_once(self) -> int:
+    def concurrent_runs(self) -> int:
         """How many runs share the device: small steps do not fill a large GPU; a CPU has nothing to spare."""
-        return 3 if self.capture and self.group.size == 1 else 1
+        return 3 if self.cuda_graphs and self.world.size == 1 else 1
 
     @property
     def dtype(self) -> torch.dtype:
@@ -109,96 +109,96 @@ class Machine:
     def autocast(self) -> torch.autocast:
         """Arithmetic of forward passes. The cache of cast weights is off, since a captured step must not keep one."""
         return torch.autocast(
-            self.device.type, torch.bfloat16, enabled=self.precision == "bf16", cache_enabled=not self.capture
+            self.device.type, torch.bfloat16, enabled=self.precision == "bf16", cache_enabled=not self.cuda_graphs
         )
 
     def place(self, module: M) -> M:
         """Move a module to the device, in the memory format that is fast there."""
-        if self.sync_bn and self.group.size > 1:
+        if self.sync_bn and self.world.size > 1:
             module = nn.SyncBatchNorm.convert_sync_batchnorm(module)
         if self.device.type == "cuda":
             return module.to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
         return module.to(self.device)
 
     @property
-    def branches(self) -> bool:
-        """Whether a ResNet learns as one function with branches beside it (`efcil.accel.fused_resnet`)."""
-        whole = self.group.size == 1 or not self.sync_bn  # its normalisation is of one process
-        return self.compile and self.capture and self.precision == "bf16" and whole
+    def use_fused_resnet(self) -> bool:
+        """Whether ResNets are trained by `efcil.accel.fused_resnet`."""
+        whole = self.world.size == 1 or not self.sync_bn  # its normalization is of one process
+        return self.compile and self.cuda_graphs and self.precision == "bf16" and whole
 
-    def wake(self) -> None:
-        """Begin what a process reads once, beside what comes before it."""
-        if self.capture:
-            with _one_by_one:
-                _libraries(self.device, self.branches)
+    def start_lazy_init(self) -> None:
+        """Start loading libraries in the background."""
+        if self.cuda_graphs:
+            with _preload_lock:
+                _preload_libraries(self.device, self.use_fused_resnet)
 
-    def awake(self) -> None:
-        """Wait until it is read."""
-        if self.capture:
-            with _one_by_one:
-                reading = _libraries(self.device, self.branches)
+    def wait_lazy_init(self) -> None:
+        """Wait until the libraries are loaded."""
+        if self.cuda_graphs:
+            with _preload_lock:
+                reading = _preload_libraries(self.device, self.use_fused_resnet)
             reading.join()
 
-    def compiled(self, call: Callable[..., R]) -> Callable[..., R]:
-        """Return a fast way to call a module, which itself stays as it is, or a function."""
+    def maybe_compile(self, call: Callable[..., R]) -> Callable[..., R]:
+        """Compile a function or a module's forward pass; the module itself stays as it is."""
         if not self.compile:
             return call
         function = call.forward if isinstance(call, nn.Module) else call
 
         @functools.cache
-        def made() -> Callable[..., R]:  # when it is first called: to load the compiler alone takes seconds
+        def compiled() -> Callable[..., R]:  # when it is first called: to load the compiler alone takes seconds
             # Several runs in one process compile the same code for several modules; past the limit it runs eagerly.
             torch._dynamo.config.cache_size_limit = max(64, torch._dynamo.config.cache_size_limit)
             # Many small kernels (casts of weights, running statistics) become a few: 4 % of a step on an H200.
             return torch.compile(function, dynamic=False, options={"combo_kernels": self.device.type == "cuda"})
 
-        return lambda *given, **named: made()(*given, **named)
+        return lambda *given, **named: compiled()(*given, **named)
 
     @contextlib.contextmanager
-    def beside(self) -> Iterator[None]:
-        """While a step is captured: record what follows as a branch that may run beside the main one, until `join`."""
-        if not (self.capture and torch.cuda.is_current_stream_capturing()):
+    def fork_stream(self) -> Iterator[None]:
+        """While a step is captured, record the block on a parallel branch that ends with `join_stream`."""
+        if not (self.cuda_graphs and torch.cuda.is_current_stream_capturing()):
             yield
             return
-        main, branch = torch.cuda.current_stream(), own_stream(self.device, "branch")
+        main, branch = torch.cuda.current_stream(), thread_stream(self.device, "branch")
         branch.wait_stream(main)
         with torch.cuda.stream(branch):
             yield
 
-    def join(self) -> None:
-        """Let the main branch of a captured step wait for what was recorded beside it."""
-        if self.capture and torch.cuda.is_current_stream_capturing():
-            torch.cuda.current_stream().wait_stream(own_stream(self.device, "branch"))
+    def join_stream(self) -> None:
+        """Make the main branch of a captured step wait for the parallel one."""
+        if self.cuda_graphs and torch.cuda.is_current_stream_capturing():
+            torch.cuda.current_stream().wait_stream(thread_stream(self.device, "branch"))
 
-    def capturing(self) -> contextlib.AbstractContextManager[None]:
-        """Capture alone: whatever a capture forbids waits in other threads, and so do other captures."""
-        return _gate.alone() if self.capture else contextlib.nullcontext()
+    def exclusive_capture(self) -> contextlib.AbstractContextManager[None]:
+        """Hold the lock for a capture: other captures and whatever a capture forbids wait in other threads."""
+        return _capture_lock.exclusive() if self.cuda_graphs else contextlib.nullcontext()
 
-    def uncaptured(self) -> contextlib.AbstractContextManager[None]:
-        """Keep other threads from capturing while something happens that a capture forbids (cuDNN's trials)."""
-        return _gate.together() if self.capture else contextlib.nullcontext()
+    def prevent_capture(self) -> contextlib.AbstractContextManager[None]:
+        """Keep other threads from capturing during work that a capture forbids (cuDNN's autotuning)."""
+        return _capture_lock.shared() if self.cuda_graphs else contextlib.nullcontext()
 
-    def convolving(self, work: Callable[[], R]) -> R:
-        """Do what tries out convolutions, of several runs at once in one thread for all of them.
+    def run_on_autotune_thread(self, work: Callable[[], R]) -> R:
+        """Run work that autotunes convolutions in one thread shared by all concurrent runs.
 
         cuDNN's trials are remembered for each thread. So they are made once, by the run that begins, and not by the
         others beside its steps, which disturb the clock. Whoever asks from another run waits meanwhile. The streams
         are those of who asks: what one thread records for several runs on shared streams spoils their weights. The
         likely reason: cuBLAS has a workspace for each pair of thread and stream.
 
-        Work asks for neither `capturing` nor `uncaptured`: who asks for it holds what it needs.
+        Work asks for neither `exclusive_capture` nor `prevent_capture`: who asks for it holds what it needs.
         """
         here = threading.current_thread()
-        if not self.capture or here is threading.main_thread() or here.name.startswith(CONVOLVING):
+        if not self.cuda_graphs or here is threading.main_thread() or here.name.startswith(AUTOTUNE_THREAD):
             return work()
-        stream, learning, streams = torch.cuda.current_stream(self.device), torch.is_grad_enabled(), _own_streams()
+        stream, learning, streams = torch.cuda.current_stream(self.device), torch.is_grad_enabled(), _thread_streams()
 
         def there() -> R:
-            _streams.known = streams
+            _local.streams = streams
             with torch.cuda.stream(stream), torch.set_grad_enabled(learning):
                 return work()
 
-        return _convolutions().submit(there).result()
+        return _autotune_pool().submit(there).result()
 
     @staticmethod
     def knows(part: object) -> bool:
@@ -210,7 +210,7 @@ class Machine:
 
     def criterion(self, criterion: Criterion) -> Criterion:
         """Return a fused version of a loss where there is one for its exact type."""
-        if not (self.compile and self.capture):
+        if not (self.compile and self.cuda_graphs):
             return criterion
         from efcil.accel.criteria import accelerate
 
@@ -220,19 +220,19 @@ class Machine:
         """Copy an array (memory-mapped or not) to the device."""
         return torch.from_numpy(np.array(array)).to(self.device)
 
-    def synchronise(self) -> None:
+    def synchronize(self) -> None:
         """Wait until the device is done."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
 
 @functools.cache
-def _convolutions() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(1, CONVOLVING)
+def _autotune_pool() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(1, AUTOTUNE_THREAD)
 
 
 @functools.cache
-def _libraries(device: torch.device, kernels: bool) -> threading.Thread:
+def _preload_libraries(device: torch.device, kernels: bool) -> threading.Thread:
     """Let torch read its linear algebra and Triton find out who it is, once, in a thread of its own.
 
     Torch reads its linear algebra when it is first asked for, and fails where two threads ask at the same time. Triton
@@ -240,7 +240,7 @@ def _libraries(device: torch.device, kernels: bool) -> threading.Thread:
     """
 
     def ask() -> None:
-        with contextlib.suppress(Exception), _gate.together():  # whoever needs it will hear of it
+        with contextlib.suppress(Exception), _capture_lock.shared():  # whoever needs it will hear of it
             torch.linalg.cholesky_ex(torch.eye(2, dtype=torch.float64, device=device))
         if kernels:
             with contextlib.suppress(Exception):
@@ -253,18 +253,18 @@ def _libraries(device: torch.device, kernels: bool) -> threading.Thread:
     return thread
 
 
-def _own_gpu(device: str, group: Group) -> str:
+def _local_gpu(device: str, world: World) -> str:
     """Return this process's GPU: each of a machine takes the one of its number."""
     if device != "cuda":
-        raise ConfigError(f"--device {device} is one GPU for {group.size} processes: pass --device cuda, one for each")
-    if group.local_rank >= torch.cuda.device_count():
+        raise ConfigError(f"--device {device} is one GPU for {world.size} processes: pass --device cuda, one for each")
+    if world.local_rank >= torch.cuda.device_count():
         raise ConfigError(
-            f"process {group.local_rank + 1} of this machine finds {torch.cuda.device_count()} GPUs: start as many "
+            f"process {world.local_rank + 1} of this machine finds {torch.cuda.device_count()} GPUs: start as many "
             "processes as there are GPUs (--nproc-per-node), or pass --device cpu"
         )
-    torch.cuda.set_device(group.local_rank)
-    return f"cuda:{group.local_rank}"
+    torch.cuda.set_device(world.local_rank)
+    return f"cuda:{world.local_rank}"
 
 
-_gate = Gate()
-_one_by_one = threading.Lock()
+_capture_lock = SharedExclusiveLock()
+_preload_lock = threading.Lock()
