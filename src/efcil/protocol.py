@@ -181,7 +181,7 @@ def run_protocol(
         task = stream.upto(index) if learner.all_data else stream[index]
         labels = execution.tensor(task.labels)
         pixels = ImageBatches(to_device(task.images, execution.device), data.mean, data.std, execution, data.short)
-        position = {"first_epoch": first_epoch, "optimizer_state": optimizer_state, "middle": mid_epoch}
+        position = {"first_epoch": first_epoch, "optimizer_state": optimizer_state, "mid_epoch": mid_epoch}
 
         def fit(
             task: Task = task,
