@@ -78,7 +78,7 @@ lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python tools/import_direction.py
+	$(BIN)/python tools/check_architecture.py
 	$(BIN)/bandit --quiet --configfile pyproject.toml --recursive src examples
 
 # Known vulnerabilities of what is installed; needs the network. AUDIT=--may-skip goes on without, and says so.

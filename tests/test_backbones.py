@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 import math
 
 import pytest
 import torch
 
-from efcil.accel.folded_resnet import FoldedConv, FoldedResNet, is_correct_on, supports_fused_conv
+from efcil.accel import folded_resnet
+from efcil.accel.execution import Execution
+from efcil.accel.folded_resnet import FoldedConv, FoldedResNet, fold, is_correct_on, supports_fused_conv
+from efcil.accel.stem import IM2COL_CHANNELS, StemConv
 from efcil.errors import ConfigError
-from efcil.models import NAMES, STEMS, build
-from efcil.models.resnet import IM2COL_CHANNELS
+from efcil.models import NAMES, STEMS, ResNet, build
 from messages import raises
 
 
@@ -125,11 +128,53 @@ def test_the_stem_sets_the_size_of_the_maps(stem, size):
 def test_the_filled_stem_of_the_gpu_is_the_same_convolution(stem, channels):
     backbone = build("resnet10", stem=stem, width=8, channels=channels)
     images = torch.rand(2, channels, 16, 16, generator=torch.Generator().manual_seed(1))
-    plain, filled = backbone.conv1(images), backbone.conv1.conv_padded(images)
+    plain, filled = backbone.conv1(images), StemConv.over(backbone.conv1).conv_padded(images)
     assert plain.shape == filled.shape
     torch.testing.assert_close(filled, plain, rtol=1e-5, atol=1e-6)
     gradients = [torch.autograd.grad((y * y).sum(), backbone.conv1.weight)[0] for y in (plain, filled)]
     torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-5, atol=1e-4)
+
+
+class Placed(torch.nn.Module):
+    """A module with a backbone that says where it is to be, and stays where it is."""
+
+    def __init__(self, backbone):
+        super().__init__()
+        self.backbone = backbone
+
+    def to(self, device, memory_format=None):
+        self.place = device
+        return self
+
+
+class OtherNet(ResNet):
+    """A network of somebody else, whose stem may be used otherwise."""
+
+
+@pytest.mark.parametrize(("place", "kind"), [("cuda", StemConv), ("cpu", torch.nn.Conv2d)])
+def test_a_network_gets_a_filled_stem_when_it_is_placed_on_a_gpu(place, kind):
+    module = Placed(build("resnet10", stem="imagenet", width=4).eval())
+    before, weight, state = module.state_dict(), module.backbone.conv1.weight, torch.get_rng_state()
+    images = torch.rand(2, 3, 32, 32, generator=torch.Generator().manual_seed(1))
+    wanted = module.backbone(images)
+    assert Execution(torch.device(place)).place(module).place == torch.device(place)
+    assert type(module.backbone.conv1) is kind
+    assert module.backbone.conv1.weight is weight
+    assert list(module.state_dict()) == list(before)
+    assert not module.backbone.conv1.training
+    assert torch.equal(module.backbone(images), wanted)
+    assert torch.equal(torch.get_rng_state(), state), "nothing is drawn for the new stem"
+    assert type(copy.deepcopy(module).backbone.conv1) is kind
+
+
+def test_only_networks_of_exactly_this_kind_are_accelerated(monkeypatch):
+    monkeypatch.setattr(folded_resnet, "supports_fused_conv", lambda device, dtype: True)
+    backbone = build("resnet10", width=4)
+    assert isinstance(fold(backbone, torch.device("cpu"), torch.float32), FoldedResNet)
+    backbone.__class__ = OtherNet
+    assert fold(backbone, torch.device("cpu"), torch.float32) is None
+    Execution(torch.device("cuda")).place(Placed(backbone))
+    assert type(backbone.conv1) is torch.nn.Conv2d
 
 
 def test_pad_shortcut_takes_every_second_pixel_between_zero_channels():
@@ -237,7 +282,7 @@ def test_folded_normalisation_is_the_same_function(name, stem, last_relu):
     ("stem", "channels", "small"), [("cifar", 3, True), ("small", 1, True), ("cifar", 4, False), ("imagenet", 3, False)]
 )
 def test_small_stems_are_laid_out_and_larger_ones_are_not(stem, channels, small):
-    conv = build("resnet10", stem=stem, width=4, channels=channels).conv1.double()
+    conv = StemConv.over(build("resnet10", stem=stem, width=4, channels=channels).conv1.double())
     assert conv.is_small is small
     if small:
         images = torch.randn(2, channels, 5, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(1))

@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from efcil import tensor_files
+from efcil.accel import device as accel_device
 from efcil.errors import CheckpointError
 from efcil.experiment import checkpoints
 from efcil.experiment.checkpoints import CheckpointStore
@@ -185,7 +186,7 @@ def test_a_gpu_with_room_keeps_the_copy_until_it_is_written(monkeypatch, free, l
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, 10**6))
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(record_event=lambda: event))
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
-    monkeypatch.setattr(tensor_files, "thread_stream", lambda device, name: name)
+    monkeypatch.setattr(accel_device, "thread_stream", lambda device, name: name)
     weights = torch.ones(100).as_subclass(OnGPU)
     if not later:
         monkeypatch.setattr(tensor_files, "to_cpu", lambda tensors: {"w": tensors["w"].clone().cpu()})

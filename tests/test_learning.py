@@ -369,6 +369,7 @@ from efcil.accel import fused_lwf_loss, loss_kernels, optim, resnet_kernels, tra
 from torch import nn
 from efcil import models
 from efcil.accel.batch_norm import BatchNorm
+from efcil.accel.stem import StemConv
 
 device = "cuda" if torch.cuda.is_available() else "cpu"
 draw = torch.Generator().manual_seed(0)
@@ -428,7 +429,7 @@ for channels, count, side in ((8, 3, 11), (20, 2, 7), (64, 3, 16), (100, 2, 9), 
 
 for channels, room in ((3, 32), (1, 16)):
     images = maps(2, channels, 5, 7)
-    stem = models.build("resnet10", width=8, channels=channels).conv1
+    stem = StemConv.over(models.build("resnet10", width=8, channels=channels).conv1)
     assert stem.is_small
     for given in (images, images.contiguous()):
         found = resnet_kernels.im2col(given, torch.float32, room)

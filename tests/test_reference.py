@@ -84,14 +84,14 @@ def test_dpcr_is_algorithm_1_task_after_task(rule, rank):
 
 
 def test_nothing_in_the_package_imports_it(tmp_path):
-    spec = importlib.util.spec_from_file_location("import_direction", ROOT / "tools" / "import_direction.py")
+    spec = importlib.util.spec_from_file_location("check_architecture", ROOT / "tools" / "check_architecture.py")
     tool = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(tool)
-    assert tool.problems(ROOT / "src" / "efcil") == []
+    assert tool.wrong_imports(ROOT / "src" / "efcil") == []
     (tmp_path / "reference.py").write_text("from efcil.core.ridge import ridge_weight\n")
     (tmp_path / "__init__.py").write_text("from efcil import reference\n")
     (tmp_path / "cli.py").write_text("def late():\n    import efcil.reference\n")
-    found = [line.removeprefix(f"{tmp_path}/") for line in tool.problems(tmp_path)]
+    found = [line.removeprefix(f"{tmp_path}/") for line in tool.wrong_imports(tmp_path)]
     assert found == [
         "__init__.py: imports efcil.reference, which only tests may",
         "cli.py: imports efcil.reference, which only tests may",

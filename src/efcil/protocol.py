@@ -62,10 +62,13 @@ class Evaluator:
         return self.pixels.with_images(head(self.pixels.images, end)), self.labels[:end]
 
     def warm_up_cudnn(self, learner: Learner) -> None:
-        """Look at an image before a run begins: what cuDNN tries out for it, the steps of no other run disturb."""
-        if self.execution.use_fused_resnet and self.execution.world.size == 1:
+        """Let the machine warm up with one image."""
+
+        def look() -> None:
             one = self.pixels.with_images(head(self.pixels.images, 1))
             extract(learner.feature_extractor(learner.backbone), one, self.execution, learner.options.crop)
+
+        self.execution.warm_up_cudnn(look)
 
     def measure(self, task: int, trajectory: Trajectory) -> dict[str, tuple[list[int], list[int]]]:
         """Return (top-1, top-5) hits on each task's test images, for each classifier.

@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from efcil.accel.streams import thread_stream
+from efcil import accel
 from efcil.errors import CheckpointError
 from efcil.files import atomic_replace
 
@@ -46,21 +46,11 @@ def snapshot(tensors: Mapping[str, Tensor]) -> Callable[[], Tensors]:
 
     On a GPU with enough memory they are copied there, which is fast.
     """
-    places = {t.device for t in tensors.values() if t.is_cuda}
-    size = sum(t.numel() * t.element_size() for t in tensors.values())
-    if len(places) != 1 or size > torch.cuda.mem_get_info(*places)[0] // 4:
-        plain = to_cpu(tensors)
-        return lambda: plain
-    (device,) = places
-    copies = {name: t.detach().clone(memory_format=torch.contiguous_format) for name, t in tensors.items()}
-    made, aside = torch.cuda.current_stream(device).record_event(), thread_stream(device, "files")
-
-    def fetch() -> Tensors:
-        with torch.cuda.stream(aside):
-            made.wait()
-            return {name: copies.pop(name).cpu() for name in list(copies)}
-
-    return fetch
+    on_gpu = accel.copied_in_place(tensors)
+    if on_gpu is not None:
+        return on_gpu
+    plain = to_cpu(tensors)
+    return lambda: plain
 
 
 def align(tensors: Mapping[str, Tensor]) -> Tensors:

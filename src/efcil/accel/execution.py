@@ -17,6 +17,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from efcil.accel.device import synchronize
+from efcil.accel.stem import with_stems
 from efcil.accel.streams import SharedExclusiveLock, _local, _thread_streams, thread_stream
 from efcil.errors import ConfigError
 from efcil.losses import Criterion
@@ -113,10 +115,11 @@ class Execution:
         )
 
     def place(self, module: M) -> M:
-        """Move a module to the device, in the memory format that is fast there."""
+        """Move a module to the device, in the memory format that is fast there, and its stems with filled channels."""
         if self.sync_bn and self.world.size > 1:
             module = nn.SyncBatchNorm.convert_sync_batchnorm(module)
         if self.device.type == "cuda":
+            with_stems(module)
             return module.to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
         return module.to(self.device)
 
@@ -220,10 +223,14 @@ class Execution:
         """Copy an array (memory-mapped or not) to the device."""
         return torch.from_numpy(np.array(array)).to(self.device)
 
+    def warm_up_cudnn(self, look: Callable[[], object]) -> None:
+        """Look at images before a run begins: what cuDNN tries out for them, the steps of no other run disturb."""
+        if self.use_fused_resnet and self.world.size == 1:
+            look()
+
     def synchronize(self) -> None:
         """Wait until the device is done."""
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
+        synchronize(self.device)
 
 
 @functools.cache

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from efcil.models.resnet import BasicBlock, Bottleneck, ResNet, Stem
+from efcil.accel.stem import StemConv
+from efcil.models.resnet import BasicBlock, Bottleneck, ResNet
 
 
 @functools.cache
@@ -29,7 +30,7 @@ def supports_fused_conv(device: torch.device, dtype: torch.dtype) -> bool:
 @torch.no_grad()
 def is_correct_on(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether a folded stem and block are correct on a device whose memory is full of NaN."""
-    stem, norm, block = Stem(3, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), BasicBlock(16, 16, 1, pad=False)
+    stem, norm, block = StemConv(3, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), BasicBlock(16, 16, 1, pad=False)
     whole = nn.Sequential(stem, norm, nn.ReLU(), block).eval()
     whole = whole.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
     images = torch.linspace(-2, 2, 8 * 3 * 8 * 8).view(8, 3, 8, 8).to(device, memory_format=torch.channels_last)
@@ -61,10 +62,10 @@ class FoldedConv:
         assert isinstance(convolution.padding, tuple)
         self.stride, self.padding = convolution.stride, convolution.padding
         self.prepare_input: Callable[[Tensor], Tensor] = lambda x: x
-        if isinstance(convolution, Stem) and convolution.is_small:  # as it learns (`efcil.accel.fused_resnet`)
+        if isinstance(convolution, StemConv) and convolution.is_small:  # as it learns (`efcil.accel.fused_resnet`)
             self.prepare_input = functools.partial(convolution.im2col, dtype=dtype)
             weight, self.stride, self.padding = convolution.weight_to_im2col(weight), (1, 1), (0, 0)
-        elif isinstance(convolution, Stem) and weight.is_cuda:  # as `Stem` does
+        elif isinstance(convolution, StemConv) and weight.is_cuda:  # as `StemConv` does
             self.prepare_input, weight = convolution.pad_channels, convolution.pad_channels(weight)
         self.weight = weight.to(dtype)
         if weight.is_cuda:
@@ -118,7 +119,7 @@ class FoldedResNet:
     @torch.no_grad()
     def __init__(self, backbone: ResNet, dtype: torch.dtype = torch.float32):
         self.dtype = dtype
-        self.stem = FoldedConv(backbone.conv1, backbone.bn1, dtype)
+        self.stem = FoldedConv(StemConv.over(backbone.conv1), backbone.bn1, dtype)
         self.maxpool = backbone.maxpool
         self.blocks = [FoldedBlock(block, dtype) for block in backbone.blocks()]
 
@@ -133,6 +134,4 @@ class FoldedResNet:
 
 def fold(backbone: nn.Module, device: torch.device, dtype: torch.dtype) -> FoldedResNet | None:
     """Return a folded ResNet where the device supports it; None elsewhere."""
-    return (
-        FoldedResNet(backbone, dtype) if isinstance(backbone, ResNet) and supports_fused_conv(device, dtype) else None
-    )
+    return FoldedResNet(backbone, dtype) if type(backbone) is ResNet and supports_fused_conv(device, dtype) else None

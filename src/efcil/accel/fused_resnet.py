@@ -27,7 +27,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from efcil.accel.batch_norm import BatchNorm
-from efcil.models.resnet import BasicBlock, Bottleneck, PadShortcut, ResNet, Stem
+from efcil.accel.stem import StemConv
+from efcil.models.resnet import BasicBlock, Bottleneck, PadShortcut, ResNet
 
 CAST_BUCKET = 1 << 22  # numbers in the gradients that are cast together, which is faster than one by one
 # Gradients of a block's output: of the layers behind it, and of their shortcut.
@@ -71,7 +72,7 @@ class ConvNorm:
 class StemConv(ConvNorm):
     """The stem: a small one sees images that are laid out for it, a larger one those whose channels are filled up."""
 
-    def __init__(self, stem: Stem, norm: nn.Module):
+    def __init__(self, stem: StemConv, norm: nn.Module):
         super().__init__(stem, norm)
         self.stem = stem
         if stem.is_small:
@@ -87,7 +88,7 @@ class StemConv(ConvNorm):
         return _channels_last(self.stem.weight_to_im2col(weight)) if self.stem.is_small else self.pad_channels(weight)
 
     def pad_channels(self, tensor: Tensor) -> Tensor:
-        """Fill channels up as `Stem` does."""
+        """Fill channels up as `StemConv` does."""
         return _channels_last(self.stem.pad_channels(tensor)) if tensor.is_cuda else tensor
 
     def crop_gradient(self, found: Tensor) -> Tensor:
@@ -151,7 +152,7 @@ class FusedResNet:
         self.copies: list[Tensor] = []  # weights behind the stem in the precision of products, where they are followed
         self.started: weakref.WeakSet[ForwardBackward] = weakref.WeakSet()
         numbers = itertools.count(1)
-        self.stem = StemConv(backbone.conv1, backbone.bn1)
+        self.stem = StemConv(StemConv.over(backbone.conv1), backbone.bn1)
         self.blocks = [ResidualBlock(block, numbers) for block in backbone.blocks()]
         self.layers = [self.stem, *(layer for block in self.blocks for layer in block.all_layers())]
         norms = [layer.norm.bn for layer in self.layers]

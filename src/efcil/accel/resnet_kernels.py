@@ -307,7 +307,7 @@ def _im2col(
 
 
 def im2col(images: Tensor, dtype: torch.dtype, size: int) -> Tensor:
-    """See `efcil.models.resnet.Stem.im2col`; the result has its channels last."""
+    """See `efcil.accel.stem.StemConv.im2col`; the result has its channels last."""
     count, channels, height, width = images.shape
     out = torch.empty(count, height, width, size, dtype=dtype, device=images.device)
     across = triton.next_power_of_2(width)

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -21,9 +21,9 @@ import torch
 import yaml
 from torch import Tensor
 
+from efcil import accel
 from efcil import data as datasets
 from efcil.accel.execution import Execution
-from efcil.accel.streams import thread_stream
 from efcil.config import Options, load_yaml
 from efcil.core.metrics import AccuracyMatrix
 from efcil.data.dataset import DataSet
@@ -593,9 +593,7 @@ def execute_all(
     """Execute runs, several at once in one process where a GPU is not filled by one: a thread and a stream each."""
 
     def one(run: Run) -> list[Summary]:
-        device = run.execution.device
-        stream = torch.cuda.stream(thread_stream(device, "run")) if device.type == "cuda" else nullcontext()
-        with stream:
+        with accel.run_stream(run.execution.device):
             return run.execute(resume)
 
     for run in runs:

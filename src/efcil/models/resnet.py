@@ -29,55 +29,6 @@ def _conv(inputs: int, outputs: int, size: int, stride: int = 1) -> nn.Conv2d:
     return nn.Conv2d(inputs, outputs, size, stride, padding=size // 2, bias=False)
 
 
-IM2COL_CHANNELS = 32  # of unfolded patches, padded: 27 for images of three channels
-
-
-class Stem(nn.Conv2d):
-    """The first convolution. On a GPU images of three channels are filled up to eight with zeros.
-
-    The product is the same; the tensor cores' convolutions want multiples of eight channels, and the one that cuDNN has
-    for three takes 55 us instead of about 15 for 128 images of 32 pixels on an H200, a fortieth of the whole step.
-    """
-
-    def forward(self, images: Tensor) -> Tensor:
-        """(n, channels, h, w) to (n, width, h / stride, w / stride)."""
-        return self.conv_padded(images) if images.is_cuda else super().forward(images)
-
-    def conv_padded(self, images: Tensor) -> Tensor:
-        """Convolve images and weights whose channels are filled up to a multiple of eight."""
-        return F.conv2d(self.pad_channels(images), self.pad_channels(self.weight), None, self.stride, self.padding)
-
-    def pad_channels(self, tensor: Tensor) -> Tensor:
-        """Fill the channels of images or of weights up with zeros."""
-        return F.pad(tensor, (0, 0, 0, 0, 0, -self.in_channels % 8))
-
-    @property
-    def is_small(self) -> bool:
-        """Whether a 3 x 3 patch is small enough to be unfolded."""
-        how = (self.kernel_size, self.stride, self.padding)
-        return how == ((3, 3), (1, 1), (1, 1)) and 9 * self.in_channels <= IM2COL_CHANNELS
-
-    def im2col(self, images: Tensor, dtype: torch.dtype) -> Tensor:
-        """Lay out what a small stem sees of each pixel, (n, channels, h, w) to (n, PATCH, h, w), filled up with zeros.
-
-        Then the convolution is one of 1 x 1, for which cuDNN has faster kernels than for one of few channels.
-        """
-        if images.is_cuda:
-            from efcil.accel import resnet_kernels
-
-            return resnet_kernels.im2col(images, dtype, IM2COL_CHANNELS)
-        seen = F.unfold(images.to(dtype), 3, padding=1).unflatten(2, images.shape[2:])
-        return F.pad(seen, (0, 0, 0, 0, 0, IM2COL_CHANNELS - seen.shape[1]))
-
-    def weight_to_im2col(self, weight: Tensor) -> Tensor:
-        """Bring its weight (or one of its size) to (width, PATCH, 1, 1)."""
-        return F.pad(weight.flatten(1), (0, IM2COL_CHANNELS - 9 * self.in_channels))[:, :, None, None]
-
-    def weight_from_im2col(self, weight: Tensor) -> Tensor:
-        """Undo `weight_to_im2col`."""
-        return weight[:, : 9 * self.in_channels, 0, 0].unflatten(1, self.weight.shape[1:])
-
-
 class PadShortcut(nn.Module):
     """Option A of the paper: every second pixel, new channels zero; no parameters."""
 
@@ -191,7 +142,7 @@ class ResNet(nn.Module):
     def __init__(self, shape: _Shape, stem: str, width: int, channels: int, last_relu: bool = True) -> None:
         super().__init__()
         size, stride = (7, 2) if stem == "imagenet" else (3, 1)
-        self.conv1 = Stem(channels, width, size, stride, padding=size // 2, bias=False)
+        self.conv1 = _conv(channels, width, size, stride)
         self.bn1 = nn.BatchNorm2d(width)
         self.relu = nn.ReLU(inplace=True)
         self.maxpool: nn.Module = nn.Identity() if stem == "cifar" else nn.MaxPool2d(3, stride=2, padding=1)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
+from efcil import accel
 from efcil.core.class_stats import ClassStats
 from efcil.core.projection import task_shift
 from efcil.core.ridge import normalize_columns, ridge_weight
@@ -37,8 +38,7 @@ def _best_seconds(work: Callable[[], object], device: torch.device, repeats: int
     for _ in range(repeats + 1):  # the first warms up and may still be the best
         began = time.perf_counter()
         work()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
+        accel.synchronize(device)
         best = min(best, time.perf_counter() - began)
     return best
 

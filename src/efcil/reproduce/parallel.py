@@ -20,6 +20,7 @@ from typing import IO, Protocol
 
 import torch
 
+from efcil import accel
 from efcil.accel.execution import Execution
 from efcil.data.workers import cores
 from efcil.errors import ConfigError, RunsFailed, describe_exit
@@ -155,7 +156,7 @@ class Slot:
 
 def gpus(device: str) -> list[str]:
     """Return the names of the GPUs that --device allows; none for a CPU. No GPU is touched: they are the children's."""
-    count = torch.cuda.device_count()
+    count = accel.device_count()
     kind, _, index = device.partition(":")
     if kind not in ("auto", "cuda") or (kind == "auto" and not count):
         Execution.choose(device)  # refuses what is not there

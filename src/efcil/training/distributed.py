@@ -24,6 +24,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from efcil import accel
 from efcil.core.class_stats import ClassStats
 from efcil.core.linear_algebra import pack_symmetric, unpack_symmetric
 from efcil.errors import ConfigError, EfcilError, FailedOnOtherRank, Interrupted, TrainingError
@@ -288,11 +289,11 @@ def init_distributed() -> Iterator[World]:
         return
     # The functions of this module have the group as a default. Imported by an optimizer while there is one, they keep
     # it and its threads beyond the end, and a thread that lets go of a tensor while Python ends aborts the process.
-    import torch.distributed.nn.functional
+    import torch.distributed.nn.functional  # noqa: F401
 
     variables = os.environ
     store, rank, size = next(dist.rendezvous("env://", timeout=TIMEOUT))
-    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+    backend = "cpu:gloo,cuda:nccl" if accel.is_available() else "gloo"
     dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=TIMEOUT)
     local_rank, node = int(variables.get("LOCAL_RANK", rank)), int(variables.get("GROUP_RANK", 0))
     world = World(rank, size, local_rank, node, dist.PrefixStore("efcil", store))
@@ -303,7 +304,7 @@ def init_distributed() -> Iterator[World]:
         dist.destroy_process_group()
         raise error if world.is_main else FailedOnOtherRank(error.exit_code) from None
     except EfcilError as error:
-        if not torch.cuda.is_available():  # NCCL would wait for a process that may be gone
+        if not accel.is_available():  # NCCL would wait for a process that may be gone
             dist.destroy_process_group()
         if not world.is_main and str(error):
             error.args = (f"process {rank + 1} of {size}: {error}",)

@@ -13,6 +13,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from efcil import accel
 from efcil.data.lazy import LazyImageFolder
 
 MAX_PENDING = 6  # requests that are decoded while one is used
@@ -96,7 +97,8 @@ def to_device(images: Any, device: torch.device) -> ImageStore:
     """Copy images to the device; lazy ones, and those that do not fit, stay where they are."""
     if isinstance(images, LazyImageFolder):
         return LazyImages(images, device)
-    if device.type == "cuda" and images.nbytes > MAX_DEVICE_SHARE * torch.cuda.mem_get_info(device)[0]:
+    free = accel.free_memory(device)
+    if free is not None and images.nbytes > MAX_DEVICE_SHARE * free:
         return LazyImages(HostImages(images), device)
     return torch.from_numpy(np.array(images)).to(device)
 

@@ -1,0 +1,202 @@
+"""Check the architecture of efcil on the syntax tree of its modules.
+
+- Imports point one way: a module may import only from layers at or below its own.
+- Only `efcil.accel` and `efcil doctor` name torch.cuda, CUDA graphs, torch's compiler or Triton.
+- Functions, classes and modules stay small, but for `EXCEPTIONS`, each with its reason.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+# From the ground up, in the direction in which the data flow. Modules of one line may import each other.
+LAYERS = (
+    ("errors",),
+    ("files", "config", "presets", "plugins", "randomness"),
+    ("components",),
+    ("core", "losses"),
+    ("data",),
+    ("tasks",),
+    ("models", "training", "accel", "tensor_files"),
+    ("estimators",),
+    ("learners",),
+    ("features",),
+    ("shift", "classifiers"),
+    ("methods",),
+    ("trajectory",),
+    ("protocol",),
+    ("product",),
+    ("report",),
+    ("experiment",),
+    ("reproduce",),
+    ("serve",),
+    ("cli",),
+    ("__main__",),
+)
+ALONE = ("reference",)  # the paper, literally: nothing builds on it, and it builds on nothing of efcil
+LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
+
+DOOR = ("accel/", "cli/doctor.py")  # who may name what lies behind it, and what is below that
+BEHIND = ("torch.cuda", "torch.compile", "torch._dynamo", "torch._inductor", "triton")
+ANYWHERE = ("CUDAGraph",)  # not even as an attribute of something else
+IMPORTERS = ("import_module", "__import__", "find_spec")  # functions that name a module by a string
+
+MOST_PARAMETERS = 8  # of a function, self not counted, nor commands of typer and kernels of Triton
+MOST_METHODS = 15  # of a class of the core
+MOST_LINES = 500  # of a module
+CORE = {"core", "learners", "shift", "classifiers", "trajectory", "training"}
+REDESIGN = "until training is a Trainer with a TrainState"
+EXCEPTIONS = {  # docs/architecture.md has the same table
+    "accel/resnet_kernels.py::back_sums": "hands a kernel its arrays and flags, one by one",
+    "cli/__init__.py": "one function a command, most of it declarations of options",
+    "cli/__init__.py::_shared": "declares the options that commands share; typer reads them from the signature",
+    "core/class_stats.py": "one class: statistics, how they move, merge and are saved, with examples",
+    "core/class_stats.py::ClassStats": "what can be done with statistics without knowing how Grams are stored",
+    "core/gram_storage.py::LowRankGrams": "all that ClassStats asks of a storage, and properties of it",
+    "core/metrics.py::AccuracyMatrix": "one short method for each measure of the literature",
+    "data/cache.py": "one cache: keys, locks, decoding, eviction; its parts mean nothing elsewhere",
+    "data/cache.py::decoded": "options of a data set, by name",
+    "data/folder.py::load": "public: options of a folder, by name",
+    "experiment/run.py": "until a run is a RunDirectory, a Checkpointer and a short Experiment",
+    "experiment/run.py::Run.__init__": "until a run is a RunDirectory, a Checkpointer and a short Experiment",
+    "learners/base.py::Learner": "hooks, networks and state of a learner; until there are five hooks",
+    "learners/foster.py::FOSTER": "overrides most hooks of Learner: it learns in two stages",
+    "product/classifier.py": "one public class, with what its methods promise",
+    "product/classifier.py::IncrementalClassifier.__init__": "public: the settings of a new model, by name",
+    "product/teaching.py::teach": "one call of IncrementalClassifier, by name; until training is a Trainer",
+    "protocol.py::fit_task": REDESIGN,
+    "protocol.py::run_protocol": REDESIGN,
+    "reproduce/command.py::execute": "options of the command reproduce, by name",
+    "serve/command.py::serve": "options of the command serve, by name",
+    "training/distributed.py::Group": "what processes do together; alone every method does it without others",
+    "training/trainer.py::train": REDESIGN,
+    "trajectory.py::Trajectory": "the lifecycle of the statistics, and how they are read, saved and merged",
+}
+
+
+def imported(path: Path) -> set[str]:
+    """Return the parts of efcil that a file imports, lazily imported ones included."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found |= {f"{node.module}.{a.name}" for a in node.names} if node.module == "efcil" else {node.module}
+    parts = {name.split(".")[1] for name in found if name.startswith("efcil.")}
+    return parts - {"__version__"}
+
+
+def wrong_imports(root: Path) -> list[str]:
+    """Return a line for each import that points up, and for each part that no layer names."""
+    lines = []
+    for path in sorted(root.rglob("*.py")):
+        part = path.relative_to(root).parts[0].removesuffix(".py")
+        others = imported(path) - {part}
+        lines += [f"{path}: imports efcil.{other}, which only tests may" for other in sorted(others & {*ALONE})]
+        if part in ALONE:
+            lines += [f"{path}: imports efcil.{other}; {part} stands alone" for other in sorted(others)]
+        if part == "__init__" or part in ALONE:
+            continue
+        if part not in LEVEL:
+            lines.append(f"{path}: efcil.{part} has no layer; add it to LAYERS")
+            continue
+        for other in sorted(others - {*ALONE}):
+            if LEVEL.get(other, len(LAYERS)) > LEVEL[part]:
+                lines.append(f"{path}: efcil.{part} imports efcil.{other}, which stands above it")
+    return lines
+
+
+def past_the_door(root: Path) -> list[str]:
+    """Return a line for each name of what only `DOOR` may name."""
+    lines = []
+    for path in sorted(root.rglob("*.py")):
+        if not path.relative_to(root).as_posix().startswith(DOOR):
+            found = sorted(set(_named(ast.parse(path.read_text(encoding="utf-8")))))
+            lines += [f"{path}:{line}: names {name}; ask efcil.accel for what it is needed for" for line, name in found]
+    return lines
+
+
+def _named(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Yield line and name of what is behind the door, by whatever alias."""
+    known: dict[str, str] = {}  # local names of modules, and what they stand for
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            known |= {
+                a.asname or a.name.partition(".")[0]: a.name if a.asname else a.name.partition(".")[0]
+                for a in node.names
+            }
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            known |= {a.asname or a.name: f"{node.module}.{a.name}" for a in node.names}
+    for node in ast.walk(tree):
+        for name in _names(node, known):
+            yield from ((node.lineno, b) for b in BEHIND if f"{name}.".startswith(f"{b}."))
+            yield from ((node.lineno, word) for word in ANYWHERE if word in name.split("."))
+
+
+def _names(node: ast.AST, known: Mapping[str, str]) -> list[str]:
+    """Return the full names that a node itself spells out."""
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    if isinstance(node, ast.ImportFrom):
+        return [f"{node.module}.{alias.name}" for alias in node.names]
+    if isinstance(node, ast.Attribute):
+        words, inner = [node.attr], node.value
+        while isinstance(inner, ast.Attribute):
+            words, inner = [inner.attr, *words], inner.value
+        return [".".join([known.get(inner.id, inner.id) if isinstance(inner, ast.Name) else "?", *words])]
+    if isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
+        function = getattr(node.func, "attr", getattr(node.func, "id", None))
+        return [str(node.args[0].value)] if function in IMPORTERS else []
+    return []
+
+
+def too_large(root: Path, exceptions: Mapping[str, str] = EXCEPTIONS) -> list[str]:
+    """Return a line for each function, class and module beyond its limit, and for each exception that is none."""
+    found: dict[str, str] = {}
+    for path in sorted(root.rglob("*.py")):
+        text, where = path.read_text(encoding="utf-8"), path.relative_to(root)
+        length = len(text.splitlines())
+        if length > MOST_LINES:
+            found[where.as_posix()] = f"{length} lines, at most {MOST_LINES}"
+        in_core = where.parts[0].removesuffix(".py") in CORE
+        found |= {f"{where.as_posix()}::{name}": why for name, why in _large(ast.parse(text), "", in_core)}
+    lines = [f"{root / place}: {why}; make it smaller, or say why not in EXCEPTIONS" for place, why in found.items()]
+    lines = [line for line, place in zip(lines, found, strict=True) if place not in exceptions]
+    return lines + [
+        f"{root / place}: within the limits; take it out of EXCEPTIONS" for place in exceptions if place not in found
+    ]
+
+
+def _large(tree: ast.AST, inside: str, in_core: bool) -> Iterator[tuple[str, str]]:
+    """Yield the full names of functions and classes that are too large, and in what."""
+    for node in ast.iter_child_nodes(tree):
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield from _large(node, inside, in_core)
+            continue
+        name = f"{inside}{node.name}"
+        if isinstance(node, ast.ClassDef):
+            methods = {part.name for part in node.body if isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef)}
+            if in_core and len(methods) > MOST_METHODS:
+                yield name, f"{len(methods)} methods, at most {MOST_METHODS}"
+        elif not _is_foreign(node):
+            every = (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs, node.args.vararg, node.args.kwarg)
+            count = sum(one is not None and one.arg not in ("self", "cls") for one in every)
+            if count > MOST_PARAMETERS:
+                yield name, f"{count} parameters, at most {MOST_PARAMETERS}"
+        yield from _large(node, f"{name}.", in_core)
+
+
+def _is_foreign(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    """Whether the parameters are options of a command of typer, or arguments of a kernel of Triton."""
+    decorators = [ast.unparse(d.func if isinstance(d, ast.Call) else d) for d in function.decorator_list]
+    return any(d == "triton.jit" or d.endswith((".command", ".callback")) for d in decorators)
+
+
+if __name__ == "__main__":
+    source = Path(__file__).resolve().parent.parent / "src" / "efcil"
+    found = [*wrong_imports(source), *past_the_door(source), *too_large(source)]
+    print("\n".join(found) or "imports point one way, accel is the only door to the GPU, and sizes are within limits")
+    sys.exit(bool(found))
