@@ -50,7 +50,7 @@ MOST_LINES = 500  # of a module
 CORE = {"core", "learners", "shift", "classifiers", "trajectory", "training"}
 REDESIGN = "until training is a Trainer with a TrainState"
 EXCEPTIONS = {  # docs/architecture.md has the same table
-    "accel/resnet_kernels.py::back_sums": "hands a kernel its arrays and flags, one by one",
+    "accel/resnet_kernels.py::backward_reduce": "hands a kernel its arrays and flags, one by one",
     "cli/__init__.py": "one function a command, most of it declarations of options",
     "cli/__init__.py::_shared": "declares the options that commands share; typer reads them from the signature",
     "core/class_stats.py": "one class: statistics, how they move, merge and are saved, with examples",
@@ -58,7 +58,7 @@ EXCEPTIONS = {  # docs/architecture.md has the same table
     "core/gram_storage.py::LowRankGrams": "all that ClassStats asks of a storage, and properties of it",
     "core/metrics.py::AccuracyMatrix": "one short method for each measure of the literature",
     "data/cache.py": "one cache: keys, locks, decoding, eviction; its parts mean nothing elsewhere",
-    "data/cache.py::decoded": "options of a data set, by name",
+    "data/cache.py::load_decoded": "options of a data set, by name",
     "data/folder.py::load": "public: options of a folder, by name",
     "experiment/run.py": "until a run is a RunDirectory, a Checkpointer and a short Experiment",
     "experiment/run.py::Run.__init__": "until a run is a RunDirectory, a Checkpointer and a short Experiment",
@@ -71,7 +71,7 @@ EXCEPTIONS = {  # docs/architecture.md has the same table
     "protocol.py::run_protocol": REDESIGN,
     "reproduce/command.py::execute": "options of the command reproduce, by name",
     "serve/command.py::serve": "options of the command serve, by name",
-    "training/distributed.py::Group": "what processes do together; alone every method does it without others",
+    "training/distributed.py::World": "what processes do together; alone every method does it without others",
     "training/trainer.py::train": REDESIGN,
     "trajectory.py::Trajectory": "the lifecycle of the statistics, and how they are read, saved and merged",
 }

@@ -69,7 +69,7 @@ class ConvNorm:
         return found
 
 
-class StemConv(ConvNorm):
+class FusedStem(ConvNorm):
     """The stem: a small one sees images that are laid out for it, a larger one those whose channels are filled up."""
 
     def __init__(self, stem: StemConv, norm: nn.Module):
@@ -152,7 +152,7 @@ class FusedResNet:
         self.copies: list[Tensor] = []  # weights behind the stem in the precision of products, where they are followed
         self.started: weakref.WeakSet[ForwardBackward] = weakref.WeakSet()
         numbers = itertools.count(1)
-        self.stem = StemConv(StemConv.over(backbone.conv1), backbone.bn1)
+        self.stem = FusedStem(StemConv.over(backbone.conv1), backbone.bn1)
         self.blocks = [ResidualBlock(block, numbers) for block in backbone.blocks()]
         self.layers = [self.stem, *(layer for block in self.blocks for layer in block.all_layers())]
         norms = [layer.norm.bn for layer in self.layers]

@@ -32,13 +32,13 @@ class StemConv(nn.Conv2d):
 
     def forward(self, images: Tensor) -> Tensor:
         """(n, channels, h, w) to (n, width, h / stride, w / stride)."""
-        return self.filled(images) if images.is_cuda else super().forward(images)
+        return self.forward_padded(images) if images.is_cuda else super().forward(images)
 
-    def filled(self, images: Tensor) -> Tensor:
+    def forward_padded(self, images: Tensor) -> Tensor:
         """Convolve images and weights whose channels are filled up to a multiple of eight."""
-        return F.conv2d(self.fill(images), self.fill(self.weight), None, self.stride, self.padding)
+        return F.conv2d(self.pad_channels(images), self.pad_channels(self.weight), None, self.stride, self.padding)
 
-    def fill(self, tensor: Tensor) -> Tensor:
+    def pad_channels(self, tensor: Tensor) -> Tensor:
         """Fill the channels of images or of weights up with zeros."""
         return F.pad(tensor, (0, 0, 0, 0, 0, -self.in_channels % 8))
 
@@ -49,7 +49,7 @@ class StemConv(nn.Conv2d):
         return how == ((3, 3), (1, 1), (1, 1)) and 9 * self.in_channels <= IM2COL_CHANNELS
 
     def im2col(self, images: Tensor, dtype: torch.dtype) -> Tensor:
-        """Lay out what a small stem sees of each pixel, (n, channels, h, w) to (n, PATCH, h, w), filled up with zeros.
+        """Lay out what a small stem sees of each pixel, (n, channels, h, w) to (n, IM2COL_CHANNELS, h, w), zero-padded.
 
         Then the convolution is one of 1 x 1, for which cuDNN has faster kernels than for one of few channels.
         """
@@ -61,7 +61,7 @@ class StemConv(nn.Conv2d):
         return F.pad(seen, (0, 0, 0, 0, 0, IM2COL_CHANNELS - seen.shape[1]))
 
     def weight_to_im2col(self, weight: Tensor) -> Tensor:
-        """Bring its weight (or one of its size) to (width, PATCH, 1, 1)."""
+        """Bring its weight (or one of its size) to (width, IM2COL_CHANNELS, 1, 1)."""
         return F.pad(weight.flatten(1), (0, IM2COL_CHANNELS - 9 * self.in_channels))[:, :, None, None]
 
     def weight_from_im2col(self, weight: Tensor) -> Tensor:
