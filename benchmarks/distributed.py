@@ -68,6 +68,7 @@ def rate(world: World, o: argparse.Namespace) -> float:
         transform=learner.transform(SIDE),
         batch_size=o.batch,
         last_batch="drop",
+        frozen=learner.frozen_forward(),
         execution=execution,
         seed=0,
         task=1,

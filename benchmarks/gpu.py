@@ -194,7 +194,8 @@ def one_step(lwf: LwF, images: torch.Tensor, labels: torch.Tensor) -> Callable[[
     optimizer = Optimizer(lwf, options.first, execution, momentum=options.momentum)
     lwf.hand_over(optimizer.update)
     lwf.train()
-    step: Step | CapturedStep = Step(lwf.loss, optimizer, ImageBatches(images, MEAN, STD, execution), execution)
+    pixels = ImageBatches(images, MEAN, STD, execution)
+    step: Step | CapturedStep = Step(lwf.loss, optimizer, pixels, execution, frozen=lwf.frozen_forward())
     if execution.cuda_graphs:
         assert isinstance(step, Step)
         step = CapturedStep(step, lwf, images, labels)
@@ -251,7 +252,7 @@ def train_epochs(
         batch_size=size.batch,
         momentum=0.9,
         last_batch="wrap",
-        resting=lwf.resting(),
+        frozen=lwf.frozen_forward(),
         hand_over=lwf.hand_over,
         execution=execution,
         seed=0,

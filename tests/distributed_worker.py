@@ -59,9 +59,9 @@ class Student(nn.Module):
         self.head = nn.Linear(8, 6)
         self.unused = nn.Linear(2, 2)  # no gradient: it must stay as it is
 
-    def loss(self, images, labels):
-        features = self.features(images)
-        return cross_entropy(self.head(features), labels) + 0.1 * self.execution.world.norm(features)
+    def loss(self, batch):
+        features = self.features(batch.images)
+        return cross_entropy(self.head(features), batch.labels) + 0.1 * self.execution.world.norm(features)
 
 
 def trained(world, module, epochs, last="keep", size=4, rows=13, transform=None, execution=CPU, **more):
@@ -105,8 +105,8 @@ class Normalised(nn.Module):
         torch.manual_seed(0)
         self.norm, self.head = nn.BatchNorm2d(3), nn.Linear(3 * 64, 6)
 
-    def loss(self, images, labels):
-        return cross_entropy(self.head(self.norm(images).flatten(1)), labels)
+    def loss(self, batch):
+        return cross_entropy(self.head(self.norm(batch.images).flatten(1)), batch.labels)
 
 
 def normalisation(world):

@@ -24,6 +24,7 @@ from efcil.tasks import TaskStream
 from efcil.training.extraction import extract
 from efcil.training.image_batches import ImageBatches
 from efcil.trajectory import Trajectory
+from batches import loss_of
 from messages import raises
 from problems import TINY, Watch, draw, gap
 
@@ -157,7 +158,7 @@ def test_loss_is_classification_over_all_classes_plus_distillation(data, executi
     mine = [torch.log(torch.exp(z[:2] / 2) / torch.exp(z[:2] / 2).sum()) for z in logits]
     kd = -torch.stack([(s * m).sum() for s, m in zip(soft, mine, strict=True)])
     assert target.shape == (6, 2)
-    assert r.loss(images, labels).item() == pytest.approx((clf.mean() + kd.mean()).item(), rel=1e-5)
+    assert loss_of(r, images, labels).item() == pytest.approx((clf.mean() + kd.mean()).item(), rel=1e-5)
 
 
 def test_first_task_is_classification_alone(data, execution):
@@ -166,7 +167,7 @@ def test_first_task_is_classification_alone(data, execution):
     r.student.eval()
     images, labels = draw(4, 3, 8, 8).float(), torch.tensor([0, 1, 1, 0])
     expected = torch.nn.functional.cross_entropy(r.head(r.backbone(images)), labels)
-    assert r.loss(images, labels).item() == pytest.approx(expected.item(), rel=1e-6)
+    assert loss_of(r, images, labels).item() == pytest.approx(expected.item(), rel=1e-6)
 
 
 # -- memory ------------------------------------------------------------------------------------------------------------

@@ -32,7 +32,7 @@ from efcil.data.decode import read_image
 from efcil.errors import ConfigError, DataError, ModelError, NumericalError, TrainingError
 from efcil.features import TaskFeatures
 from efcil.learners import LEARNERS
-from efcil.learners.base import new_class_loss, task_class_loss
+from efcil.losses import new_class_loss, task_class_loss
 from efcil.learners.pseudo_replay import PseudoReplay
 from efcil.methods import METHODS, registered
 from efcil.product import IncrementalClassifier, Progress, calibration, classifier, model_directory, teaching

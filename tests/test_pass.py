@@ -19,6 +19,7 @@ from efcil.tasks import TaskStream
 from efcil.training.image_batches import ImageBatches
 from efcil.training.schedule import Schedule
 from efcil.trajectory import Trajectory
+from batches import loss_of
 from messages import raises
 from problems import TINY, Watch, blobs, stopped_in_the_second_task
 
@@ -146,7 +147,7 @@ def test_the_first_task_is_cross_entropy_over_rotations(execution, data, tempera
     images, labels = batch(data, (0, 1))
     (want,) = literal_loss(learner, images, labels)
     state = learner.loss_generator.get_state()
-    close(learner.train().loss(images, labels), want)
+    close(loss_of(learner.train(), images, labels), want)
     assert torch.equal(learner.loss_generator.get_state(), state), "nothing is drawn yet"
 
 
@@ -155,10 +156,10 @@ def test_later_tasks_add_the_distance_and_the_prototypes(data, second):
     terms = literal_loss(second, images, labels, draws=second.options.batch_size)
     assert min(terms) > 0.05, "every term is seen"
     weights = (1.0, SETTINGS["fkd_weight"], SETTINGS["proto_weight"])
-    close(drawn_from(second).train().loss(images, labels), sum(w * t for w, t in zip(weights, terms, strict=True)))
+    close(loss_of(drawn_from(second).train(), images, labels), sum(w * t for w, t in zip(weights, terms, strict=True)))
     for fkd, proto in ((0.0, 0.0), (1.0, 0.0), (0.0, 1.0)):
         other = drawn_from(changed(second, fkd_weight=fkd, proto_weight=proto))
-        close(other.loss(images, labels), terms[0] + fkd * terms[1] + proto * terms[2])
+        close(loss_of(other, images, labels), terms[0] + fkd * terms[1] + proto * terms[2])
 
 
 def test_the_distance_is_of_the_whole_batch(data, second):
@@ -167,7 +168,7 @@ def test_the_distance_is_of_the_whole_batch(data, second):
     one, two = (changed(second, fkd_weight=w, proto_weight=0.0) for w in (0.0, 1.0))
     second.student.eval()
     far = [
-        two.loss(x, y) - one.loss(x, y) for x, y in ((images, labels), (images.repeat(2, 1, 1, 1), labels.repeat(2)))
+        loss_of(two, x, y) - loss_of(one, x, y) for x, y in ((images, labels), (images.repeat(2, 1, 1, 1), labels.repeat(2)))
     ]
     assert float((far[1] / far[0]).detach()) == pytest.approx(2**0.5, rel=1e-4)
 
@@ -176,7 +177,7 @@ def test_the_loss_draws_from_its_own_noise_alone(data, second):
     images, labels = batch(data, (2, 3, 4))
     second.student.eval()
     before = torch.get_rng_state()
-    losses = [float(drawn_from(second, seed).loss(images, labels).detach()) for seed in (1, 1, 2)]
+    losses = [float(loss_of(drawn_from(second, seed), images, labels).detach()) for seed in (1, 1, 2)]
     assert losses[0] == losses[1] != losses[2]
     assert torch.equal(torch.get_rng_state(), before)
 
@@ -203,7 +204,7 @@ def test_balanced_draws_are_the_same_loss_of_more_prototypes(data, second):
     labels = labels - 2
     terms = literal_loss(other, images, labels, draws=2 * other.options.batch_size)
     weights = (1.0, SETTINGS["fkd_weight"], SETTINGS["proto_weight"])
-    close(drawn_from(other).train().loss(images, labels), sum(w * t for w, t in zip(weights, terms, strict=True)))
+    close(loss_of(drawn_from(other).train(), images, labels), sum(w * t for w, t in zip(weights, terms, strict=True)))
 
 
 def test_augmented_prototypes_are_normal_about_theirs(execution):

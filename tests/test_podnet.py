@@ -22,6 +22,7 @@ from efcil.training.extraction import extract
 from efcil.training.image_batches import ImageBatches
 from efcil.training.schedule import Schedule
 from efcil.trajectory import Trajectory
+from batches import loss_of
 from problems import TINY, blobs, draw, gap
 
 SIZES = (2, 3, 1)
@@ -224,7 +225,7 @@ def test_the_first_step_of_a_later_task_has_finite_gradients(execution, data):
     for mode in (False, True):
         learner.train(mode)
         learner.zero_grad()
-        learner.loss(images, labels).backward()
+        loss_of(learner, images, labels).backward()
         learning = {name: p.grad for name, p in learner.named_parameters() if p.requires_grad}
         assert all(torch.isfinite(g).all() for g in learning.values())
         assert sum(float(g.abs().sum()) for name, g in learning.items() if "backbone" in name) > 0
@@ -236,7 +237,7 @@ def test_the_loss_is_the_sum_of_its_terms(execution, data):
         p.data += 0.05 * draw(p.numel(), seed=p.numel()).float().view(p.shape)
     learner.eval()
     with torch.no_grad():
-        ours = float(learner.loss(images, labels))
+        ours = float(loss_of(learner, images, labels))
         new, before = (c.backbone.forward_intermediates(images) for c in (learner.student, learner.teacher))
         h, old = new[-1].mean((2, 3)), before[-1].mean((2, 3))
         head = learner.head
@@ -247,7 +248,7 @@ def test_the_loss_is_the_sum_of_its_terms(execution, data):
         want = float(literal_nca(logits, labels)) + math.sqrt(6 / 4) * (4.0 * spatial + 0.7 * flat)
         assert ours == pytest.approx(want, rel=1e-5)
         learner.num_old_classes = 0  # the first task has no teacher
-        assert float(learner.loss(images, labels)) == pytest.approx(float(literal_nca(logits, labels)), rel=1e-5)
+        assert float(loss_of(learner, images, labels)) == pytest.approx(float(literal_nca(logits, labels)), rel=1e-5)
 
 
 def test_similarities_and_distances_are_float32_under_autocast():

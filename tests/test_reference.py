@@ -10,8 +10,7 @@ import torch
 
 from efcil import reference
 from efcil.features import TaskFeatures
-from efcil.learners.base import new_class_loss
-from efcil.learners.lwf import distillation
+from efcil.losses import distillation, new_class_loss
 from efcil.methods import METHODS
 from efcil.trajectory import Trajectory
 from problems import draw, gap

@@ -87,7 +87,7 @@ def test_training_on_a_cpu_loads_no_compiler():
 import sys, numpy as np, torch
 from efcil.tasks import TaskStream
 from efcil.data.dataset import ImageSet
-from efcil.trajectory import fit_task
+from efcil.protocol import fit_task
 from efcil.learners.lwf import LwF, LwFOptions
 from efcil.training.image_batches import ImageBatches
 from efcil.accel.execution import Execution

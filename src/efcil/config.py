@@ -161,6 +161,16 @@ def parse_overrides(settings: Iterable[str]) -> Values:
     return values
 
 
+def check_presets(part: Any, known: Iterable[str], what: str) -> None:
+    """Refuse an attribute `presets` of a plug-in that names what is no option."""
+    values, known = getattr(part, "presets", {}), list(known)
+    if not isinstance(values, Mapping):
+        raise ConfigError(f"presets of {what} must be a mapping from options to values, got {type(values).__name__}")
+    for key in values:
+        if key not in known:
+            raise ConfigError(f"presets of {what}: {key} is not an option: {nearest(str(key), known)}")
+
+
 Preset = dict[str, dict[str, dict[str, tuple[Any, str]]]]  # data set -> section -> key -> (value, source)
 
 

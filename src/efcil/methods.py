@@ -8,6 +8,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import resources
+from types import SimpleNamespace
 from typing import Any, Literal
 
 from pydantic import Field, create_model, model_validator
@@ -22,11 +23,11 @@ from efcil.classifiers.mahalanobis import Mahalanobis
 from efcil.classifiers.nearest_mean import NearestMean
 from efcil.classifiers.random_features import RandomFeatureRidge
 from efcil.classifiers.ridge import Ridge
-from efcil.config import Options, Values
+from efcil.config import Options, Values, check_presets, keys
 from efcil.core.gram_storage import GRAMS, Form, StorageSpec
 from efcil.errors import ConfigError, nearest
-from efcil.learners import LEARNERS
-from efcil.plugins import registry
+from efcil.learners import LEARNERS, Learner
+from efcil.plugins import Registry
 from efcil.shift import SHIFTS
 from efcil.shift.adc import AdversarialDrift
 from efcil.shift.base import Shift
@@ -34,7 +35,7 @@ from efcil.shift.dual_projection import DualProjection, TaskShift
 from efcil.shift.ldc import LearnedMap
 from efcil.shift.sdc import KernelDrift
 
-__all__ = ["METHODS", "Method", "find", "measured", "registered"]
+__all__ = ["METHODS", "Method", "find", "measured", "register_method", "register_presets"]
 
 FROZEN = ("first-task",)  # learners whose backbone does not learn after the first task
 
@@ -75,6 +76,7 @@ class Method:
     )  # where it has several classifiers; first: its own
     paper_head: str = ""  # the one whose numbers the DPCR paper prints, where it is not the first
     preset: str = ""  # the preset that it has where no other is given; else the data set's first
+    presets: Values = field(default_factory=dict)  # of a plug-in: values where the preset in use gives none
 
     def __hash__(self) -> int:
         return hash(self.name)
@@ -83,6 +85,20 @@ class Method:
         object.__setattr__(self, "title", self.title or self.name)
         object.__setattr__(self, "preset_key", self.preset_key or self.name)
         self._check()
+
+    def check(self) -> None:
+        """Refuse a combination that cannot work, with a learner or presets that do not exist."""
+        learner = LEARNERS.find(self.learner, f" of method {self.name}")
+        for head in self.classifiers.values():
+            self._check_reads(learner, head)
+        check_presets(self, [*keys(learner.options_type), *keys(self.options)], f"method '{self.name}'")
+
+    def _check_reads(self, learner: type[Learner], head: type[Classifier]) -> None:
+        if not head.reads(learner):
+            wanted = ", ".join(name for name, kind in LEARNERS.items() if head.reads(kind))
+            raise ConfigError(
+                f"method {self.name}: {_name(CLASSIFIERS, head)} cannot read the learner {self.learner}; take {wanted}"
+            )
 
     def _check(self) -> None:
         """Refuse a combination that cannot work, naming its parts and the remedy."""
@@ -94,11 +110,9 @@ class Method:
                 "follow; take none"
             )
         for head in self.classifiers.values():
-            if self.learner in LEARNERS and not head.reads(LEARNERS[self.learner]):
-                wanted = ", ".join(name for name, kind in LEARNERS.items() if head.reads(kind))
-                raise ConfigError(
-                    f"{named}{_name(CLASSIFIERS, head)} cannot read the learner {self.learner}; take {wanted}"
-                )
+            learner = LEARNERS.peek(self.learner)  # a plug-in's may be unknown yet; `check` looks again
+            if learner is not None:
+                self._check_reads(learner, head)
         if classifier.needs in ("features", "learner") and shift is not None:
             raise ConfigError(
                 f"{named}{_name(CLASSIFIERS, classifier)} keeps no class statistics that "
@@ -200,7 +214,7 @@ def _ablation(name: str, title: str, shift: type[Shift] | None, **overrides: obj
     )
 
 
-METHODS = {
+OWN = {
     method.name: method
     for method in (
         Method("dpcr", "lwf", DualProjection, Ridge, "DPCR", _DPCR, _GRAM),
@@ -280,9 +294,21 @@ METHODS = {
 }
 
 
-def registered() -> dict[str, Method]:
-    """Return every method: ours, and those of other packages (entry points of the group `efcil.methods`)."""
-    return registry("efcil.methods", Method, METHODS)
+METHODS: Registry[Method] = Registry(
+    "method",
+    "efcil.methods",
+    OWN,
+    lambda value: isinstance(value, Method),
+    "a Method",
+    check=lambda name, method: method.check(),
+    has_name=True,
+)
+
+
+def register_method(method: Method) -> Method:
+    """Let a method be found by its name, as the entry points `efcil.methods` do."""
+    METHODS.register(method.name, method)
+    return method
 
 
 def find(name: str) -> Method:
@@ -291,25 +317,61 @@ def find(name: str) -> Method:
     >>> find("lwf+ldc+ridge").shift.__name__
     'LearnedMap'
     """
-    known = registered()
-    if name in known:
-        return known[name]
+    list(METHODS)  # a plug-in that cannot be used is reported, whichever method is asked for
     parts = name.split("+")
-    if len(parts) == 3 and (parts[0] in LEARNERS or parts[2] in CLASSIFIERS):
+    if name not in METHODS and len(parts) == 3 and (parts[0] in LEARNERS or parts[2] in CLASSIFIERS):
         return combined(*parts)
-    raise ConfigError(f"unknown method '{name}': {nearest(name, known)}")
+    return METHODS.find(name)
 
 
 def combined(learner: str, shift: str, classifier: str) -> Method:
     """Return a free combination of parts by their names."""
-    for kind, name, table in (
-        ("learner", learner, LEARNERS),
-        ("shift", shift, SHIFTS),
-        ("classifier", classifier, CLASSIFIERS),
-    ):
-        if name not in table:
-            raise ConfigError(f"unknown {kind} '{name}' in {learner}+{shift}+{classifier}: {nearest(name, table)}")
-    return Method(f"{learner}+{shift}+{classifier}", learner, SHIFTS[shift], CLASSIFIERS[classifier])
+    name = f"{learner}+{shift}+{classifier}"
+    LEARNERS.find(learner, f" in {name}")
+    method = Method(name, learner, SHIFTS.find(shift, f" in {name}"), CLASSIFIERS.find(classifier, f" in {name}"))
+    method.check()
+    return method
+
+
+# --- preset values of plug-ins ----------------------------------------------------------------------------------------
+
+_PRESETS: dict[str, Values] = {}
+
+
+def register_presets(presets: Mapping[str, Values]) -> None:
+    """Give plug-ins preset values, by the name of a method or a part: used where the preset in use says nothing.
+
+    What is registered may as well bring them in an attribute `presets`.
+    """
+    registries: tuple[Registry[Any], ...] = (METHODS, LEARNERS, SHIFTS, CLASSIFIERS)
+    for name, values in presets.items():
+        known = [registry[name] for registry in registries if name in registry]
+        if any(name in registry.own for registry in registries):
+            raise ConfigError(f"presets of '{name}': its values are efcil's own; give them with --set")
+        if not known:
+            names = [key for registry in registries for key in registry if key not in registry.own]
+            raise ConfigError(f"presets of '{name}': nothing of that name is registered; {nearest(name, names)}")
+        options = [key for part in known for key in _option_keys(part)]
+        check_presets(SimpleNamespace(presets=values), options, f"'{name}'")
+    _PRESETS.update({name: dict(values) for name, values in presets.items()})
+
+
+def _option_keys(part: Any) -> list[str]:
+    if isinstance(part, Method):
+        return [*keys(part.options), *keys(LEARNERS[part.learner].options_type)]
+    return keys(part.options_type)
+
+
+def plugin_presets(method: Method) -> Values:
+    """Return the preset values that plug-ins bring for a method: those of its parts, then its own."""
+    parts: dict[str, Any] = {method.learner: LEARNERS[method.learner]}
+    if method.shift is not None:
+        parts[_name(SHIFTS, method.shift)] = method.shift
+    parts |= {_name(CLASSIFIERS, head): head for head in method.classifiers.values()}
+    values: Values = {}
+    for name, part in [*parts.items(), (method.name, method)]:
+        values |= {**getattr(part, "presets", {}), **_PRESETS.get(name, {})}
+    return values
 
 
 def measured() -> dict[str, dict[str, list[float] | None]]:

@@ -32,9 +32,9 @@ class StemConv(nn.Conv2d):
 
     def forward(self, images: Tensor) -> Tensor:
         """(n, channels, h, w) to (n, width, h / stride, w / stride)."""
-        return self.forward_padded(images) if images.is_cuda else super().forward(images)
+        return self.conv_padded(images) if images.is_cuda else super().forward(images)
 
-    def forward_padded(self, images: Tensor) -> Tensor:
+    def conv_padded(self, images: Tensor) -> Tensor:
         """Convolve images and weights whose channels are filled up to a multiple of eight."""
         return F.conv2d(self.pad_channels(images), self.pad_channels(self.weight), None, self.stride, self.padding)
 

@@ -11,10 +11,13 @@ from efcil.classifiers.mahalanobis import Mahalanobis
 from efcil.classifiers.nearest_mean import NearestMean
 from efcil.classifiers.random_features import RandomFeatureRidge
 from efcil.classifiers.ridge import Ridge
+from efcil.config import check_presets, keys
+from efcil.errors import ConfigError, nearest
+from efcil.plugins import Registry, subclass_of
 
-__all__ = ["CLASSIFIERS", "Classifier"]
+__all__ = ["CLASSIFIERS", "Classifier", "register_classifier"]
 
-CLASSIFIERS: dict[str, type[Classifier]] = {
+OWN: dict[str, type[Classifier]] = {
     "ncm": NearestMean,
     "ridge": Ridge,
     "gaussian": Gaussian,
@@ -28,3 +31,25 @@ CLASSIFIERS: dict[str, type[Classifier]] = {
     "boosted-head": BoostedHead,
     "exemplar-means": ExemplarMeans,
 }
+
+
+CAPABILITIES = frozenset({"update", "forget", "merge"})
+
+
+def _check(name: str, kind: type[Classifier]) -> None:
+    check_presets(kind, keys(kind.options_type), f"classifier '{name}'")
+    if unknown := sorted(set(kind.supports) - CAPABILITIES):
+        raise ConfigError(
+            f"classifier '{name}' supports {', '.join(map(str, unknown))}: {nearest(str(unknown[0]), CAPABILITIES)}"
+        )
+
+
+CLASSIFIERS: Registry[type[Classifier]] = Registry(
+    "classifier", "efcil.classifiers", OWN, subclass_of(Classifier), "a subclass of Classifier", check=_check
+)
+
+
+def register_classifier(name: str, kind: type[Classifier]) -> type[Classifier]:
+    """Let a classifier have a name, as the entry points `efcil.classifiers` do; `presets` of the class has its values."""
+    CLASSIFIERS.register(name, kind)
+    return kind

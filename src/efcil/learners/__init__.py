@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from efcil.config import check_presets, keys
 from efcil.learners.base import Learner
 from efcil.learners.finetune import Finetune
 from efcil.learners.first_task import FirstTask
@@ -12,8 +13,11 @@ from efcil.learners.lwf import LwF
 from efcil.learners.pass_ import PASS
 from efcil.learners.podnet import PODNet
 from efcil.learners.pseudo_replay import PseudoReplay
+from efcil.plugins import Registry, subclass_of
 
-LEARNERS: dict[str, type[Learner]] = {
+__all__ = ["LEARNERS", "Learner", "register_learner"]
+
+OWN: dict[str, type[Learner]] = {
     "finetune": Finetune,
     "lwf": LwF,
     "first-task": FirstTask,
@@ -24,3 +28,18 @@ LEARNERS: dict[str, type[Learner]] = {
     "pass": PASS,
     "pseudo-replay": PseudoReplay,
 }
+
+
+def _check(name: str, kind: type[Learner]) -> None:
+    check_presets(kind, keys(kind.options_type), f"learner '{name}'")
+
+
+LEARNERS: Registry[type[Learner]] = Registry(
+    "learner", "efcil.learners", OWN, subclass_of(Learner), "a subclass of Learner that has a loss", check=_check
+)
+
+
+def register_learner(name: str, kind: type[Learner]) -> type[Learner]:
+    """Let a learner have a name, as the entry points `efcil.learners` do; a class attribute `presets` has its values."""
+    LEARNERS.register(name, kind)
+    return kind

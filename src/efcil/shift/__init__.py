@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from efcil.config import check_presets, keys
+from efcil.plugins import Registry, subclass_of
 from efcil.shift.adc import AdversarialDrift
 from efcil.shift.base import Shift
 from efcil.shift.dual_projection import DualProjection, TaskShift
 from efcil.shift.ldc import LearnedMap
 from efcil.shift.sdc import KernelDrift
 
-__all__ = ["SHIFTS", "Shift"]
+__all__ = ["SHIFTS", "Shift", "register_shift"]
 
-SHIFTS: dict[str, type[Shift] | None] = {
+OWN: dict[str, type[Shift] | None] = {
     "none": None,
     "dual-projection": DualProjection,
     "tssp": TaskShift,
@@ -18,3 +20,18 @@ SHIFTS: dict[str, type[Shift] | None] = {
     "sdc": KernelDrift,
     "adc": AdversarialDrift,
 }
+
+
+def _check(name: str, kind: type[Shift]) -> None:
+    check_presets(kind, keys(kind.options_type), f"shift '{name}'")
+
+
+SHIFTS: Registry[type[Shift] | None] = Registry(
+    "shift", "efcil.shifts", OWN, subclass_of(Shift), "a subclass of Shift", check=_check
+)
+
+
+def register_shift(name: str, kind: type[Shift]) -> type[Shift]:
+    """Let a shift have a name, as the entry points `efcil.shifts` do; a class attribute `presets` has its values."""
+    SHIFTS.register(name, kind)
+    return kind
