@@ -41,9 +41,9 @@ def attempt_resources(nodes: Sequence[Mapping[str, float]], device: str, jobs: i
     """Return what an attempt takes, and what one takes that has a device alone, given the resources of the machines.
 
     >>> attempt_resources([{"CPU": 16.0, "GPU": 2.0}], "auto", jobs=10)
-    (Share(num_cpus=1, num_gpus=0.33), Share(num_cpus=1, num_gpus=1))
+    (Resources(num_cpus=1, num_gpus=0.33), Resources(num_cpus=1, num_gpus=1))
     >>> attempt_resources([{"CPU": 8.0}, {"CPU": 4.0}], "auto", jobs=6)
-    (Share(num_cpus=2, num_gpus=0), Share(num_cpus=8, num_gpus=0))
+    (Resources(num_cpus=2, num_gpus=0), Resources(num_cpus=8, num_gpus=0))
     """
     if device not in ("auto", "cpu", "cuda"):
         raise ConfigError(f"--device {device}: Ray chooses the GPU; give auto, cpu or cuda")
