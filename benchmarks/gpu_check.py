@@ -185,7 +185,7 @@ class Check:
                 raise
             failed, seconds = str(error), 0.0
         cases = list(ElementTree.parse(report).getroot().iter("testcase"))
-        outcome = {kind: [str(c.get("name")) for c in cases if c.find(kind) is not None] for kind in UPDATABLE_LEARNERS}
+        outcome = {kind: [str(c.get("name")) for c in cases if c.find(kind) is not None] for kind in OUTCOMES}
         bad = outcome["failure"] + outcome["error"]
         counts = {"failed": bad, "skipped": len(outcome["skipped"])}
         found = {"seconds": seconds, "passed": len(cases) - len(bad) - counts["skipped"], **counts}
@@ -242,7 +242,7 @@ class Check:
         return {"seconds": seconds, "accuracy": accuracy(out)}
 
 
-UPDATABLE_LEARNERS = ("failure", "error", "skipped")
+OUTCOMES = ("failure", "error", "skipped")
 
 
 def stop(process: subprocess.Popen[Any]) -> None:
@@ -333,7 +333,7 @@ def verdicts(sections: dict[str, Row]) -> list[Row]:
     return lines
 
 
-def execution(device: str) -> Row:
+def machine(device: str) -> Row:
     """Describe the machine; torch is asked in a process of its own."""
     code = "import json, torch; c = torch.cuda.is_available(); print(json.dumps({'torch': torch.__version__, "
     code += "'cuda': torch.version.cuda, 'gpu': torch.cuda.get_device_name() if c else None}))"
@@ -377,7 +377,7 @@ def main(arguments: list[str] | None = None) -> int:
     ends = time.monotonic() + asked.limit
     if asked.data is None and not asked.tiny and set(asked.only) - {"tests", "step"}:
         parser.error("--data is missing: the directory with CIFAR-100 that the runs are trained on")
-    where = execution(asked.device)
+    where = machine(asked.device)
     if asked.device.startswith("cuda") and where["gpu"] is None:
         parser.error("there is no CUDA device here; --tiny --device cpu tries the code")
     with tempfile.TemporaryDirectory() as folder:

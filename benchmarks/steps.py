@@ -42,6 +42,7 @@ from efcil.accel.execution import Execution
 from efcil.accel.fused_resnet import FusedResNet
 from efcil.experiment.specification import commit
 from efcil.learners.lwf import LwF
+from efcil.training.batch import FrozenForward
 from efcil.training.image_batches import ImageBatches
 from efcil.training.step import Optimizer, Step
 
@@ -65,8 +66,7 @@ class Ways:
         net = self.lwf.student.backbone
         self.compiled = self.execution.maybe_compile(net)
         self.ours = FusedResNet(net, torch.bfloat16)
-        for name in ("student_features", "teacher_features"):  # no function takes a module's place
-            self.lwf._modules.pop(name, None)
+        self.lwf._modules.pop("student_features", None)  # no function takes a module's place
         self.optimizer: Optimizer | None = None
         self.reference: dict[str, list[Tensor]] = {}  # weights of the first way, for each kind of teacher
 
@@ -80,11 +80,12 @@ class Ways:
         self.pixels = ImageBatches(self.images, gpu.MEAN, gpu.STD, self.execution)
         self.seen: tuple[Tensor, ...] = ()
         net = self.lwf.teacher.backbone
-        resting = self.lwf.at_rest(net, net)
-        self.lwf.teacher_features = lambda x: resting(x)
+        folded = self.lwf.frozen(net, net).ahead
+        assert folded is not None
+        self.frozen = FrozenForward(folded) if teacher == "beside" else None
         if teacher == "ahead":
             with torch.no_grad(), self.execution.autocast():
-                self.seen = (resting(self.pixels.normalize(self.images)),)
+                self.seen = (folded(self.pixels.normalize(self.images)),)
         self.teacher = teacher
         self.start = [tensor.clone() for tensor in self.lwf.student.state_dict().values()]
 
@@ -99,7 +100,7 @@ class Ways:
         self.restore(list(self.lwf.student.state_dict().values()), self.start)
         self.optimizer = optimizer = Optimizer(self.lwf, self.lwf.options.first, self.execution)
         self.lwf.hand_over(optimizer.update)
-        step = Step(self.lwf.loss, optimizer, self.pixels, self.execution)
+        step = Step(self.lwf.loss, optimizer, self.pixels, self.execution, frozen=self.frozen)
         batch = (self.images, self.labels, *self.seen)
         call: Step | CapturedStep = step
         if self.execution.cuda_graphs:

@@ -17,8 +17,8 @@ from efcil.data import augment
 from efcil.errors import ConfigError, TrainingError
 from efcil.features import TaskFeatures
 from efcil.learners import LEARNERS
-from efcil.learners.lwf import distillation
 from efcil.learners.rehearsal import Rehearsal
+from efcil.losses import distillation
 from efcil.models.heads import CosineHead
 from efcil.protocol import fit_task
 from efcil.randomness import RngStream, generator
@@ -30,6 +30,7 @@ from efcil.training.memory import memory_guard
 from efcil.training.schedule import Schedule
 from efcil.training.step import Optimizer, Step
 from efcil.training.trainer import train
+from batches import loss_of
 from messages import raises
 from problems import TINY, blobs
 
@@ -60,6 +61,7 @@ def fit(learner, task, data, **options):
             "execution": execution,
             "seed": learner.seed,
             "task": task.index,
+            "frozen": learner.frozen_forward(),
             **options,
         },
     )
@@ -176,7 +178,7 @@ def test_lwf_loss_is_equations_1_and_2(data):
     x = torch.rand(6, 3, 8, 8, generator=torch.Generator().manual_seed(2))
     y = torch.tensor([2, 3, 2, 2, 3, 3])
     want = literal_lwf_loss(x, y, learner.student, learner.teacher, 2, 7.0, 3.0)
-    assert torch.allclose(learner.loss(x, y), want, rtol=1e-4)
+    assert torch.allclose(loss_of(learner, x, y), want, rtol=1e-4)
 
 
 def test_first_task_has_no_distillation(data):
@@ -185,7 +187,7 @@ def test_first_task_has_no_distillation(data):
     for learner in (lwf, plain):
         learner.before_task(stream(data)[0])
         learner.eval()
-    assert torch.equal(lwf.loss(x, y), plain.loss(x, y))
+    assert torch.equal(loss_of(lwf, x, y), loss_of(plain, x, y))
 
 
 def test_distillation_has_no_temperature_squared():
@@ -199,7 +201,7 @@ def test_only_new_logits_enter_the_cross_entropy(data):
     tasks = stream(data)
     learner.before_task(tasks[0])
     learner.before_task(tasks[1])
-    learner.loss(torch.rand(4, 3, 8, 8), torch.tensor([2, 3, 3, 2])).backward()
+    loss_of(learner, torch.rand(4, 3, 8, 8), torch.tensor([2, 3, 3, 2])).backward()
     gradient = learner.head.weight.grad
     assert torch.equal(gradient[:2], torch.zeros_like(gradient[:2]))
     assert (gradient[2:] != 0).any()
@@ -230,7 +232,7 @@ def test_joint_sees_everything_and_starts_anew(data):
     joint.before_task(tasks.upto(1))
     assert all(torch.equal(v, fresh[k]) for k, v in joint.student.backbone.state_dict().items())
     assert joint.head.weight.shape == (4, joint.backbone.num_features)
-    joint.loss(torch.rand(4, 3, 8, 8), torch.tensor([0, 1, 2, 3])).backward()
+    loss_of(joint, torch.rand(4, 3, 8, 8), torch.tensor([0, 1, 2, 3])).backward()
     assert (joint.head.weight.grad.abs().sum(1) > 0).all(), "every class seen must be learned from"
     assert joint.stages(3) == (joint.options.first,)
 
@@ -243,8 +245,8 @@ def test_step_is_torchs_own(data, execution, rule):
     """Three steps of ours equal three of torch's rule with a number as learning rate."""
     ours, theirs = make_learner(), make_learner()
     task = stream(data)[0]
-    ours.begin(task)
-    theirs.begin(task)
+    ours.before_task(task)
+    theirs.before_task(task)
     ours.train()
     theirs.train()
     schedule = Schedule(epochs=1, lr=0.1, weight_decay=1e-2)
@@ -259,7 +261,7 @@ def test_step_is_torchs_own(data, execution, rule):
         batch, labels = pixels.images[rows], torch.from_numpy(task.labels[rows])
         step(batch, labels)
         reference.zero_grad()
-        theirs.loss(pixels.normalize(batch), labels).backward()
+        loss_of(theirs, pixels.normalize(batch), labels).backward()
         reference.step()
     for (name, a), b in zip(ours.student.named_parameters(), theirs.student.parameters(), strict=True):
         assert torch.allclose(a, b, atol=1e-7), name
@@ -274,9 +276,9 @@ def test_a_loss_draws_the_same_in_the_same_epoch(data, execution):
         learner.before_task(task)
         seen = []
 
-        def loss(images, labels):
+        def loss(batch):
             seen.append(torch.randn((), generator=learner.loss_generator).item())
-            return learner.loss(images, labels)
+            return learner.loss(batch)
 
         pixels = ImageBatches(execution.tensor(task.images), data.mean, data.std, execution)
         schedule = Schedule(epochs=3, lr=0.01)
@@ -313,9 +315,9 @@ def test_stages_count_their_epochs_through_the_task(data, execution):
         learner.before_task(task)
         seen, reports = [], []
 
-        def loss(images, labels):
-            seen.append(labels.tolist())
-            return learner.loss(images, labels)
+        def loss(batch):
+            seen.append(batch.labels.tolist())
+            return learner.loss(batch)
 
         for before, epochs in stages:
             train(
@@ -501,7 +503,7 @@ def test_every_epoch_has_its_own_order(data):
     task = stream(data)[0]
     learner.before_task(task)
     loss, seen = learner.loss, []
-    learner.loss = lambda images, labels: (seen.append(images.sum((1, 2, 3))), loss(images, labels))[1]
+    learner.loss = lambda batch: (seen.append(batch.images.sum((1, 2, 3))), loss(batch))[1]
     fit(learner, task, data)
     epochs = torch.cat(seen).view(3, -1)
     assert len(epochs.unique(dim=0)) == 3, "each in another order"
