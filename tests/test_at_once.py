@@ -292,7 +292,7 @@ class Fake:
         self.stop, self.started, self.training = threading.Event(), threading.Event(), True
         self.execution, self.world = Execution(torch.device("cpu")), SimpleNamespace(size=1, is_main=True)
         self.log = SimpleNamespace(add=lambda **event: None)
-        self.reporter = SimpleNamespace(epoch=lambda report: None, note=lambda text: None)
+        self.reporter = SimpleNamespace(on_epoch=lambda report: None, note=lambda text: None)
         self.checkpoint_seconds, self._saved, self._epochs_per_task = 1000.0, time.monotonic(), 20
         self.concurrent_runs = 1
 
