@@ -34,7 +34,7 @@ from efcil.features import TaskFeatures
 from efcil.learners import LEARNERS
 from efcil.losses import new_class_loss, task_class_loss
 from efcil.learners.pseudo_replay import PseudoReplay
-from efcil.methods import METHODS, registered
+from efcil.methods import METHODS
 from efcil.product import IncrementalClassifier, Progress, calibration, classifier, model_directory, teaching
 from efcil.product.inputs import read_images, read_labeled_images
 from efcil.product.model_config import TEACHABLE
@@ -48,7 +48,7 @@ from efcil.trajectory import Trajectory
 from messages import raises
 from problems import blobs, draw
 
-FAMILY = [name for name, m in registered().items() if m.learner in TEACHABLE and not m.heads and not m.exemplars]
+FAMILY = [name for name, m in METHODS.items() if m.learner in TEACHABLE and not m.heads and not m.exemplars]
 TINY = {"width": 2, "size": 8, "epochs": 2, "val_fraction": 0.2, "device": "cpu", "progress": False}
 DATA = blobs(size=8, per_class=20)
 
@@ -672,7 +672,7 @@ def test_fecam_learns_more_forgets_and_merges_as_if_taught_at_once(weights):
 @pytest.mark.parametrize("method", FAMILY)
 def test_methods_can_do_what_they_declare_and_say_what_they_cannot(weights, method):
     """A refusal is one line that names all methods that can, and leaves the model as it was."""
-    known = registered()
+    known = METHODS
     freeze_backbone = {} if known[method].classifier.needs == "learner" else {"frozen": True, "weights": weights}
 
     def made(*rounds):

@@ -47,7 +47,7 @@ def measured(run: Path, names: list[str], directory: Path | None, execution: Exe
     if not last.exists():
         raise RunError(f"{last} is not there: finish the run with --resume")
     tensors, _ = load_tensors(last)
-    learner = LEARNERS[experiment.learner](experiment.training, data.channels, execution, experiment.seed)
+    learner = LEARNERS[experiment.learner](experiment.training, data.channels, execution, experiment.seed, data.size)
     own = {k.removeprefix("learner."): v for k, v in tensors.items() if k.startswith("learner.")}
     learner.load_state({k: v.to(execution.device) for k, v in own.items()})
     evaluator = Evaluator(data, stream, execution)

@@ -225,7 +225,7 @@ OWN = {
             RidgeAndGaussian,
             "DPCR+",
             "ours, docs/dpcr-plus.md",
-            "d(d+1)/2 + 2d + 1, and d^2 for all",
+            "d(d+1)/2 + d + 1",
             defaults={"shift_view": "pseudo", "shift_ridge_rel": "auto"},
             preset="tuned",
         ),

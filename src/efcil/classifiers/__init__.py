@@ -50,6 +50,6 @@ CLASSIFIERS: Registry[type[Classifier]] = Registry(
 
 
 def register_classifier(name: str, kind: type[Classifier]) -> type[Classifier]:
-    """Let a classifier have a name, as the entry points `efcil.classifiers` do; `presets` of the class has its values."""
+    """Let a classifier have a name, as the entry points `efcil.classifiers` do; its `presets` are preset values."""
     CLASSIFIERS.register(name, kind)
     return kind

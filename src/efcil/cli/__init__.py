@@ -439,13 +439,13 @@ def methods() -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from efcil.methods import measured, registered
+    from efcil.methods import METHODS, measured
 
     numbers = measured()
     table = Table(box=None, pad_edge=False)
     for name in ("method", "learner", "shift", "classifier", "memory per class", "exemplars", "paper", "ours"):
         table.add_column(name, justify="right" if name in ("paper", "ours") else "left", no_wrap=name == "method")
-    for m in registered().values():
+    for m in METHODS.values():
         usual = f"{m.name} ({m.preset})" if m.preset else m.name
         found = numbers.get(f"{m.name}:memory=500/{m.published}" if m.exemplars else usual, {})
         cells = [f"{v[0]:.2f} / {v[1]:.2f}" if (v := found.get(who)) else "-" for who in ("paper", "ours")]
@@ -668,9 +668,9 @@ def doctor() -> None:
 @data_app.command("list")
 def data_list() -> None:
     """List the data sets: what each is, its size, its license and where to get it."""
-    from efcil.data import registered
+    from efcil.data import DATASETS
 
-    for source in registered().values():
+    for source in DATASETS.values():
         print(f"{source.name:14} {source.description}; {source.size}")
         print(f"{'':14} license: {source.license}; get it: {source.url}")
 

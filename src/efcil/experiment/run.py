@@ -273,7 +273,9 @@ class Run:
         order = class_order(experiment.order, data.class_names)
         self.class_names = [data.class_names[label] for label in order]
         self.stream = TaskStream(data.train, order, experiment.sizes(len(data.class_names)))
-        self.learner = LEARNERS[experiment.learner](experiment.training, data.channels, execution, experiment.seed)
+        self.learner = LEARNERS[experiment.learner](
+            experiment.training, data.channels, execution, experiment.seed, data.size
+        )
         self.learner.transform(data.size)
         self.learner.check(len(data.class_names))
         # A method with several classifiers is measured with each of them.

@@ -19,7 +19,8 @@ from efcil import data as datasets
 from efcil.config import Options, Values, build, flat, keys, parse_overrides, preset_names, preset_values
 from efcil.errors import ConfigError, nearest
 from efcil.learners import LEARNERS
-from efcil.methods import FROZEN, METHODS, Method, find, registered
+from efcil.methods import FROZEN, METHODS, Method, find, plugin_presets
+from efcil.models import is_resnet
 from efcil.tasks import task_sizes
 
 NO_PRESET = "none"  # the options' own defaults, for data sets that no preset speaks of
@@ -89,17 +90,16 @@ def _parse_label(label: str) -> tuple[Method, Values]:
 
 
 def _like(method: Method, kind: str) -> Method:
-    """Return the method whose preset values apply: of a free combination the first one with the same `kind` of part."""
-    known = {**METHODS, **registered()}
-    part = getattr(method, kind)
-    return known.get(method.name) or next((own for own in known.values() if getattr(own, kind) == part), method)
+    """Return the method whose preset values apply: itself, or our first one with the same `kind` of part."""
+    own, part = METHODS.own, getattr(method, kind)
+    return own.get(method.preset_key) or next((like for like in own.values() if getattr(like, kind) == part), method)
 
 
 def _method_values(method: Method, preset_section: Callable[[str], Values]) -> Values:
     """Return what a preset gives to a method's options: to those of its shift and to those of its classifier."""
-    if method.name in registered():
+    if method.preset_key in METHODS.own:
         return preset_section(method.preset_key)
-    found: Values = {}
+    found = plugin_presets(method)
     for kind, part in (("shift", method.shift), ("classifier", method.classifier)):
         like = _like(method, kind)
         values = preset_section(like.preset_key) | like.overrides
@@ -111,7 +111,7 @@ def _unknown_option(key: str, methods: str, known: Collection[str]) -> str:
     """Say that methods have no such option: who has it, or which known one is nearest."""
     others = [
         m.name
-        for m in registered().values()
+        for m in METHODS.values()
         if key in (*keys(m.options), *keys(LEARNERS[m.learner].options_type)) and key not in m.overrides
     ]
     if others:
@@ -139,7 +139,7 @@ def resolve(spec: ExperimentSpec) -> Experiment:
     if preset not in (*known_presets, NO_PRESET):
         raise ConfigError(f"preset '{preset}' does not exist for {spec.dataset}: {nearest(preset, known_presets)}")
     if preset != NO_PRESET and not preset_values(preset, spec.dataset, "training"):
-        sections = {m.name: _like(m, "learner").preset_key for m, _ in parsed.values()}
+        sections = {m.name: _like(m, "learner").preset_key for m, _ in parsed.values() if not plugin_presets(m)}
         silent = [name for name, section in sections.items() if not preset_values(preset, spec.dataset, section)]
         if silent:
             raise ConfigError(f"preset '{preset}' says nothing of {', '.join(silent)}: pass another --preset")
@@ -187,10 +187,16 @@ def resolve(spec: ExperimentSpec) -> Experiment:
     def preset_section(section: str) -> Values:
         return {} if preset == NO_PRESET else preset_values(preset, spec.dataset, section)
 
-    preset_training = preset_section("training") | preset_section(learner)  # a learner of its own has a section
+    preset_training: Values = {}
+    for method, _ in parsed.values():
+        preset_training |= plugin_presets(method)
+    preset_training |= preset_section("training") | preset_section(learner)  # a learner of its own has a section
     if learner not in ("lwf", *FROZEN):  # or its method has one for both
         for method, _ in parsed.values():
             preset_training |= preset_section(_like(method, "learner").preset_key)
+    chosen = {**overrides, **of_training}.get("backbone")
+    if chosen is not None and not is_resnet(str(chosen)):
+        preset_training.pop("width", None)  # that of the preset's backbone
     training = build_options(
         training_type,
         {k: v for k, v in preset_training.items() if k in training_keys} | overrides_for(training_keys) | of_training,

@@ -40,6 +40,6 @@ LEARNERS: Registry[type[Learner]] = Registry(
 
 
 def register_learner(name: str, kind: type[Learner]) -> type[Learner]:
-    """Let a learner have a name, as the entry points `efcil.learners` do; a class attribute `presets` has its values."""
+    """Let a learner have a name, as the entry points `efcil.learners` do; its `presets` are preset values."""
     LEARNERS.register(name, kind)
     return kind

@@ -86,9 +86,11 @@ class Learner(nn.Module, ABC):
     needs_stats = False  # needs the statistics of old classes before a task, shifted as a method shifts them
     same_features = True  # whether features keep their dimension from task to task, as statistics of them must
 
-    def __init__(self, options: Any, channels: int, execution: Execution, seed: int):
+    def __init__(self, options: Any, channels: int, execution: Execution, seed: int, size: int | None = None):
+        """`size` is the side of the stored images, for backbones whose features depend on it."""
         super().__init__()
         self.options, self.channels, self.execution, self.seed = options, channels, execution, seed
+        self.input_size = options.crop or size
         self.student = self._new_classifier(seed)
         self.teacher = copy.deepcopy(self.student)
         self.teacher.requires_grad_(False)
@@ -104,7 +106,13 @@ class Learner(nn.Module, ABC):
     def _new_classifier(self, seed: int) -> Classifier:
         o = self.options
         backbone = models.build(
-            o.backbone, stem=o.stem, width=o.width, channels=self.channels, seed=seed, last_relu=self.last_relu
+            o.backbone,
+            stem=o.stem,
+            width=o.width,
+            channels=self.channels,
+            seed=seed,
+            last_relu=self.last_relu,
+            size=self.input_size,
         )
         return self.execution.place(Classifier(backbone, self.new_head(backbone.num_features)))
 

@@ -131,8 +131,8 @@ class FOSTER(Rehearsal):
     options_type = FOSTEROptions
     same_features = False
 
-    def __init__(self, options: Any, channels: int, execution: Execution, seed: int):
-        super().__init__(options, channels, execution, seed)
+    def __init__(self, options: Any, channels: int, execution: Execution, seed: int, size: int | None = None):
+        super().__init__(options, channels, execution, seed, size)
         self.dim = self.student.head.state_dict()["weight"].shape[1]  # of one backbone's features
         self.booster = execution.place(Booster(self._new_classifier(seed).backbone, self.dim))
         self.booster.requires_grad_(False)

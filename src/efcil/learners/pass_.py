@@ -103,8 +103,8 @@ class PASS(Learner):
 
     options_type = PASSOptions
 
-    def __init__(self, options: Any, channels: int, execution: Execution, seed: int):
-        super().__init__(options, channels, execution, seed)
+    def __init__(self, options: Any, channels: int, execution: Execution, seed: int, size: int | None = None):
+        super().__init__(options, channels, execution, seed, size)
         self.prototypes = self.head.weight.new_zeros(0, self.head.weight.shape[1])  # (old classes, dim)
         self.radius = self.prototypes.new_zeros((), dtype=torch.float64)
 

@@ -100,8 +100,8 @@ class PODNet(Rehearsal):
     options_type = PODNetOptions
     last_relu = False
 
-    def __init__(self, options: Any, channels: int, execution: Execution, seed: int):
-        super().__init__(options, channels, execution, seed)
+    def __init__(self, options: Any, channels: int, execution: Execution, seed: int, size: int | None = None):
+        super().__init__(options, channels, execution, seed, size)
         student, teacher = self.student.backbone, self.teacher.backbone
         assert isinstance(student, ResNet)
         assert isinstance(teacher, ResNet)

@@ -22,7 +22,7 @@ from efcil.core.linear_algebra import DTYPE, covariance_root
 from efcil.errors import ConfigError
 from efcil.learners.lwf import LwF, LwFOptions
 from efcil.losses import UNLABELLED, Criterion, FeatureDistillLoss, LwFLoss, TaskClassLoss
-from efcil.models import ResNet, is_timm
+from efcil.models import ResNet, is_resnet
 from efcil.models.multi_stage import MultiStageFeatures
 from efcil.randomness import RngStream, generator
 from efcil.tasks import Task
@@ -54,11 +54,11 @@ class PseudoReplay(LwF):
     options_type = PseudoReplayOptions
     needs_stats = True
 
-    def __init__(self, options: Any, channels: int, execution: Execution, seed: int):
+    def __init__(self, options: Any, channels: int, execution: Execution, seed: int, size: int | None = None):
         named = [name for name in ("intermediate_stages", "flip_tta") if getattr(options, name)]
-        if is_timm(options.backbone) and named:
+        if named and not is_resnet(options.backbone):
             raise ConfigError(f"{named[0]} is for the stages of a ResNet, not for {options.backbone}: leave it out")
-        super().__init__(options, channels, execution, seed)
+        super().__init__(options, channels, execution, seed, size)
         quarters = options.intermediate_stages
         if quarters > 2 and isinstance(getattr(self.backbone, "layer4", None), nn.Identity):
             raise ConfigError(

@@ -29,8 +29,8 @@ class Rehearsal(Learner):
 
     options_type: type[RehearsalOptions] = RehearsalOptions
 
-    def __init__(self, options: Any, channels: int, execution: Execution, seed: int):
-        super().__init__(options, channels, execution, seed)
+    def __init__(self, options: Any, channels: int, execution: Execution, seed: int, size: int | None = None):
+        super().__init__(options, channels, execution, seed, size)
         self.exemplars: Exemplars | None = None
 
     def quota(self, seen: int) -> int:

@@ -2,12 +2,49 @@
 
 from __future__ import annotations
 
-from efcil.errors import ConfigError
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+
+from efcil.errors import ConfigError, nearest
 from efcil.models import resnet
+from efcil.models.plain import Factory, PlainBackbone, build_plain
 from efcil.models.resnet import NAMES, STEMS, ResNet
 from efcil.models.timm import PREFIX, TimmBackbone, build_timm
+from efcil.plugins import Registry
 
-__all__ = ["NAMES", "STEMS", "ResNet", "TimmBackbone", "build", "build_timm", "is_timm"]
+__all__ = [
+    "BACKBONES",
+    "NAMES",
+    "STEMS",
+    "PlainBackbone",
+    "ResNet",
+    "TimmBackbone",
+    "build",
+    "build_timm",
+    "check_name",
+    "is_resnet",
+    "is_timm",
+    "register_backbone",
+]
+
+BACKBONES: Registry[Callable[..., Any]] = Registry(
+    "backbone",
+    "efcil.backbones",
+    dict.fromkeys(NAMES, resnet.build),
+    lambda value: callable(value) and not isinstance(value, nn.Module),
+    "a function that makes an nn.Module for a number of channels",
+)
+
+
+def register_backbone(name: str, factory: Factory) -> Factory:
+    """Let a network have a name, as the entry points `efcil.backbones` do: `factory(channels)` makes an `nn.Module`.
+
+    It maps images (n, channels, height, width) to features (n, dim); dim is measured.
+    """
+    BACKBONES.register(name, factory)
+    return factory
 
 
 def is_timm(name: str) -> bool:
@@ -19,6 +56,21 @@ def is_timm(name: str) -> bool:
     return name.startswith(PREFIX)
 
 
+def is_resnet(name: str) -> bool:
+    """Whether a backbone is one of our ResNets, which have stages, a width and a last ReLU.
+
+    >>> is_resnet("resnet18"), is_resnet("timm/resnet18")
+    (True, False)
+    """
+    return name in NAMES
+
+
+def check_name(name: str) -> None:
+    """Refuse a name that no backbone has."""
+    if not is_timm(name) and name not in BACKBONES:
+        raise ConfigError(f"backbone: unknown name '{name}'; {nearest(name, BACKBONES)}, or timm/NAME")
+
+
 def build(
     name: str,
     *,
@@ -27,13 +79,22 @@ def build(
     channels: int = 3,
     seed: int = 0,
     last_relu: bool = True,
-) -> ResNet | TimmBackbone:
+    size: int | None = None,
+) -> ResNet | TimmBackbone | PlainBackbone:
     """A freshly initialized backbone, the same bits for the same seed: one of ours (`resnet.build`), or `timm/NAME`.
 
-    A timm model brings its own stem; it has no width to choose.
+    Models of timm and registered ones bring their own stem; they have no width to choose. Registered ones are tried on
+    images of `size`, the side of the network's input.
     """
-    if not is_timm(name):
+    if is_resnet(name):
         return resnet.build(name, stem=stem, width=width, channels=channels, seed=seed, last_relu=last_relu)
-    if width is not None or not last_relu:
-        raise ConfigError(f"backbone {name}: width={width}, last_relu={last_relu}; of a timm model neither can be set")
-    return build_timm(name, channels=channels, seed=seed)
+    check_name(name)
+    if width is not None:
+        raise ConfigError(f"backbone {name}: width={width} is for a ResNet; set width=null")
+    if not last_relu:
+        raise ConfigError(f"backbone {name}: this learner leaves out a ResNet's last ReLU; take {', '.join(NAMES)}")
+    if is_timm(name):
+        return build_timm(name, channels=channels, seed=seed)
+    if size is None:
+        raise ConfigError(f"backbone {name}: its features are measured at the size of its input; give size, or crop")
+    return build_plain(name, BACKBONES[name], channels=channels, size=size, seed=seed)

@@ -25,7 +25,7 @@ from efcil.data.dataset import format_list
 from efcil.errors import ConfigError, DataError, EfcilError, ModelError, nearest
 from efcil.files import StrPath
 from efcil.learners import LEARNERS, Learner
-from efcil.methods import registered
+from efcil.methods import METHODS
 from efcil.product import model_directory
 from efcil.product.calibration import CalibrationOffset
 from efcil.product.inputs import CHANNELS, Images, read_images, read_labeled_images
@@ -155,7 +155,7 @@ class IncrementalClassifier:
 
     def _new_learner(self) -> Learner:
         kind = LEARNERS[self._config.method.learner]
-        return kind(self._config.training, CHANNELS, self._execution, self._config.seed)
+        return kind(self._config.training, CHANNELS, self._execution, self._config.seed, self._config.size)
 
     def _for_training(self, state: State) -> Learner:
         """A learner with the weights of a state, to be taught."""
@@ -507,7 +507,7 @@ class IncrementalClassifier:
     def _check_supports(self, capability: str, what: str) -> None:
         """Refuse what the method does not declare, naming those that do."""
         if capability not in self._config.method.supports:
-            able = [m.name for m in registered().values() if capability in m.supports and m.learner in TEACHABLE]
+            able = [m.name for m in METHODS.values() if capability in m.supports and m.learner in TEACHABLE]
             raise ModelError(f"{self.method} cannot {what}; methods that can: {', '.join(able)}")
 
     def _recalibrate(self, trajectory: Trajectory, state: State) -> float:

@@ -76,7 +76,8 @@ def resolve(
         raise ConfigError(f"seed is {seed}; wanted zero or more")
     if not 0 <= val_fraction <= 0.5:
         raise ConfigError(f"val_fraction is {val_fraction}; wanted a share from 0 (measure no recall) to 0.5")
-    preset = preset_values("model", "defaults", "training")
+    brought = methods.plugin_presets(found)
+    preset = {k: v for k, v in brought.items() if k in ours} | preset_values("model", "defaults", "training")
     preset |= {k: v for k, v in preset_values("model", "defaults", found.preset_key).items() if k in ours}
     name = given.get("backbone", backbone)
     if name != DEFAULT_BACKBONE or width is not None:
@@ -84,9 +85,9 @@ def resolve(
     stem = "cifar" if size <= SMALL_IMAGES else "imagenet"
     values = {**preset, "backbone": name, "stem": stem} | {k: v for k, v in given.items() if k in ours}
     training = build(kind, values, "options")
-    if not models.is_timm(name) and name not in models.NAMES:
-        raise ConfigError(f"backbone: unknown name '{name}'; {nearest(name, models.NAMES)}, or timm/NAME")
-    own = {k: v for k, v in preset_values("model", "defaults", found.preset_key).items() if k in theirs}
+    models.check_name(name)
+    brought |= preset_values("model", "defaults", found.preset_key)
+    own = {k: v for k, v in brought.items() if k in theirs}
     own |= found.overrides | {k: v for k, v in given.items() if k in theirs}
     config = ModelConfig(found, training, build(found.options, own, "options"), size, seed, val_fraction)
     config.options.check_training(training)
@@ -102,11 +103,11 @@ def resolve(
 def _find_method(name: str) -> Method:
     method = methods.find(name)
     if method.learner not in TEACHABLE or method.heads or method.exemplars:
-        able = [m.name for m in methods.registered().values() if m.learner in TEACHABLE and not m.heads]
-        raise ConfigError(
-            f"method {name} cannot be taught picture by picture: it needs old images or a backbone of its own; "
-            f"take one of {', '.join(able)}"
-        )
+        why = f"models are kept of {', '.join(TEACHABLE)}, and its learner is {method.learner}"
+        if method.exemplars or method.heads:
+            why = "it keeps old images" if method.exemplars else "it has several classifiers"
+        able = [m.name for m in methods.METHODS.values() if m.learner in TEACHABLE and not m.heads]
+        raise ConfigError(f"method {name} cannot be taught picture by picture: {why}; take one of {', '.join(able)}")
     if LEARNERS[method.learner].needs_stats and not method.keeps_gram:
         raise ConfigError(
             f"method {name} cannot be taught picture by picture: {method.learner} draws features of old classes from "

@@ -32,6 +32,6 @@ SHIFTS: Registry[type[Shift] | None] = Registry(
 
 
 def register_shift(name: str, kind: type[Shift]) -> type[Shift]:
-    """Let a shift have a name, as the entry points `efcil.shifts` do; a class attribute `presets` has its values."""
+    """Let a shift have a name, as the entry points `efcil.shifts` do; its `presets` are preset values."""
     SHIFTS.register(name, kind)
     return kind
