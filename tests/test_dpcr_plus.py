@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy, log_softmax, softmax
 
+from batches import loss_of
 from efcil.classifiers.gaussian import RidgeAndGaussian
 from efcil.classifiers.ridge import Ridge
 from efcil.core.class_stats import ClassStats
@@ -20,14 +21,8 @@ from efcil.errors import ConfigError
 from efcil.experiment.specification import ExperimentSpec, resolve
 from efcil.features import TaskFeatures
 from efcil.learners.lwf import LwF, LwFOptions
-from efcil.learners.pseudo_replay import (
-    RIDGE,
-    UNLABELLED,
-    PseudoReplay,
-    PseudoReplayOptions,
-    select_seeds_and_targets,
-    shift_map,
-)
+from efcil.learners.pseudo_replay import PseudoReplay, PseudoReplayOptions, select_seeds_and_targets
+from efcil.losses import UNLABELLED
 from efcil.methods import METHODS, find
 from efcil.models import build
 from efcil.models.multi_stage import MultiStageFeatures
@@ -158,12 +153,13 @@ def test_made_images_look_like_old_classes_to_the_old_backbone(execution, data, 
             r, made = learner, learner.pseudo_images()
             pixels, labels = task_of(data, range(2, 5) if report.task == 1 else [5], execution)
             each = len(made) // r.num_old_classes
-            goals = r.means.repeat_interleave(each, 0)
+            means = r.old_stats.mean
+            goals = means.repeat_interleave(each, 0)
             network = MultiStageFeatures(r.old_backbone, 1, flip_tta=False) if stages else r.old_backbone
             before, after = (
                 extract(network, shown, execution).double() for shown in (pixels, pixels.with_images(made))
             )
-            starts = torch.cdist(r.means, before).topk(each, largest=False).indices.flatten()
+            starts = torch.cdist(means, before).topk(each, largest=False).indices.flatten()
             for part in (slice(None), slice(r.backbone.num_features, None) if stages else slice(None)):
                 far, near = (before[starts] - goals)[:, part], (after - goals)[:, part]
                 nearness.setdefault(report.task, []).append((near.norm(dim=1).mean() / far.norm(dim=1).mean()).item())
@@ -189,9 +185,10 @@ def test_images_are_made_in_the_machines_precision(execution, data, second, monk
         other = copy.copy(second)
         other.execution = dataclasses.replace(execution, precision=precision)
         other.options = other.options.model_copy(update={"pseudo_noise": 0.0})
-        other.before_stage(0, pixels, labels)
+        other.made = None
+        other.training_data(0, pixels, labels)
         made.append(other.pseudo_images())
-        goals = other.means.repeat_interleave(len(made[-1]) // 2, 0)
+        goals = other.old_stats.mean.repeat_interleave(len(made[-1]) // 2, 0)
         found = extract(other.old_backbone, pixels.with_images(made[-1]), execution).double()
         distances.append((found - goals).norm(dim=1).mean().item())
     assert lower == [False, True]
@@ -204,9 +201,9 @@ def test_images_that_are_read_when_asked_for_make_the_same(execution, data, seco
     made = []
     for source in (pixels, streamed):
         other = copy.copy(second)
-        other.before_stage(0, source, labels)
-        made.append(other.pseudo_images())
+        other.made = None
         both, with_made = other.training_data(0, source, labels)
+        made.append(other.pseudo_images())
         assert torch.equal(both.images[torch.arange(len(labels), len(with_made))], made[-1])
     assert torch.equal(*made)
 
@@ -229,19 +226,19 @@ def test_the_loss_is_its_equation(execution, data, second):
     share = len(labels) / (len(labels) + len(r.made))
     new = cross_entropy(logits[labelled][:, 2:], targets[labelled] - 2, reduction="sum") / (share * 7)
     old = -(softmax(known / 2, 1) * log_softmax(logits[:, :2] / 2, 1)).sum(1).mean()
-    torch.testing.assert_close(r.loss(images, targets), new + 10 * old, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(loss_of(r, images, targets), new + 10 * old, rtol=1e-5, atol=1e-5)
 
 
 def test_features_are_held_through_a_linear_map(execution, data):
     """The map begins as the identity in every task, learns with the student, and its term is its equation."""
     r, begins = make_learner(execution, feature_distill_weight=2.5, pseudo_ratio=0.0), []
-    original = r.begin
+    original = r.before_task
 
-    def begin(task):
+    def before_task(task):
         original(task)
         begins.append(r.projector.weight.detach().clone())
 
-    r.begin = begin
+    r.before_task = before_task
     run(r, data)
     assert all(torch.equal(weight, torch.eye(r.backbone.num_features)) for weight in begins)
     assert len(begins) == 3
@@ -256,7 +253,7 @@ def test_features_are_held_through_a_linear_map(execution, data):
     want = want - 10 * (softmax(known / 2, 1) * log_softmax(logits[:, :5] / 2, 1)).sum(1).mean()
     for x, y in zip(features @ weight.T + bias, before, strict=True):
         want = want + 2.5 / 4 * (x / x.norm() - y / y.norm()).square().sum()
-    torch.testing.assert_close(r.loss(images, labels[:4]), want, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(loss_of(r, images, labels[:4]), want, rtol=1e-5, atol=1e-5)
     assert {name for name in r.state(teacher=True) if name.startswith("projector")} == {
         "projector.weight",
         "projector.bias",
@@ -274,7 +271,7 @@ def test_without_made_images_it_is_lwf(execution, data):
     state = other.state(teacher=False)
     assert all(torch.equal(v, state[k]) for k, v in plain.state(teacher=False).items())
     made = make_learner(execution)
-    made.before_stage(0, *task_of(data, [0, 1], execution))
+    made.training_data(0, *task_of(data, [0, 1], execution))
     assert made.pseudo_images() is None
 
 
@@ -301,7 +298,7 @@ def test_the_shift_may_have_more_made_images_than_are_learned(execution, data):
     logits = more.student.head(more.student.backbone(images))
     share = len(labels) / (len(labels) + len(learned[1]))
     want = cross_entropy(logits[:, 2:], targets - 2, reduction="sum") / (share * 8)
-    torch.testing.assert_close(more.classification(logits, targets), want)
+    torch.testing.assert_close(more.criterion().classification(logits, targets), want)
 
 
 def test_the_shift_may_have_made_images_where_none_are_learned(execution, data):
@@ -328,58 +325,115 @@ def test_made_images_hold_the_backbone(execution, data):
     assert any(not torch.equal(v, states[1.0, 1][k]) for k, v in states[0.0, 1].items())
 
 
-# --- what is kept -----------------------------------------------------------------------------------------------------
+# --- what pseudo-samples are drawn from -------------------------------------------------------------------------------
 
 
-def literal_map(old, new):
-    old, new = old.double(), new.double()
-    gram = old.T @ old
-    ridge = RIDGE * gram.trace() / len(gram)
-    identity = torch.eye(len(gram), dtype=torch.float64)
-    return torch.linalg.inv(gram + ridge * identity) @ (old.T @ new + ridge * identity)
+@pytest.fixture
+def drawn(monkeypatch):
+    """The means and the covariance of each draw."""
+    found = []
+
+    def watched(means, covariance, *rest):
+        found.append((means.clone(), covariance.clone()))
+        return select_seeds_and_targets(means, covariance, *rest)
+
+    monkeypatch.setattr("efcil.learners.pseudo_replay.select_seeds_and_targets", watched)
+    return found
 
 
-def test_the_map_is_its_equation():
-    old = draw(60, 5)
-    new = old @ draw(5, 5, seed=1) + 0.1 * draw(60, 5, seed=2)
-    torch.testing.assert_close(shift_map(old, new), literal_map(old, new))
+def test_pseudo_samples_are_drawn_from_the_means_and_the_pooled_covariance(execution, data, drawn):
+    """Read from a run's features by hand: means and scatter move by the map of the trajectory's own shift."""
+    seen = []
+
+    def learned(task):
+        seen.append((task.labels, task.new().double(), task.old_new_pairs("pseudo") if task.index else None))
+
+    options = {"shift_ridge_rel": 0, "shift_ridge": 0.01, "rank_rule": "none"}
+    run(make_learner(execution), data, on_task_features=learned, options=options)
+    means, scatter, images, wanted = torch.empty(0), 0, 0, []
+    for labels, new, pairs in seen:
+        if pairs is not None:
+            x, y = (features.double() for features in pairs)
+            shift = torch.linalg.inv(x.T @ x + 0.01 * torch.eye(x.shape[1], dtype=torch.float64)) @ x.T @ y
+            means, scatter = means @ shift, shift.T @ scatter @ shift
+        rows = [new[labels == c] for c in labels.unique()]
+        means = torch.cat([means, torch.stack([x.mean(0) for x in rows])])
+        scatter = scatter + sum((x - x.mean(0)).T @ (x - x.mean(0)) for x in rows)
+        images += len(labels)
+        wanted.append((means, scatter / images))
+    assert [len(means) for means, _ in drawn] == [2, 5]
+    for found, want in zip(drawn, wanted, strict=False):
+        torch.testing.assert_close(found, want, rtol=1e-6, atol=1e-8)
 
 
-def test_means_and_covariance_move_and_join(execution, data):
+FREE = find("pseudo-replay+ldc+ncm")
+
+
+@pytest.mark.parametrize("order", [("dpcr-plus", "free"), ("free", "dpcr-plus"), ("head", "free", "dpcr-plus")])
+def test_the_first_methods_track_decides_where_several_are_compared(execution, data, drawn, order):
+    """One that keeps no statistics has no say; one that needs means alone keeps Grams for the covariance."""
+    known = {"dpcr-plus": DPCR_PLUS, "free": FREE, "head": find("pseudo-replay+none+head")}
     learner = make_learner(execution)
-    kept, tasks = {}, []
-    original = learner.after_task
+    trajectory = Trajectory(learner, {name: (known[name], known[name].options()) for name in order})
+    first, other = [name for name in order if name != "head"]
+    tracks, stream = [], TaskStream(data.train, np.arange(sum(SIZES)), SIZES)
 
-    def after_task(task):
-        tasks.append(task)
-        original(task)
-        kept[task.index] = (learner.means.clone(), learner.covariance.clone())
-        if task.index == 1:
-            old = torch.cat([task.old(), extract(learner.old_backbone, task.pixels("pseudo"), execution)])
-            new = torch.cat([task.new(), extract(learner.backbone, task.pixels("pseudo"), execution)])
-            shift = literal_map(old, new)
-            features, labels = task.new().double(), task.labels
-            rows = [features[labels == c] for c in range(2, 5)]
-            means = torch.cat([kept[0][0] @ shift, torch.stack([x.mean(0) for x in rows])])
-            torch.testing.assert_close(kept[1][0], means)
-            covariance = (2 * shift.T @ kept[0][1] @ shift + sum(torch.cov(x.T) for x in rows)) / 5
-            torch.testing.assert_close(kept[1][1], covariance)
+    def each_task(index):
+        tracks.append([trajectory.tracks[trajectory.parts[name].tracks[0]].stats for name in (first, other)])
 
-    learner.after_task = after_task
-    run(learner, data)
-    features, labels = tasks[0].new().double(), tasks[0].labels
-    torch.testing.assert_close(kept[0][0], torch.stack([features[labels == c].mean(0) for c in range(2)]))
-    torch.testing.assert_close(kept[0][1], sum(torch.cov(features[labels == c].T) for c in range(2)) / 2)
-    assert sorted(kept) == [0, 1, 2]
+    evaluator = Evaluator(data, stream, execution)
+    matrices = {name: AccuracyMatrix(evaluator.totals()) for name in order}
+    run_protocol(stream, data, evaluator, trajectory, matrices, Watch(each_task=each_task))
+    assert len(drawn) == 2
+    for (means, covariance), (own, _) in zip(drawn, tracks, strict=False):
+        assert torch.equal(means, own.mean)
+        assert torch.equal(covariance, pooled_covariance(own))
+    assert not torch.allclose(drawn[1][0], tracks[1][1].mean), "the other's were shifted by another map"
+
+
+def test_without_a_method_that_keeps_statistics_there_is_nothing_to_draw_from(execution):
+    method = find("pseudo-replay+none+head")
+    with raises(ConfigError, "statistics", "classifier"):
+        trajectory_of(make_learner(execution), method)
+
+
+def test_pseudo_samples_follow_classes_that_are_dropped_or_merged(execution, data):
+    learner = make_learner(execution)
+    trajectory, _ = run(learner, data)
+    pixels, labels = task_of(data, [0, 1], execution)
+
+    def next_draw():
+        trajectory.learn_task(3, pixels, labels, None, lambda: given.append(learner.old_stats))
+        return given[-1]
+
+    given, before = [], trajectory.stats("it")
+    trajectory.retain(torch.tensor([0, 3, 4]))
+    left = next_draw()
+    assert torch.equal(left.mean, before.mean[[0, 3, 4]])
+    torch.testing.assert_close(pooled_covariance(left), pooled_covariance(before.select(torch.tensor([0, 3, 4]))))
+    now, other = trajectory.stats("it"), trajectory_of(learner)
+    other.load_state_dict(run(make_learner(execution, seed=1), data)[0].state_dict())
+    trajectory.merge(other, torch.arange(len(now), len(now) + sum(SIZES)))
+    both = next_draw()
+    assert torch.equal(both.mean, torch.cat([now.mean, other.stats("it").mean]))
+    n, m = now.count.sum(), other.stats("it").count.sum()
+    want = (n * pooled_covariance(now) + m * pooled_covariance(other.stats("it"))) / (n + m)
+    torch.testing.assert_close(pooled_covariance(both), want)
+
+
+# --- what is kept -----------------------------------------------------------------------------------------------------
 
 
 def test_it_keeps_what_its_file_says(execution, data):
     learner = make_learner(execution)
-    run(learner, data)
+    trajectory, _ = run(learner, data)
     dim, plain = learner.backbone.num_features, LwF.state(learner, teacher=False)
-    kept = {k: v for k, v in learner.state(teacher=False).items() if k not in plain}
-    assert sum(v.numel() for v in kept.values()) == sum(SIZES) * dim + dim * dim
-    assert METHODS["dpcr-plus"].memory_formula == "d(d+1)/2 + 2d + 1, and d^2 for all"
+    assert learner.state(teacher=False).keys() == plain.keys(), "the learner keeps no statistics of its own"
+    kept = {k.split(".")[-1]: v.numel() for k, v in trajectory.state_dict().items() if k.startswith("tracks.")}
+    assert kept.pop("classes", 0) in (0, sum(SIZES))
+    assert kept.pop("count") == sum(SIZES), "and its column in the classifier: on top, as for all methods"
+    assert sum(kept.values()) == sum(SIZES) * (dim * (dim + 1) // 2 + dim + 1)
+    assert METHODS["dpcr-plus"].memory_formula == "d(d+1)/2 + d + 1"
     assert not METHODS["dpcr-plus"].exemplars
 
 
@@ -391,7 +445,7 @@ def test_a_run_goes_on_as_if_it_had_not_stopped(execution, data, task, epoch):
     def keep(optimizer, teacher):
         kept["state"] = copy.deepcopy(whole.state(teacher=teacher))
         kept["optimizer_state"] = {k: v.clone() for k, v in optimizer.state_dict().items()} if optimizer else None
-        kept["trajectory"] = {k: v.clone() for k, v in trajectory.state_dict().items()} if whole.means.numel() else None
+        kept["trajectory"] = {k: v.clone() for k, v in trajectory.state_dict().items()}
 
     def each_epoch(report, optimizer):
         if epoch and (report.task, report.epoch) == (task, epoch - 1):
@@ -777,8 +831,8 @@ def test_reading_more_changes_the_classifier_and_not_the_backbone(execution, dat
     for key, value in plain.backbone.state_dict().items():
         assert torch.equal(value, wide.backbone.state_dict()[key])
     dim = wide.backbone.num_features
-    assert wide.means.shape[1] == wide.feature_extractor(wide.backbone).num_features
-    torch.testing.assert_close(wide.means[-1:, :dim], plain.means[-1:])
+    assert wide.old_stats.mean.shape[1] == wide.feature_extractor(wide.backbone).num_features
+    torch.testing.assert_close(trajectory.stats("it").mean[-1:, :dim], narrow.stats("it").mean[-1:])
     before = wide.backbone.forward_intermediates(torch.zeros(1, 3, 8, 8))[-2].shape[1]
     assert narrow.stats("it").mean.shape == (sum(SIZES), dim)
     assert trajectory.stats("it").mean.shape == (sum(SIZES), dim + 4 * before)
@@ -793,6 +847,8 @@ def test_fewer_stages_may_be_used_than_are_extracted(execution, data, stages):
     (used, _), (wanted, matrix) = run(wide, data, options={"use_stages": stages}), run(narrow, data)
     dim = narrow.feature_extractor(narrow.backbone).num_features
     assert used.stats("it").mean.shape == (sum(SIZES), dim)
+    whole = wide.feature_extractor(wide.backbone).num_features
+    assert wide.old_stats.mean.shape[1] == whole > dim, "pseudo-samples are drawn from all that is extracted"
     torch.testing.assert_close(used.stats("it").mean, wanted.stats("it").mean)
     torch.testing.assert_close(classifier_of(used).weight, classifier_of(wanted).weight)
     images = torch.randn(

@@ -85,9 +85,9 @@ class Trajectory:
         """
         for part in self.parts.values():
             for key in part.tracks:
-                keep_aspect = key._replace(feature_map=None)
-                self.tracks.setdefault(keep_aspect, Track(self.tracks[key].shift, key.storage)).storage = key.storage
-                return keep_aspect
+                own = key._replace(feature_map=None)
+                self.tracks.setdefault(own, Track(self.tracks[key].shift, key.storage)).storage = key.storage
+                return own
         raise ConfigError("the learner needs class statistics and no method keeps any: take a classifier that does")
 
     def _track(
