@@ -466,7 +466,7 @@ def test_a_model_keeps_factors_on_disk_and_off(tmp_path) -> None:
         model.save(tmp_path / form)
         models[form] = model
         card = json.loads((tmp_path / form / "model.json").read_text())
-        assert card["settings"]["options"]["gram_storage"] == form
+        assert card["config"]["options"]["gram_storage"] == form
         with safe_open(tmp_path / form / "statistics.safetensors", "pt") as file:
             assert any(name.endswith("factor_rows") for name in file.keys()) == (form == "factors")  # noqa: SIM118
     grams, factors = models.values()

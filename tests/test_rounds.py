@@ -83,7 +83,7 @@ def test_what_a_struck_class_does_to_accuracy(tmp_path, monkeypatch):
     (tmp_path / "data" / "test").mkdir(parents=True)
     said = []
     monkeypatch.setattr(rounds, "efcil", lambda *arguments: said.append(arguments[0]) or "")
-    monkeypatch.setattr(rounds, "evaluated", lambda model, folder: {"pictures": 3, "accuracy": 66.67})
+    monkeypatch.setattr(rounds, "evaluated", lambda model, folder: {"images": 3, "accuracy": 66.67})
     found = rounds.without(tmp_path / "model", tmp_path, tmp_path / "data", ["a", "b", "c"], "a", answers)
     assert found == {"class": "a", "before": 33.33, "ruled_out": 66.67, "after": 66.67}
     assert said == ["forget"]
