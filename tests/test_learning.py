@@ -18,21 +18,28 @@ from torch import nn
 
 from benchmarks import gpu, steps
 from efcil import models
-from efcil.accel import fused_lwf_loss, fused_resnet
+from efcil.accel import criteria, fused_lwf_loss, fused_resnet
 from efcil.accel.batch_norm import BatchNorm
+from efcil.accel.criteria import FusedFeatureDistillLoss, FusedLwFLoss
 from efcil.accel.execution import Execution
 from efcil.accel.fused_resnet import FusedResNet
 from efcil.accel.optim import SGD
 from efcil.accel.streams import thread_stream
 from efcil.data.dataset import ImageSet
 from efcil.errors import TrainingError
+from efcil.features import TaskFeatures
+from efcil.learners import OWN
 from efcil.learners.lwf import LwF
 from efcil.learners.pseudo_replay import PseudoReplay, PseudoReplayOptions
+from efcil.losses import FeatureDistillLoss, LwFLoss, TaskClassLoss
+from efcil.models.heads import LinearHead
 from efcil.protocol import fit_task
 from efcil.tasks import TaskStream
 from efcil.training.image_batches import ImageBatches
+from efcil.training.step import Step
 from efcil.training.trainer import TrainingInterrupted
 from messages import raises
+from problems import TINY, blobs
 
 FORMATS = (torch.contiguous_format, torch.channels_last)
 KINDS = [{"last_relu": False}, {"stem": "imagenet"}, {"stem": "small", "channels": 1}]
@@ -163,23 +170,26 @@ def test_weights_that_are_updated_early_are_updated_the_same(parts):
 
 def test_a_weight_that_the_loss_knows_is_not_updated_early_unnoticed():
     net = network()
-    with raises(TrainingError, "hands_over"):
+    with raises(TrainingError, "--no-compile"):
         steps_of(net, True, [[drawn(4, 3, 16, 16)]], lambda features: features.sum() + net.conv1.weight.square().sum())
 
 
-@pytest.mark.parametrize("hands_over", [True, False])
-def test_training_hands_weights_over_and_ends_it(monkeypatch, hands_over):
+class OwnLwF(LwF):
+    """Of another package: nobody knows whether its loss looks at weights."""
+
+
+@pytest.mark.parametrize("kind", [LwF, OwnLwF])
+def test_training_hands_weights_over_and_ends_it(monkeypatch, kind):
     monkeypatch.setattr(Execution, "use_fused_resnet", True)
-    monkeypatch.setattr(LwF, "hands_over", hands_over)
     taken, execution = [], Execution(torch.device("cpu"), "bf16")
     monkeypatch.setattr(SGD, "apply", lambda self, parameter, gradient: taken.append(parameter.shape))
-    lwf = LwF(gpu.options_of(gpu.TINY), 3, execution, 0)
+    lwf = kind(gpu.options_of(gpu.TINY), 3, execution, 0)
     task = gpu.stream(gpu.TINY, None)[0]
     pixels = ImageBatches(execution.tensor(task.images), gpu.MEAN, gpu.STD, execution)
     with pytest.raises(TrainingInterrupted):  # after one step
         fit_task(lwf, task, pixels, execution.tensor(task.labels), None, stop=lambda: True)
     convolutions = [module.weight.shape for module in lwf.backbone.modules() if isinstance(module, nn.Conv2d)]
-    assert sorted(taken) == (sorted(convolutions) if hands_over else [])
+    assert sorted(taken) == (sorted(convolutions) if kind is LwF else [])
     assert lwf.student_features.gradient_sink is None
 
 
@@ -489,10 +499,32 @@ def test_the_kernels_of_a_gpu_compute_the_same():
     assert done.returncode == 0, done.stderr[-2000:]
 
 
+class Accelerated(Execution):
+    """The arithmetic of a GPU's fast path on a CPU: its losses and its network, neither compiled nor captured."""
+
+    use_fused_resnet = True
+
+    def maybe_compile(self, call):
+        return call
+
+
+@pytest.fixture
+def fused_losses(monkeypatch):
+    """Losses in few kernels are used here, as their lines for a CPU; nothing is captured."""
+    monkeypatch.setattr(criteria, "_works", lambda device, dtype: True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+
+
+@pytest.fixture
+def accelerated(fused_losses):
+    return Accelerated(torch.device("cpu"), compile=True, cuda_graphs=True)
+
+
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("known", [True, False])
 @pytest.mark.parametrize("held", [0.0, 2.0])
-def test_the_loss_from_few_kernels_is_the_loss(known, held, precision):
+def test_the_loss_from_few_kernels_is_the_loss(fused_losses, known, held, precision):
+    """With the teacher's features given to the step, or computed in it."""
     draw = np.random.default_rng(0)
     pixels = draw.integers(0, 256, (80, 3, 8, 8), dtype=np.uint8)
     tasks = TaskStream(ImageSet(pixels, np.arange(80, dtype=np.int64) % 20), np.arange(20), (4, 4, 4, 2, 6))
@@ -502,21 +534,27 @@ def test_the_loss_from_few_kernels_is_the_loss(known, held, precision):
             PseudoReplay,
             PseudoReplayOptions(**dict(options), feature_distill_weight=held, pseudo_ratio=0.0),
         )
-    lwf = kind(options, 3, Execution(torch.device("cpu"), precision), 0).train()
-    assert not lwf.at_once
+    eager = Execution(torch.device("cpu"), precision)
+    fast = replace(eager, compile=True, cuda_graphs=True)
+    lwf = kind(options, 3, eager, 0).train()
     for task in tasks:
         lwf.before_task(task)
-        images, labels = torch.from_numpy(task.images[:8]).float() / 255, torch.from_numpy(task.labels[:8]).long()
-        before = lwf.teacher.backbone(images) if known and lwf.num_old_classes else None
+        images, labels = torch.from_numpy(task.images[:8]), torch.from_numpy(task.labels[:8]).long()
+        store, later = ImageBatches(images, (0.0,) * 3, (1.0,) * 3, eager), lwf.num_old_classes > 0
+        with torch.no_grad():
+            seen = (lwf.teacher.backbone(store.normalize(images)),) if known and later else ()
+        kinds = (FeatureDistillLoss, FusedFeatureDistillLoss) if held and later else (LwFLoss, FusedLwFLoss)
         found = []
-        for way in (False, True):
-            lwf.at_once = way
+        for execution, criterion in zip((eager, fast), kinds, strict=True):
+            lwf.execution = execution
+            assert type(execution.criterion(lwf.criterion())) is criterion
             lwf.zero_grad()
-            with lwf.execution.autocast():
-                loss = lwf.loss(images, labels, before)
+            step = Step(lwf.loss, None, store, execution, frozen=lwf.frozen_forward())
+            with execution.autocast():
+                loss = lwf.loss(step.batch(images, labels, *seen))
             loss.backward()
             learning = [p for p in lwf.parameters() if p.grad is not None]
-            assert len(learning) == len(list(lwf.student.parameters())) + (2 if held and lwf.num_old_classes else 0)
+            assert len(learning) == len(list(lwf.student.parameters())) + (2 if held and later else 0)
             found.append([loss.detach(), *(p.grad.clone() for p in learning)])
         assert [usual.dtype for usual in found[0]] == [mine.dtype for mine in found[1]]
         if precision == "fp32":
@@ -525,6 +563,123 @@ def test_the_loss_from_few_kernels_is_the_loss(known, held, precision):
         else:  # of what nearly cancels, such as the scale's gradient, little is left in half precision
             usual, mine = (torch.cat([tensor.flatten() for tensor in tensors]) for tensors in found)
             assert (usual - mine).norm() <= 0.05 * usual.norm()
+
+
+CASES = [  # learner, options, and its criterion in the second task on the fast path; None: it has none
+    ("finetune", {}, None),
+    ("joint", {}, None),
+    ("lwf", {"distill_weight": 3.0, "temperature": 1.5}, FusedLwFLoss),
+    ("lwf", {"task_classes": [1, 2, 4, 5]}, TaskClassLoss),  # an attribute: old classes come again
+    ("first-task", {}, FusedLwFLoss),
+    ("icarl", {"memory": 12}, None),
+    ("foster", {"memory": 12}, None),
+    ("podnet", {"memory": 12}, None),
+    ("pass", {}, None),
+    ("pseudo-replay", {"pseudo_ratio": 0.0}, FusedLwFLoss),
+    ("pseudo-replay", {"pseudo_ratio": 0.0, "feature_distill_weight": 2.0}, FusedFeatureDistillLoss),
+    ("pseudo-replay", {"pseudo_ratio": 1.0}, TaskClassLoss),
+    ("pseudo-replay", {"pseudo_ratio": 1.0, "feature_distill_weight": 2.0}, TaskClassLoss),
+]
+
+
+def losses_of_two_tasks(kind, options, execution, criterion=None):
+    """A learner, and loss and gradients of a batch in every stage of two tasks, from weights that depend on no path."""
+    own, data, found = dict(options), blobs(), []
+    again = own.pop("task_classes", None)
+    learner = kind(kind.options_type(**{**TINY, "width": 4, **own}), 3, execution, 0)
+    tasks = TaskStream(data.train, np.arange(6), (2, 4))
+    for index in range(2):
+        task = tasks.upto(index) if learner.all_data else tasks[index]
+        learner.before_task(task)
+        with torch.no_grad():  # so that the student is not its teacher
+            for name, p in learner.student.named_parameters():
+                p += 0.1 * (p.abs().mean() + 0.1) * drawn(*p.shape, seed=len(name) + index, dtype=p.dtype)
+        pixels, labels = (
+            ImageBatches(execution.tensor(task.images), data.mean, data.std, execution),
+            execution.tensor(task.labels),
+        )
+        for stage in range(max(1, len(learner.stages(index)))):
+            images, targets = learner.training_data(stage, pixels, labels)
+            if index and again:
+                learner.task_classes, rows = torch.tensor(again), np.isin(data.train.labels, again)
+                images = pixels.with_images(execution.tensor(data.train.images[rows]))
+                targets = execution.tensor(data.train.labels[rows])
+            if index and criterion is not None:
+                assert type(execution.criterion(learner.criterion())) is criterion
+            rows = torch.linspace(0, len(targets) - 1, 20).long()  # exemplars and pseudo-images come last
+            learner.train()
+            learner.zero_grad()
+            learner.loss_generator.manual_seed(stage)
+            step = Step(learner.loss, None, images, execution, frozen=learner.frozen_forward())
+            with execution.autocast():
+                loss = learner.loss(step.batch(images.images[rows], targets[rows]))
+            loss.backward()
+            grads = {name: p.grad.clone() for name, p in learner.named_parameters() if p.grad is not None}
+            found.append((loss.detach(), grads))
+        features = TaskFeatures(index, labels, 0, learner.eval(), pixels)
+        learner.after_task(features)
+        learner.old_stats = features.stats() if learner.needs_stats else None
+    return learner, found
+
+
+def assert_same_losses(usual, fast):
+    assert len(usual) == len(fast) >= 2
+    for (loss, grads), (loss_, grads_) in zip(usual, fast, strict=True):
+        torch.testing.assert_close(loss_, loss, rtol=1e-5, atol=1e-6)
+        assert grads_.keys() == grads.keys()
+        assert sum(bool(grad.any()) for grad in grads.values()) > 10
+        longest = max(grad.norm() for grad in grads.values())
+        for name, grad in grads.items():
+            assert (grads_[name] - grad).norm() <= 1e-3 * grad.norm() + 1e-5 * longest, name
+
+
+@pytest.mark.parametrize(("name", "options", "criterion"), CASES)
+def test_every_learner_has_the_same_loss_and_gradients_on_the_fast_path(accelerated, name, options, criterion):
+    usual = losses_of_two_tasks(OWN[name], options, Execution(torch.device("cpu")))[1]
+    learner, fast = losses_of_two_tasks(OWN[name], options, accelerated, criterion)
+    assert isinstance(learner.student_features, FusedResNet)
+    assert (criterion is not None) is hasattr(learner, "criterion")
+    assert_same_losses(usual, fast)
+
+
+def test_every_learner_is_compared():
+    assert {name for name, *_ in CASES} == set(OWN)
+    assert {criterion for *_, criterion in CASES} >= set(criteria.FUSED.values())
+
+
+class Tripled(LwFLoss):
+    """Distils three times as much."""
+
+    def distillation(self, features, logits, teacher):
+        return 3 * super().distillation(features, logits, teacher)
+
+
+class OwnLoss(LwF):
+    """Its equation is a subclass of ours."""
+
+    def lwf_loss(self):
+        loss = super().lwf_loss()
+        return Tripled(loss.head, loss.teacher_head, loss.num_old_classes, loss.distill_weight, loss.temperature)
+
+
+class OwnCriterion(LwF):
+    """Its equation is a function that calls ours."""
+
+    def criterion(self):
+        plain = super().criterion()
+        return lambda features, labels, teacher: 2 * plain(features, labels, teacher) + features.square().mean()
+
+
+@pytest.mark.parametrize("kind", [OwnLoss, OwnCriterion])
+def test_a_loss_of_somebody_else_is_computed_as_it_is_written(accelerated, kind):
+    """On both paths, and it is not that of LwF, which the fast path would have in its place."""
+    eager = Execution(torch.device("cpu"))
+    learner, fast = losses_of_two_tasks(kind, {}, accelerated)
+    criterion = learner.criterion()
+    assert accelerated.criterion(criterion) is criterion
+    assert_same_losses(losses_of_two_tasks(kind, {}, eager)[1], fast)
+    ours = losses_of_two_tasks(LwF, {}, eager)[1]
+    assert abs(fast[1][0] - ours[1][0]) > 0.1 * ours[1][0].abs()
 
 
 @pytest.mark.parametrize("old", [0, 3])
@@ -573,10 +728,10 @@ def test_the_loss_from_few_kernels_is_tried_before_it_is_used(monkeypatch, spoil
 
 
 @pytest.mark.parametrize(("compiled", "captured"), list(product((True, False), repeat=2)))
-def test_few_kernels_are_for_captured_steps_that_may_be_compiled(monkeypatch, compiled, captured):
-    monkeypatch.setattr("efcil.learners.lwf.is_supported", lambda device, dtype: True)
+def test_few_kernels_are_for_captured_steps_that_may_be_compiled(fused_losses, compiled, captured):
     execution = Execution(torch.device("cpu"), compile=compiled, cuda_graphs=captured)
-    assert LwF(gpu.options_of(gpu.TINY), 3, execution, 0).at_once is (compiled and captured)
+    criterion = LwF(gpu.options_of(gpu.TINY), 3, execution, 0).criterion()
+    assert isinstance(execution.criterion(criterion), FusedLwFLoss) is (compiled and captured)
 
 
 def test_the_compiler_is_loaded_when_it_is_needed(monkeypatch):
@@ -589,22 +744,20 @@ def test_the_compiler_is_loaded_when_it_is_needed(monkeypatch):
     assert asked == [{"dynamic": False, "options": {"combo_kernels": False}}]
 
 
-def test_the_loss_of_other_kinds_takes_its_own_way():
+def test_the_loss_of_other_kinds_takes_its_own_way(monkeypatch):
+    fast = Execution(torch.device("cpu"), compile=True, cuda_graphs=True)
     lwf = LwF(gpu.options_of(gpu.TINY), 3, Execution(torch.device("cpu")), 0)
-    assert not lwf.at_once
-    assert lwf._plain()
+    assert type(fast.criterion(lwf.criterion())) is LwFLoss, "there are no such kernels here"
+    monkeypatch.setattr(criteria, "_works", lambda device, dtype: True)
+    assert type(fast.criterion(lwf.criterion())) is FusedLwFLoss
     lwf.task_classes = torch.tensor([0])
-    assert not lwf._plain()
-
-    class Other(LwF):
-        def distillation_loss(self, features, before, logits, target):
-            return super().distillation_loss(features, before, logits, target)
-
-    assert not Other(gpu.options_of(gpu.TINY), 3, Execution(torch.device("cpu")), 0)._plain()
+    assert type(fast.criterion(lwf.criterion())) is TaskClassLoss
+    lwf.task_classes, lwf.student.head = None, LinearHead(4)
+    assert type(fast.criterion(lwf.criterion())) is LwFLoss, "a head of another kind"
     made = PseudoReplay(PseudoReplayOptions(**dict(gpu.options_of(gpu.TINY))), 3, Execution(torch.device("cpu")), 0)
-    assert made._plain()
-    made._learned = 3  # made images are learned, and have no label
-    assert not made._plain()
+    assert type(fast.criterion(made.criterion())) is FusedLwFLoss
+    made._learned, made._own = 3, 4  # pseudo-images are learned, and have no label
+    assert type(fast.criterion(made.criterion())) is TaskClassLoss
 
 
 def test_the_benchmark_compares_every_way(tmp_path, capsys):
