@@ -3,6 +3,7 @@
 import contextlib
 import itertools
 import threading
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -10,9 +11,12 @@ import pytest
 import torch
 from torch.nn import functional
 
+from batches import loss_of
 from efcil import models
 from efcil.accel import captured_step, folded_resnet, prefetch
 from efcil.accel.execution import Execution
+from efcil.accel.fused_resnet import FusedResNet
+from efcil.accel.optim import SGD
 from efcil.data import augment
 from efcil.errors import ConfigError, TrainingError
 from efcil.features import TaskFeatures
@@ -29,14 +33,13 @@ from efcil.training.loader import batch_slices, epoch_batches, several_epochs, s
 from efcil.training.memory import memory_guard
 from efcil.training.schedule import Schedule
 from efcil.training.step import Optimizer, Step
-from efcil.training.trainer import train
-from batches import loss_of
+from efcil.training.trainer import TrainingInterrupted, train
 from messages import raises
 from problems import TINY, blobs
 
 
 def make_learner(name="lwf", seed=0, execution=None, **options):
-    kind = LEARNERS[name]
+    kind = LEARNERS[name] if isinstance(name, str) else name
     return kind(kind.options_type(**{**TINY, **options}), 3, execution or Execution.choose("cpu"), seed)
 
 
@@ -44,14 +47,18 @@ def stream(data, sizes=(2, 2, 2)):
     return TaskStream(data.train, np.arange(sum(sizes)), sizes)
 
 
+def shown(task, data, execution):
+    """Images and labels of a task, as the loop gets them."""
+    pixels = ImageBatches(execution.tensor(task.images), data.mean, data.std, execution)
+    return pixels, execution.tensor(task.labels)
+
+
 def fit(learner, task, data, **options):
     execution = learner.execution
-    pixels = ImageBatches(execution.tensor(task.images), data.mean, data.std, execution)
     train(
         learner,
         learner.loss,
-        pixels,
-        execution.tensor(task.labels),
+        *shown(task, data, execution),
         **{
             "schedule": learner.stages(task.index)[0],
             "transform": learner.transform(data.size),
@@ -599,21 +606,22 @@ def test_what_is_seen_at_rest_belongs_to_its_images(data, execution, monkeypatch
 
 @pytest.mark.parametrize("name", ["lwf", "pseudo-replay", "icarl", "foster"])
 def test_training_does_not_depend_on_who_looks_at_the_images(data, execution, monkeypatch, name):
-    """The teacher's features computed ahead, or by the loss: the same weights after the first and a later task."""
+    """The teacher's features computed ahead, or in the step: the same weights after the first and a later task."""
+    asked, batch = [], Step.batch
+    monkeypatch.setattr(Step, "batch", lambda self, *given: asked.append(len(given) - 2) or batch(self, *given))
 
     def learned(ahead):
         monkeypatch.setattr(trainer, "Prefetcher", ahead)
+        asked.clear()
         own = {"memory": 8} if issubclass(LEARNERS[name], Rehearsal) else {}
         own |= {"compression": Schedule(epochs=1, lr=0.05)} if name == "foster" else {}
         learner = make_learner(name, **own)
-        asked = []
-        original = learner.loss
-        learner.loss = lambda images, labels, *seen: asked.append(len(seen)) or original(images, labels, *seen)
         for task in list(stream(data))[:2]:
-            pixels = ImageBatches(execution.tensor(task.images), data.mean, data.std, execution)
-            labels = execution.tensor(task.labels)
+            pixels, labels = shown(task, data, execution)
             fit_task(learner, task, pixels, labels, learner.transform(data.size))
-            learner.after_task(TaskFeatures(task.index, labels, 0, learner, pixels))
+            features = TaskFeatures(task.index, labels, 0, learner, pixels)
+            learner.after_task(features)
+            learner.old_stats = features.stats()
         return learner.student.state_dict(), set(asked)
 
     usual = prefetch.Prefetcher
@@ -624,20 +632,215 @@ def test_training_does_not_depend_on_who_looks_at_the_images(data, execution, mo
         torch.testing.assert_close(ahead[key], value, rtol=1e-3, atol=1e-4, msg=key)
 
 
-def test_a_loss_of_two_arguments_asks_its_teacher_itself(data, execution, monkeypatch):
-    """As a learner of another package may have it, that took over the rest of ours."""
+@pytest.mark.parametrize("ahead", [True, False])
+def test_the_loss_of_another_package_gets_its_teacher(data, execution, monkeypatch, ahead):
+    """Computed ahead or in the step, it is what the teacher says of these images."""
+    asked = []
 
     class Own(LEARNERS["lwf"]):
-        def loss(self, images, labels):
-            return super().loss(images, labels)
+        def loss(self, batch):
+            asked.append((self.num_old_classes, batch.teacher, self.teacher.backbone(batch.images)))
+            return super().loss(batch)
 
-    monkeypatch.setattr(trainer, "Prefetcher", Foresighted)
-    first = make_learner("lwf")
-    learner = Own(first.options, first.channels, execution, 0)
+    monkeypatch.setattr(trainer, "Prefetcher", Foresighted if ahead else prefetch.Prefetcher)
+    learner = make_learner(Own)
     for task in list(stream(data))[:2]:
-        pixels = ImageBatches(execution.tensor(task.images), data.mean, data.std, execution)
-        fit_task(learner, task, pixels, execution.tensor(task.labels), None)
-    assert learner.num_old_classes
+        fit_task(learner, task, *shown(task, data, execution), learner.transform(data.size))
+    assert {old for old, *_ in asked} == {0, 2}
+    for old, given, wanted in asked:
+        if not old:
+            assert given is None
+        else:
+            torch.testing.assert_close(given, wanted, rtol=1e-3, atol=1e-5)
+
+
+# --- what a learner of another package may ask of the loop ------------------------------------------------------------
+
+
+class TwoViews(LEARNERS["lwf"]):
+    """Features of two views of an image are alike; remembers what the loss got."""
+
+    views = 1
+    kept = ()
+
+    def loss(self, batch):
+        (view,) = batch.views
+        self.kept = [*self.kept, (batch.images.clone(), view.clone(), batch.labels.clone(), batch.teacher)]
+        apart = self.student_features(batch.images) - self.student_features(view)
+        return super().loss(batch) + apart.square().mean()
+
+
+@pytest.fixture
+def plain_images(data):
+    """Each image has one color of its own: whatever is cropped, flipped and filled up, its brightest pixel is that."""
+    colors = np.arange(len(data.train.images), dtype=np.uint8)[:, None, None, None] * 3 + 20
+    images = np.broadcast_to(colors, data.train.images.shape).copy()
+    return replace(data, train=replace(data.train, images=images))
+
+
+@pytest.mark.parametrize("ahead", [True, False])
+def test_a_view_is_another_augmentation_of_the_same_images(plain_images, execution, monkeypatch, ahead):
+    monkeypatch.setattr(trainer, "Prefetcher", Foresighted if ahead else prefetch.Prefetcher)
+    learner, alone, once = make_learner(TwoViews), make_learner("lwf"), []
+    loss = alone.loss
+    alone.loss = lambda batch: once.append(batch.images.clone()) or loss(batch)
+    for task in list(stream(plain_images))[:2]:
+        for one in (learner, alone):
+            fit_task(one, task, *shown(task, plain_images, execution), one.transform(8))
+        images, views, labels, teachers = zip(*learner.kept, strict=True)
+        assert torch.equal(torch.cat(images), torch.cat(once)), "the first view is that of a learner without others"
+        color = torch.cat(images).amax((1, 2, 3))
+        assert torch.equal(torch.cat(views).amax((1, 2, 3)), color), "the same image in the same place"
+        pixels, own = shown(task, plain_images, execution)
+        label_of = dict(zip(pixels.normalize(pixels.images).amax((1, 2, 3)).tolist(), own.tolist(), strict=True))
+        assert [label_of[c] for c in color.tolist()] == torch.cat(labels).tolist()
+        differing = (torch.cat(images) != torch.cat(views)).flatten(1).any(1).float().mean()
+        assert differing > 0.8, "another augmentation"
+        if learner.num_old_classes:
+            for seen, _, _, teacher in learner.kept:
+                torch.testing.assert_close(teacher, learner.teacher.backbone(seen), rtol=1e-3, atol=1e-5)
+        else:
+            assert set(teachers) == {None}
+        learner.kept = ()
+        once.clear()
+
+
+@pytest.mark.parametrize("after", ["an epoch", "a step"])
+def test_a_learner_with_two_views_goes_on_with_the_same_bits(data, execution, after):
+    first, second = list(stream(data))[:2]
+
+    def begun():
+        learner = make_learner(TwoViews, later=Schedule(epochs=4, lr=0.05, milestones=(2,)))
+        fit_task(learner, first, *shown(first, data, execution), learner.transform(8))
+        return learner
+
+    straight, stopped, kept = begun(), begun(), {}
+
+    def keep(learner, optimizer, **where):
+        state = {k: v.clone() for k, v in learner.state(teacher=True).items()}
+        kept.update(state=state, optimizer_state={k: v.clone() for k, v in optimizer.state_dict().items()}, where=where)
+
+    def after_epoch(report, optimizer):
+        if after == "an epoch" and report.epoch == 1:
+            keep(stopped, optimizer, first_epoch=2)
+            raise TrainingInterrupted
+
+    steps = iter([False] * 4 + [True])  # three in an epoch
+    with pytest.raises(TrainingInterrupted):
+        fit_task(
+            stopped,
+            second,
+            *shown(second, data, execution),
+            stopped.transform(8),
+            after_epoch=after_epoch,
+            stop=lambda: after == "a step" and next(steps),
+            on_interrupt=lambda task, mid, optimizer: keep(stopped, optimizer, first_epoch=mid.epoch, mid_epoch=mid),
+        )
+    if after == "a step":
+        assert (kept["where"]["first_epoch"], kept["where"]["mid_epoch"].steps) == (1, 2)
+    fit_task(straight, second, *shown(second, data, execution), straight.transform(8))
+    resumed = make_learner(TwoViews, later=straight.options.later)
+    resumed.load_state(kept["state"])
+    transform, where = resumed.transform(8), {**kept["where"], "optimizer_state": kept["optimizer_state"]}
+    fit_task(resumed, second, *shown(second, data, execution), transform, **where)
+    rest = len(resumed.kept)
+    assert 0 < rest < len(straight.kept)
+    for ours, theirs in zip(resumed.kept, straight.kept[-rest:], strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(ours[:3], theirs[:3], strict=True))
+    for (name, a), b in zip(straight.student.state_dict().items(), resumed.student.state_dict().values(), strict=True):
+        assert torch.equal(a, b), name
+
+
+def test_two_views_need_an_augmentation(data, execution):
+    learner = make_learner(TwoViews, augment="none")
+    task = stream(data)[0]
+    before = {k: v.clone() for k, v in learner.state_dict().items()}
+    with raises(ConfigError, "TwoViews", "2", "augment=none", "augment=crop-flip"):
+        fit_task(learner, task, *shown(task, data, execution), learner.transform(8))
+    assert all(torch.equal(v, before[k]) for k, v in learner.state_dict().items()), "before anything has begun"
+
+
+class Doubled:
+    """Returns every image twice, as a transform for contrastive learning might."""
+
+    def draw(self, count, source):
+        return {}
+
+    def apply(self, images, drawn):
+        return torch.cat([images, images])
+
+
+@pytest.mark.parametrize("ahead", [True, False])
+def test_a_transform_that_returns_more_images_is_refused(data, execution, monkeypatch, ahead):
+    monkeypatch.setattr(trainer, "Prefetcher", Foresighted if ahead else prefetch.Prefetcher)
+    learner, task = make_learner(), stream(data)[0]
+    seen = []
+    learner.loss = lambda batch: seen.append(batch)
+    with raises(TrainingError, "Doubled", "48", "24", "views"):
+        fit_task(learner, task, *shown(task, data, execution), Doubled())
+    assert not seen
+
+
+class Clipped(LEARNERS["lwf"]):
+    """Remembers the gradients that an update is about to use, and halves them."""
+
+    seen = ()
+
+    def loss(self, batch):
+        self.at_loss = [p.detach().clone() for p in self.student.parameters()]
+        return super().loss(batch)
+
+    def before_update(self, parameters):
+        named = {id(p): name for name, p in self.student.named_parameters()}
+        untouched = all(map(torch.equal, self.student.parameters(), self.at_loss))
+        self.seen = [*self.seen, ({named[id(p)]: p.grad.clone() for p in parameters}, untouched)]
+        for parameter in parameters:
+            parameter.grad.mul_(0.5)
+
+
+def test_a_hook_sees_the_gradients_before_they_are_used(data, execution):
+    """Half of each gradient is half a step of plain SGD."""
+    task = stream(data)[0]
+    once = {"first": Schedule(epochs=1, lr=0.1), "momentum": 0.0, "batch_size": 24}
+    clipped, usual = make_learner(Clipped, **once), make_learner("lwf", **once)
+    start = {name: p.detach().clone() for name, p in clipped.student.backbone.named_parameters()}
+    for learner in (clipped, usual):
+        fit_task(learner, task, *shown(task, data, execution), learner.transform(8))
+    ((gradients, untouched),) = clipped.seen
+    assert untouched, "no weight has moved when the hook is called"
+    assert gradients.keys() == dict(clipped.student.named_parameters()).keys()
+    for name, before in start.items():
+        gradient = gradients[f"backbone.{name}"]
+        assert gradient.any(), name
+        torch.testing.assert_close(clipped.student.backbone.get_parameter(name), before - 0.05 * gradient)
+        torch.testing.assert_close(usual.student.backbone.get_parameter(name), before - 0.1 * gradient)
+
+
+@pytest.mark.parametrize("hook", ["none", "of a subclass", "of one of ours", "of an object"])
+def test_with_a_hook_no_optimizer_runs_inside_the_backward_pass(data, monkeypatch, hook):
+    """On the fast path as well: all gradients are there, and nothing was updated before."""
+    monkeypatch.setattr(Execution, "use_fused_resnet", True)
+    early, sgd = [], SGD.apply
+    monkeypatch.setattr(
+        SGD, "apply", lambda self, parameter, grad: early.append(parameter) or sgd(self, parameter, grad)
+    )
+    if hook == "of one of ours":
+        monkeypatch.setattr(Clipped, "__module__", "efcil.learners.clipped")
+    execution, seen = Execution(torch.device("cpu"), "bf16"), []
+    learner = make_learner(Clipped if "ours" in hook or "subclass" in hook else "lwf", execution=execution)
+    if hook == "of an object":
+        learner.before_update = lambda parameters: seen.append([p.grad is not None for p in parameters])
+    task = stream(data)[0]
+    fit_task(learner, task, *shown(task, data, execution), learner.transform(8))
+    assert isinstance(learner.student_features, FusedResNet)
+    assert bool(early) is (hook == "none")
+    names = dict(learner.student.named_parameters()).keys()
+    if hook == "of an object":
+        assert {len(found) for found in seen} == {len(names)}
+        assert all(map(all, seen))
+    elif hook != "none":
+        assert len(learner.seen) == 9  # three epochs of three steps
+        assert all(untouched and gradients.keys() == names for gradients, untouched in learner.seen)
 
 
 @pytest.mark.parametrize("name", ["resnet10", "resnet18"])

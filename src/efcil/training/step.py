@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from efcil.accel.execution import Execution
 from efcil.accel.optim import SGD
 from efcil.training.batch import Batch, FrozenForward
-from efcil.training.distributed import World
 from efcil.training.image_batches import ImageBatches
 from efcil.training.schedule import Schedule
 
@@ -56,9 +55,9 @@ class Optimizer:
             self.update.sync_copies()
 
     @contextlib.contextmanager
-    def taking(self, hand_over: HandOver, world: World) -> Iterator[None]:
-        """Meanwhile whoever finds a gradient may hand it over at once, where it is not summed over processes first."""
-        hand_over(self.update if isinstance(self.update, SGD) and world.size == 1 else None)
+    def taking(self, hand_over: HandOver, early: bool) -> Iterator[None]:
+        """Meanwhile whoever finds a gradient may hand it over at once, where nothing comes before the update."""
+        hand_over(self.update if isinstance(self.update, SGD) and early else None)
         try:
             yield
         finally:

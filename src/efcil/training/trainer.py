@@ -123,7 +123,8 @@ def train(
     batch_bounds = list(
         batch_slices(padded_count(len(labels), batch_size, last_batch), min(batch_size, len(labels)), last_batch)
     )
-    with memory_guard(f"training task {task + 1}"), optimizer.taking(hand_over, world):
+    early = world.size == 1 and plain.before_update is None  # neither a sum over processes nor a hook needs them all
+    with memory_guard(f"training task {task + 1}"), optimizer.taking(hand_over, early):
         for epoch in range(first_epoch, schedule.epochs):
             optimizer.lr.fill_(schedule.lr_at(epoch))
             if loss_generator is not None:
