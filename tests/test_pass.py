@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from batches import loss_of
 from efcil.accel.execution import Execution
 from efcil.classifiers.learner_head import UnrotatedHead
 from efcil.core.metrics import AccuracyMatrix
@@ -19,7 +20,6 @@ from efcil.tasks import TaskStream
 from efcil.training.image_batches import ImageBatches
 from efcil.training.schedule import Schedule
 from efcil.trajectory import Trajectory
-from batches import loss_of
 from messages import raises
 from problems import TINY, Watch, blobs, stopped_in_the_second_task
 
@@ -168,7 +168,8 @@ def test_the_distance_is_of_the_whole_batch(data, second):
     one, two = (changed(second, fkd_weight=w, proto_weight=0.0) for w in (0.0, 1.0))
     second.student.eval()
     far = [
-        loss_of(two, x, y) - loss_of(one, x, y) for x, y in ((images, labels), (images.repeat(2, 1, 1, 1), labels.repeat(2)))
+        loss_of(two, x, y) - loss_of(one, x, y)
+        for x, y in ((images, labels), (images.repeat(2, 1, 1, 1), labels.repeat(2)))
     ]
     assert float((far[1] / far[0]).detach()) == pytest.approx(2**0.5, rel=1e-4)
 
