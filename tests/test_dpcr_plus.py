@@ -397,27 +397,35 @@ def test_without_a_method_that_keeps_statistics_there_is_nothing_to_draw_from(ex
         trajectory_of(make_learner(execution), method)
 
 
-def test_pseudo_samples_follow_classes_that_are_dropped_or_merged(execution, data):
-    learner = make_learner(execution)
-    trajectory, _ = run(learner, data)
-    pixels, labels = task_of(data, [0, 1], execution)
+@pytest.mark.parametrize("stages", [0, 1])
+def test_pseudo_samples_follow_classes_that_are_dropped_or_merged(execution, data, stages):
+    """Also where the classifier sees fewer features than are extracted, and so is fitted to another track."""
+
+    def learned(seed):
+        learner = make_learner(execution, seed, intermediate_stages=stages)
+        trajectory, _ = run(learner, data, options={"use_stages": 0} if stages else None)
+        assert len(trajectory.tracks) == 1 + stages
+        return learner, trajectory
 
     def next_draw():
         trajectory.learn_task(3, pixels, labels, None, lambda: given.append(learner.old_stats))
         return given[-1]
 
-    given, before = [], trajectory.stats("it")
-    trajectory.retain(torch.tensor([0, 3, 4]))
+    pixels, labels = task_of(data, [0, 1], execution)
+    (learner, trajectory), (_, other), given = learned(0), learned(1), []
+    before, added = (list(one.tracks.values())[-1].stats for one in (trajectory, other))
+    positions = torch.tensor([0, 3, 4])
+    trajectory.retain(positions)
     left = next_draw()
-    assert torch.equal(left.mean, before.mean[[0, 3, 4]])
-    torch.testing.assert_close(pooled_covariance(left), pooled_covariance(before.select(torch.tensor([0, 3, 4]))))
-    now, other = trajectory.stats("it"), trajectory_of(learner)
-    other.load_state_dict(run(make_learner(execution, seed=1), data)[0].state_dict())
+    assert left.dim == learner.feature_extractor(learner.backbone).num_features
+    assert torch.equal(left.mean, before.mean[positions])
+    assert torch.equal(left.covariance(), before.covariance()[positions])
+    now = list(trajectory.tracks.values())[-1].stats
     trajectory.merge(other, torch.arange(len(now), len(now) + sum(SIZES)))
     both = next_draw()
-    assert torch.equal(both.mean, torch.cat([now.mean, other.stats("it").mean]))
-    n, m = now.count.sum(), other.stats("it").count.sum()
-    want = (n * pooled_covariance(now) + m * pooled_covariance(other.stats("it"))) / (n + m)
+    assert torch.equal(both.mean, torch.cat([now.mean, added.mean]))
+    n, m = now.count.sum(), added.count.sum()
+    want = (n * pooled_covariance(now) + m * pooled_covariance(added)) / (n + m)
     torch.testing.assert_close(pooled_covariance(both), want)
 
 
