@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from batches import loss_of
 from efcil.accel.execution import Execution
 from efcil.core.metrics import AccuracyMatrix
 from efcil.experiment.specification import ExperimentSpec, resolve
@@ -22,7 +23,6 @@ from efcil.training.extraction import extract
 from efcil.training.image_batches import ImageBatches
 from efcil.training.schedule import Schedule
 from efcil.trajectory import Trajectory
-from batches import loss_of
 from problems import TINY, blobs
 
 SIZES = (2, 3, 1)

@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from batches import loss_of
 from efcil.config import build
 from efcil.core.metrics import AccuracyMatrix
 from efcil.errors import ConfigError
@@ -24,7 +25,6 @@ from efcil.tasks import TaskStream
 from efcil.training.extraction import extract
 from efcil.training.image_batches import ImageBatches
 from efcil.trajectory import Trajectory
-from batches import loss_of
 from messages import raises
 from problems import TINY, Watch, draw, gap
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from batches import loss_of
 from efcil.accel.execution import Execution
 from efcil.classifiers.learner_head import LearnerHead
 from efcil.core.metrics import AccuracyMatrix
@@ -22,7 +23,6 @@ from efcil.training.extraction import extract
 from efcil.training.image_batches import ImageBatches
 from efcil.training.schedule import Schedule
 from efcil.trajectory import Trajectory
-from batches import loss_of
 from problems import TINY, blobs, draw, gap
 
 SIZES = (2, 3, 1)

@@ -658,7 +658,7 @@ def test_the_loss_of_another_package_gets_its_teacher(data, execution, monkeypat
 
 
 class TwoViews(LEARNERS["lwf"]):
-    """Features of two views of an image are alike; remembers what the loss got."""
+    """Features of two views of an image are alike, to a random degree; remembers what the loss got."""
 
     views = 1
     kept = ()
@@ -667,7 +667,8 @@ class TwoViews(LEARNERS["lwf"]):
         (view,) = batch.views
         self.kept = [*self.kept, (batch.images.clone(), view.clone(), batch.labels.clone(), batch.teacher)]
         apart = self.student_features(batch.images) - self.student_features(view)
-        return super().loss(batch) + apart.square().mean()
+        weight = torch.rand((), generator=self.loss_generator)
+        return super().loss(batch) + weight * apart.square().mean()
 
 
 @pytest.fixture
