@@ -9,6 +9,7 @@ covariance that all classes share, from the statistics that the trajectory keeps
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -90,6 +91,11 @@ class PseudoReplay(LwF):
         assert isinstance(backbone, ResNet)
         return MultiStageFeatures(backbone, self.options.intermediate_stages, flip_tta=False)
 
+    @property
+    def feature_floor(self) -> float:
+        """Return what no feature is below: zero for a ResNet, which ends in a ReLU; of others nothing is known."""
+        return 0.0 if self.last_relu and isinstance(self.backbone, ResNet) else -math.inf
+
     def before_task(self, task: Task) -> None:
         """Begin as LwF does; reset the linear projector to the identity."""
         super().before_task(task)
@@ -115,7 +121,7 @@ class PseudoReplay(LwF):
         with memory_guard("making images of old classes"):
             for part in torch.arange(len(rows), device=rows.device).split(AT_ONCE):
                 (images,) = pixels.batches_of([rows[part]])
-                found.append(self._invert(pixels, images, goals[part].clamp_min(0) if self.last_relu else goals[part]))
+                found.append(self._invert(pixels, images, goals[part].clamp_min(self.feature_floor)))
         self.made = torch.cat(found)
         self.execution.world.broadcast_([self.made])  # GPUs do not round alike
 
