@@ -1,0 +1,22 @@
+"""A backbone of another package: any `nn.Module` that maps images (n, channels, height, width) to features (n, dim).
+
+    [project.entry-points."efcil.backbones"]
+    small = "backbone:SmallNet"
+
+Then `efcil run dpcr digits --set backbone=small`. In a script, `efcil.register_backbone("small", SmallNet)` does the
+same. The number of features is measured at the size of the images, before training.
+"""
+
+import itertools
+
+from torch import nn
+
+
+class SmallNet(nn.Sequential):
+    """Three convolutions, the mean over what they see."""
+
+    def __init__(self, channels):
+        layers, widths = [], (channels, 16, 32, 64)
+        for before, after in itertools.pairwise(widths):
+            layers += [nn.Conv2d(before, after, 3, stride=2, padding=1, bias=False), nn.BatchNorm2d(after), nn.ReLU()]
+        super().__init__(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten())
