@@ -62,7 +62,7 @@ EXCEPTIONS = {  # docs/architecture.md has the same table
     "data/folder.py::load": "public: options of a folder, by name",
     "experiment/run.py": "until a run is a RunDirectory, a Checkpointer and a short Experiment",
     "experiment/run.py::Run.__init__": "until a run is a RunDirectory, a Checkpointer and a short Experiment",
-    "learners/base.py::Learner": "hooks, networks and state of a learner; until there are five hooks",
+    "learners/base.py::Learner": "hooks, networks and state of a learner; until a Backend holds the networks",
     "learners/foster.py::FOSTER": "overrides most hooks of Learner: it learns in two stages",
     "product/classifier.py": "one public class, with what its methods promise",
     "product/classifier.py::IncrementalClassifier.__init__": "public: the settings of a new model, by name",
