@@ -192,7 +192,7 @@ def one_step(lwf: LwF, images: torch.Tensor, labels: torch.Tensor) -> Callable[[
     """The product's training step on a fixed batch, captured where the machine says so."""
     execution, options = lwf.execution, lwf.options
     optimizer = Optimizer(lwf, options.first, execution, momentum=options.momentum)
-    lwf.hand_over(optimizer.update)
+    lwf.set_gradient_sink(optimizer.update)
     lwf.train()
     pixels = ImageBatches(images, MEAN, STD, execution)
     step: Step | CapturedStep = Step(lwf.loss, optimizer, pixels, execution, frozen=lwf.frozen_forward())
@@ -253,7 +253,7 @@ def train_epochs(
         momentum=0.9,
         last_batch="wrap",
         frozen=lwf.frozen_forward(),
-        hand_over=lwf.hand_over,
+        set_gradient_sink=lwf.set_gradient_sink,
         execution=execution,
         seed=0,
         task=task.index,

@@ -99,7 +99,7 @@ class Ways:
         self.choose(way)
         self.restore(list(self.lwf.student.state_dict().values()), self.start)
         self.optimizer = optimizer = Optimizer(self.lwf, self.lwf.options.first, self.execution)
-        self.lwf.hand_over(optimizer.update)
+        self.lwf.set_gradient_sink(optimizer.update)
         step = Step(self.lwf.loss, optimizer, self.pixels, self.execution, frozen=self.frozen)
         batch = (self.images, self.labels, *self.seen)
         call: Step | CapturedStep = step
@@ -110,7 +110,7 @@ class Ways:
                 call = CapturedStep(step, self.lwf, *batch)
         yield step, lambda: call(*batch), [*self.lwf.student.state_dict().values(), *optimizer.state_dict().values()]
         optimizer.update.zero_grad()
-        self.lwf.hand_over(None)
+        self.lwf.set_gradient_sink(None)
 
     def restore(self, kept: list[Tensor], values: list[Tensor]) -> None:
         """Put tensors back; what `values` does not reach, momenta, is zero."""

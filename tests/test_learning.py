@@ -145,7 +145,7 @@ def steps_of(net, take, batches, loss=lambda features: features.square().mean())
     """Some steps of SGD; weights, what is remembered, and how many of them were handed over in a step."""
     mine = FusedResNet(net, torch.float64)
     sgd = SGD(list(net.parameters()), torch.tensor(0.1, dtype=torch.float64), 0.9, 0.01, fused=False)
-    mine.hand_over(sgd if take else None)
+    mine.set_gradient_sink(sgd if take else None)
     counts = []
     for images in batches:
         sgd.zero_grad()
@@ -306,7 +306,7 @@ def test_branches_wait_for_what_they_read_and_are_waited_for(monkeypatch, taken)
     if taken:
         sgd = SGD(mine.parameters, torch.tensor(0.1, dtype=torch.float64), 0.9, 0.0, fused=False)
         monkeypatch.setattr(sgd, "apply", lambda parameter, gradient: said.append(f"taken, {now[-1]}"))
-        mine.hand_over(sgd)
+        mine.set_gradient_sink(sgd)
     features = mine(drawn(4, 3, 16, 16))
     # The weights are cast beside the stem; the first block has no shortcut of its own, the second one has.
     stem = ["weights waits for main", "convolve, main", "normalize, main", "main waits for weights"]

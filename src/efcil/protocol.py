@@ -139,7 +139,7 @@ def fit_task(
                 loss_generator=learner.loss_generator,
                 frozen=learner.frozen_forward(),
                 views=learner.views,
-                hand_over=learner.hand_over,
+                set_gradient_sink=learner.set_gradient_sink,
                 epoch_offset=epoch_offset,
                 epochs=sum(s.epochs for s in stages),
                 first_epoch=start,

@@ -170,7 +170,7 @@ class FusedResNet:
         found: Tensor = _Features.apply(self, images, *self.parameters)
         return found
 
-    def hand_over(self, gradient_sink: GradientSink | None) -> None:
+    def set_gradient_sink(self, gradient_sink: GradientSink | None) -> None:
         """Set the optimizer that updates weights during the backward pass, or None."""
         self.gradient_sink, self.copies = gradient_sink, []
         if gradient_sink is not None:

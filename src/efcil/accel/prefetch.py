@@ -15,13 +15,13 @@ from efcil.training.image_batches import ImageBatches
 from efcil.training.image_store import ImageStore
 from efcil.training.loader import StoredBatch
 
-Resting = Callable[[Tensor], Tensor]  # normalized images -> outputs of frozen networks (n, ...)
+FrozenOutputs = Callable[[Tensor], Tensor]  # normalized images -> outputs of frozen networks (n, ...)
 TEACHER_BATCH_NUMEL = 2560 * 3 * 32 * 32  # numbers in a batch of images for frozen networks
 
 
 @torch.no_grad()
 def precompute_teacher(
-    epochs: Sequence[Sequence[StoredBatch]], resting: Resting, pixels: ImageBatches, execution: Execution
+    epochs: Sequence[Sequence[StoredBatch]], frozen: FrozenOutputs, pixels: ImageBatches, execution: Execution
 ) -> list[list[StoredBatch]]:
     """Add the outputs of frozen networks to the batches of epochs, computed in batches of a size that fills a GPU.
 
@@ -36,7 +36,7 @@ def precompute_teacher(
         with execution.autocast():
             for part in rows.split(size):
                 full = torch.cat([part, part[:1].expand(size - len(part), -1, -1, -1)])
-                found.append(resting(pixels.normalize(full))[: len(part)])
+                found.append(frozen(pixels.normalize(full))[: len(part)])
         return torch.cat(found)
 
     with execution.prevent_capture():

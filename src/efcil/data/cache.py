@@ -151,7 +151,7 @@ def load_decoded(
     if entry is None and (lazy or (lazy is None and not store.fits(tree))):
         return _lazy_data_set(tree, name, store, workers)
     if entry is None:
-        with _written_to(store.folder):
+        with _disk_errors(store.folder):
             entry = store.build(tree, skip_bad=skip_bad, workers=workers, progress=progress)
     if entry.bad and not skip_bad:
         raise _bad_files(entry.bad)
@@ -207,7 +207,7 @@ def _lazy_data_set(tree: Tree, name: str, store: _Store, workers: int | None) ->
     from efcil.data.lazy import Decoder, LazyImageFolder
 
     rows, train = store.rows(tree, tree.files)
-    with _written_to(store.folder):
+    with _disk_errors(store.folder):
         store.folder.mkdir(parents=True, exist_ok=True)
         tree.split.record(tree.split.split_of(tree, rows, store.folder), store.folder)
     decoder = Decoder(tree.root, [file.name for file in rows], store.size, workers, store.keep_aspect)
@@ -423,7 +423,7 @@ class _Store:
 
 
 @contextlib.contextmanager
-def _written_to(folder: Path) -> Iterator[None]:
+def _disk_errors(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:

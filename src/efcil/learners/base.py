@@ -181,13 +181,13 @@ class Learner(nn.Module, ABC):
         """Return the frozen network whose outputs the loss of this stage needs, None if it needs none."""
         return None
 
-    def hand_over(self, gradient_sink: GradientSink | None) -> None:
+    def set_gradient_sink(self, gradient_sink: GradientSink | None) -> None:
         """Update the student's weights while other gradients are still being computed, where that changes nothing.
 
         Only for learners that are known not to look at weights or gradients beside the features.
         """
         if isinstance(self.student_features, FusedResNet):
-            self.student_features.hand_over(gradient_sink if self.execution.knows(self) else None)
+            self.student_features.set_gradient_sink(gradient_sink if self.execution.knows(self) else None)
 
     def in_training(self, backbone: nn.Module) -> Callable[[Tensor], Tensor]:
         """Return a fast forward pass of a backbone in training."""

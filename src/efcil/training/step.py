@@ -17,7 +17,7 @@ from efcil.training.schedule import Schedule
 
 Rule = Literal["sgd", "adam"]
 Loss = Callable[[Batch], Tensor]
-HandOver = Callable[[SGD | None], None]  # tells who finds gradients who takes them at once, if anybody
+SetGradientSink = Callable[[SGD | None], None]  # tells who finds gradients who takes them at once, if anybody
 
 
 class Optimizer:
@@ -55,13 +55,13 @@ class Optimizer:
             self.update.sync_copies()
 
     @contextlib.contextmanager
-    def taking(self, hand_over: HandOver, early: bool) -> Iterator[None]:
+    def optimizer_in_backward(self, set_gradient_sink: SetGradientSink, early: bool) -> Iterator[None]:
         """Meanwhile whoever finds a gradient may hand it over at once, where nothing comes before the update."""
-        hand_over(self.update if isinstance(self.update, SGD) and early else None)
+        set_gradient_sink(self.update if isinstance(self.update, SGD) and early else None)
         try:
             yield
         finally:
-            hand_over(None)
+            set_gradient_sink(None)
 
 
 class Step:

@@ -23,7 +23,7 @@ from efcil.training.image_batches import ImageBatches
 from efcil.training.loader import LastBatch, StoredBatch, batch_slices, epoch_batches, padded_count, several_epochs
 from efcil.training.memory import memory_guard
 from efcil.training.schedule import Schedule
-from efcil.training.step import HandOver, Loss, Optimizer, Rule, Step
+from efcil.training.step import Loss, Optimizer, Rule, SetGradientSink, Step
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def train(
     loss_generator: torch.Generator | None = None,
     frozen: FrozenForward | None = None,
     views: int = 0,
-    hand_over: HandOver = lambda gradient_sink: None,
+    set_gradient_sink: SetGradientSink = lambda gradient_sink: None,
     epoch_offset: int = 0,
     epochs: int | None = None,
     first_epoch: int = 0,
@@ -88,7 +88,7 @@ def train(
     with that as `mid_epoch` training goes on in the middle of epoch `first_epoch`.
 
     `loss_generator` is what the loss draws from, seeded anew for each epoch. What `frozen` says of a batch is computed
-    ahead where that pays, else in the step. `views` are further augmentations of each image. `hand_over` connects the
+    ahead where that pays, else in the step. `views` are further augmentations of each image. `set_gradient_sink` connects the
     backward pass and the optimizer where that is supported. Of a task in several stages this is the one after
     `epoch_offset` of `epochs` in all; randomness and reports count through it.
     """
@@ -124,7 +124,7 @@ def train(
         batch_slices(padded_count(len(labels), batch_size, last_batch), min(batch_size, len(labels)), last_batch)
     )
     early = world.size == 1 and plain.before_update is None  # neither a sum over processes nor a hook needs them all
-    with memory_guard(f"training task {task + 1}"), optimizer.taking(hand_over, early):
+    with memory_guard(f"training task {task + 1}"), optimizer.optimizer_in_backward(set_gradient_sink, early):
         for epoch in range(first_epoch, schedule.epochs):
             optimizer.lr.fill_(schedule.lr_at(epoch))
             if loss_generator is not None:
