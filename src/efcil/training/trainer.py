@@ -88,9 +88,9 @@ def train(
     with that as `mid_epoch` training goes on in the middle of epoch `first_epoch`.
 
     `loss_generator` is what the loss draws from, seeded anew for each epoch. What `frozen` says of a batch is computed
-    ahead where that pays, else in the step. `views` are further augmentations of each image. `set_gradient_sink` connects the
-    backward pass and the optimizer where that is supported. Of a task in several stages this is the one after
-    `epoch_offset` of `epochs` in all; randomness and reports count through it.
+    ahead where that pays, else in the step. `views` are further augmentations of each image. `set_gradient_sink`
+    connects the backward pass and the optimizer where that is supported. Of a task in several stages this is the one
+    after `epoch_offset` of `epochs` in all; randomness and reports count through it.
     """
     optimizer = Optimizer(module, schedule, execution, rule, momentum)
     if optimizer_state is not None:
