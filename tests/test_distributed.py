@@ -508,7 +508,7 @@ def test_a_decoded_cache_is_built_once(tmp_path):
                 tmp_path / "images" / name / f"{index}.png"
             )
     arguments = ["-m", "efcil", "run", "lwf-ncm", "folder", "--data", tmp_path / "images", "--tasks", "2", "--json"]
-    arguments += ["--set", "data.short_side=8", "--set", "width=4", "--set", "first.epochs=1", "--set", "later.epochs=1"]
+    arguments += ["--set=data.short_side=8", "--set=width=4", "--set=first.epochs=1", "--set=later.epochs=1"]
     arguments += ["--set", "first.milestones=[]", "--set", "later.milestones=[]", "--out", tmp_path / "run"]
     found = ended(started(arguments, EFCIL_CACHE=tmp_path / "cache"))
     assert [code for code, _, _ in found] == [0, 0], found
