@@ -108,8 +108,8 @@ def evaluated(model: Path, folder: Path) -> dict[str, Any]:
 
 def ran(work: Path, data: Path, model: Path, seed: int) -> tuple[dict[str, Any], list[str]]:
     """The summary of `efcil run` with the settings of a model, and the settings."""
-    settings = json.loads((model / "model.json").read_text())["settings"]
-    values = {"data.size": settings["size"], **settings["training"], **settings["options"]}
+    settings = json.loads((model / "model.json").read_text())["config"]
+    values = {"data.short_side": settings["size"], **settings["training"], **settings["options"]}
     given = [f"{key}={json.dumps(value)}" for key, value in values.items()]
     flags = [word for setting in given for word in ("--set", setting)]
     efcil("run", "dpcr", "folder", "--data", data, "--tasks", ROUNDS, "--seed", seed, *flags, "--out", work / "run",

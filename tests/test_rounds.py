@@ -41,7 +41,7 @@ def test_five_rounds_from_the_command_line_equal_the_run_and_a_class_is_forgotte
     settings = [word for key, value in OPTIONS[name].items() for word in ("--set", f"{key}={value}")]
     new_model_options = ["--val-fraction", 0, "--size", 16, "--set", f"augment={name}", *settings]
     found = rounds.measure(data, names, 3, new_model_options, tmp_path / "work")
-    assert found["images"] == sum(1 for _ in (data / "test").rglob("*.png"))
+    assert found["pictures"] == sum(1 for _ in (data / "test").rglob("*.png"))
     assert found["taught"] > 3 * 100 / len(names), "three times what chance gives"
     assert found["taught"] == pytest.approx(found["run"], abs=0.01)  # the command rounds to two digits
 
