@@ -437,7 +437,7 @@ function showCard(card) {
   part(".sure").replaceChildren(track, make("b", "", percent(best.confidence)));
   const others = (answer.top ?? []).slice(none ? 0 : 1).filter((one) => one.confidence >= 0.01);
   const listed = others.map((one) => `${one.label} ${percent(one.confidence)}`).join(", ");
-  part(".others").textContent = listed && `${none ? "Nearest" : "Or"}: ${format_list}`;
+  part(".others").textContent = listed && `${none ? "Nearest" : "Or"}: ${listed}`;
 }
 
 function tally(some) {
@@ -947,7 +947,7 @@ function drawAlike() {
   const pairs = [...state.similar].sort((a, b) => b[2] - a[2]).slice(0, limit);
   const groups = seriated(pairs);
   const names = groups.flat();
-  const some = names.length < total ? ` Of ${total} classes, the ${names.length} in the closest pairs are printable.` : "";
+  const some = names.length < total ? ` Of ${total} classes, the ${names.length} in the closest pairs are shown.` : "";
   $("alike-note").textContent =
     total < 2 ? "Teach at least two classes to see which ones look alike."
     : !pairs.length ? "No two classes look alike."
