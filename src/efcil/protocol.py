@@ -90,6 +90,15 @@ class Evaluator:
         return hits
 
 
+def check_views(learner: Learner, transform: Transform | None) -> None:
+    """Refuse a learner that looks at several views of an image where there is no augmentation to make them."""
+    if learner.views and transform is None:
+        raise ConfigError(
+            f"{type(learner).__name__} looks at {1 + learner.views} views of each image, and "
+            f"augment={learner.options.augment} gives one: set augment=crop-flip or another augmentation"
+        )
+
+
 def fit_task(
     learner: Learner,
     task: Task,
@@ -108,11 +117,7 @@ def fit_task(
     with `mid_epoch` from the middle of that epoch. `stop` and `on_interrupt` are those of `train`.
     """
     options, index = learner.options, task.index
-    if learner.views and transform is None:
-        raise ConfigError(
-            f"{type(learner).__name__} looks at {1 + learner.views} views of each image, and augment={options.augment} "
-            "gives one: set augment=crop-flip or another augmentation"
-        )
+    check_views(learner, transform)
     stages, epoch_offset = learner.stages(index), 0
     resumed = first_epoch > 0 or mid_epoch is not None
     if stages and not resumed:

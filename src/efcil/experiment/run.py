@@ -36,7 +36,7 @@ from efcil.features import TaskFeatures
 from efcil.files import atomic_write_text, exclusive_lock, read_json, remove_temporary_files, write_json
 from efcil.learners import LEARNERS
 from efcil.methods import FROZEN
-from efcil.protocol import Evaluator, run_protocol
+from efcil.protocol import Evaluator, check_views, run_protocol
 from efcil.report import html_page
 from efcil.report.load import TIMING
 from efcil.tasks import TaskStream, class_order
@@ -276,7 +276,7 @@ class Run:
         self.learner = LEARNERS[experiment.learner](
             experiment.training, data.channels, execution, experiment.seed, data.size
         )
-        self.learner.transform(data.size)
+        check_views(self.learner, self.learner.transform(data.size))
         self.learner.check(len(data.class_names))
         # A method with several classifiers is measured with each of them.
         self.trajectory = Trajectory(self.learner, experiment.methods, freezes=experiment.learner in FROZEN)
