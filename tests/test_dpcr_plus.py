@@ -830,7 +830,7 @@ def test_multi_stage_features_are_pooled_maps_averaged_over_flips(execution, dat
 
 
 def test_reading_more_changes_the_classifier_and_not_the_backbone(execution, data):
-    """Without made images, that is: those are drawn to all that is read."""
+    """Without pseudo-images, whose targets are all extracted features."""
     plain, wide = (
         make_learner(execution, feature_distill_weight=1.0, pseudo_ratio=0.0, intermediate_stages=more)
         for more in (0, 1)

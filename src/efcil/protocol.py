@@ -124,7 +124,7 @@ def fit_task(
         learner.before_task(task)
     learner.num_old_classes = task.first_class
     for stage, schedule in enumerate(stages):
-        start = max(0, first_epoch - epoch_offset)  # beyond the stage's end: it was over when the run was taken up
+        start = max(0, first_epoch - epoch_offset)  # beyond the stage's end: it was over when the run was resumed
         if start < schedule.epochs:
             with learner.execution.prevent_capture():
                 data = learner.training_data(stage, pixels, labels)

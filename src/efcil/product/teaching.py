@@ -99,7 +99,7 @@ def teach(
 ) -> UpdateResult:
     """Teach a trajectory of one method in place; its backbone learns unless it `freeze_backbone`.
 
-    With `imprint` the auxiliary head gets its new rows without training, for a backbone that rests only this time.
+    With `imprint` the auxiliary head gets its new rows without training, for a backbone that is frozen this time only.
     `deadline` (of `time.monotonic`) is when the teaching should be over: epochs are planned for it after the first
     steps were timed. Held-out pictures are kept from training; recall is measured on them with a preview that has not
     seen them; then the classifier is fitted to all, so that none is wasted.

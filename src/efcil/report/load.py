@@ -69,7 +69,7 @@ def _read(file: Path) -> dict[str, Any]:
     config = file.with_name("config.yaml")
     if config.is_file():
         summary["config_text"] = config.read_text(encoding="utf-8", errors="replace")[:_CONFIG_LIMIT]
-    parse_runs([summary])  # a broken one is told here, by its file
+    parse_runs([summary])  # a broken one is reported here, by its file
     return summary
 
 

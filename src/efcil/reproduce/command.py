@@ -82,7 +82,7 @@ def execute(
         jobs = _missing_jobs(keys, request, directories, results, reporter)
         if jobs and parallel:
             for job in jobs:
-                job.key.experiment(job.overrides)  # a mistake in an option is told here, once
+                job.key.experiment(job.overrides)  # a mistake in an option is reported here, once
             executor = _executor(parallel, device, len(jobs), quiet)
             run_all([job.absolute() for job in jobs], executor, retries, reporter)
         elif jobs:
