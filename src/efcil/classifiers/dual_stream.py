@@ -6,7 +6,7 @@ Idea: ACIL's linear map underfits. A second ridge regression on the same random 
 ReLU, learns what the first leaves over (the residue), of the task's own classes only: residues of earlier classes are
 set to zero (previous label cleansing). The answer is main + compensation * second.
 
-What survives a task: twice ACIL's, two Grams of buffer (buffer + 1) / 2 numbers (800 MB on disk, 1.6 GB in memory at
+State between tasks: twice ACIL's, two Grams of buffer (buffer + 1) / 2 numbers (800 MB on disk, 1.6 GB in memory at
 10,000; while solving 0.8 GB more, 1.6 GB on CUDA), two X'Y and two classifiers of `buffer` numbers per class.
 
 The residue is taken after the main stream has learned the whole task, as in the paper's algorithm; the authors' code

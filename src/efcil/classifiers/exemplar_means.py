@@ -7,7 +7,7 @@ backbone learns from them and the new images together, with distillation of the 
 (learners/icarl.py). An image goes to the class whose exemplars' mean feature is nearest (`nme`); the trained
 linear head is measured beside it (`cnn`).
 
-What survives a task: `memory` images in all; the head, dim + 1 numbers per class. The means are made anew each time.
+State between tasks: `memory` images in all; the head, dim + 1 numbers per class. The means are made anew each time.
 Measured on CIFAR-100, A_f / A_avg, in brackets the paper's: `icarl:memory=1000/nme` T = 10 46.34 / 64.56 (46.78 /
 62.62), T = 20 39.62 / 59.63 (40.71 / 57.47); `icarl:memory=500/nme` T = 10 40.05 / 59.79 (39.56 / 58.16), T = 20 31.55
 / 53.30 (33.67 / 52.39); `podnet:memory=1000/nme` T = 10 36.36 / 55.62, T = 20 28.20 / 48.55; `podnet:memory=500/nme` T

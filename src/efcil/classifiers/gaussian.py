@@ -3,7 +3,7 @@
 Friedman, "Regularized Discriminant Analysis", JASA 1989. A ridge classifier knows one covariance for all classes; the
 statistics hold one for each. Combined, each classifier's scores are standardized over the classes and added.
 
-State kept between tasks: the class statistics; the factors of the covariances follow from them.
+State between tasks: the class statistics; the factors of the covariances follow from them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The backbone's own auxiliary head as classifier: LwF, finetuning and joint training as they were published.
 
 Idea: nothing is added; the head that was trained with the backbone answers.
-What survives a task: the head, for LwF one row of `dim` numbers per class, and its scale.
+State between tasks: the head, for LwF one row of `dim` numbers per class, and its scale.
 Measured on CIFAR-100, A_f / A_avg, in brackets the paper's: `foster:memory=1000/boosted` T = 10 58.07 / 71.54 (40.42 /
 53.15), T = 20 52.61 / 67.20 (41.79 / 55.41); `foster:memory=1000/compressed` T = 10 56.08 / 70.23, T = 20 51.90 /
 66.05; `foster:memory=500/boosted` T = 10 48.73 / 66.65 (37.15 / 49.18), T = 20 43.25 / 63.75 (30.85 / 40.06);

@@ -7,7 +7,7 @@ Idea: the backbone is frozen after the first task, so classes learned later spre
 goes to the class whose mean is nearest in the Mahalanobis distance of that class: features and means to a power (Tukey)
 and to length one, the class's covariance shrunk and scaled to a correlation matrix, so that classes can be compared.
 
-State kept between tasks: per class its mean, dim numbers, and mean and Gram of the transformed features, dim (dim + 1)
+State between tasks: per class its mean, dim numbers, and mean and Gram of the transformed features, dim (dim + 1)
 / 2 + dim numbers.
 
 Differences from the authors' code, which the DPCR paper ran: there the first task alone is answered by the cosine to

@@ -3,7 +3,7 @@
 Without a shift on the LwF backbone it is LwF-NCM, which the paper's Table 1 calls LwF: its numbers match this
 classifier, not LwF's own head. With the dual projection it is DP-NCM of the paper's Table 5.
 
-State kept between tasks: mean and count of each class, dim + 1 numbers; DP-NCM's Gram as well, which its shift needs.
+State between tasks: mean and count of each class, dim + 1 numbers; DP-NCM's Gram as well, which its shift needs.
 """
 
 from __future__ import annotations

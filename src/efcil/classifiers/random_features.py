@@ -3,13 +3,13 @@
 Zhuang et al., "ACIL: Analytic Class-Incremental Learning with Absolute Memorization and Privacy Protection",
 NeurIPS 2022.
 
-Idea: the backbone rests after the first task. Its features are widened by a fixed random matrix and a ReLU, and a ridge
+Idea: the backbone is frozen after task 1. Its features are widened by a fixed random matrix and a ReLU, and a ridge
 regression onto one-hot labels is solved again after each task from sums over all images so far: nothing is forgotten,
 the classifier equals the one that sees all tasks at once (Eq. 9 and 10 there, as sums: core/recursive_ridge.py).
 
-What survives a task: the Gram of the expanded features, buffer (buffer + 1) / 2 numbers (400 MB on disk, 800 MB in
+State between tasks: the Gram of the expanded features, buffer (buffer + 1) / 2 numbers (400 MB on disk, 800 MB in
 memory at 10,000), and per class `buffer` numbers of X'Y and as many of the classifier. The random matrix is a function
-of the seed and is not kept.
+of the seed and is not stored.
 
 Measured on CIFAR-100, A_f / A_avg, in brackets the paper's: `acil` T = 10 40.58 ± 1.33 / 54.68 ± 1.37 (35.53 / 50.53),
 T = 20 33.56 ± 1.27 / 45.94 ± 2.28 (27.22 / 39.58).

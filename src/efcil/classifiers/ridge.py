@@ -3,7 +3,7 @@
 He et al., "Semantic Shift Estimation via Dual-Projection and Classifier Reconstruction for Exemplar-Free
 Class-Incremental Learning", ICML 2025, Eq. 11-22.
 
-State kept between tasks: per class its count, mean and Gram matrix, dim (dim + 1) / 2 + dim + 1 numbers; with
+State between tasks: per class its count, mean and Gram matrix, dim (dim + 1) / 2 + dim + 1 numbers; with
 `gram_storage=factors` the factor of a class of n < dim / 2 images, n dim numbers, instead of its Gram.
 """
 

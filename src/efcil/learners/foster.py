@@ -11,7 +11,7 @@ Two classifiers are evaluated (classifiers/learner_head.py). `compressed`: the s
 the paper's FOSTER. `boosted`: the two backbones before compression; the paper's FOSTER B4. PyCIL logs the second as
 "CNN top1", so that is the one in the DPCR paper's table. In the first task they are the same.
 
-What survives a task: the compressed backbone; its head, dim + 1 numbers per class; `memory` images in all. A checkpoint
+State between tasks: the compressed backbone; its head, dim + 1 numbers per class; `memory` images in all. A checkpoint
 holds the two backbones of `boosted` as well, so that it can be evaluated again; the next task does not use them.
 
 Differences from the paper, all as in PyCIL: the whole head on old and new features learns; the paper also allows zeros

@@ -7,7 +7,7 @@ requires. Features must stay near the teacher's, and the head must still classif
 of the classes' usual spread is added to them. Predictions use the head's rows for images that are not rotated
 (classifiers/learner_head.py).
 
-What survives a task: a prototype per class, dim numbers, and its four rows of the head, 4 (dim + 1); one radius.
+State between tasks: a prototype per class, dim numbers, and its four rows of the head, 4 (dim + 1); one radius.
 
 Differences from the published code (the authors', and PyCIL's, which the DPCR paper used):
 

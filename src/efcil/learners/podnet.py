@@ -7,7 +7,7 @@ the new one has room to learn. A class is several proxies, compared by cosine (m
 many images of new classes as of old ones removes the bias. The trained head predicts (`cnn`); the nearest mean of
 exemplars, which the paper also reports, is evaluated as well (`nme`).
 
-What survives a task: `memory` images in all; ten proxies of dim numbers per class, and a scale.
+State between tasks: `memory` images in all; ten proxies of dim numbers per class, and a scale.
 
 Differences from the paper and its authors' code, all as in PyCIL, which the DPCR paper used:
 

@@ -118,7 +118,7 @@ class PseudoReplay(LwF):
         )
         self.old_backbone.eval()
         found = []
-        with memory_guard("making images of old classes"):
+        with memory_guard("generating pseudo-images of old classes"):
             for part in torch.arange(len(rows), device=rows.device).split(AT_ONCE):
                 (images,) = pixels.batches_of([rows[part]])
                 found.append(self._invert(pixels, images, goals[part].clamp_min(self.feature_floor)))
