@@ -20,7 +20,7 @@ from efcil.accel import streams as stream_module
 from efcil.accel.execution import AUTOTUNE_THREAD, Execution, _preload_libraries
 from efcil.accel.streams import SharedExclusiveLock, thread_stream
 from efcil.errors import Interrupted
-from efcil.experiment import run
+from efcil.experiment import concurrent, run
 from efcil.training.image_batches import ImageBatches
 from efcil.training.trainer import EpochReport, TrainingInterrupted
 
@@ -310,7 +310,7 @@ class Fake:
 def test_runs_begin_one_after_the_other():
     said = []
     all_of_them = [Fake(said, k) for k in range(3)]
-    found = run.execute_all(all_of_them, False, concurrent_runs=4)
+    found = concurrent.execute_all(all_of_them, False, concurrent_runs=4)
     assert [run.concurrent_runs for run in all_of_them] == [3, 3, 3]
     assert found == [[{"run": 0}], [{"run": 1}], [{"run": 2}]]
     for k in (1, 2):  # each when the one before has a tenth of a task behind it, and before that one has ended
@@ -319,14 +319,14 @@ def test_runs_begin_one_after_the_other():
 
 def test_more_runs_than_go_on_at_once_all_get_their_turn():
     said = []
-    assert len(run.execute_all([Fake(said, k) for k in range(5)], False, concurrent_runs=2)) == 5
+    assert len(concurrent.execute_all([Fake(said, k) for k in range(5)], False, concurrent_runs=2)) == 5
     assert [number for number, epoch in said if epoch == 0] == [0, 1, 2, 3, 4]
 
 
 def test_one_that_fails_keeps_nobody_waiting():
     said = []
     with pytest.raises(ValueError, match="broken"):
-        run.execute_all([Fake(said, 0, fails=True), Fake(said, 1)], False, concurrent_runs=2)
+        concurrent.execute_all([Fake(said, 0, fails=True), Fake(said, 1)], False, concurrent_runs=2)
     assert said[0] == (0, 0)
 
 
@@ -335,7 +335,7 @@ def test_one_that_is_stopped_before_its_turn_does_not_begin():
     all_of_them = [Fake(said, k) for k in range(2)]
     all_of_them[1].stop.set()
     with pytest.raises((TrainingInterrupted, Interrupted)):
-        run.execute_all(all_of_them, False, concurrent_runs=2)
+        concurrent.execute_all(all_of_them, False, concurrent_runs=2)
     assert (1, 0) not in said
 
 
@@ -351,7 +351,7 @@ def test_a_signal_is_heard_whichever_thread_it_comes_to():
 
     said = []
     with pytest.raises(Interrupted):
-        run.execute_all([Told(said, 0), Fake(said, 1)], False, concurrent_runs=2)
+        concurrent.execute_all([Told(said, 0), Fake(said, 1)], False, concurrent_runs=2)
     assert said == [True]
 
 
@@ -363,6 +363,6 @@ def test_threads_wait_less_for_each_other_meanwhile():
             seen.append(sys.getswitchinterval())
             return []
 
-    run.execute_all([Looking([], k) for k in range(2)], False, concurrent_runs=2)
+    concurrent.execute_all([Looking([], k) for k in range(2)], False, concurrent_runs=2)
     assert seen == [pytest.approx(0.001)] * 2
     assert sys.getswitchinterval() == pytest.approx(usual)

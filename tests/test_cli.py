@@ -19,8 +19,8 @@ from PIL import Image
 
 from efcil import cli
 from efcil.errors import Interrupted
+from efcil.experiment.interruption import stoppable
 from efcil.experiment.reporters import JsonReporter, LineReporter, PrefixReporter
-from efcil.experiment.run import stoppable
 from efcil.methods import METHODS, measured
 from messages import assert_names
 

@@ -28,7 +28,7 @@ from benchmarks import distributed as benchmark
 from efcil.accel.execution import Execution
 from efcil.data.workers import cores, own_cores
 from efcil.errors import ConfigError, Interrupted
-from efcil.experiment.run import stoppable
+from efcil.experiment.interruption import stoppable
 from efcil.experiment.specification import commit
 from efcil.randomness import RngStream, generator
 from efcil.tensor_files import load_tensors

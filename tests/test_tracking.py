@@ -10,7 +10,8 @@ import pytest
 from efcil.accel.execution import Execution
 from efcil.errors import ConfigError
 from efcil.experiment.reporters import Reporter
-from efcil.experiment.run import MetricsLog, Run
+from efcil.experiment.run import Run
+from efcil.experiment.run_directory import MetricsLog
 from efcil.experiment.specification import ExperimentSpec, resolve
 from efcil.experiment.tracking import TensorBoard, Tracker, trackers
 from messages import assert_names, raises

@@ -162,7 +162,7 @@ def _execute(methods: list[str], dataset: str, o: dict[str, Any], compare: bool 
             _say(o, reporter)
             with world.sync_errors():
                 run = _run(methods, dataset, o, compare, reporter, world)
-            from efcil.experiment.run import execute_all
+            from efcil.experiment.concurrent import execute_all
 
             execute_all([run], o["resume"], 1, f"go on with --resume --out {run.out}")
         finally:
@@ -263,8 +263,8 @@ def compare(
     if len(chosen) == 1:
         _execute(names, options["dataset"], {**options, "order": chosen[0], "out": out}, compare=True)
         return
+    from efcil.experiment.concurrent import execute_all
     from efcil.experiment.reporters import NullReporter, PrefixReporter, choose_reporter
-    from efcil.experiment.run import execute_all
     from efcil.report import load_summaries, markdown_table, write_report
     from efcil.training.distributed import init_distributed
 

@@ -7,33 +7,30 @@ from __future__ import annotations
 
 import hashlib
 import json
-import signal
-import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import ExitStack, closing, contextmanager, suppress
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import yaml
 from torch import Tensor
 
-from efcil import accel
 from efcil import data as datasets
 from efcil.accel.execution import Execution
 from efcil.config import Options, load_yaml
 from efcil.core.metrics import AccuracyMatrix
 from efcil.data.dataset import DataSet
-from efcil.errors import CheckpointError, ConfigError, EfcilError, Interrupted, RunError
+from efcil.errors import CheckpointError, ConfigError, EfcilError, RunError
 from efcil.experiment.checkpoints import Checkpoint, CheckpointStore
 from efcil.experiment.reporters import Reporter
+from efcil.experiment.run_directory import MetricsLog, differences, io_errors, run_lock
 from efcil.experiment.specification import Experiment, commit, versions
 from efcil.experiment.tracking import Tracker
 from efcil.features import TaskFeatures
-from efcil.files import atomic_write_text, exclusive_lock, read_json, remove_temporary_files, write_json
+from efcil.files import atomic_write_text, read_json, remove_temporary_files, write_json
 from efcil.learners import LEARNERS
 from efcil.methods import FROZEN
 from efcil.protocol import Evaluator, check_views, run_protocol
@@ -48,22 +45,7 @@ from efcil.trajectory import Trajectory
 
 Summary = dict[str, Any]
 STAGGER = 10  # of several runs at once each begins when the one before has this part of a task behind it
-SIGNAL_POLL_S = 0.5  # seconds until a signal is heard at the latest
 FEATURES_DIR = "features"  # directory of kept features, beside config.yaml
-
-
-@contextmanager
-def run_lock(directory: Path) -> Iterator[None]:
-    """Hold the run directory; refuse a second process."""
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        lock = exclusive_lock(directory / ".lock")
-    except BlockingIOError:
-        raise RunError(f"{directory} is in use by another process; wait for it or choose another --out") from None
-    except OSError as error:
-        raise RunError(f"--out {directory} cannot be written: {error.strerror}") from None
-    with lock:
-        yield
 
 
 @contextmanager
@@ -76,55 +58,6 @@ def _checkpoint_errors(checkpoints: Path) -> Iterator[None]:
     except (KeyError, TypeError, ValueError, AttributeError, RuntimeError, EfcilError) as error:
         why = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         raise CheckpointError(f"{checkpoints} do not fit this run ({why}): start again in another --out") from error
-
-
-@contextmanager
-def _io_errors(directory: Path) -> Iterator[None]:
-    """Tell what the disk did in one line."""
-    try:
-        yield
-    except OSError as error:
-        what = f"{error.filename or directory} cannot be written: {error.strerror or error}"
-        raise RunError(f"{what}; make room or make it writable, then --resume") from error
-
-
-class MetricsLog:
-    """metrics.jsonl: a line an epoch and a line a task; after a kill cut back to where the run goes on.
-
-    Trackers are told every line.
-    """
-
-    def __init__(self, path: Path, trackers: Sequence[Tracker] = ()):
-        self.path, self.trackers = path, trackers
-
-    def truncate(self, task: int, epoch: int) -> None:
-        """Keep `task` whole tasks and `epoch` epochs of the next."""
-        kept = []
-        there = self.path.exists()
-        lines = self.path.read_text(encoding="ascii", errors="replace").split("\n") if there else []
-        for line in lines:
-            try:
-                event = json.loads(line.encode("ascii"))
-                where = (int(event["task"]), int(event.get("epoch", 0)))
-            except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
-                continue  # damaged, or being written when the process died
-            if where[0] <= task or (where[0] == task + 1 and 0 < where[1] <= epoch):
-                kept.append(line + "\n")
-        atomic_write_text(self.path, "".join(kept))
-        for tracker in self.trackers:
-            tracker.begin(map(json.loads, kept))
-
-    def add(self, **event: Any) -> None:
-        """Append an event."""
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(event) + "\n")
-        for tracker in self.trackers:
-            tracker.add(event)
-
-    def close(self) -> None:
-        """Let the trackers finish."""
-        for tracker in self.trackers:
-            tracker.close()
 
 
 class Run:
@@ -188,10 +121,10 @@ class Run:
                 self._prepare(data)
             if self.world.size > 1:
                 self.world.check_equal("the data set's fingerprint", data.fingerprint())
-            with self.world.sync_errors(), _io_errors(self.out):
+            with self.world.sync_errors(), io_errors(self.out):
                 if self.world.is_main:
                     self._write_or_check_config(config, data)
-            with _io_errors(self.out), closing(self.log):
+            with io_errors(self.out), closing(self.log):
                 return self._learn(data)
 
     def _check_free(self, config: Path, resume: bool) -> None:
@@ -238,12 +171,12 @@ class Run:
                     f"{config} cannot be read; choose another --out, or, if the run was begun with these very options, "
                     "delete that file and --resume"
                 ) from None
-            differing = _differences(there, fingerprint)
+            differing = differences(there, fingerprint)
             if differing:
                 words = "; ".join(differing[:4])
                 raise RunError(f"{self.out} holds another run ({words}): choose another --out or the same options")
             if began_on != self._execution():
-                words = "; ".join(_differences(began_on, self._execution()))
+                words = "; ".join(differences(began_on, self._execution()))
                 self.reporter.note(f"the run began on another machine ({words}): its last digits may differ")
             return
         self.home.mkdir(parents=True, exist_ok=True)
@@ -536,121 +469,6 @@ def summary_header(
     }
 
 
-class Stoppable(Protocol):
-    """Something that a signal stops: a run here, or a grid of runs in other processes."""
-
-    @property
-    def stop(self) -> threading.Event:
-        """Set: end after this step, and save it."""
-
-    @property
-    def training(self) -> bool:
-        """Whether there is a step to finish."""
-
-    @property
-    def reporter(self) -> Reporter:
-        """Who tells the user."""
-
-
-@contextmanager
-def stoppable(runs: Sequence[Stoppable], remedy: str, force_on_second: bool = True) -> Iterator[None]:
-    """While runs go on, the first Ctrl-C or SIGTERM lets them finish their step and save; the second ends them at once.
-
-    Either ends as `Interrupted`, with the remedy. Inside it is a KeyboardInterrupt, which nothing on its way swallows.
-    Under torchrun a signal may come twice, from the cluster and from torchrun itself: without `force_on_second` a
-    second one says nothing new.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield  # only the main thread may have handlers
-        return
-    received: list[int] = []
-
-    def tell(number: int, frame: Any) -> None:
-        received.append(number)
-        if len(received) == 1:  # a signal that comes inside `set` would wait there for the lock that is held
-            for run in runs:
-                run.stop.set()
-        if (len(received) > 1 and force_on_second) or not any(run.training for run in runs):
-            raise KeyboardInterrupt
-        if len(received) == 1:
-            more = "; once more to stop at once" if force_on_second else ""
-            busy = next(run for run in runs if run.training)
-            with suppress(RuntimeError):  # a print that the signal interrupted cannot be begun again inside itself
-                busy.reporter.note(f"finishing the step and saving{more}")
-
-    before = {number: signal.signal(number, tell) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    except KeyboardInterrupt:
-        unknown = signal.SIGINT if force_on_second else signal.SIGTERM  # it was another process that was told
-        raise Interrupted(received[0] if received else unknown, remedy) from None
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def execute_all(
-    runs: Sequence[Run], resume: bool, concurrent_runs: int, remedy: str = "go on with the same command and --resume"
-) -> list[list[Summary]]:
-    """Execute runs, several at once in one process where a GPU is not filled by one: a thread and a stream each."""
-
-    def one(run: Run) -> list[Summary]:
-        with accel.run_stream(run.execution.device):
-            return run.execute(resume)
-
-    for run in runs:
-        run.concurrent_runs = max(run.concurrent_runs, min(concurrent_runs, len(runs)))
-    with stoppable(runs, remedy, force_on_second=all(run.world.size == 1 for run in runs)):
-        if concurrent_runs <= 1:
-            return [run.execute(resume) for run in runs]
-        return _run_concurrently(one, runs, concurrent_runs)
-
-
-def _run_concurrently(
-    one: Callable[[Run], list[Summary]], runs: Sequence[Run], concurrent_runs: int
-) -> list[list[Summary]]:
-    """Let each begin when the one before has a part of a task behind it, so that not all come to a task's end at once.
-
-    There the GPU has little to do. And whoever has something for it gets the interpreter soon.
-    """
-
-    def in_turn(run: Run, before: Run | None) -> list[Summary]:
-        if before is not None:
-            before.started.wait()
-        try:
-            if run.stop.is_set():
-                raise TrainingInterrupted
-            return one(run)
-        finally:
-            run.started.set()
-
-    with ThreadPoolExecutor(concurrent_runs) as pool, _switch_interval(0.001):
-        futures = [pool.submit(in_turn, *pair) for pair in zip(runs, [None, *runs], strict=False)]
-        try:
-            going: Collection[Future[list[Summary]]] = futures
-            while going:  # a signal that came to another thread is heard when this one wakes
-                ended, going = wait(going, SIGNAL_POLL_S, FIRST_COMPLETED)
-                for future in ended:
-                    future.result()  # raises what it raised
-            return [future.result() for future in futures]
-        except BaseException:
-            for run, future in zip(runs, futures, strict=True):
-                run.stop.set()
-                future.cancel()
-            raise
-
-
-@contextmanager
-def _switch_interval(seconds: float) -> Iterator[None]:
-    """Meanwhile a thread that wants to go on waits for another no longer than this."""
-    usual = sys.getswitchinterval()
-    sys.setswitchinterval(seconds)
-    try:
-        yield
-    finally:
-        sys.setswitchinterval(usual)
-
-
 def _resolve_aspect(experiment: Experiment) -> Options:
     """Return the options of the data: whole pictures where every way into a network begins with a crop of them."""
     data, training = experiment.data, experiment.training
@@ -685,12 +503,3 @@ def _strip_prefix(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tenso
 
 def _to_device(execution: Execution, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor.to(execution.device) for name, tensor in tensors.items()}
-
-
-def _differences(there: Any, here: Any, prefix: str = "") -> list[str]:
-    if isinstance(there, dict) and isinstance(here, dict):
-        found: list[str] = []
-        for key in sorted({*there, *here}):
-            found += _differences(there.get(key, "nothing"), here.get(key, "nothing"), f"{prefix}{key}.")
-        return found
-    return [] if there == here else [f"{prefix.rstrip('.')} is {there} there and {here} here"]

@@ -18,8 +18,9 @@ import yaml
 
 from efcil.config import keys, parse_overrides
 from efcil.errors import ConfigError, nearest
+from efcil.experiment.concurrent import execute_all
 from efcil.experiment.reporters import PrefixReporter, Reporter, choose_reporter
-from efcil.experiment.run import Run, execute_all
+from efcil.experiment.run import Run
 from efcil.files import atomic_write_text, write_json
 from efcil.learners import LEARNERS
 from efcil.methods import find

@@ -8,8 +8,8 @@ from pathlib import Path
 from efcil import data as datasets
 from efcil.accel.execution import Execution
 from efcil.errors import ConfigError, RunsFailed
+from efcil.experiment.concurrent import execute_all
 from efcil.experiment.reporters import PrefixReporter, Reporter, choose_reporter
-from efcil.experiment.run import execute_all
 from efcil.reproduce import NAMES, ReproduceRequest, ResultIndex, RunKey, find
 from efcil.reproduce.job import Job
 from efcil.reproduce.on_ray import RayTasks

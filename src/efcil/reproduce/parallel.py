@@ -24,8 +24,8 @@ from efcil import accel
 from efcil.accel.execution import Execution
 from efcil.data.workers import cores
 from efcil.errors import ConfigError, RunsFailed, describe_exit
+from efcil.experiment.interruption import stoppable
 from efcil.experiment.reporters import Reporter
-from efcil.experiment.run import stoppable
 from efcil.reproduce.job import Job
 
 WORKER = (sys.executable, "-m", "efcil.reproduce.worker")

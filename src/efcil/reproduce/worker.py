@@ -13,8 +13,9 @@ import threading
 
 from efcil.accel.execution import Execution
 from efcil.errors import EfcilError
+from efcil.experiment.concurrent import execute_all
 from efcil.experiment.reporters import PrefixReporter
-from efcil.experiment.run import Run, execute_all
+from efcil.experiment.run import Run
 from efcil.files import wait_for_end_of_input
 from efcil.reproduce.job import Job
 

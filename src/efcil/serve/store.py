@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from efcil.errors import RunError
-from efcil.experiment.run import run_lock
+from efcil.experiment.run_directory import run_lock
 from efcil.product import IncrementalClassifier
 from efcil.product.model_directory import fingerprint, save_lock
 
