@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+from pathlib import Path
 
 os.environ["SCIPY_ARRAY_API"] = "1"  # read when scipy is imported; without it scikit-learn's checks skip some
 
@@ -17,13 +18,16 @@ from problems import blobs
 settings.load_profile("ci")  # the same examples in every run, without a limit of time: no test fails by chance
 
 # The files that take longest, in this order before all others: a long one that comes last keeps one core busy alone.
-LONG = ("test_faults", "test_page", "test_serve", "test_model", "test_distributed", "test_kill", "test_rounds")
-LONG += ("test_parallel", "test_dpcr_plus", "test_teach", "test_benchmarks", "test_replay", "test_cli", "test_stream")
+LONG = ("experiment/test_faults", "serve/page/test_page", "serve/test_serve", "product/test_classifier")
+LONG += ("training/test_distributed", "experiment/test_kill", "benchmarks/test_rounds", "reproduce/test_parallel")
+LONG += ("learners/test_pseudo_replay", "product/test_commands", "benchmarks/test_benchmarks", "cli/test_cli")
+LONG += ("training/test_image_store",)
+ORDER = {Path(__file__).parent / f"{name}.py": place for place, name in enumerate(LONG)}
 
 
 def pytest_collection_modifyitems(items):
     _skip_cuda(items)
-    items.sort(key=lambda item: LONG.index(item.path.stem) if item.path.stem in LONG else len(LONG))
+    items.sort(key=lambda item: ORDER.get(item.path, len(ORDER)))
 
 
 def pytest_addoption(parser):

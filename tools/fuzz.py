@@ -244,7 +244,7 @@ def read_settings(folder: Path) -> None:
 
 
 def _make_pycil(folder: Path) -> None:
-    for path in (Path(__file__).resolve().parent.parent / "tests" / "data" / "pycil").glob("*.json"):
+    for path in (Path(__file__).resolve().parent.parent / "tests" / "cli" / "pycil").glob("*.json"):
         shutil.copy(path, folder)
 
 

@@ -1,6 +1,6 @@
 """Golden digests of meanings: weights, class statistics, classifiers, logits and accuracy matrices of every method.
 
-    python tools/goldens.py            compare with tests/goldens.json
+    python tools/goldens.py            compare with tests/tools/goldens.json
     python tools/goldens.py --write    make it anew (only with a commit that says why numbers change)
     python tools/goldens.py --only dpcr-plus --only teach-dpcr
 
@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-FILE = ROOT / "tests" / "goldens.json"
+FILE = ROOT / "tests" / "tools" / "goldens.json"
 HELD_DOWN = {  # read when torch is imported
     "OMP_NUM_THREADS": "1",
     "ATEN_CPU_CAPABILITY": "avx2",

@@ -2,7 +2,7 @@
 
 W = (X'X + ridge I)^-1 X'Y needs only the sums X'X and X'Y, so any split of the rows in any order gives the joint
 solution. The published recursion carries R = (X'X + ridge I)^-1 through Woodbury's identity instead; it is the same W
-(tests/test_frozen_methods.py), but every step of it rounds, and sums can change their ridge later.
+(tests/classifiers/test_frozen_backbone.py), but every step of it rounds, and sums can change their ridge later.
 
 Memory, in float64 for a width of 10,000: the Gram 800 MB for good; while solving its factor, 800 MB (twice that on
 CUDA, which factors a copy); while adding, `ROW_BYTES` of expanded rows. Nothing is ever inverted.

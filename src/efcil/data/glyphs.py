@@ -20,7 +20,7 @@ from efcil.errors import ConfigError, DataError
 
 # Code points in the order in which classes are taken. Chosen once: in at least six of the fonts below, and no two alike
 # in any pair of fonts when cropped and brought to one size (so no c beside C, no Cyrillic A beside the Latin one);
-# tests/test_digits_glyphs.py measures that anew.
+# tests/data/test_digits_glyphs.py measures that anew.
 _CODE_POINTS = (
     "30-39",  # digits
     "41-48 4A-4E 50-5A",  # Latin capital letters

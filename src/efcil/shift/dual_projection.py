@@ -51,7 +51,8 @@ class DualProjectionOptions(PairsOptions):
         """Return the ridge towards the identity for so many images, as a share of trace / dim; None for Eq. 5 as it is.
 
         Of few images the trace grows with their number, a prior does not: the fewer they are the larger is the ridge's
-        share of it. Fewer than dimensions are too few to choose by (tests/test_model.py), so `auto` has that share too.
+        share of it. Fewer than dimensions are too few to choose by (tests/product/test_classifier.py), so `auto` has
+        that share too.
         """
         fewness = FEW * dim / images
         if self.shift_ridge_rel and (self.shift_ridge_rel != "auto" or images > dim):

@@ -9,7 +9,7 @@ import torch
 from efcil.core.class_stats import ClassStats
 from problems import draw
 
-TEXT = (Path(__file__).resolve().parent.parent / "docs" / "privacy.md").read_text(encoding="utf-8")
+TEXT = (Path(__file__).resolve().parents[2] / "docs" / "privacy.md").read_text(encoding="utf-8")
 
 
 def stats_of(x):

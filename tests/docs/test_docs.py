@@ -1,6 +1,6 @@
 """The documents tell the truth: what they name exists, what they show runs, what they list is what the code has.
 
-`python tests/test_docs.py` writes the option tables of docs/cli.md again, from the command itself.
+`python tests/docs/test_docs.py` writes the option tables of docs/cli.md again, from the command itself.
 """
 
 import ast
@@ -21,7 +21,7 @@ import typer.main
 
 from efcil.cli import app
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 DOCS = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
 CLI = ROOT / "docs" / "cli.md"
 FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -98,7 +98,7 @@ def test_everything_named_exists(path):
 def test_what_does_not_exist_is_found():
     wrong = [
         "src/efcil/nowhere.py",
-        "tests/test_docs.py::test_nothing",
+        "tests/docs/test_docs.py::test_nothing",
         "efcil.core.projection.nothing",
         "docs/nowhere/",
     ]
@@ -110,7 +110,10 @@ def test_what_does_not_exist_is_found():
         "tests/",
         "ridge",
     ]
-    right += ["tests/test_docs.py::test_what_does_not_exist_is_found", "efcil.classifiers.ridge.RidgeOptions.ridge"]
+    right += [
+        "tests/docs/test_docs.py::test_what_does_not_exist_is_found",
+        "efcil.classifiers.ridge.RidgeOptions.ridge",
+    ]
     assert missing_names(" ".join(f"`{token}`" for token in wrong + right)) == wrong
 
 
@@ -346,7 +349,7 @@ def with_option_tables(text: str) -> str:
 
 def test_option_tables_are_those_of_the_command():
     text = CLI.read_text(encoding="utf-8")
-    assert text == with_option_tables(text), "run `python tests/test_docs.py` and look at the difference"
+    assert text == with_option_tables(text), "run `python tests/docs/test_docs.py` and look at the difference"
     marked = {match["words"] for match in MARKED.finditer(text)}
     with_options = {key for key, command in commands().items() if len(options(command)) > 1}
     assert marked == with_options, "a command with options has no table in docs/cli.md"
@@ -357,7 +360,7 @@ def test_option_tables_are_those_of_the_command():
 EXAMPLES = [
     pytest.param(block, id=f"{name(path)}-{number}")
     for path in DOCS
-    if path.is_file() and not path.name.startswith("tutorial-")  # those run whole, in tests/test_tutorials.py
+    if path.is_file() and not path.name.startswith("tutorial-")  # those run whole, in tests/docs/test_tutorials.py
     for number, (language, block) in enumerate(FENCE.findall(path.read_text(encoding="utf-8")))
     if language in ("python", "pycon")
 ]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 
 
 def clocks():
@@ -87,7 +87,9 @@ def test_a_skipped_test_fails_where_it_must_run(options, code, tmp_path):
     (tmp_path / "test_it.py").write_text(body + "def test_away(): pytest.importorskip('no_such_package')\n")
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
     command = [sys.executable, "-m", "pytest", "-p", "conftest", "-p", "no:cacheprovider", *options, str(tmp_path)]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT / "tests"), str(ROOT / "src")])}
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join(str(ROOT / name) for name in ("tests", "tests/support", "src"))
+    }
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert done.returncode == code, done.stdout
     assert f"1 passed, 1 {'skipped' if code == 0 else 'xfailed'}" in done.stdout.replace("1 failed, ", "")

@@ -1,7 +1,7 @@
 """A small server with the endpoints of `efcil serve` for tests of its page: it knows a class by its mean colour.
 
 It answers as the service is described to answer, without training, and can be told to be down, slow or strict.
-Run it to look at the page: python tests/browser/standin.py [number of classes] [port]
+Run it to look at the page: python tests/support/browser/standin.py [number of classes] [port]
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from PIL import Image
 
-PAGE = Path(__file__).resolve().parents[2] / "src" / "efcil" / "serve" / "page"
+PAGE = Path(__file__).resolve().parents[3] / "src" / "efcil" / "serve" / "page"
 FILES = {
     "/": ("index.html", "text/html"),
     "/page/style.css": ("style.css", "text/css"),

@@ -45,7 +45,7 @@ from efcil.serve.service import Service
 from efcil.serve.store import Conflict, ModelStore
 from messages import assert_names, raises
 
-DOCS = Path(__file__).resolve().parents[1] / "docs" / "serve.md"
+DOCS = Path(__file__).resolve().parents[2] / "docs" / "serve.md"
 TOKEN = "a-token-for-tests"
 AUTH = {"Authorization": f"Bearer {TOKEN}"}
 SIZE = 16

@@ -155,7 +155,7 @@ def test_a_frozen_method_needs_the_first_backbones_features(efcil, tmp_path):
 
 
 def tool(name):
-    spec = importlib.util.spec_from_file_location(name, Path(__file__).parents[1] / f"{name}.py")
+    spec = importlib.util.spec_from_file_location(name, Path(__file__).parents[2] / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)

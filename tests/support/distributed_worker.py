@@ -1,7 +1,7 @@
-"""What tests/test_distributed.py computes in two processes, and once more alone, to compare.
+"""What tests/training/test_distributed.py computes in two processes, and once more alone, to compare.
 
-`python tests/distributed_worker.py OUT` in each process that torchrun, or a test, has started; the names of `CASES`
-after OUT choose some.
+`python tests/support/distributed_worker.py OUT` in each process that torchrun, or a test, has started; the names of
+`CASES` after OUT choose some.
 """
 
 from __future__ import annotations

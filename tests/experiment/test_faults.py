@@ -2,7 +2,7 @@
 
 Real processes throughout. After each fault the run goes on, and its metrics are those of a run that nobody disturbed,
 to the last bit. By default there are ten kills; the long version, which also writes down where each kill fell, is
-`EFCIL_KILLS=50 EFCIL_KILLS_OUT=kills.json pytest -m slow tests/test_faults.py -k 'killed_at or fell'`.
+`EFCIL_KILLS=50 EFCIL_KILLS_OUT=kills.json pytest -m slow tests/experiment/test_faults.py -k 'killed_at or fell'`.
 """
 
 import itertools
@@ -146,7 +146,7 @@ def ledger():
     rows = []
     yield rows
     if path := os.environ.get("EFCIL_KILLS_OUT"):
-        command = f"EFCIL_KILLS={KILLS} pytest -m slow tests/test_faults.py -k 'killed_at or fell'"
+        command = f"EFCIL_KILLS={KILLS} pytest -m slow tests/experiment/test_faults.py -k 'killed_at or fell'"
         found = {"command": command, "commit": commit(), "machine": os.environ.get("EFCIL_MACHINE", "")}
         found |= {"runs": len(rows), "identical": sum(row["identical"] for row in rows)}
         found |= {"kills": dict(Counter(hit for row in rows for hit in row["hit"])), "each": rows}

@@ -36,9 +36,9 @@ from efcil.training.distributed import BUCKET_NUMEL, SINGLE_PROCESS, World, runn
 from efcil.training.loader import epoch_batches, several_epochs
 from messages import assert_names, raises
 from problems import gap
-from test_docs import misspelt
+from tests.docs.test_docs import misspelt
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 LOST = "another process of the run is gone"
 
 
@@ -47,7 +47,7 @@ def environment(rank, size, port, **more):
     own = {"RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": size, "GROUP_RANK": 0}
     own |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "TORCHELASTIC_USE_AGENT_STORE": True}
     own |= {"OMP_NUM_THREADS": 1, "EFCIL_COMMIT": commit(), **more}
-    paths = os.pathsep.join([str(ROOT / "tests"), str(ROOT / "src")])
+    paths = os.pathsep.join([str(ROOT / "tests" / "support"), str(ROOT / "src")])
     return {**os.environ, "PYTHONPATH": paths, **{name: str(value) for name, value in own.items()}}
 
 
@@ -76,10 +76,10 @@ def ended(processes, timeout=240):
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory):
-    """What each of two processes computed; see tests/distributed_worker.py."""
+    """What each of two processes computed; see tests/support/distributed_worker.py."""
     out = tmp_path_factory.mktemp("ranks")
     cases = ["statistics", "images", "training", "normalisation", "talk"]
-    for code, _, err in ended(started([ROOT / "tests" / "distributed_worker.py", out, *cases])):
+    for code, _, err in ended(started([ROOT / "tests" / "support" / "distributed_worker.py", out, *cases])):
         assert code == 0, err
     return [load_tensors(out / f"rank-{rank}.safetensors")[0] for rank in range(2)]
 
@@ -227,7 +227,7 @@ def test_one_process_of_a_machine_goes_first(ranks):
 
 @pytest.mark.slow
 def test_every_kind_of_training_runs_and_leaves_the_processes_equal(tmp_path):
-    for code, _, err in ended(started([ROOT / "tests" / "distributed_worker.py", tmp_path, "methods"])):
+    for code, _, err in ended(started([ROOT / "tests" / "support" / "distributed_worker.py", tmp_path, "methods"])):
         assert code == 0, err
     first, second = (of(load_tensors(tmp_path / f"rank-{rank}.safetensors")[0], "methods") for rank in range(2))
     assert set(first) == set(second)

@@ -1,6 +1,6 @@
 """PyCIL's files: each becomes the run it was there, and what does not is told.
 
-tests/data/pycil holds the keys and values of PyCIL's own files (LAMDA-CL/PyCIL, exps/), and of FeCAM's and DPCR's.
+tests/cli/pycil holds the keys and values of PyCIL's own files (LAMDA-CL/PyCIL, exps/), and of FeCAM's and DPCR's.
 """
 
 import json
@@ -18,7 +18,7 @@ from efcil.learners import LEARNERS
 from efcil.methods import METHODS
 from messages import assert_names, raises
 
-FILES = {path.stem: json.loads(path.read_text()) for path in sorted((Path(__file__).parent / "data/pycil").glob("*"))}
+FILES = {path.stem: json.loads(path.read_text()) for path in sorted((Path(__file__).parent / "pycil").glob("*"))}
 BLANK = {
     **dict.fromkeys(("data", "tasks", "init_cls", "increment", "preset", "out"), None),
     **{"method": "", "dataset": "", "order": "identity", "seed": 0, "device": "auto", "overrides": [], "config": None},

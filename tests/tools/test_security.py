@@ -11,7 +11,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 RUN, DEV = ROOT / "requirements" / "run.txt", ROOT / "requirements" / "dev.txt"
 
 
@@ -241,7 +241,7 @@ def test_hostile_configurations_are_one_line(tmp_path, efcil, name, text):
 
 # -- the documents -----------------------------------------------------------------------------------------------------
 
-NODE = re.compile(r"`(tests/\w+\.py)::(test_\w+)`")
+NODE = re.compile(r"`(tests/[\w/]+\.py)::(test_\w+)`")
 ROW = re.compile(r"^\| (?!threat|asset|what|---|-)(.+?) \|(.*)\|$", re.MULTILINE)
 
 
@@ -268,4 +268,4 @@ def test_every_threat_names_tests_that_exist(name):
 def test_a_threat_without_a_test_is_seen():
     text = "| threat | defence | code | tests |\n|---|---|---|---|\n| fire | water | `x.py` | soon |\n"
     assert unheld(text) == ["no test: fire"]
-    assert unheld("`tests/test_security.py::test_nowhere`") == ["tests/test_security.py::test_nowhere"]
+    assert unheld("`tests/tools/test_security.py::test_nowhere`") == ["tests/tools/test_security.py::test_nowhere"]

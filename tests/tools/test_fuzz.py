@@ -33,7 +33,7 @@ from efcil.tasks import class_order
 from efcil.tensor_files import load_tensors, save_tensors
 from messages import raises
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def load_tool():

@@ -355,7 +355,7 @@ def test_data_verify(efcil, tmp_path, monkeypatch):
 
 
 def test_data_fetch_from_a_server(efcil, tmp_path, monkeypatch):
-    """The command itself, against a server on loopback; tests/test_fetch.py has the broken connections."""
+    """The command itself, against a server on loopback; tests/data/test_fetch.py has the broken connections."""
     import functools
     import hashlib
     import http.server

@@ -335,7 +335,7 @@ def test_a_thousand_classes_peak_at_two_copies_and_a_block():
     assert row["peak_ratio"] <= scale.MAX_PEAK
 
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def gpu_check(*arguments):

@@ -1,4 +1,4 @@
-"""What can be seen of the page's files without a browser; tests/browser has the rest."""
+"""What can be seen of the page's files without a browser; the tests beside this one have the rest."""
 
 import re
 from html.parser import HTMLParser
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-PAGE = Path(__file__).resolve().parent.parent / "src" / "efcil" / "serve" / "page"
+PAGE = Path(__file__).resolve().parents[3] / "src" / "efcil" / "serve" / "page"
 HTML, CSS, JS = ((PAGE / name).read_text(encoding="utf-8") for name in ("index.html", "style.css", "app.js"))
 
 

@@ -13,7 +13,7 @@ from efcil.experiment.specification import ExperimentSpec, resolve
 from efcil.files import write_json, write_json_lines
 from tools import results_tables as tool
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 DASH = "\N{EN DASH}"
 
 
