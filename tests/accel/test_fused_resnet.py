@@ -2,12 +2,9 @@
 
 import contextlib
 import copy
-import json
 import os
 import subprocess
 import sys
-import threading
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import product
 
@@ -16,7 +13,6 @@ import pytest
 import torch
 from torch import nn
 
-from benchmarks import gpu, steps
 from efcil import models
 from efcil.accel import criteria, fused_lwf_loss, fused_resnet
 from efcil.accel.batch_norm import BatchNorm
@@ -24,12 +20,11 @@ from efcil.accel.criteria import FusedFeatureDistillLoss, FusedLwFLoss
 from efcil.accel.execution import Execution
 from efcil.accel.fused_resnet import FusedResNet
 from efcil.accel.optim import SGD
-from efcil.accel.streams import thread_stream
 from efcil.data.dataset import ImageSet
 from efcil.errors import TrainingError
 from efcil.features import TaskFeatures
 from efcil.learners import OWN
-from efcil.learners.lwf import LwF
+from efcil.learners.lwf import LwF, LwFOptions
 from efcil.learners.pseudo_replay import PseudoReplay, PseudoReplayOptions
 from efcil.losses import FeatureDistillLoss, LwFLoss, TaskClassLoss
 from efcil.models.heads import LinearHead
@@ -42,6 +37,7 @@ from messages import raises
 from problems import TINY, blobs
 
 FORMATS = (torch.contiguous_format, torch.channels_last)
+OPTIONS = LwFOptions(backbone="resnet10", width=4, batch_size=8, augment="none")
 KINDS = [{"last_relu": False}, {"stem": "imagenet"}, {"stem": "small", "channels": 1}]
 
 
@@ -183,9 +179,10 @@ def test_training_hands_weights_over_and_ends_it(monkeypatch, kind):
     monkeypatch.setattr(Execution, "use_fused_resnet", True)
     taken, execution = [], Execution(torch.device("cpu"), "bf16")
     monkeypatch.setattr(SGD, "apply", lambda self, parameter, gradient: taken.append(parameter.shape))
-    lwf = kind(gpu.options_of(gpu.TINY), 3, execution, 0)
-    task = gpu.stream(gpu.TINY, None)[0]
-    pixels = ImageBatches(execution.tensor(task.images), gpu.MEAN, gpu.STD, execution)
+    lwf = kind(OPTIONS, 3, execution, 0)
+    data = blobs()
+    task = TaskStream(data.train, np.arange(6), (2, 2, 2))[0]
+    pixels = ImageBatches(execution.tensor(task.images), data.mean, data.std, execution)
     with pytest.raises(TrainingInterrupted):  # after one step
         fit_task(lwf, task, pixels, execution.tensor(task.labels), None, stop=lambda: True)
     convolutions = [module.weight.shape for module in lwf.backbone.modules() if isinstance(module, nn.Conv2d)]
@@ -367,7 +364,7 @@ def test_branches_are_for_captured_steps_in_half_precision():
 
 def test_a_learner_on_such_a_machine_learns_as_one_function(monkeypatch):
     monkeypatch.setattr(Execution, "use_fused_resnet", True)
-    lwf = LwF(gpu.options_of(gpu.TINY), 3, Execution(torch.device("cpu"), "bf16"), 0)
+    lwf = LwF(OPTIONS, 3, Execution(torch.device("cpu"), "bf16"), 0)
     assert isinstance(lwf.student_features, FusedResNet)
     assert lwf.student_features.fallback is lwf.student.backbone
     assert lwf.student_features.dtype is torch.bfloat16
@@ -528,7 +525,7 @@ def test_the_loss_from_few_kernels_is_the_loss(fused_losses, known, held, precis
     draw = np.random.default_rng(0)
     pixels = draw.integers(0, 256, (80, 3, 8, 8), dtype=np.uint8)
     tasks = TaskStream(ImageSet(pixels, np.arange(80, dtype=np.int64) % 20), np.arange(20), (4, 4, 4, 2, 6))
-    kind, options = LwF, gpu.options_of(gpu.TINY)
+    kind, options = LwF, OPTIONS
     if held:  # features too, through a linear map
         kind, options = (
             PseudoReplay,
@@ -730,7 +727,7 @@ def test_the_loss_from_few_kernels_is_tried_before_it_is_used(monkeypatch, spoil
 @pytest.mark.parametrize(("compiled", "captured"), list(product((True, False), repeat=2)))
 def test_few_kernels_are_for_captured_steps_that_may_be_compiled(fused_losses, compiled, captured):
     execution = Execution(torch.device("cpu"), compile=compiled, cuda_graphs=captured)
-    criterion = LwF(gpu.options_of(gpu.TINY), 3, execution, 0).criterion()
+    criterion = LwF(OPTIONS, 3, execution, 0).criterion()
     assert isinstance(execution.criterion(criterion), FusedLwFLoss) is (compiled and captured)
 
 
@@ -746,7 +743,7 @@ def test_the_compiler_is_loaded_when_it_is_needed(monkeypatch):
 
 def test_the_loss_of_other_kinds_takes_its_own_way(monkeypatch):
     fast = Execution(torch.device("cpu"), compile=True, cuda_graphs=True)
-    lwf = LwF(gpu.options_of(gpu.TINY), 3, Execution(torch.device("cpu")), 0)
+    lwf = LwF(OPTIONS, 3, Execution(torch.device("cpu")), 0)
     assert type(fast.criterion(lwf.criterion())) is LwFLoss, "there are no such kernels here"
     monkeypatch.setattr(criteria, "_works", lambda device, dtype: True)
     assert type(fast.criterion(lwf.criterion())) is FusedLwFLoss
@@ -754,61 +751,7 @@ def test_the_loss_of_other_kinds_takes_its_own_way(monkeypatch):
     assert type(fast.criterion(lwf.criterion())) is TaskClassLoss
     lwf.task_classes, lwf.student.head = None, LinearHead(4)
     assert type(fast.criterion(lwf.criterion())) is LwFLoss, "a head of another kind"
-    made = PseudoReplay(PseudoReplayOptions(**dict(gpu.options_of(gpu.TINY))), 3, Execution(torch.device("cpu")), 0)
+    made = PseudoReplay(PseudoReplayOptions(**dict(OPTIONS)), 3, Execution(torch.device("cpu")), 0)
     assert type(fast.criterion(made.criterion())) is FusedLwFLoss
     made._learned, made._own = 3, 4  # pseudo-images are learned, and have no label
     assert type(fast.criterion(made.criterion())) is TaskClassLoss
-
-
-def test_the_benchmark_compares_every_way(tmp_path, capsys):
-    out = tmp_path / "deep" / "steps.json"
-    assert steps.main(["--device", "cpu", "--tiny", "--steps", "1", "--out", str(out)]) == 0
-    rows = json.loads(out.read_text())["raw"]["ways"]
-    assert [row["way"] for row in rows[:3]] == ["compiled", "in order", "branches"]
-    assert [row["teacher"] for row in rows] == ["none", "none", "none", "ahead", "beside"]
-    for row in rows:
-        assert row["ms"] > 0
-        assert row["again"] == row["race"] == row["chance"] == 0
-        assert row["deviation"] < 1
-    assert rows[1]["deviation"] == rows[2]["deviation"] > 0
-    assert "deviation" in capsys.readouterr().out
-
-
-@pytest.mark.cuda
-def test_a_captured_step_with_branches_is_the_step():
-    ways = steps.Ways(replace(gpu.TINY, width=16, side=16), "cuda")
-    ways.begin("none")
-    for way in ("compiled", "in order", "branches"):
-        row = ways.measured(way, 1)
-        assert row["race"] < 0.05 + 2 * row["chance"], row
-
-
-@pytest.mark.cuda
-def test_steps_of_runs_at_once_are_those_of_each_alone():
-    """To the bit: what the graph of one run writes, a library's workspace too, none of another reads."""
-    size, alone, meet = gpu.Size(classes=1000, per_class=2), threading.Lock(), threading.Barrier(3, timeout=200)
-
-    def ends(ways, call, kept, guard):
-        ways.restore(kept, ways.start)
-        torch.cuda.synchronize()
-        meet.wait()
-        with guard:
-            for _ in range(30):
-                call()
-            torch.cuda.synchronize()
-        meet.wait()
-        return ways.weights()
-
-    def one(place):
-        with torch.cuda.stream(thread_stream(torch.device("cuda"), "run")):
-            ways = steps.Ways(size, "cuda")
-            ways.begin("none")
-            ways.begin("ahead")  # a hundred old classes: products with the head are split
-            ways.images = ways.images.roll(place, 0)  # each learns something else
-            with ways.recorded("use_fused_resnet") as (_, call, kept):
-                meet.wait()  # nobody else records any more
-                return ends(ways, call, kept, alone), ends(ways, call, kept, contextlib.nullcontext())
-
-    with ThreadPoolExecutor(3) as pool:
-        for in_turn, at_once in pool.map(one, range(3)):
-            assert all(torch.equal(a, b) for a, b in zip(in_turn, at_once, strict=True))

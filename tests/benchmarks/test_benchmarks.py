@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import augment, core, gpu, record, scale, serve
 from efcil.core.class_stats import ClassStats
 from efcil.core.projection import task_shift
 from efcil.core.ridge import normalize_columns, ridge_weight
@@ -39,7 +38,7 @@ def positive(value):
     return not isinstance(value, float) or (math.isfinite(value) and value > 0)
 
 
-def test_augment_measures_both_ways():
+def test_augment_measures_both_ways(augment):
     threads = torch.get_num_threads()
     result = augment.measure(40, "cpu", 1)
     assert set(result) == {"images_per_second", "pillow_images_per_second", "ratio"}
@@ -48,7 +47,7 @@ def test_augment_measures_both_ways():
     assert torch.get_num_threads() == threads
 
 
-def test_the_pillow_chain_keeps_the_shape_and_changes_the_image():
+def test_the_pillow_chain_keeps_the_shape_and_changes_the_image(augment):
     import random
 
     import numpy as np
@@ -59,7 +58,7 @@ def test_the_pillow_chain_keeps_the_shape_and_changes_the_image():
     assert sum(not np.array_equal(image, pixels) for image in images) >= 3
 
 
-def test_core_measures_the_update():
+def test_core_measures_the_update(core):
     result = core.measure(classes=4, dim=16, repeats=1)
     keys = ["naive_seconds", "positive_seconds", "numerical_seconds", "tenfold_seconds", "tenfold_growth"]
     keys += ["positive_speedup", "numerical_speedup", "condition"]
@@ -70,7 +69,7 @@ def test_core_measures_the_update():
     assert (result["classes"], result["dim"], result["device"]) == (4, 16, "cpu")
 
 
-def test_core_says_which_bound_is_missed():
+def test_core_says_which_bound_is_missed(core):
     good = {"positive_speedup": 9.0, "numerical_speedup": 2.0, "tenfold_growth": 10.0}
     good |= {"positive_deviation": 1e-12, "numerical_deviation": 1e-9}
     assert core.missed(good) == []
@@ -80,7 +79,7 @@ def test_core_says_which_bound_is_missed():
 
 
 @pytest.mark.parametrize("dim", [8, 24])
-def test_naive_and_ours_are_the_same_update(dim):
+def test_naive_and_ours_are_the_same_update(core, dim):
     task = core.problem(5, dim)
     grams, means, weight = core.naive_update(task)()
     stats, ours = core.update(task, "positive")
@@ -99,14 +98,14 @@ def test_naive_and_ours_are_the_same_update(dim):
     assert not torch.allclose(task_shift(task.old, task.new), torch.eye(dim, dtype=torch.float64), atol=0.05)
 
 
-def test_operations_of_resnet18_are_those_counted_by_hand():
+def test_operations_of_resnet18_are_those_counted_by_hand(gpu):
     flops = gpu.flops_per_image(gpu.Size())
     assert flops["forward"] == RESNET18_FORWARD == 1_110_835_200
     # Backward: a product for the weights and one for the input of every layer, but none for the images.
     assert flops["training"] == 3 * RESNET18_FORWARD - RESNET18_STEM
 
 
-def test_every_variant_takes_the_products_own_step():
+def test_every_variant_takes_the_products_own_step(gpu):
     result = gpu.measure_steps(gpu.TINY, "cpu", 1)
     rows = result["rows"]
     left_out = [row["variant"] for row in rows if "left_out" in row]
@@ -126,7 +125,7 @@ def test_every_variant_takes_the_products_own_step():
         assert len(row["seconds"]["raw"]) == gpu.TINY.repeats
 
 
-def test_a_timed_step_trains(execution):
+def test_a_timed_step_trains(gpu, execution):
     lwf = gpu.LwF(gpu.options_of(gpu.TINY), 3, execution, 0)
     task = gpu.stream(gpu.TINY, None)[0]
     lwf.before_task(task)
@@ -136,7 +135,7 @@ def test_a_timed_step_trains(execution):
     assert not torch.equal(before, lwf.backbone.conv1.weight)
 
 
-def test_the_whole_command_writes_every_timing(tmp_path, capsys):
+def test_the_whole_command_writes_every_timing(gpu, tmp_path, capsys):
     out = tmp_path / "deep" / "gpu.json"
     arguments = ["--device", "cpu", "--tiny", "--steps", "1", "--out", str(out)]
     assert gpu.main([*arguments, "--only", "epoch", "together", "augment", "update", "startup"]) == 0
@@ -176,7 +175,7 @@ def test_the_whole_command_writes_every_timing(tmp_path, capsys):
         assert words in said
 
 
-def test_steps_are_printed_as_a_table():
+def test_steps_are_printed_as_a_table(gpu):
     raw = {"median": 0.002, "spread": 0.0005, "raw": [0.002]}
     row = {
         "variant": "fp32 eager",
@@ -195,14 +194,14 @@ def test_steps_are_printed_as_a_table():
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
-def test_no_cuda_is_said(capsys):
+def test_no_cuda_is_said(gpu, capsys):
     with pytest.raises(SystemExit):
         gpu.main([])
     assert "there is no CUDA device" in capsys.readouterr().err
 
 
 @pytest.mark.slow
-def test_serve_measures_loops_clients_and_a_teaching(tmp_path, monkeypatch, capsys):
+def test_serve_measures_loops_clients_and_a_teaching(serve, tmp_path, monkeypatch, capsys):
     """One short round with a real service; a bound that nothing can meet is missed."""
     pytest.importorskip("uvicorn")
     monkeypatch.setenv("EFCIL_COMMIT", "abc")
@@ -224,7 +223,7 @@ def test_serve_measures_loops_clients_and_a_teaching(tmp_path, monkeypatch, caps
     assert "ratio" in capsys.readouterr().out
 
 
-def test_a_soak_reads_the_memory_and_fails_when_it_grows(tmp_path, monkeypatch, capsys):
+def test_a_soak_reads_the_memory_and_fails_when_it_grows(serve, tmp_path, monkeypatch, capsys):
     sizes, enough = [100.0, 100.0, 100.0, 100.0, 107.0, 107.0], threading.Event()
 
     class Still:
@@ -264,7 +263,7 @@ def test_a_soak_reads_the_memory_and_fails_when_it_grows(tmp_path, monkeypatch, 
     assert serve.growth([300, 100, 100, 100, 100, 102, 102]) == 2.0, "the first sixth does not count"
 
 
-def test_records_name_nothing_of_the_machine():
+def test_records_name_nothing_of_the_machine(record):
     given = ["/srv/pictures/birds", "--classes", "20", "--out=/tmp/x.json", "--about", "birds", "--machine", "mine"]
     assert list(record._public(given)) == ["birds", "--classes", "20"]
 
@@ -274,7 +273,7 @@ def scale_row(**changed):
     return row | {"of_papers": 0.502} | changed
 
 
-def test_scale_measures_an_update_and_its_memory():
+def test_scale_measures_an_update_and_its_memory(scale):
     made = {}
 
     def run(size):
@@ -298,7 +297,7 @@ def test_scale_measures_an_update_and_its_memory():
     assert {line.partition(" ")[0] for line in scale.missed(found)} <= {"tenfold_growth"}, "times are not judged here"
 
 
-def test_scale_says_which_bound_is_missed():
+def test_scale_says_which_bound_is_missed(scale):
     good = {"tenfold_growth": 10.0, "factor_deviation": 1e-12, "dimensions": [], "classes": [scale_row()]}
     good["compression"] = [{"error": 0.1, "left_out": 0.09}]
     assert scale.missed(good) == []
@@ -317,7 +316,7 @@ def test_scale_says_which_bound_is_missed():
 
 
 @pytest.mark.slow
-def test_scale_runs_as_a_command_and_draws(tmp_path):
+def test_scale_runs_as_a_command_and_draws(scale, tmp_path):
     record_file, stem = tmp_path / "scale.json", tmp_path / "scale"
     assert scale.main(["--tiny", "--threads", "1", "--out", str(record_file), "--figure", str(stem)]) == 0
     stored = json.loads(record_file.read_text())
@@ -328,7 +327,7 @@ def test_scale_runs_as_a_command_and_draws(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_thousand_classes_peak_at_two_copies_and_a_block():
+def test_a_thousand_classes_peak_at_two_copies_and_a_block(scale):
     """In a process of its own, at a size at which the matrices of the solution no longer count: 134 MB of Grams."""
     row = scale.in_own_process(scale.Size(1000, 180, 40, threads=1, repeats=1))
     assert row["stored_bytes"] == 8 * 1000 * (180 * 181 // 2 + 180)

@@ -7,7 +7,6 @@ equal, not only within a point.
 
 import pytest
 
-from benchmarks import rounds
 from efcil.data import digits, glyphs
 from messages import raises
 
@@ -18,25 +17,27 @@ OPTIONS = {
 
 
 @pytest.fixture(autouse=True)
-def _own_cache(monkeypatch, tmp_path):
+def _own_cache(rounds, monkeypatch, tmp_path):
     monkeypatch.setenv("EFCIL_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(rounds, "THREADS", "1")
 
 
-def real(root):
+def real(rounds, root):
     """Handwritten digits, scanned from paper, as a folder tree."""
     return rounds.write_folders(root, digits.load(), 16)
 
 
-def drawn(root):
+def drawn(rounds, root):
     data = glyphs.load(classes=20, size=16, train_per_class=150, test_per_class=50)
     return rounds.write_folders(root, data, 16)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("write", "name"), [(real, "digits"), (drawn, "glyphs")], ids=["digits", "glyphs"])
-def test_five_rounds_from_the_command_line_equal_the_run_and_a_class_is_forgotten_for_good(tmp_path, write, name):
-    data = write(tmp_path / "pictures")
+def test_five_rounds_from_the_command_line_equal_the_run_and_a_class_is_forgotten_for_good(
+    rounds, tmp_path, write, name
+):
+    data = write(rounds, tmp_path / "pictures")
     names = rounds.names_of(data, None)
     settings = [word for key, value in OPTIONS[name].items() for word in ("--set", f"{key}={value}")]
     new_model_options = ["--val-fraction", 0, "--size", 16, "--set", f"augment={name}", *settings]
@@ -64,19 +65,19 @@ def test_five_rounds_from_the_command_line_equal_the_run_and_a_class_is_forgotte
             rounds.evaluated(model, data / "test")
 
 
-def test_a_command_that_fails_is_told(tmp_path):
+def test_a_command_that_fails_is_told(rounds, tmp_path):
     with raises(RuntimeError, "summary", tmp_path / "nothing", "exit 2", "efcil teach"):
         rounds.efcil("summary", tmp_path / "nothing")
 
 
-def test_the_order_of_classes_is_that_of_a_run(tmp_path):
+def test_the_order_of_classes_is_that_of_a_run(rounds, tmp_path):
     for name in ("class 10", "class 9", "class 1"):
         (tmp_path / "train" / name).mkdir(parents=True)
     assert rounds.names_of(tmp_path, None) == ["class 1", "class 9", "class 10"]
     assert rounds.names_of(tmp_path, 2) == ["class 1", "class 9"]
 
 
-def test_what_a_struck_class_does_to_accuracy(tmp_path, monkeypatch):
+def test_what_a_struck_class_does_to_accuracy(rounds, tmp_path, monkeypatch):
     """By hand: three of four pictures are of other classes; one of them was taken for the forgotten class."""
     answers = [("a", ["a", "b", "c"]), ("b", ["a", "b", "c"]), ("b", ["c", "a", "b"]), ("c", ["c", "a", "b"])]
     (tmp_path / "model").mkdir()

@@ -17,9 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer.main
 
-from efcil.cli import app
+from command_lines import commands, misspelt, options
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
@@ -263,44 +262,12 @@ def test_exceptions_from_the_limits_are_those_of_the_page(tool):
 # --- (d) the command --------------------------------------------------------------------------------------------------
 
 
-def commands() -> dict[str, Any]:
-    """Every command by the words typed after `efcil`."""
-    found = {}
-
-    def walk(command: Any, words: str) -> None:
-        for word, inner in getattr(command, "commands", {}).items():
-            walk(inner, f"{words} {word}".strip())
-        if not getattr(command, "commands", {}):
-            found[words] = command
-
-    walk(typer.main.get_command(app), "")
-    return found
-
-
-def options(command: Any) -> dict[str, Any]:
-    """Options by each of their spellings, --help included."""
-    params = [p for p in command.params if p.param_type_name == "option"]
-    return {"--help": None} | {spelling: p for p in params for spelling in (*p.opts, *p.secondary_opts)}
-
-
 def shown_commands(text: str) -> Iterator[list[str]]:
     """Words of each line of a code block that begins with `efcil `; a backslash joins lines, # ends them."""
     for _, block in FENCE.findall(text):
         for line in block.replace("\\\n", " ").splitlines():
             if line.startswith("efcil "):
                 yield shlex.split(line, comments=True)[1:]
-
-
-def misspelt(words: list[str]) -> list[str]:
-    """What of a command line does not exist: the command, or options of it."""
-    known = commands()
-    if words[0].startswith("--"):
-        top = options(typer.main.get_command(app))
-        return [word for word in words if word not in top]
-    key = next((k for k in (" ".join(words[:2]), words[0]) if k in known), None)
-    if key is None:
-        return [" ".join(words[:2])]
-    return [word for word in words if word.startswith("-") and word.split("=")[0] not in options(known[key])]
 
 
 @pytest.mark.parametrize("path", DOCS, ids=name)

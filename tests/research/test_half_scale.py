@@ -9,7 +9,7 @@ from efcil.errors import RunError
 from efcil.files import read_json_lines, write_json, write_json_lines
 from messages import raises
 from research import half_scale as tool
-from tests.tools.test_results_tables import summary
+from summaries import summary
 
 
 def test_it_is_made_of_training_images_alone(tmp_path):

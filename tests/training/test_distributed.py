@@ -24,7 +24,7 @@ from torch.distributed import TCPStore
 from torch.distributed.run import get_args_parser
 
 import distributed_worker as worker
-from benchmarks import distributed as benchmark
+from command_lines import misspelt
 from efcil.accel.execution import Execution
 from efcil.data.workers import cores, own_cores
 from efcil.errors import ConfigError, Interrupted
@@ -36,7 +36,6 @@ from efcil.training.distributed import BUCKET_NUMEL, SINGLE_PROCESS, World, runn
 from efcil.training.loader import epoch_batches, several_epochs
 from messages import assert_names, raises
 from problems import gap
-from tests.docs.test_docs import misspelt
 
 ROOT = Path(__file__).resolve().parents[2]
 LOST = "another process of the run is gone"
@@ -646,24 +645,3 @@ def test_the_kubernetes_example_is_sound():
     assert {mount["name"] for mount in container["volumeMounts"]} == {volume["name"] for volume in pod["volumes"]}
     patience = next(int(e["value"]) for e in container["env"] if e["name"] == "TORCH_ELASTIC_SHUTDOWN_TIMEOUT")
     assert patience < pod["terminationGracePeriodSeconds"]
-
-
-# --- the benchmark ----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_the_benchmark_measures_both_ways():
-    found = benchmark.measure(benchmark.arguments("--width=4 --batch=8 --images=16 --repeats=1".split()))
-    rates = found["images_per_second"]
-    assert all(rate > 0 for rate in rates.values())
-    assert found["ratio"] == pytest.approx(rates["together"] / rates["alone"])
-    assert found["wanted"] == 1.5
-
-
-@pytest.mark.parametrize("ratio", [1.49, 1.5])
-def test_the_check_of_the_benchmark_fails_below_its_mark(monkeypatch, tmp_path, capsys, ratio):
-    monkeypatch.setattr(sys, "argv", ["distributed.py", "--check", "--out", str(tmp_path / "found.json")])
-    monkeypatch.setattr(benchmark, "measure", lambda o: {"ratio": ratio, "wanted": 1.5})
-    with contextlib.nullcontext() if ratio >= 1.5 else pytest.raises(SystemExit, match="1.49 .*1.50"):
-        benchmark.main()
-    assert json.loads((tmp_path / "found.json").read_text())["ratio"] == ratio

@@ -9,7 +9,7 @@ import pytest
 
 from browser.driving import Page, picture
 from efcil.product import IncrementalClassifier
-from tests.serve.test_serve import TOKEN, Served
+from served import TOKEN, Served
 
 pytestmark = pytest.mark.slow
 COLORS = {"red": (210, 40, 40), "blue": (40, 60, 210), "green": (40, 190, 60)}

@@ -1,0 +1,18 @@
+"""The scripts of benchmarks/, each as a fixture of its name."""
+
+import importlib
+
+import pytest
+
+
+def script(name):
+    @pytest.fixture(scope="session", name=name)
+    def load():
+        return importlib.import_module(f"benchmarks.{name}")
+
+    return load
+
+
+augment, core, distributed, gpu, record, rounds, scale, serve, steps = map(
+    script, ("augment", "core", "distributed", "gpu", "record", "rounds", "scale", "serve", "steps")
+)
