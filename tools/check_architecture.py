@@ -3,6 +3,7 @@
 - Imports point one way: a module may import only from layers at or below its own.
 - Only `efcil.accel` and `efcil doctor` name torch.cuda, CUDA graphs, torch's compiler or Triton.
 - Functions, classes and modules stay small, but for `EXCEPTIONS`, each with its reason.
+- Tests lie in folders named after those of efcil, or in `TEST_FOLDERS`; none imports a benchmark or another test.
 """
 
 from __future__ import annotations
@@ -75,6 +76,8 @@ EXCEPTIONS = {  # docs/architecture.md has the same table
     "training/trainer.py::train": REDESIGN,
     "trajectory.py::Trajectory": "the lifecycle of the statistics, and how they are read, saved and merged",
 }
+
+TEST_FOLDERS = ("benchmarks", "docs", "research", "tools", "support")  # what tests/ has besides the folders of efcil
 
 
 def imported(path: Path) -> set[str]:
@@ -195,8 +198,23 @@ def _is_foreign(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
     return any(d == "triton.jit" or d.endswith((".command", ".callback")) for d in decorators)
 
 
+def misplaced_tests(tests: Path, root: Path) -> list[str]:
+    """Return a line for each file in a folder that efcil does not have, and for each import of a benchmark or test."""
+    lines = []
+    for path in sorted(tests.rglob("*.py")):
+        folder = path.relative_to(tests).parent
+        if folder.parts and folder.parts[0] not in TEST_FOLDERS and not (root / folder).is_dir():
+            lines.append(f"{path}: efcil has no folder {folder.as_posix()}; move the file, or add it to TEST_FOLDERS")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            for name in [] if isinstance(node, ast.Attribute) else _names(node, {}):
+                if name.split(".")[0] in ("benchmarks", "tests") or name.startswith("test_"):
+                    lines.append(f"{path}:{node.lineno}: imports {name}; put what is shared into tests/support")
+    return lines
+
+
 if __name__ == "__main__":
     source = Path(__file__).resolve().parent.parent / "src" / "efcil"
     found = [*wrong_imports(source), *past_the_door(source), *too_large(source)]
-    print("\n".join(found) or "imports point one way, accel is the only door to the GPU, and sizes are within limits")
+    found += misplaced_tests(source.parent.parent / "tests", source)
+    print("\n".join(found) or "imports, the door to the GPU, sizes and places of tests are as they should be")
     sys.exit(bool(found))

@@ -137,3 +137,35 @@ def test_exceptions_from_the_limits_are_those_of_the_page(tool):
     rows = re.findall(r"^\| `([^`]+)` \| (?:`([^`]+)`|\(lines\)) \| (.+) \|$", limits, flags=re.MULTILINE)
     assert {f"{module}::{name}" if name else module: why for module, name, why in rows} == tool.EXCEPTIONS
     assert all(tool.EXCEPTIONS.values())
+
+
+def test_tests_lie_where_what_they_test_does(tool):
+    assert tool.misplaced_tests(ROOT / "tests", ROOT / "src" / "efcil") == []
+
+
+def test_misplaced_tests_and_imports_of_tests_are_found(tool, tmp_path):
+    (tmp_path / "efcil" / "core").mkdir(parents=True)
+    files = {
+        "test_tasks.py": "from efcil.tasks import TaskStream\nfrom problems import blobs\nimport benchmark\n",
+        "core/test_ridge.py": "import benchmarks.core\nfrom test_stats import draw\n",
+        "core/test_late.py": "def late():\n    from benchmarks import gpu\n    return gpu\n",
+        "core/deep/test_deep.py": "from tests.core.test_ridge import ridge\n",
+        "heads/test_heads.py": "import importlib\nimportlib.import_module('benchmarks.steps')\n",
+        "docs/pages/test_page.py": "from test_names import test_only_a_name\nfrom efcil import test_share\n",
+        "support/conftest.py": "tests.benchmarks = 'no import'\n",
+    }
+    for place, code in files.items():
+        (tmp_path / "tests" / place).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "tests" / place).write_text(code)
+    found = tool.misplaced_tests(tmp_path / "tests", tmp_path / "efcil")
+    rest = "; put what is shared into tests/support"
+    assert [line.removeprefix(f"{tmp_path}/tests/") for line in found] == [
+        "core/deep/test_deep.py: efcil has no folder core/deep; move the file, or add it to TEST_FOLDERS",
+        f"core/deep/test_deep.py:1: imports tests.core.test_ridge.ridge{rest}",
+        f"core/test_late.py:2: imports benchmarks.gpu{rest}",
+        f"core/test_ridge.py:1: imports benchmarks.core{rest}",
+        f"core/test_ridge.py:2: imports test_stats.draw{rest}",
+        f"docs/pages/test_page.py:1: imports test_names.test_only_a_name{rest}",
+        "heads/test_heads.py: efcil has no folder heads; move the file, or add it to TEST_FOLDERS",
+        f"heads/test_heads.py:2: imports benchmarks.steps{rest}",
+    ]
