@@ -1,8 +1,6 @@
-"""The equations as functions: against the literal transcription, on matrices worked by hand, and on broken input."""
+"""Shifts and projectors: against the literal transcription, on matrices worked by hand, and on broken input."""
 
 from __future__ import annotations
-
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,15 +11,8 @@ from torch import Tensor
 
 from efcil import reference
 from efcil.core import linear_algebra, projection
-from efcil.core.class_stats import ClassStats
-from efcil.core.gaussian import gaussian_factors
 from efcil.core.linear_algebra import (
-    cholesky,
-    congruence,
-    covariance_root,
-    pack_symmetric,
     relative_ridge,
-    unpack_symmetric,
 )
 from efcil.core.projection import (
     class_shift,
@@ -33,8 +24,7 @@ from efcil.core.projection import (
     task_shift,
     task_shift_from_gram,
 )
-from efcil.core.ridge import normalize_columns, ridge_weight
-from efcil.errors import ConfigError, NotFiniteError, NotPositiveDefiniteError
+from efcil.errors import ConfigError, NotFiniteError
 from messages import raises
 from problems import draw, gap
 
@@ -147,11 +137,6 @@ def test_a_ridge_cannot_be_chosen_without_images_or_with_other_shapes() -> None:
         cross_validated_ridge(gram, gram, 1.0, 0)
     with pytest.raises(ConfigError, match=r"cross has shape \(3, 2\); wanted that of gram, \(3, 3\)"):
         cross_validated_ridge(gram, gram[:, :2], 1.0, 5)
-
-
-def test_relative_ridge_follows_the_scale() -> None:
-    gram = draw(9, 4).T @ draw(9, 4)
-    assert relative_ridge(100.0 * gram, 0.1) == pytest.approx(100.0 * relative_ridge(gram, 0.1))
 
 
 def test_products_of_batches_add_to_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -391,182 +376,3 @@ def test_class_shift_zeroes_dead_channels_under_positive() -> None:
 def test_class_shift_refuses_unequal_dimensions() -> None:
     with raises(ConfigError, "task_shift", (3, 3), "gram", (1, 4, 4)):
         class_shift(torch.eye(3), torch.eye(4)[None])
-
-
-@pytest.mark.parametrize("width", [1, 2, 3, 7, 10])
-def test_congruence_equals_its_formula_and_is_symmetric(width: int) -> None:
-    features = draw(3, 5, 6)
-    gram = features.mT @ features
-    for shift in (draw(6, width), draw(3, 6, width)):
-        ours = congruence(gram, shift)
-        assert gap(ours, shift.mT @ gram @ shift) < 1e-13
-        assert torch.equal(ours, ours.mT)
-
-
-# --- solving ----------------------------------------------------------------------------------------------------------
-
-
-def stats_of(features: Tensor, labels: Tensor) -> SimpleNamespace:
-    groups = [features[labels == c] for c in labels.unique()]
-    gram = sum((x.T @ x for x in groups[1:]), groups[0].T @ groups[0])
-    return SimpleNamespace(
-        count=torch.tensor([len(x) for x in groups]),
-        mean=torch.stack([x.mean(0) for x in groups]),
-        gram_sum=lambda: gram,
-    )
-
-
-@pytest.mark.parametrize("ridge", [0.0, 1e-3, 200.0])
-def test_ridge_weight_takes_any_statistics_and_equals_the_literal_equations(ridge: float) -> None:
-    features, labels = draw(60, 7), torch.arange(60) % 11 % 4  # unequal classes
-    stats = stats_of(features, labels)
-    joint = reference.ridge_joint(features, labels, range(4), ridge)
-    assert gap(ridge_weight(stats, ridge), joint) < 1e-10
-    prototypes = [reference.prototype(features[labels == c]) for c in range(4)]
-    means, grams = [p[0] for p in prototypes], [p[1] for p in prototypes]
-    literal = reference.ridge_from_statistics(stats.count.tolist(), means, grams, ridge)
-    assert gap(ridge_weight(stats, ridge), literal) < 1e-10
-
-
-def test_ridge_without_gamma_on_too_few_images_says_what_to_do() -> None:
-    stats = stats_of(draw(6, 7), torch.arange(6))
-    with raises(NotPositiveDefiniteError, "7 x 7", "ridge"):
-        ridge_weight(stats, 0.0)
-    assert torch.isfinite(ridge_weight(stats, 1e-3)).all()
-    with raises(ConfigError, "ridge", -1.0):
-        ridge_weight(stats, -1.0)
-    with raises(NotFiniteError, 40, 9, 49):
-        ridge_weight(stats_of(draw(6, 7) / 0.0, torch.arange(6)), 1.0)
-
-
-def test_cholesky_tells_not_finite_from_not_positive_definite() -> None:
-    good = torch.eye(3).expand(4, 3, 3).clone()
-    assert torch.equal(cholesky(good), good.double())
-    bad = good.clone()
-    bad[2, 0, 0] = -1.0
-    with raises(NotPositiveDefiniteError, "grams", 2, "3 x 3", "give up"):
-        cholesky(bad, "grams", "give up")
-    bad[1, 0, 0] = float("inf")
-    with raises(NotFiniteError, 0, 1, 36):
-        cholesky(bad)
-    # badly scaled, yet definite: scaling rows and columns together must not matter
-    scale = torch.diag(torch.tensor([1e-12, 1.0, 1e6]).double())
-    assert torch.isfinite(cholesky(scale @ (torch.ones(3, 3) + torch.eye(3)).double() @ scale)).all()
-    with pytest.raises(NotPositiveDefiniteError):
-        cholesky(scale @ torch.ones(3, 3).double() @ scale)
-
-
-def test_a_matrix_whose_eigenvalues_are_known_is_factored_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    features, labels = draw(60, 8), torch.arange(60) % 3
-    stats = ClassStats.from_features(features, labels)
-    monkeypatch.setattr(linear_algebra, "_min_eigenvalue_exceeds", lambda *_: pytest.fail("factored twice"))
-    gram = features.T @ features
-    ridged = torch.stack([gram + 0.5 * torch.eye(8).double(), 4.0 * gram + torch.eye(8).double()])
-    assert gap(cholesky(ridged, floor=0.5), torch.from_numpy(np.linalg.cholesky(ridged.numpy()))) < 1e-14
-    within = [np.cov(features[labels == c].T.numpy(), bias=True) for c in range(3)]
-    shared = sum(within) / 3  # as many images of each class
-    wanted = 0.1 * within[1] + 0.9 * shared + 0.3 * np.trace(shared) / 8 * np.eye(8)
-    factor = gaussian_factors(stats, 0.9, 0.3)[1]
-    assert gap(factor @ factor.T, torch.from_numpy(wanted)) < 1e-12
-    with pytest.raises(pytest.fail.Exception, match="factored twice"):
-        cholesky(gram)
-
-
-def test_a_known_eigenvalue_is_believed_only_beyond_rounding_and_where_the_factorisation_goes_through() -> None:
-    row = torch.arange(1.0, 7).double()[None]
-    singular = row.T @ row  # 6 x 6, the largest diagonal 36
-    bound = linear_algebra.CHOLESKY_MARGIN * 36 * linear_algebra.EPS * 36
-    nearly = singular + 1e-14 * torch.eye(6).double()
-    assert int(torch.linalg.cholesky_ex(nearly)[1]) == 0, "it goes through, and means nothing"
-    for floor in (0.0, 1e-14, 0.9 * bound):
-        with pytest.raises(NotPositiveDefiniteError):
-            cholesky(nearly, floor=floor)
-    ridged = singular + 1.1 * bound * torch.eye(6).double()
-    factor = cholesky(ridged, floor=1.1 * bound)
-    assert gap(factor @ factor.T, ridged) < 1e-14
-    indefinite = torch.stack([torch.eye(6), torch.eye(6) - 0.5 * torch.ones(6, 6)])
-    with raises(NotPositiveDefiniteError, 1, "6 x 6", "ridge"):
-        cholesky(indefinite, floor=1.0)
-    assert cholesky(torch.zeros(0, 3, 3)).shape == (0, 3, 3)
-
-
-def centred(images: int, dim: int) -> Tensor:
-    features = draw(images, dim) * torch.logspace(2, -3, dim, dtype=torch.float64) + 7.0
-    return features - features.mean(0)
-
-
-@pytest.mark.parametrize(("images", "dim"), [(40, 1), (40, 2), (2, 3), (90, 30), (30, 30), (5, 30), (9, 300)])
-@pytest.mark.parametrize("dead", [False, True])
-def test_the_root_of_a_covariance_is_its_literal_one(images: int, dim: int, dead: bool) -> None:
-    features = centred(images, dim)
-    if dead:
-        features[:, ::3] = 0.0
-    covariance = features.T @ features / (images - 1)
-    ridge = 1e-8 * covariance.trace() / dim if covariance.trace() else 2.0**-1022
-    root = covariance_root(covariance)
-    assert torch.equal(root, root.tril())
-    wanted = covariance + ridge * torch.eye(dim).double()
-    assert (root @ root.T - wanted).abs().max() <= 1e-13 * covariance.trace()
-    # beside the root of the eigendecomposition: no direction has another spread, by a ten-thousandth of a typical one
-    values, vectors = torch.linalg.eigh(covariance)
-    spread = torch.linalg.vector_norm(root.T @ vectors, dim=0)
-    typical = (covariance.trace() / dim).sqrt()
-    assert ((spread - values.clamp_min(0).sqrt()).abs() <= 1.01e-4 * typical + 1e-150).all()
-
-
-def test_draws_with_the_root_have_the_covariance_and_dead_channels_none() -> None:
-    covariance = torch.tensor([[2.0, 0.0, 0.6], [0.0, 0.0, 0.0], [0.6, 0.0, 0.5]]).double()
-    drawn = draw(40_000, 3) @ covariance_root(covariance).T
-    torch.testing.assert_close(torch.cov(drawn.T), covariance, rtol=0.03, atol=0.02)
-    assert drawn[:, 1].abs().max() < 1e-3
-    kept = covariance.clone()
-    zero = torch.zeros(3, 3)
-    assert torch.equal(1.0 + draw(9, 3) @ covariance_root(zero).T, torch.ones(9, 3).double())  # one image in each class
-    assert torch.equal(covariance, kept)
-    assert torch.equal(zero, torch.zeros(3, 3))
-
-
-def test_a_covariance_that_was_moved_often_can_still_be_drawn_from(monkeypatch: pytest.MonkeyPatch) -> None:
-    features = centred(12, 120)
-    covariance = features.T @ features / 11
-    for task in range(50):
-        shift = torch.eye(120).double() + 0.3 * draw(120, 120, seed=task) / 120**0.5
-        covariance = shift.T @ covariance @ shift  # neither symmetric to the last bit nor free of negative eigenvalues
-    monkeypatch.setattr(torch.linalg, "eigh", lambda *_: pytest.fail("decomposed"))
-    root = covariance_root(covariance)
-    assert (root @ root.T - covariance).abs().max() < 1.01e-8 * covariance.trace() / 120
-
-
-def test_what_is_no_covariance_cannot_be_drawn_from() -> None:
-    with raises(NotPositiveDefiniteError, "2 x 2"):
-        covariance_root(torch.tensor([[1.0, 2.0], [2.0, 1.0]]))
-    with raises(NotFiniteError, 1, 0, 4):
-        covariance_root(torch.tensor([[1.0, 0.0], [0.0, float("nan")]]))
-    with raises(ConfigError, "covariance", (2, 3)):
-        covariance_root(torch.ones(2, 3))
-
-
-def test_normalise_columns() -> None:
-    weight = draw(6, 4)
-    weight[:, 2] = 0.0
-    ours = normalize_columns(weight)
-    assert gap(ours, reference.normalize_columns(weight)) < 1e-14
-    assert torch.equal(ours[:, 2], torch.zeros(6, dtype=torch.float64))
-    scale = torch.tensor([1e-200, 7.0, 1.0, 1e200], dtype=torch.float64)
-    assert gap(normalize_columns(weight * scale), ours) < 1e-14  # also where squares under- and overflow
-    with raises(NotFiniteError, "weight", 6, 18, 24):
-        normalize_columns(weight / 0.0)
-
-
-@given(st.integers(0, 3), st.integers(1, 9))
-@settings(deadline=None, max_examples=15)
-def test_packing_is_exact(classes: int, dim: int) -> None:
-    gram = linear_algebra.symmetrize(draw(classes, dim, dim))
-    packed = pack_symmetric(gram)
-    assert packed.shape == (classes, dim * (dim + 1) // 2)
-    assert torch.equal(unpack_symmetric(packed), gram)
-
-
-def test_unpacking_refuses_an_impossible_length() -> None:
-    with raises(ConfigError, "packed", 4):
-        unpack_symmetric(torch.ones(4))
