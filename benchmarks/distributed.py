@@ -33,14 +33,26 @@ from efcil.accel.execution import Execution
 from efcil.data.dataset import ImageSet
 from efcil.learners.lwf import LwF, LwFOptions
 from efcil.tasks import Task
+from efcil.training.callbacks import Callback, EpochReport
 from efcil.training.distributed import SINGLE_PROCESS, World, init_distributed
 from efcil.training.image_batches import ImageBatches
 from efcil.training.schedule import Schedule
-from efcil.training.step import Optimizer
-from efcil.training.trainer import EpochReport, train
+from efcil.training.state import TaskData, TrainState
+from efcil.training.trainer import Trainer
 
 CLASSES, SIDE = 10, 32
 WANTED = 0.75  # of a perfect split: 1.5 times for two processes
+
+
+class Stopwatch(Callback):
+    """Notes when epochs end."""
+
+    def __init__(self) -> None:
+        self.ends: list[float] = []
+
+    def on_epoch_end(self, report: EpochReport, state: TrainState) -> None:
+        """Note the time."""
+        self.ends.append(time.perf_counter())
 
 
 def rate(world: World, o: argparse.Namespace) -> float:
@@ -51,30 +63,14 @@ def rate(world: World, o: argparse.Namespace) -> float:
     rng = np.random.default_rng(0)
     pixels = rng.integers(0, 256, (o.images, 3, SIDE, SIDE), dtype=np.uint8)
     labels = rng.integers(CLASSES, 2 * CLASSES, o.images)
-    for index in range(2):
-        first = index * CLASSES
-        learner.before_task(Task(index, first, CLASSES, ImageSet(pixels[:1], labels[:1])))
-    ends: list[float] = []
-
-    def told(report: EpochReport, optimizer: Optimizer) -> None:
-        ends.append(time.perf_counter())
-
-    train(
-        learner,
-        learner.loss,
-        ImageBatches(torch.from_numpy(pixels), (0.5,) * 3, (0.25,) * 3, execution),
-        torch.from_numpy(labels),
-        schedule=Schedule(epochs=2, lr=0.01),
-        transform=learner.transform(SIDE),
-        batch_size=o.batch,
-        last_batch="drop",
-        frozen=learner.frozen_forward(),
-        execution=execution,
-        seed=0,
-        task=1,
-        after_epoch=told,
-    )
-    return float(o.images // o.batch * o.batch / (ends[1] - ends[0]))
+    learner.before_task(Task(0, 0, CLASSES, ImageSet(pixels[:1], labels[:1])))
+    learner.stages = lambda task: (Schedule(epochs=2, lr=0.01),)  # type: ignore[method-assign]
+    images = ImageBatches(torch.from_numpy(pixels), (0.5,) * 3, (0.25,) * 3, execution)
+    task = Task(1, CLASSES, CLASSES, ImageSet(pixels, labels))
+    data = TaskData(task, images, torch.from_numpy(labels), learner.transform(SIDE))
+    watch = Stopwatch()
+    Trainer(learner, [watch]).fit(data)
+    return float(o.images // o.batch * o.batch / (watch.ends[1] - watch.ends[0]))
 
 
 def work(o: argparse.Namespace) -> None:

@@ -40,6 +40,7 @@ from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -55,10 +56,12 @@ from efcil.data.dataset import ImageSet
 from efcil.experiment.specification import commit
 from efcil.learners.lwf import LwF, LwFOptions
 from efcil.tasks import Task, TaskStream
+from efcil.training.callbacks import Callback, EpochReport
 from efcil.training.image_batches import ImageBatches
 from efcil.training.schedule import Schedule
+from efcil.training.state import TaskData, TrainState
 from efcil.training.step import Optimizer, Step
-from efcil.training.trainer import EpochReport, train
+from efcil.training.trainer import Trainer
 
 ROOT = Path(__file__).resolve().parent.parent
 SECTIONS = ("step", "epoch", "together", "augment", "update", "startup")
@@ -237,28 +240,25 @@ def measure_steps(size: Size, device: str, steps: int, data: Path | None = None)
     return {"batch": size.batch, "steps": steps, "flops_per_image": flops, "matmul": rate, "rows": rows}
 
 
-def train_epochs(
-    lwf: LwF, task: Task, size: Size, epochs: int, after_epoch: Callable[[EpochReport, Optimizer], None]
-) -> None:
-    """Train as `efcil run` does."""
+def train_epochs(lwf: LwF, task: Task, size: Size, epochs: int, each_epoch: Callable[[EpochReport], None]) -> None:
+    """Train as `efcil run` does, on a task that the learner is prepared for."""
     execution = lwf.execution
-    train(
-        lwf,
-        lwf.loss,
-        ImageBatches(execution.tensor(task.images), MEAN, STD, execution),
-        execution.tensor(task.labels),
-        schedule=Schedule(epochs=epochs, lr=0.01),
-        transform=lwf.transform(size.side),
-        batch_size=size.batch,
-        momentum=0.9,
-        last_batch="wrap",
-        frozen=lwf.frozen_forward(),
-        set_gradient_sink=lwf.set_gradient_sink,
-        execution=execution,
-        seed=0,
-        task=task.index,
-        after_epoch=after_epoch,
-    )
+    images = ImageBatches(execution.tensor(task.images), MEAN, STD, execution)
+    data = TaskData(task, images, execution.tensor(task.labels), lwf.transform(size.side))
+    schedule = Schedule(epochs=epochs, lr=0.01)
+    with patch.object(lwf, "before_task"), patch.object(lwf, "stages", lambda task: (schedule,)):
+        Trainer(lwf, [EachEpoch(each_epoch)]).fit(data)
+
+
+class EachEpoch(Callback):
+    """Calls a function after each epoch."""
+
+    def __init__(self, call: Callable[[EpochReport], None]):
+        self.call = call
+
+    def on_epoch_end(self, report: EpochReport, state: TrainState) -> None:
+        """Call it."""
+        self.call(report)
 
 
 def measure_together(size: Size, device: str, data: Path | None = None) -> list[Result]:
@@ -284,7 +284,7 @@ def _together(learners: list[LwF], task: Task, size: Size, block: int) -> Result
         place = lwf.execution.device
         on = torch.cuda.stream(thread_stream(place, "run")) if place.type == "cuda" else contextlib.nullcontext()
         with on:
-            train_epochs(lwf, task, size, (1 + size.repeats) * block, lambda report, _: _meet(met, report, block))
+            train_epochs(lwf, task, size, (1 + size.repeats) * block, lambda report: _meet(met, report, block))
 
     with ThreadPoolExecutor(len(learners)) as pool:
         for future in [pool.submit(one, lwf) for lwf in learners]:
@@ -316,7 +316,7 @@ def measure_epochs(size: Size, device: str, steps: int, data: Path | None = None
         lwf.before_task(task)
         ends: list[float] = []
 
-        def note(report: EpochReport, optimizer: Optimizer, ends: list[float] = ends) -> None:
+        def note(report: EpochReport, ends: list[float] = ends) -> None:
             execution.synchronize()
             ends.append(time.perf_counter())
 

@@ -16,15 +16,16 @@ from efcil.experiment.specification import ExperimentSpec, resolve
 from efcil.features import TaskFeatures
 from efcil.learners import LEARNERS
 from efcil.methods import FROZEN, METHODS, find
-from efcil.protocol import Evaluator, run_protocol
+from efcil.protocol import Evaluator
 from efcil.shift import SHIFTS
 from efcil.tasks import Task, TaskStream
+from efcil.training.callbacks import Callback
 from efcil.training.extraction import extract
 from efcil.training.image_batches import ImageBatches
 from efcil.training.schedule import Schedule
 from efcil.trajectory import Trajectory
 from messages import assert_names, raises
-from problems import TINY, blobs
+from problems import TINY, blobs, learn_stream
 
 SIZES = (2, 3, 1)
 KINDS = sorted({method.learner for method in METHODS.values()})
@@ -44,19 +45,16 @@ def resolved(*names, **options):
     return {name: (find(name), options_of(name, **options)) for name in names}
 
 
-class Watch:
+class Watch(Callback):
     """Keeps what a run shows, and runs `at_end` after each task."""
 
     def __init__(self, at_end=lambda task: None):
         self.losses, self.at_end = [], at_end
 
-    def after_epoch(self, report, optimizer):
+    def on_epoch_end(self, report, state):
         self.losses.append(report.loss)
 
-    def on_training_end(self, task):
-        pass
-
-    def after_task(self, task):
+    def on_task_end(self, task):
         self.at_end(task)
 
 
@@ -74,7 +72,7 @@ def learned_by(name, methods, execution, data, sizes, at_end=lambda task: None, 
     trajectory = Trajectory(learner, methods, freezes=name in FROZEN)
     matrices = {label: AccuracyMatrix(evaluator.totals()) for label in trajectory.parts}
     watch = Watch(at_end)
-    run_protocol(stream, data, evaluator, trajectory, matrices, watch)
+    learn_stream(stream, data, evaluator, trajectory, matrices, watch)
     return trajectory, matrices, watch
 
 

@@ -49,7 +49,6 @@ MOST_PARAMETERS = 8  # of a function, self not counted, nor commands of typer an
 MOST_METHODS = 15  # of a class of the core
 MOST_LINES = 500  # of a module
 CORE = {"core", "learners", "shift", "classifiers", "trajectory", "training"}
-REDESIGN = "until training is a Trainer with a TrainState"
 EXCEPTIONS = {  # docs/architecture.md has the same table
     "accel/resnet_kernels.py::backward_reduce": "hands a kernel its arrays and flags, one by one",
     "cli/__init__.py": "one function a command, most of it declarations of options",
@@ -61,19 +60,13 @@ EXCEPTIONS = {  # docs/architecture.md has the same table
     "data/cache.py": "one cache: keys, locks, decoding, eviction; its parts mean nothing elsewhere",
     "data/cache.py::load_decoded": "options of a data set, by name",
     "data/folder.py::load": "public: options of a folder, by name",
-    "experiment/run.py": "until a run is a RunDirectory, a Checkpointer and a short Experiment",
-    "experiment/run.py::Run.__init__": "until a run is a RunDirectory, a Checkpointer and a short Experiment",
     "learners/base.py::Learner": "hooks, networks and state of a learner; until a Backend holds the networks",
     "learners/foster.py::FOSTER": "overrides most hooks of Learner: it learns in two stages",
     "product/classifier.py": "one public class, with what its methods promise",
     "product/classifier.py::IncrementalClassifier.__init__": "public: the settings of a new model, by name",
-    "product/teaching.py::teach": "one call of IncrementalClassifier, by name; until training is a Trainer",
-    "protocol.py::fit_task": REDESIGN,
-    "protocol.py::run_protocol": REDESIGN,
     "reproduce/command.py::execute": "options of the command reproduce, by name",
     "serve/command.py::serve": "options of the command serve, by name",
     "training/distributed.py::World": "what processes do together; alone every method does it without others",
-    "training/trainer.py::train": REDESIGN,
     "trajectory.py::Trajectory": "the lifecycle of the statistics, and how they are read, saved and merged",
 }
 

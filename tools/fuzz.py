@@ -260,7 +260,7 @@ def read_pycil(folder: Path) -> None:
 def _run(folder: Path) -> Any:
     from efcil.accel.execution import Execution
     from efcil.experiment.reporters import NullReporter
-    from efcil.experiment.run import Run
+    from efcil.experiment.run import Run, RunOptions
     from efcil.experiment.specification import ExperimentSpec, resolve
 
     small = (
@@ -272,7 +272,8 @@ def _run(folder: Path) -> Any:
         "batch_size=512",
     )
     experiment = resolve(ExperimentSpec(("dpcr", "lwf"), "digits", tasks=2, overrides=small))
-    return Run(experiment, None, folder / "run", Execution.choose("cpu"), NullReporter(), command="fuzz", compare=True)
+    options = RunOptions(command="fuzz", compare=True)
+    return Run(experiment, folder / "run", Execution.choose("cpu"), NullReporter(), options)
 
 
 def _make_run(folder: Path) -> None:

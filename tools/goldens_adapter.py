@@ -24,7 +24,7 @@ from efcil.data import glyphs
 from efcil.data.dataset import ImageSet
 from efcil.errors import ModelError
 from efcil.experiment.reporters import Reporter
-from efcil.experiment.run import Run
+from efcil.experiment.run import Run, RunOptions
 from efcil.experiment.specification import ExperimentSpec, resolve
 from efcil.product import IncrementalClassifier
 from efcil.training.extraction import extract
@@ -92,7 +92,7 @@ def run(case: Mapping[str, Any], out: Path, resume: bool, kill_at: tuple[int, in
     )
     reporter = _Killer(kill_at)
     execution = Execution.choose("cpu")
-    one = Run(resolve(request), None, out, execution, reporter, command="", checkpoint_seconds=0.0, compare=True)
+    one = Run(resolve(request), out, execution, reporter, RunOptions(compare=True, checkpoint_seconds=0.0))
     one.execute(resume)
     r = one.learner
     seen, _ = one.evaluator.test_images(case["tasks"] - 1)
@@ -114,7 +114,7 @@ def run(case: Mapping[str, Any], out: Path, resume: bool, kill_at: tuple[int, in
         "backbone": digest({k.removeprefix("backbone."): v for k, v in weights.items() if k.startswith("backbone.")}),
         "head": digest({k.removeprefix("head."): v for k, v in weights.items() if k.startswith("head.")}),
         "methods": methods,
-        "went_on": [note for note in reporter.notes if "going on" in note],
+        "went_on": [note for note in reporter.notes if "resuming" in note],
     }
 
 

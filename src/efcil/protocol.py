@@ -2,40 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from torch import Tensor
 
 from efcil.accel.execution import Execution
 from efcil.core.metrics import AccuracyMatrix, count_correct
-from efcil.data.augment import Transform
 from efcil.data.dataset import DataSet
-from efcil.errors import ConfigError
-from efcil.features import TaskFeatures
 from efcil.learners import Learner
-from efcil.tasks import Task, TaskStream
+from efcil.tasks import TaskStream
+from efcil.training.callbacks import Callback
 from efcil.training.extraction import extract
 from efcil.training.image_batches import ImageBatches
 from efcil.training.image_store import head, to_device
-from efcil.training.step import Optimizer
-from efcil.training.trainer import EpochReport, MidEpochState, OnInterrupt, train
+from efcil.training.state import TaskData, TrainState
+from efcil.training.trainer import Trainer, TrainingInterrupted
 from efcil.trajectory import Trajectory
-
-
-class Observer(Protocol):
-    """Who follows a run: progress, logs, checkpoints."""
-
-    def after_epoch(self, report: EpochReport, optimizer: Optimizer) -> None:
-        """An epoch is done and its loss is finite."""
-
-    def on_training_end(self, task: int) -> None:
-        """Training of a task is done; statistics are shifted and classifiers fitted now."""
-
-    def after_task(self, task: int) -> None:
-        """A task is learned and measured."""
 
 
 class Evaluator:
@@ -90,133 +75,43 @@ class Evaluator:
         return hits
 
 
-def check_views(learner: Learner, transform: Transform | None) -> None:
-    """Refuse a learner that looks at several views of an image where there is no augmentation to make them."""
-    if learner.views and transform is None:
-        raise ConfigError(
-            f"{type(learner).__name__} looks at {1 + learner.views} views of each image, and "
-            f"augment={learner.options.augment} gives one: set augment=crop-flip or another augmentation"
-        )
-
-
-def fit_task(
-    learner: Learner,
-    task: Task,
-    pixels: ImageBatches,
-    labels: Tensor,
-    transform: Transform | None,
-    *,
-    first_epoch: int = 0,
-    optimizer_state: dict[str, Tensor] | None = None,
-    mid_epoch: MidEpochState | None = None,
-    after_epoch: Callable[[EpochReport, Optimizer], None] = lambda report, optimizer: None,
-    stop: Callable[[], bool] = lambda: False,
-    on_interrupt: OnInterrupt = lambda task, mid_epoch, optimizer: None,
-) -> None:
-    """Train the backbone on one task, all stages of it; with `first_epoch` and `optimizer_state` from the middle of it,
-    with `mid_epoch` from the middle of that epoch. `stop` and `on_interrupt` are those of `train`.
-    """
-    options, index = learner.options, task.index
-    check_views(learner, transform)
-    stages, epoch_offset = learner.stages(index), 0
-    resumed = first_epoch > 0 or mid_epoch is not None
-    if stages and not resumed:
-        learner.before_task(task)
-    learner.num_old_classes = task.first_class
-    for stage, schedule in enumerate(stages):
-        start = max(0, first_epoch - epoch_offset)  # beyond the stage's end: it was over when the run was resumed
-        if start < schedule.epochs:
-            with learner.execution.prevent_capture():
-                data = learner.training_data(stage, pixels, labels)
-            train(
-                learner,
-                learner.loss,
-                *data,
-                schedule=schedule,
-                transform=transform,
-                batch_size=options.batch_size,
-                last_batch=options.last_batch,
-                execution=learner.execution,
-                seed=learner.seed,
-                task=index,
-                rule=options.optimizer,
-                momentum=options.momentum,
-                loss_generator=learner.loss_generator,
-                frozen=learner.frozen_forward(),
-                views=learner.views,
-                set_gradient_sink=learner.set_gradient_sink,
-                epoch_offset=epoch_offset,
-                epochs=sum(s.epochs for s in stages),
-                first_epoch=start,
-                optimizer_state=optimizer_state if start or mid_epoch is not None else None,
-                mid_epoch=mid_epoch,
-                after_epoch=after_epoch,
-                stop=stop,
-                on_interrupt=on_interrupt,
-            )
-            mid_epoch = None
-        epoch_offset += schedule.epochs
-
-
 def run_protocol(
     stream: TaskStream,
     data: DataSet,
     evaluator: Evaluator,
     trajectory: Trajectory,
     matrices: Mapping[str, AccuracyMatrix],
-    observer: Observer,
-    *,
-    first_task: int = 0,
-    first_epoch: int = 0,
-    optimizer_state: dict[str, Tensor] | None = None,
-    mid_epoch: MidEpochState | None = None,
-    stop: Callable[[], bool] = lambda: False,
-    on_interrupt: OnInterrupt = lambda task, mid_epoch, optimizer: None,
-    on_task_features: Callable[[TaskFeatures], None] = lambda features: None,
+    trainer: Trainer,
+    state: TrainState | None = None,
 ) -> None:
-    """Learn the tasks from `first_task` on; with `first_epoch`, `optimizer_state` and `mid_epoch` as `fit_task`.
-
-    `on_task_features` sees every task once its classifiers are fitted, while its images can still be read.
-    """
+    """Learn the tasks of a stream from where `state` stands, and record the accuracies after each of them."""
     learner = trajectory.learner
     assert learner is not None
-    execution = learner.execution
-    transform = learner.transform(data.size)
+    state = state or TrainState()
+    execution, callbacks, transform = learner.execution, trainer.callbacks, learner.transform(data.size)
     execution.wait_lazy_init()
     with execution.prevent_capture():
         evaluator.warm_up_cudnn(learner)
-    for index in range(first_task, len(stream)):
+    for index in range(state.task, len(stream)):
         task = stream.upto(index) if learner.all_data else stream[index]
-        labels = execution.tensor(task.labels)
-        pixels = ImageBatches(to_device(task.images, execution.device), data.mean, data.std, execution, data.short)
-        position = {"first_epoch": first_epoch, "optimizer_state": optimizer_state, "mid_epoch": mid_epoch}
-
-        def fit(
-            task: Task = task,
-            pixels: ImageBatches = pixels,
-            labels: Tensor = labels,
-            position: dict[str, Any] = position,
-        ) -> None:
-            fit_task(
-                learner,
-                task,
-                pixels,
-                labels,
-                transform,
-                **position,
-                after_epoch=observer.after_epoch,
-                stop=stop,
-                on_interrupt=on_interrupt,
-            )
-
-        features = trajectory.learn_task(
-            index, pixels, labels, transform, fit, partial(observer.on_training_end, index)
-        )
-        first_epoch, optimizer_state, mid_epoch = 0, None, None
+        state = state if state.task == index else TrainState(index)
+        images = ImageBatches(to_device(task.images, execution.device), data.mean, data.std, execution, data.short)
+        task_data = TaskData(task, images, execution.tensor(task.labels), transform)
+        on_training_end = partial(_notify, callbacks, "on_training_end", index)
+        features = trajectory.learn_task(task_data, partial(trainer.fit, task_data, state), on_training_end)
         with execution.prevent_capture():
-            on_task_features(features)
+            _notify(callbacks, "on_features", features)
             hits = evaluator.measure(index, trajectory)
         for name, (correct, correct5) in hits.items():
             matrices[name].record(index, correct, correct5)
         task.close()
-        observer.after_task(index)
+        _notify(callbacks, "on_task_end", index)
+        if index + 1 < len(stream) and execution.world.any(trainer.stop()):
+            _notify(callbacks, "on_interrupt", TrainState(index + 1))
+            execution.world.barrier()
+            raise TrainingInterrupted
+
+
+def _notify(callbacks: Sequence[Callback], event: str, value: Any) -> None:
+    for callback in callbacks:
+        getattr(callback, event)(value)

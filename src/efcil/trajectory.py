@@ -18,13 +18,12 @@ from efcil.classifiers.base import Classifier
 from efcil.core.class_stats import ClassStats
 from efcil.core.feature_maps import FeatureMap
 from efcil.core.gram_storage import MEANS, StorageSpec
-from efcil.data.augment import Transform
 from efcil.errors import ConfigError
 from efcil.features import TaskFeatures
 from efcil.learners.base import Learner
 from efcil.methods import Method
 from efcil.shift.base import Shift
-from efcil.training.image_batches import ImageBatches
+from efcil.training.state import TaskData
 
 Resolved = Mapping[str, tuple[Method, Any]]
 """Methods and their validated options, by label."""
@@ -118,10 +117,7 @@ class Trajectory:
 
     def learn_task(
         self,
-        index: int,
-        pixels: ImageBatches,
-        labels: Tensor,
-        transform: Transform | None,
+        data: TaskData,
         fit: Callable[[], None] | None,
         on_training_end: Callable[[], None] = lambda: None,
         on_features: Callable[[TaskFeatures], None] = lambda features: None,
@@ -136,10 +132,10 @@ class Trajectory:
             if self._learner_track is not None:
                 learner.old_stats = self.tracks[self._learner_track].stats
             fit()
-        if index == 0 and self.uses_first_backbone:
+        if data.task.index == 0 and self.uses_first_backbone:
             learner.keep_first()
         on_training_end()
-        features = TaskFeatures(index, labels, learner.seed, learner, pixels, transform)
+        features = TaskFeatures(data.task.index, data.labels, learner.seed, learner, data.images, data.transform)
         features.backbone_unchanged = fit is None
         with learner.execution.prevent_capture():
             on_features(features)

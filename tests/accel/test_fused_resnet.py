@@ -28,13 +28,12 @@ from efcil.learners.lwf import LwF, LwFOptions
 from efcil.learners.pseudo_replay import PseudoReplay, PseudoReplayOptions
 from efcil.losses import FeatureDistillLoss, LwFLoss, TaskClassLoss
 from efcil.models.heads import LinearHead
-from efcil.protocol import fit_task
 from efcil.tasks import TaskStream
 from efcil.training.image_batches import ImageBatches
 from efcil.training.step import Step
 from efcil.training.trainer import TrainingInterrupted
 from messages import raises
-from problems import TINY, blobs
+from problems import TINY, blobs, fit_task
 
 FORMATS = (torch.contiguous_format, torch.channels_last)
 OPTIONS = LwFOptions(backbone="resnet10", width=4, batch_size=8, augment="none")

@@ -87,7 +87,8 @@ def test_training_on_a_cpu_loads_no_compiler():
 import sys, numpy as np, torch
 from efcil.tasks import TaskStream
 from efcil.data.dataset import ImageSet
-from efcil.protocol import fit_task
+from efcil.training.state import TaskData
+from efcil.training.trainer import Trainer
 from efcil.learners.lwf import LwF, LwFOptions
 from efcil.training.image_batches import ImageBatches
 from efcil.accel.execution import Execution
@@ -97,7 +98,7 @@ task = TaskStream(ImageSet(images, labels), np.arange(2), (2,))[0]
 execution, once = Execution(torch.device("cpu")), Schedule(epochs=1, lr=0.1)
 lwf = LwF(LwFOptions(backbone="resnet10", width=2, batch_size=8, first=once, later=once), 1, execution, 0)
 pixels = ImageBatches(torch.from_numpy(task.images), (0.0,), (1.0,), execution)
-fit_task(lwf, task, pixels, torch.from_numpy(task.labels), None)
+Trainer(lwf).fit(TaskData(task, pixels, torch.from_numpy(task.labels)))
 assert "torch._dynamo" not in sys.modules
 """
     subprocess.run([sys.executable, "-c", lines], check=True, timeout=100)

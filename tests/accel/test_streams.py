@@ -20,9 +20,12 @@ from efcil.accel import streams as stream_module
 from efcil.accel.execution import AUTOTUNE_THREAD, Execution, _preload_libraries
 from efcil.accel.streams import SharedExclusiveLock, thread_stream
 from efcil.errors import Interrupted
-from efcil.experiment import concurrent, run
+from efcil.experiment import concurrent
+from efcil.experiment.callbacks import Started
+from efcil.training.callbacks import EpochReport
 from efcil.training.image_batches import ImageBatches
-from efcil.training.trainer import EpochReport, TrainingInterrupted
+from efcil.training.state import TrainState
+from efcil.training.trainer import TrainingInterrupted
 
 SOON = 20.0
 
@@ -154,7 +157,7 @@ def test_a_run_begins_when_all_is_read_and_tried_out():
     learner = SimpleNamespace(execution=execution, transform=lambda size: None)
     evaluator = SimpleNamespace(warm_up_cudnn=said.append)
     trajectory = SimpleNamespace(learner=learner)
-    protocol.run_protocol([], SimpleNamespace(size=8), evaluator, trajectory, {}, None)
+    protocol.run_protocol([], SimpleNamespace(size=8), evaluator, trajectory, {}, SimpleNamespace(callbacks=[]))
     assert said == ["read", "no capture", learner]
 
 
@@ -291,9 +294,8 @@ class Fake:
         self.said, self.number, self.fails = said, number, fails
         self.stop, self.started, self.training = threading.Event(), threading.Event(), True
         self.execution, self.world = Execution(torch.device("cpu")), SimpleNamespace(size=1, is_main=True)
-        self.log = SimpleNamespace(add=lambda **event: None)
-        self.reporter = SimpleNamespace(on_epoch=lambda report: None, note=lambda text: None)
-        self.checkpoint_seconds, self._saved, self._epochs_per_task = 1000.0, time.monotonic(), 20
+        self.reporter = SimpleNamespace(note=lambda text: None)
+        self.follower = Started(self.started, 20)
         self.concurrent_runs = 1
 
     def execute(self, resume):
@@ -303,7 +305,7 @@ class Fake:
         for epoch in range(20):
             time.sleep(0.005)
             self.said.append((self.number, epoch + 1))
-            run.Run.after_epoch(self, EpochReport(0, epoch, 20, 0.0, 0.1), None)
+            self.follower.on_epoch_end(EpochReport(0, epoch, 20, 0.0, 0.1), TrainState(0))
         return [{"run": self.number}]
 
 

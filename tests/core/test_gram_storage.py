@@ -25,11 +25,11 @@ from efcil.errors import ConfigError, NotFiniteError
 from efcil.learners import LEARNERS
 from efcil.methods import METHODS, StorageOptions
 from efcil.product import IncrementalClassifier
-from efcil.protocol import Evaluator, run_protocol
+from efcil.protocol import Evaluator
 from efcil.tasks import TaskStream
 from efcil.trajectory import Trajectory
 from messages import raises
-from problems import TINY, Watch, blobs, draw, gap
+from problems import TINY, blobs, draw, gap, learn_stream
 
 FACTORS = StorageSpec("factors")
 DIM = 16
@@ -420,7 +420,7 @@ def learned(execution):
     }
     trajectory = Trajectory(learner, methods)
     matrices = {label: AccuracyMatrix(evaluator.totals()) for label in methods}
-    run_protocol(stream, FEW, evaluator, trajectory, matrices, Watch())
+    learn_stream(stream, FEW, evaluator, trajectory, matrices)
     return trajectory, matrices
 
 

@@ -12,7 +12,7 @@ import time
 import pytest
 
 from efcil.errors import RunError
-from efcil.experiment.run import Run
+from efcil.experiment.callbacks import Checkpointer
 from efcil.experiment.specification import commit
 from messages import assert_names
 
@@ -118,15 +118,15 @@ def test_what_is_taken_up_after_an_epoch_has_its_momenta(efcil, tmp_path, monkey
     arguments = ["run", "lwf", "digits", "--tasks", "5", "--device", "cpu", "--checkpoint-seconds", "0"]
     arguments += [f"--set={key}={value}" for key, value in SETTINGS.items()]
     assert efcil(*arguments, "--out", tmp_path / "whole")[0] == 0
-    after_epoch = Run.after_epoch
+    on_epoch_end = Checkpointer.on_epoch_end
 
-    def cut(run, report, optimizer):
-        after_epoch(run, report, optimizer)
+    def cut(checkpointer, report, state):
+        on_epoch_end(checkpointer, report, state)
         if (report.task, report.epoch) == (1, 0):
             raise RunError("the power is gone")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Run, "after_epoch", cut)
+        patch.setattr(Checkpointer, "on_epoch_end", cut)
         code, _, said = efcil(*arguments, "--out", tmp_path / "cut")
     assert code == 2
     assert "the power is gone" in said

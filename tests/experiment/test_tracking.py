@@ -10,7 +10,7 @@ import pytest
 from efcil.accel.execution import Execution
 from efcil.errors import ConfigError
 from efcil.experiment.reporters import Reporter
-from efcil.experiment.run import Run
+from efcil.experiment.run import Run, RunOptions
 from efcil.experiment.run_directory import MetricsLog
 from efcil.experiment.specification import ExperimentSpec, resolve
 from efcil.experiment.tracking import TensorBoard, Tracker, trackers
@@ -139,7 +139,7 @@ def stopped_and_resumed(out, names):
 
     def run(voice):
         follow = trackers(names, out, experiment.fingerprint())
-        return Run(experiment, None, out, Execution.choose("cpu"), voice, command="efcil test", trackers=follow)
+        return Run(experiment, out, Execution.choose("cpu"), voice, RunOptions(command="efcil test", trackers=follow))
 
     with pytest.raises(KeyboardInterrupt):
         run(Stops()).execute(False)

@@ -17,13 +17,15 @@ from efcil.features import TaskFeatures
 from efcil.learners.exemplars import Exemplars
 from efcil.learners.foster import FOSTER, Booster, FOSTEROptions, class_weights
 from efcil.methods import METHODS
-from efcil.protocol import Evaluator, run_protocol
+from efcil.protocol import Evaluator
 from efcil.tasks import TaskStream
+from efcil.training.callbacks import Callback
 from efcil.training.extraction import extract
 from efcil.training.image_batches import ImageBatches
 from efcil.training.schedule import Schedule
+from efcil.training.state import TrainState
 from efcil.trajectory import Trajectory
-from problems import TINY, blobs
+from problems import TINY, blobs, copied, learn_stream
 
 SIZES = (2, 3, 1)
 SHORT = {
@@ -37,29 +39,27 @@ SHORT = {
 }
 
 
-class Watch:
+class Watch(Callback):
     """Keeps a copy of all networks and of the momenta after each epoch, and of what survives each task."""
 
     def __init__(self, learner):
         self.learner, self.reports, self.ends = learner, [], []
 
-    def after_epoch(self, report, optimizer):
-        state = {k: v.clone() for k, v in self.learner.state(teacher=True).items()}
-        optimizer_state = {k: v.clone() for k, v in optimizer.state_dict().items()}
-        self.reports.append((report.task, report.epoch, report.loss, state, optimizer_state, set(optimizer.parameters)))
+    def on_epoch_end(self, report, state):
+        optimizer = copied(state.optimizer)
+        trained = {name.partition(".")[2] for name in optimizer}
+        kept = copied(self.learner.state(teacher=True))
+        self.reports.append((report.task, report.epoch, report.loss, kept, optimizer, trained))
 
-    def on_training_end(self, task):
-        pass
-
-    def after_task(self, task):
-        self.ends.append({k: v.clone() for k, v in self.learner.state(teacher=False).items()})
+    def on_task_end(self, task):
+        self.ends.append(copied(self.learner.state(teacher=False)))
 
 
 def made(execution, channels=3, **options):
     return FOSTER(FOSTEROptions(**{**SHORT, **options}), channels, execution, 0)
 
 
-def learn(learner, data, sizes=SIZES, **where):
+def learn(learner, data, sizes=SIZES, state=None):
     """Run the protocol with both classifiers; return them, their matrices and what was seen."""
     execution = learner.execution
     stream = TaskStream(data.train, np.arange(len(data.class_names)), sizes)
@@ -67,11 +67,8 @@ def learn(learner, data, sizes=SIZES, **where):
     method = METHODS["foster"]
     trajectory = Trajectory(learner, {"foster": (method, method.options())})
     matrices = {label: AccuracyMatrix(evaluator.totals()) for label in trajectory.parts}
-    for matrix in matrices.values():  # tasks that were learned before
-        for task in range(where.get("first_task", 0)):
-            matrix.record(task, [0] * (task + 1), [0] * (task + 1))
     watch = Watch(learner)
-    run_protocol(stream, data, evaluator, trajectory, matrices, watch, **where)
+    learn_stream(stream, data, evaluator, trajectory, matrices, watch, state)
     classifiers = {head: trajectory.parts[f"foster/{head}"].classifier for head in method.heads}
     return classifiers, {head: matrices[f"foster/{head}"] for head in method.heads}, watch
 
@@ -378,7 +375,7 @@ def test_a_run_taken_up_in_either_stage_is_bit_identical(execution, data, whole,
     again = made(execution)
     again.load_state({k: v.clone() for k, v in watch.ends[0].items()})
     again.load_state({k: v.clone() for k, v in state.items()})
-    others, measured, seen = learn(again, data, first_task=1, first_epoch=epoch, optimizer_state=optimizer_state)
+    others, measured, seen = learn(again, data, state=TrainState(1, epoch=epoch, optimizer=optimizer_state))
     losses = {r[:2]: r[2] for r in watch.reports}
     assert all(r[2] == losses[r[:2]] for r in seen.reports)
     assert len(seen.reports) == 5 - epoch + 5
@@ -392,7 +389,7 @@ def test_a_run_taken_up_in_either_stage_is_bit_identical(execution, data, whole,
 def test_what_survives_a_task_is_enough_for_the_next(execution, data, whole, task):
     again = made(execution)
     again.load_state({k: v.clone() for k, v in whole[3].ends[task - 1].items()})
-    _, _, seen = learn(again, data, first_task=task)
+    _, _, seen = learn(again, data, state=TrainState(task))
     assert same(seen.ends[-1], whole[3].ends[-1])
 
 

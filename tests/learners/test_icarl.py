@@ -13,20 +13,21 @@ from efcil.config import build
 from efcil.core.metrics import AccuracyMatrix
 from efcil.errors import ConfigError
 from efcil.experiment.reporters import Reporter
-from efcil.experiment.run import Run
+from efcil.experiment.run import Run, RunOptions
 from efcil.experiment.specification import ExperimentSpec, resolve
 from efcil.features import TaskFeatures
 from efcil.learners.exemplars import Exemplars, herd, l2_normalize
 from efcil.learners.icarl import ICaRL, ICaRLOptions
 from efcil.methods import METHODS
 from efcil.models.heads import LinearHead, head_from_state
-from efcil.protocol import Evaluator, run_protocol
+from efcil.protocol import Evaluator
 from efcil.tasks import TaskStream
 from efcil.training.extraction import extract
 from efcil.training.image_batches import ImageBatches
+from efcil.training.state import TrainState
 from efcil.trajectory import Trajectory
 from messages import raises
-from problems import TINY, Watch, draw, gap
+from problems import TINY, Watch, copied, draw, gap, learn_stream
 
 # -- herding -----------------------------------------------------------------------------------------------------------
 
@@ -130,13 +131,13 @@ def stream(data, sizes=(2, 3, 1)):
     return TaskStream(data.train, np.arange(len(data.class_names)), sizes)
 
 
-def learn(learner, data, execution, methods=None, watch=None, **where):
+def learn(learner, data, execution, methods=None, watch=None, state=None):
     """Run the protocol; return the trajectory."""
     tasks = stream(data)
     evaluator = Evaluator(data, tasks, execution)
     trajectory = Trajectory(learner, methods or {})
     matrices = {label: AccuracyMatrix(evaluator.totals()) for label in trajectory.parts}
-    run_protocol(tasks, data, evaluator, trajectory, matrices, watch or Watch(), **where)
+    learn_stream(tasks, data, evaluator, trajectory, matrices, watch, state)
     return trajectory
 
 
@@ -214,16 +215,14 @@ def test_going_on_in_the_middle_of_a_task_changes_no_bit(data, execution):
     kept = {}
     straight = make_learner(execution)
 
-    def keep(report, optimizer):
+    def keep(report, state):
         if (report.task, report.epoch) == (1, 0):
-            kept.update({k: v.clone() for k, v in straight.state(teacher=True).items()})
-            kept["optimizer_state"] = {k: v.clone() for k, v in optimizer.state_dict().items()}
+            kept.update(learner=copied(straight.state(teacher=True)), optimizer=copied(state.optimizer))
 
     learn(straight, data, execution, watch=Watch(keep))
     resumed = make_learner(execution)
-    optimizer_state = kept.pop("optimizer_state")
-    resumed.load_state(kept)
-    learn(resumed, data, execution, first_task=1, first_epoch=1, optimizer_state=optimizer_state)
+    resumed.load_state(kept["learner"])
+    learn(resumed, data, execution, state=TrainState(1, epoch=1, optimizer=kept["optimizer"]))
     a, b = straight.state(teacher=False), resumed.state(teacher=False)
     assert a.keys() == b.keys()
     assert all(torch.equal(v, b[k]) for k, v in a.items())
@@ -259,7 +258,7 @@ def test_unit_features():
 def run_of(tmp_path, execution, label, *settings, resume=False):
     small = ("width=2", "backbone=resnet10", "first.epochs=1", "later.epochs=1", *settings)
     experiment = resolve(ExperimentSpec((label,), "digits", tasks=5, overrides=small))
-    return Run(experiment, None, tmp_path, execution, Reporter(), command="efcil run").execute(resume)[0]
+    return Run(experiment, tmp_path, execution, Reporter(), RunOptions(command="efcil run")).execute(resume)[0]
 
 
 def test_a_summary_has_both_classifiers_and_the_chosen_one_counts(tmp_path, execution):

@@ -15,13 +15,14 @@ from efcil.errors import DataError
 from efcil.experiment.specification import ExperimentSpec, resolve
 from efcil.learners.pass_ import PASS, PASSOptions, class_spread, rotated
 from efcil.methods import METHODS
-from efcil.protocol import Evaluator, run_protocol
+from efcil.protocol import Evaluator
 from efcil.tasks import TaskStream
 from efcil.training.image_batches import ImageBatches
 from efcil.training.schedule import Schedule
+from efcil.training.state import TrainState
 from efcil.trajectory import Trajectory
 from messages import raises
-from problems import TINY, Watch, blobs, stopped_in_the_second_task
+from problems import TINY, Watch, blobs, copied, learn_stream, stopped_in_the_second_task
 
 SIZES = (2, 3, 1)
 SCHEDULE = Schedule(epochs=3, lr=2e-3, milestones=(2,), weight_decay=2e-4)
@@ -33,15 +34,13 @@ def make_learner(execution, channels=3, seed=0, **options):
     return PASS(PASSOptions(**{**SMALL, **options}), channels, execution, seed)
 
 
-def run(learner, data, watch=None, sizes=SIZES, **where):
+def run(learner, data, watch=None, sizes=SIZES, state=None):
     """Learn a stream; return the classifier and the accuracies."""
     stream = TaskStream(data.train, np.arange(sum(sizes)), sizes)
     evaluator = Evaluator(data, stream, learner.execution)
     method, matrix = METHODS["pass"], AccuracyMatrix(evaluator.totals())
     trajectory = Trajectory(learner, {"pass": (method, method.options())})
-    for _ in range(where.get("first_task", 0)):
-        matrix.record(matrix.tasks_done, [0] * (matrix.tasks_done + 1), [0] * (matrix.tasks_done + 1))
-    run_protocol(stream, data, evaluator, trajectory, {"pass": matrix}, watch or Watch(), **where)
+    learn_stream(stream, data, evaluator, trajectory, {"pass": matrix}, watch, state)
     return trajectory.parts["pass"].classifier, matrix
 
 
@@ -306,9 +305,10 @@ def test_teacher_and_prototypes_rest_while_all_of_the_student_learns(execution, 
     learner = make_learner(execution)
     seen = {}
 
-    def each_epoch(report, optimizer):
-        assert isinstance(optimizer.update, torch.optim.Adam)
-        assert {name.split(".")[0] for name in optimizer.parameters} == {"student"}
+    def each_epoch(report, state):
+        kinds, roots = zip(*(name.split(".")[:2] for name in state.optimizer), strict=True)
+        assert {"exp_avg", "exp_avg_sq"} < {*kinds}, "Adam"
+        assert {*roots} == {"student"}
         if report.task == 1:
             assert not any(p.requires_grad for p in learner.teacher.parameters())
             seen[report.epoch] = copy.deepcopy(learner.state(teacher=True))
@@ -335,15 +335,15 @@ def test_a_run_taken_up_in_the_middle_is_the_same_to_the_bit(execution, data, ta
     options = {"augment": "crop-flip", "radius_classes": "all"}
     whole, kept = make_learner(execution, **options), {}
 
-    def each_epoch(report, optimizer):
+    def each_epoch(report, state):
         if (report.task, report.epoch + 1) == (task, epoch):
-            kept["state"] = {k: v.clone() for k, v in whole.state(teacher=True).items()}
-            kept["optimizer_state"] = {k: v.clone() for k, v in optimizer.state_dict().items()}
+            kept["state"] = copied(whole.state(teacher=True))
+            kept["optimizer"] = copied(state.optimizer)
 
     classifier, matrix = run(whole, data, Watch(each_epoch))
     resumed = make_learner(execution, seed=0, **options)
     resumed.load_state(kept["state"])
-    again, other = run(resumed, data, first_task=task, first_epoch=epoch, optimizer_state=kept["optimizer_state"])
+    again, other = run(resumed, data, state=TrainState(task, epoch=epoch, optimizer=kept["optimizer"]))
     for name, value in whole.state(teacher=True).items():
         assert torch.equal(resumed.state(teacher=True)[name], value), name
     assert all(torch.equal(v, again.state_dict()[k]) for k, v in classifier.state_dict().items())

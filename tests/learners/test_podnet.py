@@ -17,13 +17,14 @@ from efcil.learners.podnet import PODNet, PODNetOptions, nca, observed, pod_flat
 from efcil.methods import METHODS
 from efcil.models import build
 from efcil.models.heads import ProxyHead, head_from_state
-from efcil.protocol import Evaluator, run_protocol
+from efcil.protocol import Evaluator
 from efcil.tasks import TaskStream
 from efcil.training.extraction import extract
 from efcil.training.image_batches import ImageBatches
 from efcil.training.schedule import Schedule
+from efcil.training.state import TrainState
 from efcil.trajectory import Trajectory
-from problems import TINY, blobs, draw, gap
+from problems import TINY, Watch, blobs, draw, gap, learn_stream
 
 SIZES = (2, 3, 1)
 SHORT = TINY | {"balance": Schedule(epochs=3, lr=0.02, lr_schedule="cosine", weight_decay=5e-4), "memory": 12}
@@ -37,26 +38,13 @@ def student(execution, channels=3, **options):
     return PODNet(PODNetOptions(**(SHORT | options)), channels, execution, 0)
 
 
-class Watch:
-    """Calls `at_epoch` after every epoch and `at_end` after every task."""
-
-    def __init__(self, at_epoch, at_end):
-        self.after_epoch = at_epoch
-        self.after_task = at_end
-        self.on_training_end = lambda task: None
-
-
-def learn(learner, data, at_epoch=lambda *a: None, at_end=lambda task: None, sizes=SIZES, **resume):
+def learn(learner, data, at_epoch=lambda *a: None, at_end=lambda task: None, sizes=SIZES, state=None):
     stream = TaskStream(data.train, np.arange(len(data.class_names)), sizes)
     evaluator = Evaluator(data, stream, learner.execution)
     method = METHODS["podnet"]
     trajectory = Trajectory(learner, {"podnet": (method, method.options())})
     matrices = {label: AccuracyMatrix(evaluator.totals()) for label in trajectory.parts}
-    for matrix in matrices.values():
-        for task in range(resume.get("first_task", 0)):
-            matrix.record(task, [0] * (task + 1), [0] * (task + 1))
-    watch = Watch(at_epoch, at_end)
-    run_protocol(stream, data, evaluator, trajectory, matrices, watch, **resume)
+    learn_stream(stream, data, evaluator, trajectory, matrices, Watch(at_epoch, at_end), state)
     return matrices
 
 
@@ -289,12 +277,11 @@ def test_everything_but_the_old_proxies_learns_in_both_stages(execution, data):
     learner = student(execution)
     seen = []
 
-    def keep(report, optimizer):
+    def keep(report, state):
         seen.append((report, copied(learner.student.state_dict()), copied(learner.teacher.state_dict())))
-        assert "student.head.frozen" not in optimizer.parameters
-        assert set(optimizer.parameters) == {f"student.{n}" for n, _ in learner.student.named_parameters()} - {
-            "student.head.frozen"
-        }
+        trained = {name.partition(".")[2] for name in state.optimizer}
+        assert "student.head.frozen" not in trained
+        assert trained == {f"student.{n}" for n, _ in learner.student.named_parameters()} - {"student.head.frozen"}
 
     learn(learner, data, keep, sizes=(3, 3))
     first, later = [s for s in seen if s[0].task == 0], [s for s in seen if s[0].task == 1]
@@ -380,9 +367,9 @@ def test_a_run_taken_up_after_any_epoch_is_bitwise_the_same(execution):
     straight = student(execution)
     after_first = {}
 
-    def at_epoch(report, optimizer):
+    def at_epoch(report, state):
         if report.task == 1 and report.epoch + 1 < report.epochs:
-            points.append((report.epoch + 1, copied(straight.state(teacher=True)), copied(optimizer.state_dict())))
+            points.append((report.epoch + 1, copied(straight.state(teacher=True)), copied(state.optimizer)))
 
     def at_end(task):
         after_first.setdefault("state", copied(straight.state(teacher=False)))
@@ -395,7 +382,7 @@ def test_a_run_taken_up_after_any_epoch_is_bitwise_the_same(execution):
         again = student(execution)
         again.load_state(after_first["state"])
         again.load_state(state)
-        learn(again, data, sizes=(2, 2), first_task=1, first_epoch=epoch, optimizer_state=optimizer_state)
+        learn(again, data, sizes=(2, 2), state=TrainState(1, epoch=epoch, optimizer=optimizer_state))
         got = again.state(teacher=True)
         assert got.keys() == want.keys()
         assert all(torch.equal(v, got[k]) for k, v in want.items()), epoch

@@ -17,6 +17,7 @@ from efcil.core.gaussian import gaussian_factors, log_densities, pooled_covarian
 from efcil.core.gram_storage import StorageSpec
 from efcil.core.metrics import AccuracyMatrix
 from efcil.core.projection import cross_validated_ridge, feature_products
+from efcil.data.dataset import ImageSet
 from efcil.errors import ConfigError
 from efcil.experiment.specification import ExperimentSpec, resolve
 from efcil.features import TaskFeatures
@@ -26,17 +27,18 @@ from efcil.losses import UNLABELLED
 from efcil.methods import METHODS, find
 from efcil.models import build
 from efcil.models.multi_stage import MultiStageFeatures
-from efcil.protocol import Evaluator, run_protocol
+from efcil.protocol import Evaluator
 from efcil.shift import dual_projection
 from efcil.shift.dual_projection import DualProjection
-from efcil.tasks import TaskStream
+from efcil.tasks import Task, TaskStream
 from efcil.training.extraction import extract
 from efcil.training.feature_inversion import invert_features
 from efcil.training.image_batches import ImageBatches
 from efcil.training.image_store import HostImages, LazyImages
+from efcil.training.state import TaskData, TrainState
 from efcil.trajectory import Trajectory
 from messages import raises
-from problems import TINY, Watch, blobs, draw, stopped_in_the_second_task
+from problems import TINY, Watch, blobs, copied, draw, learn_stream, stopped_in_the_second_task
 
 SIZES = (2, 3, 1)
 SMALL = {**TINY, "augment": "none"}
@@ -53,7 +55,7 @@ def trajectory_of(learner, method=DPCR_PLUS, **options):
     return Trajectory(learner, {"it": (method, method.options(**options))})
 
 
-def run(learner, data, watch=None, *, options=None, method=DPCR_PLUS, state=None, **where):
+def run(learner, data, watch=None, *, options=None, method=DPCR_PLUS, state=None, resumed_from=None):
     """Learn a stream; return the trajectory and the accuracies."""
     stream = TaskStream(data.train, np.arange(sum(SIZES)), SIZES)
     evaluator = Evaluator(data, stream, learner.execution)
@@ -61,9 +63,7 @@ def run(learner, data, watch=None, *, options=None, method=DPCR_PLUS, state=None
     matrix = AccuracyMatrix(evaluator.totals())
     if state is not None:
         trajectory.load_state_dict(state)
-    for _ in range(where.get("first_task", 0)):
-        matrix.record(matrix.tasks_done, [0] * (matrix.tasks_done + 1), [0] * (matrix.tasks_done + 1))
-    run_protocol(stream, data, evaluator, trajectory, {"it": matrix}, watch or Watch(), **where)
+    learn_stream(stream, data, evaluator, trajectory, {"it": matrix}, watch, resumed_from)
     return trajectory, matrix
 
 
@@ -148,7 +148,7 @@ def test_made_images_look_like_old_classes_to_the_old_backbone(execution, data, 
     )
     nearness = {}
 
-    def each_epoch(report, optimizer):
+    def each_epoch(report, state):
         if report.task and report.task not in nearness:
             r, made = learner, learner.pseudo_images()
             pixels, labels = task_of(data, range(2, 5) if report.task == 1 else [5], execution)
@@ -349,7 +349,7 @@ def test_pseudo_samples_are_drawn_from_the_means_and_the_pooled_covariance(execu
         seen.append((task.labels, task.new().double(), task.old_new_pairs("pseudo") if task.index else None))
 
     options = {"shift_ridge_rel": 0, "shift_ridge": 0.01, "rank_rule": "none"}
-    run(make_learner(execution), data, on_task_features=learned, options=options)
+    run(make_learner(execution), data, Watch(each_features=learned), options=options)
     means, scatter, images, wanted = torch.empty(0), 0, 0, []
     for labels, new, pairs in seen:
         if pairs is not None:
@@ -383,7 +383,7 @@ def test_the_first_methods_track_decides_where_several_are_compared(execution, d
 
     evaluator = Evaluator(data, stream, execution)
     matrices = {name: AccuracyMatrix(evaluator.totals()) for name in order}
-    run_protocol(stream, data, evaluator, trajectory, matrices, Watch(each_task=each_task))
+    learn_stream(stream, data, evaluator, trajectory, matrices, Watch(each_task=each_task))
     assert len(drawn) == 2
     for (means, covariance), (own, _) in zip(drawn, tracks, strict=False):
         assert torch.equal(means, own.mean)
@@ -408,7 +408,8 @@ def test_pseudo_samples_follow_classes_that_are_dropped_or_merged(execution, dat
         return learner, trajectory
 
     def next_draw():
-        trajectory.learn_task(3, pixels, labels, None, lambda: given.append(learner.old_stats))
+        task = Task(3, sum(SIZES), 0, ImageSet(pixels.images.numpy(), labels.numpy()))
+        trajectory.learn_task(TaskData(task, pixels, labels), lambda: given.append(learner.old_stats))
         return given[-1]
 
     pixels, labels = task_of(data, [0, 1], execution)
@@ -452,32 +453,25 @@ def test_a_run_goes_on_as_if_it_had_not_stopped(execution, data, task, epoch):
 
     def keep(optimizer, teacher):
         kept["state"] = copy.deepcopy(whole.state(teacher=teacher))
-        kept["optimizer_state"] = {k: v.clone() for k, v in optimizer.state_dict().items()} if optimizer else None
+        kept["at"] = TrainState(task, epoch=epoch, optimizer=copied(optimizer))
         kept["trajectory"] = {k: v.clone() for k, v in trajectory.state_dict().items()}
 
-    def each_epoch(report, optimizer):
+    def each_epoch(report, state):
         if epoch and (report.task, report.epoch) == (task, epoch - 1):
-            keep(optimizer, True)
+            keep(state.optimizer, True)
 
     def each_task(index):
         if not epoch and index == task - 1:
-            keep(None, False)
+            keep({}, False)
 
     stream = TaskStream(data.train, np.arange(sum(SIZES)), SIZES)
     evaluator = Evaluator(data, stream, execution)
     trajectory = trajectory_of(whole)
     matrix = AccuracyMatrix(evaluator.totals())
-    run_protocol(stream, data, evaluator, trajectory, {"it": matrix}, Watch(each_epoch, each_task))
+    learn_stream(stream, data, evaluator, trajectory, {"it": matrix}, Watch(each_epoch, each_task))
     resumed = make_learner(execution, **options)
     resumed.load_state(kept["state"])
-    again, other = run(
-        resumed,
-        data,
-        first_task=task,
-        first_epoch=epoch,
-        optimizer_state=kept["optimizer_state"],
-        state=kept["trajectory"],
-    )
+    again, other = run(resumed, data, state=kept["trajectory"], resumed_from=kept["at"])
     for name, value in whole.state(teacher=True).items():
         assert torch.equal(resumed.state(teacher=True)[name], value), name
     for name, value in trajectory.state_dict().items():
@@ -512,7 +506,7 @@ def test_the_classifier_is_dpcrs_with_another_shift(execution, data):
         seen.append((task.labels, task.new(), task.old_new_pairs("pseudo") if task.index else None))
 
     options = {"shift_ridge_rel": 0, "shift_ridge": 0.01, "rank_rule": "none"}
-    trajectory, _ = run(learner, data, on_task_features=learned, options=options)
+    trajectory, _ = run(learner, data, Watch(each_features=learned), options=options)
     grams, means, counts = [], [], []
     for labels, new, pairs in seen:
         if pairs is not None:

@@ -37,15 +37,16 @@ from efcil.methods import METHODS
 from efcil.product import IncrementalClassifier, Progress, calibration, classifier, model_directory, teaching
 from efcil.product.inputs import read_images, read_labeled_images
 from efcil.product.model_config import TEACHABLE
-from efcil.protocol import Evaluator, fit_task, run_protocol
+from efcil.protocol import Evaluator
 from efcil.shift.dual_projection import DualProjection
 from efcil.tasks import Task, TaskStream
 from efcil.training.extraction import extract
 from efcil.training.image_batches import ImageBatches
 from efcil.training.schedule import Schedule
+from efcil.training.trainer import Trainer
 from efcil.trajectory import Trajectory
 from messages import raises
-from problems import blobs, draw
+from problems import Watch, blobs, draw, fit_task, learn_stream
 
 FAMILY = [name for name, m in METHODS.items() if m.learner in TEACHABLE and not m.heads and not m.exemplars]
 TINY = {"width": 2, "size": 8, "epochs": 2, "val_fraction": 0.2, "device": "cpu", "progress": False}
@@ -191,8 +192,7 @@ def protocol(model, data, epochs, sizes):
     evaluator = Evaluator(data, stream, execution)
     trajectory = Trajectory(learner, {"dpcr": (METHODS["dpcr"], model._config.options)})
     matrix = AccuracyMatrix(evaluator.totals())
-    watch = types.SimpleNamespace(**dict.fromkeys(("after_epoch", "on_training_end", "after_task"), lambda *a: None))
-    run_protocol(stream, data, evaluator, trajectory, {"dpcr": matrix}, watch)
+    learn_stream(stream, data, evaluator, trajectory, {"dpcr": matrix})
     return trajectory.parts["dpcr"].classifier, matrix.A_t
 
 
@@ -273,13 +273,13 @@ def ece(model, data, temperature=None, bins=10):
 
 def test_recall_is_measured_on_pictures_that_were_not_trained_on(monkeypatch):
     seen = []
-    original = teaching.fit_task
+    fit = Trainer.fit
 
-    def watched(learner, task, pixels, labels, *rest, **named):
-        seen.append((pixels.images.numpy().copy(), task))
-        return original(learner, task, pixels, labels, *rest, **named)
+    def watched(self, data, state=None):
+        seen.append((data.images.images.numpy().copy(), data.task))
+        return fit(self, data, state)
 
-    monkeypatch.setattr(teaching, "fit_task", watched)
+    monkeypatch.setattr(Trainer, "fit", watched)
     images, names = lesson(0, 1)
     few = [row for row, name in enumerate(names) if name == "class1"][4:]
     images, names = np.delete(images, few, 0), [n for row, n in enumerate(names) if row not in few]
@@ -375,8 +375,8 @@ def test_cross_entropy_is_over_the_classes_of_the_call():
 
 def test_new_and_old_classes_in_one_call(monkeypatch):
     seen = []
-    original = teaching.fit_task
-    monkeypatch.setattr(teaching, "fit_task", lambda r, *a, **k: (seen.append(r.task_classes), original(r, *a, **k))[1])
+    fit = Trainer.fit
+    monkeypatch.setattr(Trainer, "fit", lambda self, *a: (seen.append(self.learner.task_classes), fit(self, *a))[1])
     model = taught((0, 1, 2), (3, 4))
     assert seen[1] is None
     counts = {r["name"]: r["images"] for r in model.summary()["classes"]}
@@ -571,7 +571,7 @@ def weights(two, tmp_path_factory):
 
 
 def test_a_frozen_backbone_is_one_pass_and_one_solve(two, weights, monkeypatch):
-    monkeypatch.setattr(teaching, "fit_task", None)
+    monkeypatch.setattr(Trainer, "fit", None)
     model = taught((0, 1), (2, 3), frozen=True, weights=weights)
     for name, tensor in two._snapshot.state.weights.items():
         if name.startswith("backbone."):
@@ -779,16 +779,13 @@ def test_options_are_checked():
 
 def test_epochs_fix_the_length_and_rates_follow(monkeypatch):
     rates = []
-    original = teaching.fit_task
+    fit = Trainer.fit
 
-    def watched(r, task, *rest, after_epoch, **named):
-        def both(report, optimizer):
-            rates.append(report.lr)
-            after_epoch(report, optimizer)
+    def watched(self, data, state=None):
+        self.callbacks = [*self.callbacks, Watch(lambda report, state: rates.append(report.lr))]
+        return fit(self, data, state)
 
-        return original(r, task, *rest, after_epoch=both, **named)
-
-    monkeypatch.setattr(teaching, "fit_task", watched)
+    monkeypatch.setattr(Trainer, "fit", watched)
     losses = []
     model = tiny().learn(*lesson(0, 1), epochs=5, callbacks=[lambda p: losses.append(p.loss)])
     assert rates == [Schedule(epochs=5, lr=0.1, lr_schedule="cosine").lr_at(e) for e in range(5)]

@@ -18,7 +18,7 @@ from efcil.errors import ConfigError
 from efcil.features import TaskFeatures
 from efcil.learners import LEARNERS
 from efcil.methods import METHODS
-from efcil.protocol import Evaluator, run_protocol
+from efcil.protocol import Evaluator
 from efcil.randomness import RngStream, generator
 from efcil.shift import adc
 from efcil.shift.adc import ADCOptions, adversarial_drift
@@ -29,7 +29,7 @@ from efcil.training import feature_inversion
 from efcil.training.image_batches import ImageBatches
 from efcil.trajectory import Trajectory
 from messages import raises
-from problems import TINY, Watch, blobs
+from problems import TINY, Watch, blobs, learn_stream
 
 SIZES = (2, 3, 1)
 KINDS = ("sdc", "ldc", "adc")
@@ -391,7 +391,7 @@ def learned(execution, data, at_end=lambda task: None, view="clean"):
         means.append({name: part.classifier.means.clone() for name, part in trajectory.parts.items()})
         at_end(task)
 
-    run_protocol(stream, data, evaluator, trajectory, matrices, Watch(each_task=after_task))
+    learn_stream(stream, data, evaluator, trajectory, matrices, Watch(each_task=after_task))
     return trajectory, means
 
 

@@ -20,20 +20,21 @@ from efcil.accel.execution import Execution
 from efcil.config import build
 from efcil.core.metrics import AccuracyMatrix
 from efcil.data import augment
+from efcil.data.dataset import ImageSet
 from efcil.errors import ConfigError, DataError, FailedOnOtherRank
 from efcil.features import TaskFeatures
 from efcil.learners import LEARNERS
+from efcil.learners.base import TrainingOptions
 from efcil.methods import FROZEN, METHODS
-from efcil.protocol import Evaluator, run_protocol
-from efcil.tasks import TaskStream
+from efcil.protocol import Evaluator
+from efcil.tasks import Task, TaskStream
 from efcil.tensor_files import save_tensors
 from efcil.training.distributed import init_distributed
 from efcil.training.extraction import extract
 from efcil.training.image_batches import ImageBatches
 from efcil.training.schedule import Schedule
-from efcil.training.trainer import train
 from efcil.trajectory import Trajectory
-from problems import TINY, Watch, blobs, draw
+from problems import TINY, Watch, blobs, draw, fit_task, learn_stream
 
 CPU = Execution(torch.device("cpu"))
 WHOLE = {
@@ -48,7 +49,32 @@ WHOLE = {
 }  # a method of each kind
 
 
-class Student(nn.Module):
+class Bare(nn.Module):
+    """What the trainer asks of a learner, around a network that is no learner of ours."""
+
+    views, seed, num_old_classes = 0, 0, 0
+
+    def __init__(self):
+        super().__init__()
+        self.loss_generator = torch.Generator()
+
+    def stages(self, task):
+        return (self.options.first,)
+
+    def before_task(self, task):
+        pass
+
+    def training_data(self, stage, images, labels):
+        return images, labels
+
+    def frozen_forward(self):
+        return None
+
+    def set_gradient_sink(self, gradient_sink):
+        pass
+
+
+class Student(Bare):
     """A small network without batch normalisation: a step in shares must be the step on the whole batch."""
 
     def __init__(self, execution):
@@ -64,25 +90,15 @@ class Student(nn.Module):
         return cross_entropy(self.head(features), batch.labels) + 0.1 * self.execution.world.norm(features)
 
 
-def trained(world, module, epochs, last="keep", size=4, rows=13, transform=None, execution=CPU, **more):
+def trained(world, module, epochs, last="keep", size=4, rows=13, transform=None, execution=CPU):
     """Train on the first rows of a small problem; return the losses."""
     execution, data, losses = replace(execution, world=world), blobs(), []
     pixels = ImageBatches(torch.from_numpy(data.train.images[:rows].copy()), data.mean, data.std, execution)
-    train(
-        module,
-        module.loss,
-        pixels,
-        torch.from_numpy(data.train.labels[:rows]),
-        schedule=Schedule(epochs=epochs, lr=0.05),
-        transform=transform,
-        batch_size=size,
-        last_batch=last,
-        execution=execution,
-        seed=0,
-        task=0,
-        after_epoch=lambda report, optimizer: losses.append(report.loss),
-        **more,
-    )
+    module.execution = execution
+    module.options = TrainingOptions(batch_size=size, last_batch=last, first=Schedule(epochs=epochs, lr=0.05))
+    labels = torch.from_numpy(data.train.labels[:rows])
+    task = Task(0, 0, 6, ImageSet(data.train.images[:rows], data.train.labels[:rows]))
+    fit_task(module, task, pixels, labels, transform, Watch(lambda report, state: losses.append(report.loss)))
     return losses
 
 
@@ -97,7 +113,7 @@ def training(world):
     return found
 
 
-class Normalised(nn.Module):
+class Normalised(Bare):
     """Normalises its input."""
 
     def __init__(self):
@@ -169,7 +185,7 @@ def methods(world):
         own = build(method.options, {"buffer": 16} if name == "acil" else {}, name)
         trajectory = Trajectory(learner, {name: (method, own)}, freezes=method.learner in FROZEN)
         matrices = {label: AccuracyMatrix(evaluator.totals()) for label in trajectory.parts}
-        run_protocol(stream, data, evaluator, trajectory, matrices, Watch())
+        learn_stream(stream, data, evaluator, trajectory, matrices, Watch())
         found |= {f"{name}.{k}": v.clone() for k, v in learner.state(teacher=True).items()}
         found |= {f"{label}/counts": torch.tensor(matrix.A_t) for label, matrix in matrices.items()}
     return found

@@ -5,7 +5,11 @@ import pytest
 import torch
 
 from efcil.data.dataset import DataSet, ImageSet
+from efcil.protocol import run_protocol
+from efcil.training.callbacks import Callback
 from efcil.training.schedule import Schedule
+from efcil.training.state import TaskData
+from efcil.training.trainer import Trainer
 
 
 def blobs(classes=6, per_class=12, size=8, channels=3, seed=0, noise=40.0):
@@ -32,20 +36,43 @@ TINY = {
 }
 
 
-class Watch:
-    """Observes a run: calls `each_epoch` and `each_task`."""
+class Watch(Callback):
+    """Follows a run: calls `each_epoch`, `each_task` and `each_features`."""
 
-    def __init__(self, each_epoch=lambda report, optimizer: None, each_task=lambda task: None):
-        self.after_epoch, self.after_task = each_epoch, each_task
+    def __init__(
+        self,
+        each_epoch=lambda report, state: None,
+        each_task=lambda task: None,
+        each_features=lambda features: None,
+        at_interrupt=lambda state: None,
+    ):
+        self.on_epoch_end, self.on_task_end, self.on_features = each_epoch, each_task, each_features
+        self.on_interrupt = at_interrupt
 
-    def on_training_end(self, task):
-        pass
+
+def learn_stream(stream, data, evaluator, trajectory, matrices, watch=None, state=None):
+    """Learn the tasks of a stream, as a run does; tasks before `state` count as measured, with no hit."""
+    for matrix in matrices.values():
+        for task in range(0 if state is None else state.task):
+            matrix.record(task, [0] * (task + 1), [0] * (task + 1))
+    trainer = Trainer(trajectory.learner, [] if watch is None else [watch])
+    run_protocol(stream, data, evaluator, trajectory, matrices, trainer, state)
+
+
+def fit_task(learner, task, images, labels, transform=None, watch=None, state=None, stop=lambda: False):
+    """Train a learner on one task."""
+    Trainer(learner, [] if watch is None else [watch], stop).fit(TaskData(task, images, labels, transform), state)
+
+
+def copied(state):
+    """A copy of tensors by name."""
+    return {name: tensor.clone() for name, tensor in state.items()}
 
 
 def stopped_in_the_second_task(learner, data, run):
     """Leave a learner in the middle of its second task, after its second epoch; `run` learns with a `Watch`."""
 
-    def each_epoch(report, optimizer):
+    def each_epoch(report, state):
         if (report.task, report.epoch) == (1, 1):
             raise KeyError("in the middle")
 

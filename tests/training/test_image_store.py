@@ -22,7 +22,7 @@ from efcil.data.workers import starting
 from efcil.errors import DataError
 from efcil.learners import LEARNERS
 from efcil.methods import METHODS
-from efcil.protocol import Evaluator, run_protocol
+from efcil.protocol import Evaluator
 from efcil.tasks import TaskStream
 from efcil.training import image_store as stores
 from efcil.training.extraction import extract
@@ -31,7 +31,7 @@ from efcil.training.image_store import HostImages, LazyImages, concat, head, ite
 from efcil.training.loader import epoch_batches
 from efcil.trajectory import Trajectory
 from messages import raises
-from problems import TINY, Watch, blobs
+from problems import TINY, Watch, blobs, learn_stream
 
 SIZE = 8
 
@@ -260,7 +260,7 @@ def test_a_whole_run_is_bit_identical(tmp_path, execution, kind, names):
         methods = {n: (METHODS[n], build(METHODS[n].options, small if n == "acil" else {}, n)) for n in names}
         trajectory = Trajectory(learner, methods)
         matrices = {label: AccuracyMatrix(evaluator.totals()) for label in trajectory.parts}
-        run_protocol(tasks, problem, evaluator, trajectory, matrices, Watch())
+        learn_stream(tasks, problem, evaluator, trajectory, matrices, Watch())
         found.append((matrices, learner.state(teacher=False)))
     (first_matrices, weights), (other_matrices, others) = found
     assert first_matrices == other_matrices

@@ -24,7 +24,6 @@ from efcil.learners import LEARNERS
 from efcil.learners.rehearsal import Rehearsal
 from efcil.losses import distillation
 from efcil.models.heads import CosineHead
-from efcil.protocol import fit_task
 from efcil.randomness import RngStream, generator
 from efcil.tasks import TaskStream
 from efcil.training import extraction, loader, trainer
@@ -32,10 +31,11 @@ from efcil.training.image_batches import ImageBatches
 from efcil.training.loader import batch_slices, epoch_batches, several_epochs, shuffle
 from efcil.training.memory import memory_guard
 from efcil.training.schedule import Schedule
+from efcil.training.state import TrainState
 from efcil.training.step import Optimizer, Step
-from efcil.training.trainer import TrainingInterrupted, train
+from efcil.training.trainer import TrainingInterrupted
 from messages import raises
-from problems import TINY, blobs
+from problems import TINY, Watch, blobs, copied, fit_task
 
 
 def make_learner(name="lwf", seed=0, execution=None, **options):
@@ -53,25 +53,12 @@ def shown(task, data, execution):
     return pixels, execution.tensor(task.labels)
 
 
-def fit(learner, task, data, **options):
-    execution = learner.execution
-    train(
-        learner,
-        learner.loss,
-        *shown(task, data, execution),
-        **{
-            "schedule": learner.stages(task.index)[0],
-            "transform": learner.transform(data.size),
-            "batch_size": learner.options.batch_size,
-            "momentum": learner.options.momentum,
-            "last_batch": learner.options.last_batch,
-            "execution": execution,
-            "seed": learner.seed,
-            "task": task.index,
-            "frozen": learner.frozen_forward(),
-            **options,
-        },
-    )
+def fit(learner, task, data, each_epoch=lambda report, state: None, *, schedule=None, state=None):
+    """Train on a task; `schedule` stands in for the learner's own."""
+    if schedule is not None:
+        learner.stages = lambda task: (schedule,)
+    images, labels = shown(task, data, learner.execution)
+    fit_task(learner, task, images, labels, learner.transform(data.size), Watch(each_epoch), state)
 
 
 # --- batches ----------------------------------------------------------------------------------------------------------
@@ -175,7 +162,6 @@ def literal_lwf_loss(x, y, student, teacher, old, weight, temperature):
 def test_lwf_loss_is_equations_1_and_2(data):
     learner = make_learner(distill_weight=7.0, temperature=3.0)
     tasks = stream(data)
-    learner.before_task(tasks[0])
     fit(learner, tasks[0], data)
     learner.before_task(tasks[1])
     learner.eval()  # batch statistics would make images depend on each other; both sides use the same mode
@@ -233,7 +219,6 @@ def test_joint_sees_everything_and_starts_anew(data):
     joint = make_learner("joint")
     fresh = {k: v.clone() for k, v in joint.student.backbone.state_dict().items()}
     tasks = stream(data)
-    joint.before_task(tasks.upto(0))
     fit(joint, tasks.upto(0), data)
     assert any(not torch.equal(v, fresh[k]) for k, v in joint.student.backbone.state_dict().items())
     joint.before_task(tasks.upto(1))
@@ -274,36 +259,21 @@ def test_step_is_torchs_own(data, execution, rule):
         assert torch.allclose(a, b, atol=1e-7), name
 
 
-def test_a_loss_draws_the_same_in_the_same_epoch(data, execution):
+def test_a_loss_draws_the_same_in_the_same_epoch(data):
     """Noise is a function of (seed, task, epoch): going on after an epoch draws what an undisturbed run draws."""
 
     def drawn(start):
-        learner = make_learner()
-        task = stream(data)[0]
-        learner.before_task(task)
-        seen = []
+        learner, task = make_learner(), stream(data)[0]
+        if start:
+            learner.before_task(task)
+        seen, loss = [], learner.loss
 
-        def loss(batch):
+        def drawing(batch):
             seen.append(torch.randn((), generator=learner.loss_generator).item())
-            return learner.loss(batch)
+            return loss(batch)
 
-        pixels = ImageBatches(execution.tensor(task.images), data.mean, data.std, execution)
-        schedule = Schedule(epochs=3, lr=0.01)
-        train(
-            learner,
-            loss,
-            pixels,
-            execution.tensor(task.labels),
-            schedule=schedule,
-            transform=None,
-            batch_size=8,
-            last_batch="wrap",
-            execution=execution,
-            seed=0,
-            task=0,
-            loss_generator=learner.loss_generator,
-            first_epoch=start,
-        )
+        learner.loss = drawing
+        fit(learner, task, data, schedule=Schedule(epochs=3, lr=0.01), state=TrainState(0, epoch=start))
         return seen
 
     whole, rest = drawn(0), drawn(1)
@@ -311,42 +281,26 @@ def test_a_loss_draws_the_same_in_the_same_epoch(data, execution):
     assert whole[-len(rest) :] == rest
 
 
-def test_stages_count_their_epochs_through_the_task(data, execution):
+def test_stages_count_their_epochs_through_the_task(data):
     """Two stages of one epoch each draw the batches of epochs 0 and 1, and report 1 of 2 and 2 of 2."""
-    task = stream(data)[0]
-    pixels = ImageBatches(execution.tensor(task.images), data.mean, data.std, execution)
-    labels = execution.tensor(task.labels)
 
-    def batches_of(stages):
-        learner = make_learner()
-        learner.before_task(task)
-        seen, reports = [], []
+    def batches_of(epochs):
+        learner, seen, reports, positions = make_learner(), [], [], []
+        learner.stages = lambda task: tuple(Schedule(epochs=count, lr=0.01) for count in epochs)
+        loss = learner.loss
+        learner.loss = lambda batch: (seen.append(batch.labels.tolist()), loss(batch))[1]
 
-        def loss(batch):
-            seen.append(batch.labels.tolist())
-            return learner.loss(batch)
+        def each_epoch(report, state):
+            reports.append((report.epoch, report.epochs))
+            positions.append((state.stage, state.epoch, state.step))
 
-        for before, epochs in stages:
-            train(
-                learner,
-                loss,
-                pixels,
-                labels,
-                schedule=Schedule(epochs=epochs, lr=0.01),
-                transform=None,
-                batch_size=8,
-                last_batch="wrap",
-                execution=execution,
-                seed=0,
-                task=0,
-                epoch_offset=before,
-                epochs=2,
-                after_epoch=lambda report, optimizer: reports.append((report.epoch, report.epochs)),
-            )
-        return seen, reports
+        fit(learner, stream(data)[0], data, each_epoch)
+        return seen, reports, positions
 
-    assert batches_of([(0, 1), (1, 1)]) == batches_of([(0, 2)])
-    assert batches_of([(0, 1), (1, 1)])[1] == [(0, 2), (1, 2)]
+    two, one = batches_of((1, 1)), batches_of((2,))
+    assert two[:2] == one[:2]
+    assert two[1] == [(0, 2), (1, 2)]
+    assert (two[2], one[2]) == ([(0, 1, 0), (1, 2, 0)], [(0, 1, 0), (0, 2, 0)])
 
 
 def test_schedule_along_a_cosine_is_torchs():
@@ -362,13 +316,11 @@ def test_schedule_along_a_cosine_is_torchs():
         Schedule(epochs=7, lr=0.1, lr_schedule="cosine", milestones=(2,))
 
 
-def test_teacher_rests(data):
+def test_the_teacher_does_not_learn(data):
     learner = make_learner()
     tasks = stream(data)
-    learner.before_task(tasks[0])
     fit(learner, tasks[0], data)
-    learner.before_task(tasks[1])
-    before = {k: v.clone() for k, v in learner.teacher.state_dict().items()}
+    before = copied(learner.student.state_dict())
     fit(learner, tasks[1], data)
     assert all(torch.equal(v, before[k]) for k, v in learner.teacher.state_dict().items())
     assert any(not torch.equal(v, before[k]) for k, v in learner.student.state_dict().items() if k in before)
@@ -377,9 +329,8 @@ def test_teacher_rests(data):
 def test_learning_rate_follows_the_schedule(data):
     learner = make_learner()
     task = stream(data)[0]
-    learner.before_task(task)
     rates = []
-    fit(learner, task, data, after_epoch=lambda report, optimizer: rates.append(optimizer.lr.item()))
+    fit(learner, task, data, lambda report, state: rates.append(report.lr))
     assert rates == pytest.approx([0.05, 0.05, 0.005])
 
 
@@ -388,7 +339,6 @@ def test_same_seed_same_bits_other_seed_other_bits(data):
         learner = make_learner(seed=seed)
         tasks = stream(data)
         for index in (0, 1):
-            learner.before_task(tasks[index])
             fit(learner, tasks[index], data)
         return learner.student.state_dict()
 
@@ -399,29 +349,18 @@ def test_same_seed_same_bits_other_seed_other_bits(data):
 
 def test_going_on_in_the_middle_of_a_task_changes_no_bit(data):
     tasks = stream(data)
-
-    def after_first_task():
-        learner = make_learner()
-        learner.before_task(tasks[0])
-        fit(learner, tasks[0], data)
-        learner.before_task(tasks[1])
-        return learner
-
-    straight = after_first_task()
     schedule = Schedule(epochs=4, lr=0.05, milestones=(2,), weight_decay=1e-3)
-    kept = {}
+    straight, kept = make_learner(), {}
+    fit(straight, tasks[0], data)
 
-    def keep(report, optimizer):
+    def keep(report, state):
         if report.epoch == 1:
-            kept.update({k: v.clone() for k, v in straight.state(teacher=True).items()})
-            kept["optimizer_state"] = {k: v.clone() for k, v in optimizer.state_dict().items()}
+            kept.update(learner=copied(straight.state(teacher=True)), optimizer=copied(state.optimizer))
 
-    fit(straight, tasks[1], data, schedule=schedule, after_epoch=keep)
+    fit(straight, tasks[1], data, keep, schedule=schedule)
     resumed = make_learner(seed=0)
-    optimizer_state = kept.pop("optimizer_state")
-    resumed.load_state(kept)
-    resumed.num_old_classes = tasks[1].first_class
-    fit(resumed, tasks[1], data, schedule=schedule, first_epoch=2, optimizer_state=optimizer_state)
+    resumed.load_state(kept["learner"])
+    fit(resumed, tasks[1], data, schedule=schedule, state=TrainState(1, epoch=2, optimizer=kept["optimizer"]))
     for (name, a), b in zip(straight.student.state_dict().items(), resumed.student.state_dict().values(), strict=True):
         assert torch.equal(a, b), name
 
@@ -429,13 +368,12 @@ def test_going_on_in_the_middle_of_a_task_changes_no_bit(data):
 def test_loss_that_is_not_finite_stops(data):
     learner = make_learner()
     task = stream(data)[0]
-    learner.before_task(task)
     seen = []
     schedule = Schedule(epochs=9, lr=1e30)
     with pytest.raises(
         TrainingError, match=r"the loss is nan in task 1, epoch 1 \(learning rate 1e\+30\).*lower the rate"
     ):
-        fit(learner, task, data, schedule=schedule, after_epoch=lambda report, _: seen.append(report))
+        fit(learner, task, data, lambda report, _: seen.append(report), schedule=schedule)
     assert not seen, "an epoch whose loss is not finite must not reach a checkpoint"
 
 
@@ -444,9 +382,8 @@ def test_learning_really_learns(execution):
     data = blobs(classes=2, per_class=32, noise=10.0)
     learner = make_learner(first=Schedule(epochs=25, lr=0.1), augment="none", width=4)
     task = TaskStream(data.train, np.arange(2), (2,))[0]
-    learner.before_task(task)
     losses = []
-    fit(learner, task, data, after_epoch=lambda report, _: losses.append(report.loss))
+    fit(learner, task, data, lambda report, _: losses.append(report.loss))
     assert losses[-1] < losses[0] / 3
 
 
@@ -471,8 +408,7 @@ def test_bf16_on_the_cpu_is_close(data):
     for precision in ("fp32", "bf16"):
         learner = make_learner(execution=Execution.choose("cpu", precision))
         task = stream(data)[0]
-        learner.before_task(task)
-        fit(learner, task, data, after_epoch=lambda r, _, p=precision: reports.setdefault(p, []).append(r.loss))
+        fit(learner, task, data, lambda r, _, p=precision: reports.setdefault(p, []).append(r.loss))
     assert reports["fp32"] != reports["bf16"]
     assert reports["fp32"] == pytest.approx(reports["bf16"], rel=0.1)
 
@@ -508,7 +444,6 @@ def test_schedule_refuses_nonsense():
 def test_every_epoch_has_its_own_order(data):
     learner = make_learner(augment="none")
     task = stream(data)[0]
-    learner.before_task(task)
     loss, seen = learner.loss, []
     learner.loss = lambda batch: (seen.append(batch.images.sum((1, 2, 3))), loss(batch))[1]
     fit(learner, task, data)
@@ -520,7 +455,6 @@ def test_every_epoch_has_its_own_order(data):
 def test_teacher_is_the_student_as_it_was_when_the_task_began(data):
     learner = make_learner()
     tasks = stream(data)
-    learner.before_task(tasks[0])
     fit(learner, tasks[0], data)
     before = {k: v.clone() for k, v in learner.student.state_dict().items()}
     learner.before_task(tasks[1])
@@ -717,33 +651,26 @@ def test_a_learner_with_two_views_goes_on_with_the_same_bits(data, execution, af
 
     straight, stopped, kept = begun(), begun(), {}
 
-    def keep(learner, optimizer, **where):
-        state = {k: v.clone() for k, v in learner.state(teacher=True).items()}
-        kept.update(state=state, optimizer_state={k: v.clone() for k, v in optimizer.state_dict().items()}, where=where)
+    def keep(state):
+        held = replace(state, optimizer=copied(state.optimizer))
+        kept.update(learner=copied(stopped.state(teacher=True)), state=held)
 
-    def after_epoch(report, optimizer):
+    def each_epoch(report, state):
         if after == "an epoch" and report.epoch == 1:
-            keep(stopped, optimizer, first_epoch=2)
+            keep(state)
             raise TrainingInterrupted
 
-    steps = iter([False] * 4 + [True])  # three in an epoch
+    steps, watch = iter([False] * 4 + [True]), Watch(each_epoch, at_interrupt=keep)  # three steps in an epoch
+    images, transform = shown(second, data, execution), straight.transform(8)
     with pytest.raises(TrainingInterrupted):
-        fit_task(
-            stopped,
-            second,
-            *shown(second, data, execution),
-            stopped.transform(8),
-            after_epoch=after_epoch,
-            stop=lambda: after == "a step" and next(steps),
-            on_interrupt=lambda task, mid, optimizer: keep(stopped, optimizer, first_epoch=mid.epoch, mid_epoch=mid),
-        )
-    if after == "a step":
-        assert (kept["where"]["first_epoch"], kept["where"]["mid_epoch"].steps) == (1, 2)
-    fit_task(straight, second, *shown(second, data, execution), straight.transform(8))
+        fit_task(stopped, second, *images, transform, watch, stop=lambda: after == "a step" and next(steps))
+    at = (1, 0, 1, 2) if after == "a step" else (1, 0, 2, 0)
+    assert tuple(kept["state"].position().values()) == at
+    fit_task(straight, second, *images, transform)
     resumed = make_learner(TwoViews, later=straight.options.later)
-    resumed.load_state(kept["state"])
-    transform, where = resumed.transform(8), {**kept["where"], "optimizer_state": kept["optimizer_state"]}
-    fit_task(resumed, second, *shown(second, data, execution), transform, **where)
+    resumed.load_state(kept["learner"])
+    state = TrainState.from_tensors(kept["state"].position(), kept["state"].tensors())
+    fit_task(resumed, second, *images, transform, state=state)
     rest = len(resumed.kept)
     assert 0 < rest < len(straight.kept)
     for ours, theirs in zip(resumed.kept, straight.kept[-rest:], strict=True):

@@ -103,7 +103,7 @@ def _increment(text: str | None) -> int | list[int] | None:
 def _run(methods: list[str], dataset: str, o: dict[str, Any], compare: bool, reporter: Any, world: Any) -> Any:
     """Resolve the options of a command into a run."""
     from efcil.accel.execution import Execution
-    from efcil.experiment.run import Run
+    from efcil.experiment.run import Run, RunOptions
     from efcil.experiment.specification import ExperimentSpec, resolve
     from efcil.experiment.tracking import trackers
 
@@ -131,18 +131,14 @@ def _run(methods: list[str], dataset: str, o: dict[str, Any], compare: bool, rep
     name = methods[0].replace(":", "-")
     out = o["out"] or Path("runs") / f"{name}-{dataset}-{split}-order{Path(o['order']).stem}-seed{o['seed']}"
     command = shlex.join(["efcil", *sys.argv[1:]])  # as typed, for config.yaml and summary.json
-    return Run(
-        experiment,
-        o["data"],
-        out,
-        execution,
-        reporter,
+    options = RunOptions(
         command=command,
-        checkpoint_seconds=o["checkpoint_seconds"],
         compare=compare,
+        checkpoint_seconds=o["checkpoint_seconds"],
         save_features=o["save_features"],
         trackers=trackers(o["log"] if world.is_main else [], out, experiment.fingerprint()),
     )
+    return Run(experiment, out, execution, reporter, options, o["data"])
 
 
 def _say(o: dict[str, Any], reporter: Any) -> None:

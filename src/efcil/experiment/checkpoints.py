@@ -134,6 +134,11 @@ class CheckpointStore:
             )
         return None
 
+    def run_identity(self) -> str | None:
+        """Return the identity of the run that saved the newest sound checkpoint, None where there is none."""
+        found = (self._try(path) for _, _, path in self._files())
+        return next((loaded[1].get("run") for loaded in found if loaded is not None), None)
+
     def _try(self, path: Path) -> tuple[Tensors, dict[str, Any]] | None:
         try:
             return load_tensors(path)

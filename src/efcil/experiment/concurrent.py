@@ -9,7 +9,8 @@ from contextlib import contextmanager
 
 from efcil import accel
 from efcil.experiment.interruption import stoppable
-from efcil.experiment.run import Run, Summary
+from efcil.experiment.run import Run
+from efcil.experiment.summaries import Summary
 from efcil.training.trainer import TrainingInterrupted
 
 SIGNAL_POLL_S = 0.5  # seconds until a signal is heard at the latest

@@ -20,8 +20,9 @@ from torch import Tensor
 from efcil.accel.execution import Execution
 from efcil.core.metrics import AccuracyMatrix, count_correct
 from efcil.errors import ConfigError, RunError
-from efcil.experiment.run import FEATURES_DIR, summary_header
+from efcil.experiment.run_directory import FEATURES, check_format
 from efcil.experiment.specification import Experiment, ExperimentSpec, commit, resolve
+from efcil.experiment.summaries import summary_header
 from efcil.features import TaskFeatures
 from efcil.files import atomic_write_text, write_json
 from efcil.methods import FROZEN, find
@@ -33,6 +34,7 @@ from efcil.trajectory import Trajectory
 def config_of(home: Path) -> dict[str, Any]:
     """Return what a run's config.yaml says: what is run, and the command that began it."""
     config = home / "config.yaml"
+    check_format(config)
     try:
         found = yaml.safe_load(config.read_text(encoding="utf-8"))
         return {"run": found["run"], "command": found.get("command", "")}
@@ -79,16 +81,16 @@ def reevaluate(
 ) -> list[dict[str, Any]]:
     """Read the plan's methods from the features in `home`; return their summaries."""
     began = time.perf_counter()
-    files = sorted((home / FEATURES_DIR).glob("task-*.safetensors"))
+    files = sorted((home / FEATURES).glob("task-*.safetensors"))
     if not files:
-        raise RunError(f"{home / FEATURES_DIR} holds no features: run it again with --save-features")
+        raise RunError(f"{home / FEATURES} holds no features: run it again with --save-features")
     trajectory = Trajectory(None, experiment.methods, freezes=trained in FROZEN)
     matrices: dict[str, AccuracyMatrix] = {}
     sizes: list[int] = []
     for index, file in enumerate(files):
         tensors, meta = load_tensors(file)
         if meta["task"] != index + 1:
-            raise RunError(f"{home / FEATURES_DIR}: task {index + 1} is missing")
+            raise RunError(f"{home / FEATURES}: task {index + 1} is missing")
         if not matrices:
             sizes = meta["sizes"]
             matrices = {label: AccuracyMatrix(meta["totals"]) for label in trajectory.parts}

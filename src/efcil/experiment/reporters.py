@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from efcil.report.load import split_heads
-from efcil.training.trainer import EpochReport
+from efcil.training.callbacks import EpochReport
 
 
 def _print_line(text: str) -> None:

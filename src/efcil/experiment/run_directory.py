@@ -1,16 +1,24 @@
-"""The directory of a run: its lock, its log."""
+"""The directory of a run: where its files are, whose it is, its lock and its log."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+import secrets
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from efcil.errors import RunError
+import yaml
+
+from efcil.config import load_yaml
+from efcil.errors import EfcilError, RunError
+from efcil.experiment.specification import commit, versions
 from efcil.experiment.tracking import Tracker
-from efcil.files import atomic_write_text, exclusive_lock
+from efcil.files import atomic_write_text, exclusive_lock, read_json, remove_temporary_files, write_json
+
+FEATURES = "features"  # directory of saved features, beside config.yaml
+FORMAT = 2  # of a run directory; raised when an older one can no longer be resumed
 
 
 @contextmanager
@@ -35,6 +43,116 @@ def io_errors(directory: Path) -> Iterator[None]:
     except OSError as error:
         what = f"{error.filename or directory} cannot be written: {error.strerror or error}"
         raise RunError(f"{what}; make room or make it writable, then --resume") from error
+
+
+class RunDirectory:
+    """Names the files of a run, and claims the directory for it.
+
+    A run of one method has everything in one directory. A comparison trains in OUT/trajectory, and writes
+    OUT/<method>/summary.json.
+    """
+
+    def __init__(self, out: Path, compare: bool = False):
+        self.out, self.compare = out, compare
+        self.home = out / "trajectory" if compare else out
+        self.config, self.metrics = self.home / "config.yaml", self.home / "metrics.jsonl"
+        self.checkpoints, self.features = self.home / "checkpoints", self.home / FEATURES
+        self.snapshots, self.report = out / "snapshots", out / "report.html"
+
+    def summary(self, label: str) -> Path:
+        """Return the file of a method's summary."""
+        return (self.out / label.replace("/", "_") if self.compare else self.out) / "summary.json"
+
+    @contextmanager
+    def hold(self, resume: bool) -> Iterator[None]:
+        """Hold the directory, unless it holds a run that is not to be resumed or that this version cannot resume."""
+        if self.config.exists():
+            check_format(self.config)
+            if not resume:
+                raise RunError(
+                    f"{self.out} already holds {self._described()}: pass --resume to go on, or choose another --out"
+                )
+        with run_lock(self.out):
+            remove_temporary_files(self.out)
+            yield
+
+    def _described(self) -> str:
+        files = sorted(self.out.glob("summary.json")) or sorted(self.out.glob("*/summary.json"))
+        try:
+            summaries = [json.loads(path.read_text(encoding="utf-8")) for path in files]
+            parts = [f"{s['method']} on {s['dataset']} ({s['tasks_done']} of {s['tasks']} tasks)" for s in summaries]
+            return "a run of " + ", ".join(parts) if parts else "a run"
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            return "a run"
+
+    def claim(
+        self,
+        run: Mapping[str, Any],
+        machine: Mapping[str, Any],
+        command: str,
+        note: Callable[[str], None],
+        identity: str | None = None,
+    ) -> str:
+        """Write config.yaml, or check that the one that exists describes the same run; return the run's identity.
+
+        `identity` is that of checkpoints whose config.yaml was lost.
+        """
+        run = json.loads(json.dumps(run))
+        if not self.config.exists():
+            identity = identity or secrets.token_hex(8)
+            self.home.mkdir(parents=True, exist_ok=True)
+            document = {
+                "format": FORMAT,
+                "id": identity,
+                "run": run,
+                "machine": machine,
+                "versions": versions(),
+                "commit": commit(),
+                "command": command,
+            }
+            atomic_write_text(self.config, yaml.safe_dump(document, sort_keys=False, allow_unicode=True))
+            return identity
+        try:
+            tree = load_yaml(self.config.read_text(encoding="utf-8"))
+            existing, existing_machine, identity = tree["run"], tree["machine"], str(tree["id"])
+        except (OSError, yaml.YAMLError, ValueError, KeyError, TypeError, RecursionError):
+            raise RunError(
+                f"{self.config} cannot be read; choose another --out, or, if the run was begun with these very "
+                "options, delete that file and --resume"
+            ) from None
+        if found := differences(existing, run):
+            words = "; ".join(found[:4])
+            raise RunError(f"{self.out} holds another run ({words}): choose another --out or the same options")
+        if found := differences(existing_machine, machine):
+            note(f"the run began on another machine ({'; '.join(found)}): its last digits may differ")
+        return identity
+
+    def read_summary(self, label: str) -> Any:
+        """Return a method's summary as it was written, None where there is none that can be read."""
+        try:
+            return read_json(self.summary(label))
+        except EfcilError:
+            return None
+
+    def write_summary(self, label: str, summary: Mapping[str, Any]) -> None:
+        """Write a method's summary."""
+        self.summary(label).parent.mkdir(exist_ok=True)
+        write_json(self.summary(label), summary)
+
+
+def check_format(config: Path) -> None:
+    """Refuse a config.yaml of another version of efcil; one that cannot be read is reported elsewhere."""
+    try:
+        tree = load_yaml(config.read_text(encoding="utf-8"))
+    except (OSError, yaml.YAMLError, ValueError, RecursionError):
+        return
+    found = tree.get("format", 1) if isinstance(tree, dict) and "run" in tree else FORMAT
+    if found != FORMAT:
+        age = "a later" if isinstance(found, int) and found > FORMAT else "an earlier"
+        raise RunError(
+            f"{config} was made by {age} version of efcil (format {found}, this version has {FORMAT}): "
+            "choose another --out, or use that version"
+        )
 
 
 class MetricsLog:

@@ -33,11 +33,13 @@ from efcil.product.model_config import TEACHABLE, ModelConfig, resolve
 from efcil.product.names import check_names
 from efcil.product.progress import Callback, Progress, progress_callbacks
 from efcil.product.state import ClassRecord, State
-from efcil.product.teaching import UpdateBatch, UpdateResult, calibrate, label_of, pixels_of, teach
+from efcil.product.teaching import UpdateBatch, UpdatePlan, UpdateResult, calibrate, label_of, pixels_of, teach
 from efcil.tensor_files import digest, to_cpu
+from efcil.training.callbacks import Callback as TrainingCallback
+from efcil.training.callbacks import EpochReport
 from efcil.training.extraction import extract
 from efcil.training.image_batches import ImageBatches
-from efcil.training.trainer import EpochReport
+from efcil.training.state import TrainState
 from efcil.trajectory import Trajectory
 
 REJECTED = ""
@@ -296,25 +298,15 @@ class IncrementalClassifier:
                 "begin with two classes or more, or give weights"
             )
 
-        def after_epoch(report: EpochReport) -> None:
-            words = f"epoch {report.epoch + 1} of {report.epochs}, loss {report.loss:.3f}"
-            tell(Progress("training", report.epoch + 1, report.epochs, words, report.loss))
-
-        def on_solve() -> None:
-            tell(Progress("solving", 0, 1, "moving statistics, solving the classifier"))
-
-        learned = teach(
-            batch,
-            trajectory,
+        plan = UpdatePlan(
             freeze_backbone=freeze_backbone,
             imprint=freeze_backbone and not is_frozen,
             frozen=state.frozen,
             calibration_offset=state.calibration_offset,
             epochs=epochs,
             deadline=deadline,
-            after_epoch=after_epoch,
-            on_solve=on_solve,
         )
+        learned = teach(batch, trajectory, plan, _ReportProgress(tell))
         after = state.updated(
             classes=_table(state, names, new, learned),
             weights=state.weights if is_frozen or not new else _weights(learner),
@@ -564,6 +556,20 @@ class IncrementalClassifier:
             what = f"weights or statistics do not fit its {model_directory.CARD}"
             raise ModelError(f"{directory}: {what}: {error}") from None
         return model
+
+
+class _ReportProgress(TrainingCallback):
+    """Reports a teaching as `Progress`."""
+
+    def __init__(self, report: Callback):
+        self.report = report
+
+    def on_epoch_end(self, report: EpochReport, state: TrainState) -> None:
+        words = f"epoch {report.epoch + 1} of {report.epochs}, loss {report.loss:.3f}"
+        self.report(Progress("training", report.epoch + 1, report.epochs, words, report.loss))
+
+    def on_training_end(self, task: int) -> None:
+        self.report(Progress("solving", 0, 1, "moving statistics, solving the classifier"))
 
 
 def _check_effort(epochs: int | None, budget: float | None) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -20,15 +20,15 @@ from efcil.models.heads import CosineHead
 from efcil.product.calibration import CalibrationOffset, draw_features, fit_temperature
 from efcil.product.inputs import Images
 from efcil.product.model_config import rescale_schedule, with_epochs
-from efcil.protocol import fit_task
 from efcil.randomness import RngStream, generator
 from efcil.tasks import Task
 from efcil.tensor_files import to_cpu
+from efcil.training.callbacks import Callback, EpochReport
 from efcil.training.image_batches import ImageBatches
 from efcil.training.image_store import select, to_device
 from efcil.training.schedule import Schedule
-from efcil.training.step import Optimizer
-from efcil.training.trainer import EpochReport
+from efcil.training.state import TaskData, TrainState
+from efcil.training.trainer import Trainer
 from efcil.trajectory import Trajectory
 
 MIN_IMAGES_FOR_VALIDATION = (
@@ -38,7 +38,17 @@ MAX_VALIDATION_IMAGES = 20  # ... more of them would cost training more than the
 MAX_EPOCHS = 200  # that a time budget is turned into: the paper's longest schedule
 PROBE_STEPS = 4  # of training that are timed before epochs are planned
 
-EpochCallback = Callable[[EpochReport], None]
+
+@dataclass(frozen=True)
+class UpdatePlan:
+    """How a model is updated."""
+
+    freeze_backbone: bool  # in this update
+    imprint: bool  # give the auxiliary head its new rows without training, as the backbone learns again later
+    frozen: bool  # the backbone never learns again
+    calibration_offset: CalibrationOffset
+    epochs: int | None = None  # None: those of the options
+    deadline: float | None = None  # of `time.monotonic`: the number of epochs is chosen to end by then
 
 
 @dataclass(frozen=True)
@@ -84,25 +94,11 @@ def pixels_of(images: Images, execution: Execution) -> ImageBatches:
     return ImageBatches(to_device(images, execution.device), MEAN, STD, execution)
 
 
-def teach(
-    batch: UpdateBatch,
-    trajectory: Trajectory,
-    *,
-    freeze_backbone: bool,
-    imprint: bool,
-    frozen: bool,
-    calibration_offset: CalibrationOffset,
-    epochs: int | None,
-    deadline: float | None,
-    after_epoch: EpochCallback,
-    on_solve: Callable[[], None],
-) -> UpdateResult:
-    """Teach a trajectory of one method in place; its backbone learns unless it `freeze_backbone`.
+def teach(batch: UpdateBatch, trajectory: Trajectory, plan: UpdatePlan, callback: Callback) -> UpdateResult:
+    """Teach a trajectory of one method in place.
 
-    With `imprint` the auxiliary head gets its new rows without training, for a backbone that is frozen this time only.
-    `deadline` (of `time.monotonic`) is when the teaching should be over: epochs are planned for it after the first
-    steps were timed. Held-out pictures are kept from training; recall is measured on them with a preview that has not
-    seen them; then the classifier is fitted to all, so that none is wasted.
+    Held-out images are kept from training; recall is measured on them with a preview that has not seen them; then the
+    classifier is fitted to all, so that none is wasted.
     """
     learner = trajectory.learner
     assert learner is not None
@@ -110,7 +106,7 @@ def teach(
     labels, validation = batch.labels.to(execution.device), batch.validation_mask(seed)
     everything = pixels_of(batch.images, execution)
     transform = learner.transform(batch.images.shape[-1])
-    found = UpdateResult({}, 0.0, calibration_offset)
+    found = UpdateResult({}, 0.0, plan.calibration_offset)
 
     def fit() -> None:
         rows = (~validation).numpy()
@@ -120,29 +116,32 @@ def teach(
         classes = batch.task_classes
         learner.task_classes = classes.to(execution.device) if int(classes[0]) < batch.num_old else None
         own = labels[(~validation).to(execution.device)]
-        options = with_epochs(learner.options, epochs)
-        if deadline is not None:
-            options = with_epochs(options, _affordable_epochs(learner, task, pixels, own, deadline))
+        options, data = with_epochs(learner.options, plan.epochs), TaskData(task, pixels, own, transform)
+        if plan.deadline is not None:
+            options = with_epochs(options, _affordable_epochs(learner, data, plan.deadline))
         learner.options = options
-        fit_task(learner, task, pixels, own, transform, after_epoch=lambda report, optimizer: after_epoch(report))
+        Trainer(learner, [callback]).fit(data)
 
     def measure(features: TaskFeatures) -> None:
         nonlocal found
         features.new()
-        if imprint:
+        if plan.imprint:
             _imprint(learner, features, batch)
-        elif batch.num_old and not freeze_backbone:
+        elif batch.num_old and not plan.freeze_backbone:
             features.old()
         if bool(validation.any()):
-            found = _validate(trajectory, features, validation.to(execution.device), calibration_offset, seed)
-            if frozen:  # the statistics alone decide, so that merged models equal one taught on both
-                found = replace(found, calibration_offset=calibration_offset)
+            found = _validate(trajectory, features, validation.to(execution.device), plan.calibration_offset, seed)
+            if plan.frozen:  # the statistics alone decide, so that merged models equal one taught on both
+                found = replace(found, calibration_offset=plan.calibration_offset)
 
-    if freeze_backbone:
+    if plan.freeze_backbone:
         learner.num_old_classes = batch.num_old
-    features = trajectory.learn_task(
-        batch.update, everything, labels, transform, None if freeze_backbone else fit, on_solve, measure
+    every = Task(batch.update, batch.num_old, batch.num_new, ImageSet(batch.images, batch.labels.numpy()))
+    data, on_training_end = (
+        TaskData(every, everything, labels, transform),
+        partial(callback.on_training_end, batch.update),
     )
+    features = trajectory.learn_task(data, None if plan.freeze_backbone else fit, on_training_end, measure)
     temperature = calibrate(trajectory, found.calibration_offset, seed)
     if temperature is None:  # no Grams: from the held-out pictures, or from all where none are
         scores = trajectory.logits(label_of(trajectory), features.new())
@@ -191,33 +190,35 @@ def calibrate(trajectory: Trajectory, calibration_offset: CalibrationOffset, see
     return fit_temperature(trajectory.logits(label, drawn), places) * calibration_offset.factor
 
 
-def _affordable_epochs(learner: Learner, task: Task, pixels: ImageBatches, labels: Tensor, deadline: float) -> int:
+class _Stopwatch(Callback):
+    """Notes when epochs end."""
+
+    def __init__(self, execution: Execution):
+        self.execution = execution
+        self.moments: list[float] = []
+
+    def on_epoch_end(self, report: EpochReport, state: TrainState) -> None:
+        self.execution.synchronize()
+        self.moments.append(time.monotonic())
+
+
+def _affordable_epochs(learner: Learner, data: TaskData, deadline: float) -> int:
     """Time some steps of training, undo them, and return how many epochs can be done until the deadline."""
     options, batch = learner.options, learner.options.batch_size
     before = to_cpu(learner.state(teacher=False))
-    rows = torch.arange(min(len(labels), PROBE_STEPS * batch), device=labels.device)
-    moments: list[float] = []
-
-    def tick(report: EpochReport, optimizer: Optimizer) -> None:
-        learner.execution.synchronize()
-        moments.append(time.monotonic())
+    rows = torch.arange(min(len(data.labels), PROBE_STEPS * batch), device=data.labels.device)
+    watch = _Stopwatch(learner.execution)
 
     def short(schedule: Schedule) -> Schedule:
         return rescale_schedule(schedule, 2)  # the first one warms up
 
     learner.options = options.model_copy(update={"first": short(options.first), "later": short(options.later)})
+    images = data.images.with_images(select(data.images.images, rows))
     try:
-        fit_task(
-            learner,
-            task,
-            pixels.with_images(select(pixels.images, rows)),
-            labels[rows],
-            learner.transform(pixels.images.shape[-1]),
-            after_epoch=tick,
-        )
+        Trainer(learner, [watch]).fit(replace(data, images=images, labels=data.labels[rows]))
     finally:
         learner.options = options
         learner.load_state({k: v.to(learner.execution.device) for k, v in before.items()})
-    epoch = (moments[1] - moments[0]) * -(-len(labels) // batch) / -(-len(rows) // batch)
+    epoch = (watch.moments[1] - watch.moments[0]) * -(-len(data.labels) // batch) / -(-len(rows) // batch)
     left = deadline - time.monotonic()
     return max(1, min(MAX_EPOCHS, int(left / max(epoch, 1e-6)) - 1))  # one for what comes after training

@@ -7,7 +7,7 @@ from pathlib import Path
 from efcil.accel.execution import Execution
 from efcil.config import Options
 from efcil.experiment.reporters import Reporter
-from efcil.experiment.run import Run
+from efcil.experiment.run import Run, RunOptions
 from efcil.reproduce.result_index import RunKey
 
 
@@ -39,14 +39,10 @@ class Job(Options):
 
     def run(self, execution: Execution, reporter: Reporter) -> Run:
         """Return the run, not yet begun."""
-        return Run(
-            self.key.experiment(self.overrides),
-            self.data,
-            self.directory,
-            execution,
-            reporter,
+        options = RunOptions(
             command=self.command,
             compare=True,
             snapshots=("dpcr", "rrcr") if self.key.group == "trajectory" else (),
             concurrent_runs=self.concurrent_runs,
         )
+        return Run(self.key.experiment(self.overrides), self.directory, execution, reporter, options, self.data)

@@ -1,163 +1,214 @@
-"""The one training loop. Every learner trains through `train`; what differs is the loss it hands in.
+"""The one training loop: every learner trains through `Trainer.fit`.
 
-Randomness of an epoch is a function of (seed, task, epoch), so a run that goes on from a checkpoint sees the same
-batches as one that was never stopped."""
+Randomness of an epoch is a function of (seed, task, epoch), so that a run resumed from a checkpoint sees the batches of
+one that was never stopped."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
 
 from efcil.accel.captured_step import CapturedStep
 from efcil.accel.execution import Execution
+from efcil.accel.optim import SGD
 from efcil.accel.prefetch import Prefetcher, precompute_teacher
 from efcil.data.augment import Transform
-from efcil.errors import TrainingError
+from efcil.errors import ConfigError, TrainingError
 from efcil.randomness import RngStream, derive_seed, generator
-from efcil.training.batch import FrozenForward
+from efcil.tasks import Task
+from efcil.training.batch import Batch, FrozenForward
+from efcil.training.callbacks import Callback, EpochReport
 from efcil.training.distributed import running_statistics
 from efcil.training.image_batches import ImageBatches
-from efcil.training.loader import LastBatch, StoredBatch, batch_slices, epoch_batches, padded_count, several_epochs
+from efcil.training.loader import StoredBatch, batch_slices, epoch_batches, padded_count, several_epochs
 from efcil.training.memory import memory_guard
 from efcil.training.schedule import Schedule
-from efcil.training.step import Loss, Optimizer, Rule, SetGradientSink, Step
-
-
-@dataclass(frozen=True)
-class EpochReport:
-    """Summary of an epoch for progress, logs and checkpoints."""
-
-    task: int
-    epoch: int  # 0 is the first of the task
-    epochs: int  # of the task, all stages together
-    loss: float
-    lr: float
-
-
-@dataclass(frozen=True)
-class MidEpochState:
-    """State of an interrupted epoch, enough to finish it as if nothing had happened."""
-
-    epoch: int  # of the task, the one that is not finished
-    steps: int  # of it that are done
-    loss_sum: Tensor  # their loss
-    generator_state: Tensor | None  # state of the generator that the loss draws from
+from efcil.training.state import TaskData, TrainState
+from efcil.training.step import Optimizer, Step
 
 
 class TrainingInterrupted(KeyboardInterrupt):
-    """Training was interrupted after a step, and its state was saved."""
+    """Training was interrupted after a step, and the callbacks have seen its state."""
 
 
-OnInterrupt = Callable[[int, MidEpochState, Optimizer], None]  # task, state of its epoch, optimizer
+class Trainable(Protocol):
+    """What the trainer asks of a learner (`efcil.learners.base.Learner`), which is an `nn.Module` as well."""
+
+    options: Any
+    execution: Execution
+    seed: int
+    views: int
+    num_old_classes: int
+    loss_generator: torch.Generator
+
+    def set_gradient_sink(self, gradient_sink: SGD | None) -> None:
+        """Update weights while other gradients are still being computed, where that changes nothing."""
+
+    def before_task(self, task: Task) -> None:
+        """Prepare for a task."""
+
+    def stages(self, task: int) -> tuple[Schedule, ...]:
+        """Return the schedule of each training stage."""
+        ...
+
+    def training_data(self, stage: int, pixels: ImageBatches, labels: Tensor) -> tuple[ImageBatches, Tensor]:
+        """Return the training images and labels of a stage."""
+        ...
+
+    def frozen_forward(self) -> FrozenForward | None:
+        """Return the frozen network whose outputs the loss needs."""
+
+    def loss(self, batch: Batch) -> Tensor:
+        """Return the loss of a batch."""
+        ...
 
 
-def train(
-    module: nn.Module,
-    loss: Loss,
-    pixels: ImageBatches,
-    labels: Tensor,
-    *,
-    schedule: Schedule,
-    transform: Transform | None,
-    batch_size: int,
-    last_batch: LastBatch,
-    execution: Execution,
-    seed: int,
-    task: int,
-    rule: Rule = "sgd",
-    momentum: float = 0.9,
-    loss_generator: torch.Generator | None = None,
-    frozen: FrozenForward | None = None,
-    views: int = 0,
-    set_gradient_sink: SetGradientSink = lambda gradient_sink: None,
-    epoch_offset: int = 0,
-    epochs: int | None = None,
-    first_epoch: int = 0,
-    optimizer_state: dict[str, Tensor] | None = None,
-    mid_epoch: MidEpochState | None = None,
-    after_epoch: Callable[[EpochReport, Optimizer], None] = lambda report, optimizer: None,
-    stop: Callable[[], bool] = lambda: False,
-    on_interrupt: OnInterrupt = lambda task, mid_epoch, optimizer: None,
-) -> None:
-    """Train `module` in place from epoch `first_epoch` on; call `after_epoch` after every epoch whose loss is finite.
+class Trainer:
+    """Trains a learner on one task after another.
 
-    When `stop` says so, the step is finished, `on_interrupt` sees where it stands, and `TrainingInterrupted` is raised;
-    with that as `mid_epoch` training goes on in the middle of epoch `first_epoch`.
-
-    `loss_generator` is what the loss draws from, seeded anew for each epoch. What `frozen` says of a batch is computed
-    ahead where that pays, else in the step. `views` are further augmentations of each image. `set_gradient_sink`
-    connects the backward pass and the optimizer where that is supported. Of a task in several stages this is the one
-    after `epoch_offset` of `epochs` in all; randomness and reports count through it.
+    `stop` is asked after each step; when it returns True, the callbacks get the state with `on_interrupt`, and
+    `TrainingInterrupted` is raised. `fit` with that state finishes the task as if nothing had happened.
     """
-    optimizer = Optimizer(module, schedule, execution, rule, momentum)
-    if optimizer_state is not None:
-        optimizer.load_state_dict(optimizer_state)
-    world = execution.world
-    world.broadcast_([*module.state_dict().values(), *optimizer.state_dict().values()])
-    module.train()
-    plain = Step(loss, optimizer, pixels, execution, running_statistics(module), frozen, views)
-    plain.before_update = getattr(module, "before_update", None)
-    step: Step | CapturedStep = plain
 
-    def epoch_generator(epoch: int) -> torch.Generator:
-        return generator(execution.device, RngStream.EPOCH, seed, task, epoch_offset + epoch)
+    def __init__(
+        self, learner: Trainable, callbacks: Sequence[Callback] = (), stop: Callable[[], bool] = lambda: False
+    ):
+        self.learner, self.callbacks, self.stop = learner, callbacks, stop
 
-    data = (pixels.images, labels, transform, batch_size, last_batch)
+    def fit(self, data: TaskData, state: TrainState | None = None) -> None:
+        """Train on all stages of a task, from where `state` stands; it follows the training."""
+        learner, task = self.learner, data.task
+        state = TrainState(task.index) if state is None else state
+        check_views(learner, data.transform)
+        stages = learner.stages(task.index)
+        if stages and not state.has_started:
+            learner.before_task(task)
+        learner.num_old_classes = task.first_class
+        epochs, end = sum(schedule.epochs for schedule in stages), 0
+        for stage, schedule in enumerate(stages):
+            begin, end = end, end + schedule.epochs
+            if (state.epoch, state.step) == (begin, 0):
+                state.optimizer = {}
+            if state.epoch < end:
+                state.stage = stage
+                _Stage(self, data, schedule, begin, state).fit(epochs)
 
-    ahead_of = None if frozen is None else frozen.ahead
 
-    def load_epochs(block: range) -> Sequence[Sequence[StoredBatch]]:
-        found = several_epochs(*data, [epoch_generator(epoch) for epoch in block], world, views)
-        return found if ahead_of is None else precompute_teacher(found, ahead_of, pixels, execution)
+class _Stage:
+    """One training stage of a task: its data, its optimizer, its step."""
 
-    prefetcher = Prefetcher(
-        lambda epoch: epoch_batches(*data, epoch_generator(epoch), world, views),
-        load_epochs,
-        pixels.images,
-        schedule.epochs,
-        execution,
-    )
-    batch_bounds = list(
-        batch_slices(padded_count(len(labels), batch_size, last_batch), min(batch_size, len(labels)), last_batch)
-    )
-    early = world.size == 1 and plain.before_update is None  # neither a sum over processes nor a hook needs them all
-    with memory_guard(f"training task {task + 1}"), optimizer.optimizer_in_backward(set_gradient_sink, early):
-        for epoch in range(first_epoch, schedule.epochs):
-            optimizer.lr.fill_(schedule.lr_at(epoch))
-            if loss_generator is not None:
-                loss_generator.manual_seed(derive_seed(RngStream.NOISE, seed, task, epoch_offset + epoch))
-            steps, done = 0, 0
-            if mid_epoch is not None and epoch == first_epoch:
-                done = mid_epoch.steps
-                if world.is_main:  # the sum of all processes
-                    plain.loss_sum.copy_(mid_epoch.loss_sum)
-                if loss_generator is not None and mid_epoch.generator_state is not None:
-                    loss_generator.set_state(mid_epoch.generator_state.cpu())
-            for keep_aspect, batch in zip(batch_bounds, prefetcher.get(epoch), strict=True):
-                steps += 1
-                if steps <= done:
-                    continue
-                plain.weight = world.begin_batch(keep_aspect.stop - keep_aspect.start)
-                if execution.cuda_graphs and execution.knows(module) and step is plain:
-                    step = CapturedStep(plain, module, *batch, loss_generator=loss_generator)
-                step(*batch)
-                if world.any(stop()):
-                    drawn = None if loss_generator is None else loss_generator.get_state()
-                    loss_sum = world.all_reduce_(plain.loss_sum.clone())
-                    on_interrupt(task, MidEpochState(epoch_offset + epoch, steps, loss_sum, drawn), optimizer)
-                    world.barrier()  # nobody ends, and ends the others, before it is kept
-                    raise TrainingInterrupted
-            prefetcher.prefetch(epoch + 1)
-            mean = world.all_reduce_(plain.loss_sum).item() / steps
-            plain.loss_sum.zero_()
-            lr = schedule.lr_at(epoch)
-            if not mean < float("inf"):
-                raise TrainingError(
-                    f"the loss is {mean} in task {task + 1}, epoch {epoch_offset + epoch + 1} (learning rate {lr:g}): "
-                    "the last good checkpoint is kept; lower the rate (--set first.lr=... or later.lr=...) in a new "
-                    "--out"
-                )
-            after_epoch(EpochReport(task, epoch_offset + epoch, epochs or schedule.epochs, mean, lr), optimizer)
+    def __init__(self, trainer: Trainer, data: TaskData, schedule: Schedule, begin: int, state: TrainState):
+        """`begin` is the number of the stage's first epoch among those of the task."""
+        self.trainer, self.learner, self.schedule, self.state = trainer, trainer.learner, schedule, state
+        self.begin, self.end = begin, begin + schedule.epochs
+        learner, module = trainer.learner, cast(nn.Module, trainer.learner)
+        self.execution, self.module = learner.execution, module
+        with self.execution.prevent_capture():
+            images, labels = learner.training_data(state.stage, data.images, data.labels)
+        self.images = images
+        self.optimizer = Optimizer(
+            module, schedule, self.execution, learner.options.optimizer, learner.options.momentum
+        )
+        if state.optimizer:
+            self.optimizer.load_state_dict(dict(state.optimizer))
+        state.optimizer = self.optimizer.state_dict()
+        self.execution.world.broadcast_([*module.state_dict().values(), *state.optimizer.values()])
+        module.train()
+        self.frozen = learner.frozen_forward()
+        self.eager = Step(
+            learner.loss, self.optimizer, images, self.execution, running_statistics(module), self.frozen, learner.views
+        )
+        self.eager.before_update = getattr(module, "before_update", None)
+        self.step: Step | CapturedStep = self.eager
+        batch_size, last_batch = learner.options.batch_size, learner.options.last_batch
+        self.epoch_data = (images.images, labels, data.transform, batch_size, last_batch)
+        count = padded_count(len(labels), batch_size, last_batch)
+        self.slices = list(batch_slices(count, min(batch_size, len(labels)), last_batch))
+        self.loader = Prefetcher(self._load_epoch, self._load_epochs, images.images, self.end, self.execution)
+
+    # --- batches ------------------------------------------------------------------------------------------------------
+
+    def _generator(self, epoch: int) -> torch.Generator:
+        return generator(self.execution.device, RngStream.EPOCH, self.learner.seed, self.state.task, epoch)
+
+    def _load_epoch(self, epoch: int) -> Iterable[StoredBatch]:
+        return epoch_batches(*self.epoch_data, self._generator(epoch), self.execution.world, self.learner.views)
+
+    def _load_epochs(self, epochs: range) -> Sequence[Sequence[StoredBatch]]:
+        generators = [self._generator(epoch) for epoch in epochs]
+        batches = several_epochs(*self.epoch_data, generators, self.execution.world, self.learner.views)
+        if self.frozen is None or self.frozen.ahead is None:
+            return batches
+        return precompute_teacher(batches, self.frozen.ahead, self.images, self.execution)
+
+    # --- training -----------------------------------------------------------------------------------------------------
+
+    def fit(self, epochs: int) -> None:
+        """Train the epochs of this stage that are left; the task has `epochs` in all."""
+        state, world = self.state, self.execution.world
+        early = world.size == 1 and self.eager.before_update is None  # neither other processes nor a hook need them all
+        updating = self.optimizer.optimizer_in_backward(self.learner.set_gradient_sink, early)
+        with memory_guard(f"training task {state.task + 1}"), updating:
+            while state.epoch < self.end:
+                lr = self.schedule.lr_at(state.epoch - self.begin)
+                self.optimizer.lr.fill_(lr)
+                loss = self._fit_epoch()
+                if not loss < float("inf"):
+                    raise TrainingError(
+                        f"the loss is {loss} in task {state.task + 1}, epoch {state.epoch + 1} (learning rate {lr:g}): "
+                        "the last good checkpoint is kept; lower the rate (--set first.lr=... or later.lr=...) in a "
+                        "new --out"
+                    )
+                report = EpochReport(state.task, state.epoch, epochs, loss, lr)
+                state.epoch, state.step = state.epoch + 1, 0
+                for callback in self.trainer.callbacks:
+                    callback.on_epoch_end(report, state)
+
+    def _fit_epoch(self) -> float:
+        """Train what is left of an epoch; return its mean loss."""
+        state, world, eager = self.state, self.execution.world, self.eager
+        loss_generator, done = self.learner.loss_generator, state.step
+        loss_generator.manual_seed(derive_seed(RngStream.NOISE, self.learner.seed, state.task, state.epoch))
+        if done:
+            if world.is_main and state.loss_sum is not None:  # the sum over all processes
+                eager.loss_sum.copy_(state.loss_sum)
+            if state.generator_state is not None:
+                loss_generator.set_state(state.generator_state.cpu())
+        for number, (rows, batch) in enumerate(zip(self.slices, self.loader.get(state.epoch), strict=True)):
+            if number < done:
+                continue
+            eager.weight = world.begin_batch(rows.stop - rows.start)
+            if self.execution.cuda_graphs and self.execution.knows(self.module) and self.step is eager:
+                self.step = CapturedStep(eager, self.module, *batch, loss_generator=loss_generator)
+            self.step(*batch)
+            state.step = number + 1
+            for callback in self.trainer.callbacks:
+                callback.on_step_end(state, len(self.slices))
+            if world.any(self.trainer.stop()):
+                self._interrupt()
+        self.loader.prefetch(state.epoch + 1)
+        mean = world.all_reduce_(eager.loss_sum).item() / len(self.slices)
+        eager.loss_sum.zero_()
+        return mean
+
+    def _interrupt(self) -> None:
+        """Give the callbacks the state in the middle of an epoch, and end."""
+        state, world = self.state, self.execution.world
+        state.generator_state = self.learner.loss_generator.get_state()
+        state.loss_sum = world.all_reduce_(self.eager.loss_sum.clone())
+        for callback in self.trainer.callbacks:
+            callback.on_interrupt(state)
+        world.barrier()  # no process ends, and ends the others, before the state is saved
+        raise TrainingInterrupted
+
+
+def check_views(learner: Trainable, transform: Transform | None) -> None:
+    """Refuse a learner that asks for several views of an image where there is no augmentation to make them."""
+    if learner.views and transform is None:
+        raise ConfigError(
+            f"{type(learner).__name__} looks at {1 + learner.views} views of each image, and "
+            f"augment={learner.options.augment} gives one: set augment=crop-flip or another augmentation"
+        )
