@@ -27,6 +27,7 @@ LAYERS = (
     ("features",),
     ("shift", "classifiers"),
     ("methods",),
+    ("resolution",),
     ("trajectory",),
     ("protocol",),
     ("product",),

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from efcil import methods, models
-from efcil.config import Options, Values, build, flat, keys, preset_values
-from efcil.errors import ConfigError, nearest
+from efcil import methods
+from efcil.config import Options, Values, build, flat, preset_values
+from efcil.errors import ConfigError
 from efcil.learners import LEARNERS
 from efcil.learners.base import TrainingOptions
 from efcil.methods import Method
+from efcil.resolution import RequestedMethod, collected
+from efcil.resolution import resolve as resolve_options
 from efcil.training.schedule import Schedule
 
 TEACHABLE = ("lwf", "first-task", "pseudo-replay")  # learners that need no old image
-DEFAULT_BACKBONE = "resnet10"
 SMALL_IMAGES = 40  # pixels up to which the first layer keeps the size
 
 
@@ -62,36 +64,24 @@ def resolve(
 ) -> ModelConfig:
     """Put preset, arguments and `options` (dotted keys of training and method, as `--set` takes them) together."""
     found = _find_method(method)
-    given: Values = dict(options or {})
-    kind = LEARNERS[found.learner].options_type
-    ours, theirs = set(keys(kind)), set(keys(found.options))
-    for key in given:
-        if key in found.overrides:
-            raise ConfigError(f"{found.name} fixes {key}={found.overrides[key]}: take dpcr to choose it")
-        if key not in ours | theirs:
-            raise ConfigError(f"{key} is not an option of {found.name}: {nearest(key, ours | theirs)}")
+    errors: list[str] = []
     if size < 8:
-        raise ConfigError(f"size is {size}; wanted 8 pixels or more")
+        errors.append(f"size is {size}; wanted 8 pixels or more")
     if seed < 0:
-        raise ConfigError(f"seed is {seed}; wanted zero or more")
+        errors.append(f"seed is {seed}; wanted zero or more")
     if not 0 <= val_fraction <= 0.5:
-        raise ConfigError(f"val_fraction is {val_fraction}; wanted a share from 0 (measure no recall) to 0.5")
-    brought = methods.plugin_presets(found)
-    preset = {k: v for k, v in brought.items() if k in ours} | preset_values("model", "defaults", "training")
-    preset |= {k: v for k, v in preset_values("model", "defaults", found.preset_key).items() if k in ours}
-    name = given.get("backbone", backbone)
-    if name != DEFAULT_BACKBONE or width is not None:
-        preset["width"] = width
-    stem = "cifar" if size <= SMALL_IMAGES else "imagenet"
-    values = {**preset, "backbone": name, "stem": stem} | {k: v for k, v in given.items() if k in ours}
-    training = build(kind, values, "options")
-    models.check_name(name)
-    brought |= preset_values("model", "defaults", found.preset_key)
-    own = {k: v for k, v in brought.items() if k in theirs}
-    own |= found.overrides | {k: v for k, v in given.items() if k in theirs}
-    config = ModelConfig(found, training, build(found.options, own, "options"), size, seed, val_fraction)
-    config.options.check_training(training)
-    stages, used = getattr(training, "intermediate_stages", 0), getattr(config.options, "use_stages", None)
+        errors.append(f"val_fraction is {val_fraction}; wanted a share from 0 (measure no recall) to 0.5")
+    derived: Values = {"backbone": backbone, "stem": "cifar" if size <= SMALL_IMAGES else "imagenet"}
+    if width is not None:
+        derived["width"] = width
+    preset = partial(preset_values, "model", "defaults")
+    with collected(errors):
+        resolved = resolve_options({found.name: RequestedMethod(found)}, preset, dict(options or {}), derived)
+    if errors:
+        raise ConfigError("; ".join(errors))
+    ((_, own),) = resolved.methods.values()
+    config = ModelConfig(found, resolved.training, own, size, seed, val_fraction)
+    stages, used = getattr(config.training, "intermediate_stages", 0), getattr(own, "use_stages", None)
     if LEARNERS[found.learner].needs_stats and used not in (None, stages):
         raise ConfigError(
             f"use_stages={used}: {found.learner} draws features of all {stages} intermediate stages from the "

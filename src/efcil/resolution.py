@@ -1,0 +1,201 @@
+"""The resolver of options, for research and product: validated options of a learner and of the methods that share it.
+
+A value comes, from the weakest to the strongest, from the options' own defaults, plug-ins, the preset, what the caller
+derives (a stem from the size of the images), and the user. Every mistake in the settings is reported at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from efcil.config import Options, Values, build, keys, parse_overrides
+from efcil.errors import ConfigError, nearest
+from efcil.learners import LEARNERS
+from efcil.learners.base import TrainingOptions
+from efcil.methods import FROZEN, METHODS, Method, find, plugin_presets
+from efcil.models import check_name
+
+PresetSection = Callable[[str], Values]
+"""What a preset says: the name of a section (`training`, a learner or a method) -> values."""
+
+
+@dataclass(frozen=True)
+class RequestedMethod:
+    """A method, and the settings that it alone is given."""
+
+    method: Method
+    settings: Values = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ResolvedOptions:
+    """Validated options of a trajectory."""
+
+    learner: str
+    training: TrainingOptions
+    methods: dict[str, tuple[Method, Options]]  # by label
+
+
+def parse_label(label: str) -> tuple[str, RequestedMethod]:
+    """Read a method with settings of its own; return the label with the method's name as it is registered.
+
+    >>> label, requested = parse_label("dpcr:rank_rule=numerical:ridge=100")
+    >>> label, requested.settings
+    ('dpcr:rank_rule=numerical:ridge=100', {'rank_rule': 'numerical', 'ridge': 100})
+    """
+    name, *settings = label.split(":")
+    method = find(name)
+    return ":".join([method.name, *settings]), RequestedMethod(method, parse_overrides(settings))
+
+
+def resolve(
+    methods: Mapping[str, RequestedMethod],
+    preset: PresetSection,
+    overrides: Values,
+    derived: Values | None = None,
+    elsewhere: Collection[str] = (),
+) -> ResolvedOptions:
+    """Put preset, derived values of the training and the user's settings together.
+
+    Args:
+        methods: by label; they share one learner.
+        preset: its values by section.
+        overrides: settings for every method that has the option, and for the training.
+        derived: values of the training that follow from the request; they replace the preset's.
+        elsewhere: keys that the caller resolves itself, for suggestions.
+    """
+    learner = _common_learner(methods)
+    _check_keys(methods, learner, overrides, elsewhere)
+    errors: list[str] = []
+    training: TrainingOptions | None = None
+    with collected(errors):
+        training = _training_options(methods, learner, preset, overrides, derived or {})
+    found: dict[str, tuple[Method, Options]] = {}
+    for label, requested in methods.items():
+        with collected(errors):
+            found[label] = requested.method, _method_options(label, requested, preset, overrides)
+    for label, (_, options) in found.items():
+        with collected(errors, f"{label}: "):
+            if training is not None:
+                options.check_training(training)
+    if training is None or errors:
+        raise ConfigError("; ".join(errors))
+    return ResolvedOptions(learner, training, found)
+
+
+@contextmanager
+def collected(errors: list[str], prefix: str = "") -> Iterator[None]:
+    """Add a ConfigError to a list, so that it can be reported together with others."""
+    try:
+        yield
+    except ConfigError as error:
+        errors.append(f"{prefix}{error}")
+
+
+def _common_learner(methods: Mapping[str, RequestedMethod]) -> str:
+    """Return the learner that all methods share, or refuse to put them on one trajectory."""
+    learners = list(dict.fromkeys(requested.method.learner for requested in methods.values()))
+    if set(learners) == {"lwf", *FROZEN}:  # a frozen backbone is the first one of an LwF trajectory
+        return "lwf"
+    if len(learners) > 1:
+        groups = "; ".join(
+            f"{learner}: {', '.join(label for label, r in methods.items() if r.method.learner == learner)}"
+            for learner in learners
+        )
+        raise ConfigError(f"methods on different backbones cannot share a trajectory ({groups}): compare them apart")
+    return learners[0]
+
+
+# --- keys -------------------------------------------------------------------------------------------------------------
+
+
+def _check_keys(
+    methods: Mapping[str, RequestedMethod], learner: str, overrides: Values, elsewhere: Collection[str]
+) -> None:
+    """Refuse settings that no option takes, that a method fixes, or that methods disagree on."""
+    training = set(keys(LEARNERS[learner].options_type))
+    known = training.union(elsewhere, *(keys(requested.method.options) for requested in methods.values()))
+    named = ", ".join(dict.fromkeys(requested.method.name for requested in methods.values()))
+    problems = [_unknown_option(key, named, known) for key in overrides if key not in known]
+    for label, requested in methods.items():
+        method, own_keys = requested.method, set(keys(requested.method.options))
+        for key in {**requested.settings, **{k: v for k, v in overrides.items() if k in own_keys}}:
+            if key in method.overrides:
+                problems.append(f"{method.name} fixes {key}={method.overrides[key]}: take dpcr to choose it")
+            elif key in own_keys:
+                continue
+            elif key not in training:
+                problems.append(_unknown_option(key, method.name, training | own_keys))
+            elif any(requested.settings[key] != other.settings.get(key) for other in methods.values()):
+                problems.append(f"{label}: {key} is set for the whole trajectory; run it apart, or --set {key}=...")
+            elif key in overrides:
+                problems.append(f"{label}: {key} is also given by --set; give it once")
+    if problems:
+        raise ConfigError("; ".join(dict.fromkeys(problems)))
+
+
+def _unknown_option(key: str, methods: str, known: Collection[str]) -> str:
+    """Say that methods have no such option: who has it, or which known one is nearest."""
+    others = [
+        m.name
+        for m in METHODS.values()
+        if key in (*keys(m.options), *keys(LEARNERS[m.learner].options_type)) and key not in m.overrides
+    ]
+    if others:
+        return f"{key} is not an option of {methods}, only of {', '.join(others)}"
+    return f"{key} is not an option of {methods}: {nearest(key, known)}"
+
+
+# --- values -----------------------------------------------------------------------------------------------------------
+
+
+def _training_options(
+    methods: Mapping[str, RequestedMethod], learner: str, preset: PresetSection, overrides: Values, derived: Values
+) -> TrainingOptions:
+    """Build the options of the learner."""
+    model = LEARNERS[learner].options_type
+    values: Values = {}
+    for requested in methods.values():
+        values |= plugin_presets(requested.method)
+    values |= preset("training") | preset(learner)  # a learner of its own has a section
+    if learner not in ("lwf", *FROZEN):  # or its method has one for both
+        for requested in methods.values():
+            values |= preset(preset_method(requested.method, "learner").preset_key)
+    chosen = {**derived, **overrides}
+    for requested in methods.values():
+        chosen |= requested.settings
+    usual = values.get("backbone", model.model_fields["backbone"].default)
+    if chosen.get("backbone", usual) != usual:
+        values.pop("width", None)  # a preset's width is that of its backbone; another one has its own
+    known = keys(model)
+    options = build(model, {key: value for key, value in {**values, **chosen}.items() if key in known}, learner)
+    check_name(options.backbone)
+    return options
+
+
+def _method_options(label: str, requested: RequestedMethod, preset: PresetSection, overrides: Values) -> Options:
+    """Build the options of a method."""
+    method = requested.method
+    values = {**_method_preset(method, preset), **overrides, **method.overrides, **requested.settings}
+    known = keys(method.options)
+    return build(method.options, {key: value for key, value in values.items() if key in known}, label)
+
+
+def _method_preset(method: Method, preset: PresetSection) -> Values:
+    """Return what a preset gives to a method's options: to those of its shift and to those of its classifier."""
+    found = plugin_presets(method)
+    if method.preset_key in METHODS.own:
+        return found | preset(method.preset_key)
+    for kind, part in (("shift", method.shift), ("classifier", method.classifier)):
+        like = preset_method(method, kind)
+        values = preset(like.preset_key) | like.overrides
+        found |= {k: v for k, v in values.items() if part is not None and k in part.options_type.model_fields}
+    return found
+
+
+def preset_method(method: Method, kind: str) -> Method:
+    """Return the method whose preset values apply: itself, or our first one with the same `kind` of part."""
+    own, part = METHODS.own, getattr(method, kind)
+    return own.get(method.preset_key) or next((like for like in own.values() if getattr(like, kind) == part), method)
