@@ -282,6 +282,7 @@ def test_what_is_ours_keeps_its_name(install):
         (package.register_shift, "none", SHIFTS["sdc"]),
         (package.register_classifier, "ridge", Doubled),
         (package.register_backbone, "resnet18", nn.Flatten),
+        (package.register_backbone, "ResNet18", nn.Flatten),
     ):
         with raises(ConfigError, name, "test_plugins"):
             register(name, value)
@@ -291,6 +292,19 @@ def test_what_is_ours_keeps_its_name(install):
     install("lda", POINTS["lda"], text)
     assert find("dpcr").title == "DPCR"
     assert METHODS.own["dpcr"] is METHODS["dpcr"]
+
+
+def test_names_of_plugins_are_read_without_regard_to_case():
+    package.register_classifier("Mine", Doubled)
+    assert find("LWF+None+mine").classifier is Doubled
+    assert find("lwf+none+MINE").name == "lwf+none+Mine"
+    package.register_dataset(example("dataset").STRIPES)
+    assert data.find("Stripes").name == "stripes"
+    package.register_classifier("mine", NearestMean)
+    assert find("lwf+none+mine").classifier is NearestMean
+    assert find("lwf+none+Mine").classifier is Doubled
+    with raises(ConfigError, "MINE"):
+        find("lwf+none+MINE")
 
 
 def test_a_cell_that_runs_again_replaces_what_it_registered():

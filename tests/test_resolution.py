@@ -1,5 +1,7 @@
 """The one resolver of options: where a value comes from, for runs and for models that are kept."""
 
+import json
+
 import pytest
 
 from efcil.config import presets
@@ -109,6 +111,31 @@ def test_a_backbone_that_nobody_knows_is_refused_before_data_are_read():
         run_training("backbone=resnet81")
 
 
+# --- names ------------------------------------------------------------------------------------------------------------
+
+
+def test_names_are_read_without_regard_to_case():
+    spec = ExperimentSpec(("DPCR", "Lwf+LDC+Ridge:ridge=3", "RRCR+TSSP"), "Digits", preset="Quick")
+    plain = ExperimentSpec(("dpcr", "lwf+ldc+ridge:ridge=3", "rrcr+tssp"), "digits", preset="quick")
+    assert resolve_run(spec).fingerprint() == resolve_run(plain).fingerprint()
+    assert resolve_run(ExperimentSpec(("DPCR",), "digits", preset="None")).preset == "none"
+    assert model_config("DPCR-Plus") == model_config("dpcr-plus")
+    with raises(ConfigError, "DPCR,dpcr"):
+        resolve_run(ExperimentSpec(("DPCR", "dpcr"), "digits"))
+    with raises(ConfigError, "LFW+ldc+ncm", "'lwf'"):
+        find("LFW+ldc+ncm")
+
+
+def test_a_run_from_the_command_line_has_the_registered_names(efcil, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    flags = [part for setting in ("width=2", "first.epochs=1", "later.epochs=1") for part in ("--set", setting)]
+    assert efcil("run", "LWF-NCM", "Digits", "--quiet", *flags)[0] == 0
+    (run,) = (tmp_path / "runs").iterdir()
+    assert run.name.startswith("lwf-ncm-digits-")
+    summary = json.loads((run / "summary.json").read_text())
+    assert (summary["method"], summary["dataset"]) == ("lwf-ncm", "digits")
+
+
 # --- mistakes ---------------------------------------------------------------------------------------------------------
 
 
@@ -123,6 +150,15 @@ def test_all_mistakes_are_reported_together():
 def test_an_option_of_other_methods_names_them(resolved):
     with raises(ConfigError, "memory", "dpcr", "icarl", "podnet", "foster"):
         resolved("memory=5")
+
+
+def test_the_last_part_of_a_key_names_all_that_end_in_it():
+    with raises(ConfigError, "lr", "dpcr", "'first.lr'", "'later.lr'"):
+        run_training("lr=0.1")
+    with raises(ConfigError, "lr", "dpcr", "'first.lr'", "'later.lr'"):
+        model_config(lr=0.1)
+    with raises(ConfigError, "LR", "'first.lr'", "'later.lr'", "'compression.lr'"):
+        run_training("LR=0.1", method="foster")
 
 
 def test_an_option_that_a_data_set_does_not_have_is_named_with_the_nearest():

@@ -91,13 +91,19 @@ class FailedOnOtherRank(EfcilError):
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Name the nearest known word, or list all of them.
+    """Name the nearest known word or the dotted keys that end in it, or list all known words.
 
-    >>> nearest("dprc", ["dpcr", "lwf"])
+    >>> nearest("DPRC", ["dpcr", "lwf"])
     "did you mean 'dpcr'?"
+    >>> nearest("lr", ["first.lr", "later.lr", "map_lr"])
+    "did you mean 'first.lr' or 'later.lr'?"
     >>> nearest("zzz", ["dpcr", "lwf"])
     'known: dpcr, lwf'
     """
-    known = sorted(known)
-    close = difflib.get_close_matches(name, known, n=1)
-    return f"did you mean '{close[0]}'?" if close else "known: " + ", ".join(known)
+    folded = {word.casefold(): word for word in sorted(known)}
+    close = [key for key in folded if key.endswith(f".{name.casefold()}")]
+    close = close or difflib.get_close_matches(name.casefold(), folded, n=1)
+    *others, last = (f"'{folded[key]}'" for key in close) if close else ("",)
+    if not last:
+        return "known: " + ", ".join(sorted(known))
+    return f"did you mean {', '.join(others)}{' or ' if others else ''}{last}?"

@@ -314,13 +314,18 @@ def register_method(method: Method) -> Method:
 def find(name: str) -> Method:
     """Return the method of a name, or the free combination `learner+shift+classifier`, or say which is nearest.
 
-    >>> find("lwf+ldc+ridge").shift.__name__
+    Names are read without regard to case.
+
+    >>> find("lwf+LDC+ridge").shift.__name__
     'LearnedMap'
     """
     list(METHODS)  # a plug-in that cannot be used is reported, whichever method is asked for
-    parts = name.split("+")
-    if name not in METHODS and len(parts) == 3 and (parts[0] in LEARNERS or parts[2] in CLASSIFIERS):
-        return combined(*parts)
+    name = METHODS.canonical(name)
+    if name not in METHODS and name.count("+") == 2:
+        learner, shift, classifier = name.split("+")
+        learner, classifier = LEARNERS.canonical(learner), CLASSIFIERS.canonical(classifier)
+        if learner in LEARNERS or classifier in CLASSIFIERS:
+            return combined(learner, SHIFTS.canonical(shift), classifier)
     return METHODS.find(name)
 
 

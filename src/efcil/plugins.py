@@ -66,6 +66,16 @@ class Registry(Mapping[str, T]):
             raise ConfigError(f"unknown {self.noun} '{name}'{context}: {nearest(name, self)}")
         return self[name]
 
+    def canonical(self, name: str) -> str:
+        """Return a name as it is registered, whatever its case; the name itself where there is none such."""
+        for known in (self.own, self):  # ours are found without loading plug-ins
+            if name in known:
+                return name
+            alike = [key for key in known if key.casefold() == name.casefold()]
+            if len(alike) == 1:
+                return alike[0]
+        return name
+
     def peek(self, name: str) -> T | None:
         """Return what has a name as far as that is known before entry points are loaded."""
         known = {**self.own, **{key: plugin.value for key, plugin in self._registered.items()}}
@@ -75,7 +85,7 @@ class Registry(Mapping[str, T]):
         """Add a plug-in; a module that runs again replaces what it registered before."""
         origin = f"module {_caller()}"
         self._examine(name, value, f"{origin}: {self.noun} '{name}'")
-        if name in self.own:
+        if self._is_own(name):
             raise ConfigError(f"{origin}: {self.noun} '{name}' is efcil's own: register it under another name")
         if name in self._registered and self._registered[name].origin == origin:
             del self._registered[name]
@@ -116,7 +126,7 @@ class Registry(Mapping[str, T]):
                 raise ConfigError(f"{named} cannot be loaded: {one_line(error)}") from error
             self._examine(point.name, value, named)
             name = value.name if self._has_name else point.name
-            if name not in self.own:
+            if not self._is_own(name):
                 self._add(found, name, _Plugin(value, package))
         for name, plugin in found.items():
             try:
@@ -124,6 +134,9 @@ class Registry(Mapping[str, T]):
             except ConfigError as error:
                 raise ConfigError(f"{plugin.origin}: {error}") from None
         return found
+
+    def _is_own(self, name: str) -> bool:
+        return name.casefold() in {own.casefold() for own in self.own}
 
     def _examine(self, name: str, value: Any, named: str) -> None:
         if not self._accepts(value):

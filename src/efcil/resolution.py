@@ -41,7 +41,7 @@ class ResolvedOptions:
 def parse_label(label: str) -> tuple[str, RequestedMethod]:
     """Read a method with settings of its own; return the label with the method's name as it is registered.
 
-    >>> label, requested = parse_label("dpcr:rank_rule=numerical:ridge=100")
+    >>> label, requested = parse_label("DPCR:rank_rule=numerical:ridge=100")
     >>> label, requested.settings
     ('dpcr:rank_rule=numerical:ridge=100', {'rank_rule': 'numerical', 'ridge': 100})
     """

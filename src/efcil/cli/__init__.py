@@ -128,8 +128,8 @@ def _run(methods: list[str], dataset: str, o: dict[str, Any], compare: bool, rep
         torch.set_num_threads(o["threads"])
     execution = Execution.choose(o["device"], o["precision"], o["compile"], o["cuda_graphs"], world, o["sync_bn"])
     split = "-".join(f"{key}{value}" for key, value in experiment.tasks.items()).replace(" ", "")
-    name = methods[0].replace(":", "-")
-    out = o["out"] or Path("runs") / f"{name}-{dataset}-{split}-order{Path(o['order']).stem}-seed{o['seed']}"
+    name = next(iter(experiment.methods)).replace(":", "-")
+    out = o["out"] or Path("runs") / f"{name}-{experiment.dataset}-{split}-order{Path(o['order']).stem}-seed{o['seed']}"
     command = shlex.join(["efcil", *sys.argv[1:]])  # as typed, for config.yaml and summary.json
     options = RunOptions(
         command=command,
@@ -247,6 +247,8 @@ def compare(
     **options: Any,
 ) -> None:
     """Train one backbone trajectory for each class order and read every method from it."""
+    from efcil.data import find
+
     options |= {"methods": methods, "dataset": dataset, "orders": orders, "concurrent_runs": concurrent_runs}
     options = _with_file(options, context)
     concurrent_runs = options["concurrent_runs"]
@@ -255,7 +257,8 @@ def compare(
         raise ConfigError("say what to compare: efcil compare METHOD,METHOD DATASET, for example dpcr,lwf-ncm digits")
     chosen = [o.strip() for o in options["orders"].split(",") if o.strip()]
     split = "".join(f"-{key}{options[key]}" for key in ("tasks", "init_cls", "increment") if options[key] is not None)
-    out = options["out"] or Path("runs") / f"compare-{options['dataset']}{split}-seed{options['seed']}"
+    dataset = find(options["dataset"]).name
+    out = options["out"] or Path("runs") / f"compare-{dataset}{split}-seed{options['seed']}"
     if len(chosen) == 1:
         _execute(names, options["dataset"], {**options, "order": chosen[0], "out": out}, compare=True)
         return

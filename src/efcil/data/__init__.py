@@ -181,8 +181,8 @@ def register_dataset(spec: DatasetSpec) -> DatasetSpec:
 
 
 def find(name: str) -> DatasetSpec:
-    """Return the source of a name, or say which one is nearest."""
-    return DATASETS.find(name)
+    """Return the source of a name, whatever its case, or say which one is nearest."""
+    return DATASETS.find(DATASETS.canonical(name))
 
 
 def module(name: str) -> Any:
@@ -206,7 +206,7 @@ def load(name: str, directory: Path | None, options: Options, progress: Progress
     """Read a data set."""
     spec = find(name)
     check_directory(spec, directory)
-    read = spec.loader or module(name).load
+    read = spec.loader or module(spec.name).load
     arguments: dict[str, Any] = options.model_dump()
     short = None
     if isinstance(options, FilesOptions):

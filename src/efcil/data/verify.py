@@ -30,6 +30,7 @@ class Findings:
 def verify(name: str, directory: Path | None, options: Options, progress: datasets.Progress | None = None) -> Findings:
     """Read every image of a data set; a copy that cannot even be looked through raises DataError."""
     spec = datasets.find(name)
+    name = spec.name
     datasets.check_directory(spec, directory)
     if isinstance(options, datasets.FilesOptions) and spec.loader is None:
         chosen = options.model_dump(exclude={"short_side", "train_short_side", "skip_bad", "lazy", "keep_aspect"})

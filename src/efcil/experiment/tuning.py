@@ -16,6 +16,7 @@ from typing import Any
 
 import yaml
 
+from efcil import data as datasets
 from efcil.config import keys, parse_overrides
 from efcil.errors import ConfigError, nearest
 from efcil.experiment.concurrent import execute_all
@@ -25,6 +26,7 @@ from efcil.files import atomic_write_text, write_json
 from efcil.learners import LEARNERS
 from efcil.methods import find
 from efcil.report.groups import Value
+from efcil.resolution import parse_label
 from efcil.training.distributed import init_distributed
 
 MAX_TRIALS = 500
@@ -153,7 +155,7 @@ def write(found: Sequence[TrialResult], out: Path, title: str, best: Mapping[str
 
 def execute(options: Mapping[str, Any], grid: Sequence[str], make: Callable[..., Run]) -> list[TrialResult]:
     """Run every trial that is missing in every class order, write and print the table; `make` makes one run."""
-    method, dataset = options["method"], options["dataset"]
+    method, dataset = parse_label(options["method"])[0], datasets.find(options["dataset"]).name
     orders = [order.strip() for order in options["orders"].split(",") if order.strip()]
     if not orders or len(set(orders)) < len(orders):
         raise ConfigError(f"--orders {options['orders']}: must be class orders with commas between them, each once")
