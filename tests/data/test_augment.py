@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
@@ -12,6 +12,7 @@ import torch
 from PIL import Image, ImageEnhance, ImageOps
 from torch import Tensor
 
+from efcil.accel.execution import Execution
 from efcil.data.augment import (
     BrightnessJitter,
     CenterCrop,
@@ -26,7 +27,9 @@ from efcil.data.augment import (
 )
 from efcil.data.autoaugment import AMOUNTS, CIFAR10_POLICY, OPERATIONS, UNSIGNED, AutoAugmentCifar10, amount
 from efcil.data.letterbox import pad
-from efcil.errors import ConfigError
+from efcil.errors import ConfigError, TrainingError
+from efcil.training.image_batches import ImageBatches
+from efcil.training.loader import epoch_batches, several_epochs
 from messages import raises
 
 SIGNED_AMOUNTS = {  # (level, sign) of every amount an operation can get
@@ -325,3 +328,67 @@ def test_cuda_gives_the_same_bytes_of_whole_pictures(transform: Transform) -> No
     lying = [pad(picture[:, :, :width], width == 40) for picture in shown for width in widths]
     frames = torch.from_numpy(np.stack(lying))
     assert torch.equal(augment(frames.cuda(), transform, seeded()).cpu(), augment(frames, transform, seeded()))
+
+
+# --- transforms of others ---------------------------------------------------------------------------------------------
+
+
+class Repeated:
+    """Returns every image several times, or only some of them."""
+
+    def __init__(self, share: float) -> None:
+        self.share = share
+
+    def draw(self, count: int, generator: torch.Generator) -> dict[str, Tensor]:
+        return {}
+
+    def apply(self, images: Tensor, parameters: dict[str, Tensor]) -> Tensor:
+        return torch.cat([images, images])[: round(self.share * len(images))]
+
+
+class DrawnFor(Repeated):
+    """Draws for several images more or less than there are."""
+
+    def __init__(self, more: int) -> None:
+        super().__init__(1)
+        self.more = more
+
+    def draw(self, count: int, generator: torch.Generator) -> dict[str, Tensor]:
+        return {"place": torch.rand(count + self.more, generator=generator)}
+
+
+def by_image_batches(transform: Transform, images: Tensor) -> Iterator[Tensor]:
+    pixels = ImageBatches(images, (0.5,) * 3, (0.5,) * 3, Execution.choose("cpu"))
+    return pixels.augmented(transform, seeded()).batches(4)
+
+
+def by_epochs(transform: Transform, images: Tensor) -> Iterator[object]:
+    return epoch_batches(images, torch.zeros(len(images)), transform, 4, "keep", seeded())
+
+
+WAYS = {
+    "features": by_image_batches,
+    "training": by_epochs,
+    "epochs at once": lambda transform, images: iter(
+        several_epochs(images, torch.zeros(len(images)), transform, 4, "keep", [seeded()])
+    ),
+    "all at once": lambda transform, images: iter([augment(images, transform, seeded(), chunk=4)]),
+}
+
+
+@pytest.mark.parametrize("inside", [False, True])
+@pytest.mark.parametrize("way", WAYS)
+def test_a_transform_must_return_as_many_images_as_it_gets(way: str, inside: bool) -> None:
+    images = torch.zeros(8, 3, 8, 8, dtype=torch.uint8)
+
+    def first(transform: Transform) -> object:
+        return next(WAYS[way](Compose([HorizontalFlip(), transform]) if inside else transform, images))
+
+    for share in (2, 1.5, 0.5, 0):
+        with raises(TrainingError, "Repeated", "views"):
+            first(Repeated(share))
+    for more in (1, -1):
+        with raises(TrainingError, "DrawnFor", "place", 8 + more, 8):
+            first(DrawnFor(more))
+    assert first(Repeated(1)) is not None
+    assert first(DrawnFor(0)) is not None

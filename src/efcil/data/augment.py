@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from efcil.data import letterbox
 from efcil.data.autoaugment import AutoAugmentCifar10, brightness, windows
-from efcil.errors import ConfigError, nearest
+from efcil.errors import ConfigError, TrainingError, nearest
 
 Parameters = dict[str, Tensor]  # random numbers; the first dimension is the image
 
@@ -36,6 +36,29 @@ class Transform(Protocol):
         ...
 
 
+def draw(transform: Transform, count: int, generator: torch.Generator) -> Parameters:
+    """Return a transform's random numbers; it must draw for each of `count` images."""
+    drawn = transform.draw(count, generator)
+    for name, value in drawn.items():
+        if len(value) != count:
+            raise TrainingError(
+                f"the transform {type(transform).__name__} drew {len(value)} values of {name} for {count} images; it "
+                "must draw one for each"
+            )
+    return drawn
+
+
+def apply(transform: Transform, images: Tensor, drawn: Parameters) -> Tensor:
+    """Return images as they were drawn to be changed; a transform must give as many as it gets."""
+    found = transform.apply(images, drawn)
+    if len(found) != len(images):
+        raise TrainingError(
+            f"the transform {type(transform).__name__} returned {len(found)} images for {len(images)}; it must return "
+            "one for each: for several views of an image set `views` in the learner"
+        )
+    return found
+
+
 def augment(images: Tensor, transform: Transform, generator: torch.Generator, chunk: int | None = None) -> Tensor:
     """Draw for all images, then apply in chunks, which bounds the memory and does not change the result.
 
@@ -51,10 +74,10 @@ def augment(images: Tensor, transform: Transform, generator: torch.Generator, ch
     """
     if chunk is None:
         chunk = max(1, CHUNK_BYTES.get(images.device.type, 2**24) // max(1, math.prod(images.shape[1:])))
-    parameters = {name: value.to(images.device) for name, value in transform.draw(len(images), generator).items()}
+    parameters = {name: value.to(images.device) for name, value in draw(transform, len(images), generator).items()}
     starts = range(0, max(len(images), 1), chunk)
     parts = (
-        transform.apply(images[i : i + chunk], {name: value[i : i + chunk] for name, value in parameters.items()})
+        apply(transform, images[i : i + chunk], {name: value[i : i + chunk] for name, value in parameters.items()})
         for i in starts
     )
     first = next(parts)
@@ -79,7 +102,7 @@ class Compose:
 
     def draw(self, count: int, generator: torch.Generator) -> Parameters:
         """The numbers of all parts, each name preceded by the place of its part."""
-        drawn = enumerate(transform.draw(count, generator) for transform in self.transforms)
+        drawn = enumerate(draw(transform, count, generator) for transform in self.transforms)
         return {f"{place}.{name}": value for place, part in drawn for name, value in part.items()}
 
     def apply(self, images: Tensor, parameters: Parameters) -> Tensor:
@@ -87,7 +110,7 @@ class Compose:
         for place, transform in enumerate(self.transforms):
             start = f"{place}."
             own = {name.removeprefix(start): value for name, value in parameters.items() if name.startswith(start)}
-            images = transform.apply(images, own)
+            images = apply(transform, images, own)
         return images
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from efcil.accel.execution import Execution
+from efcil.data import augment
 from efcil.data.augment import CenterCrop, Parameters, Transform
 from efcil.training.image_store import ImageStore, iter_rows
 
@@ -50,7 +51,7 @@ class ImageBatches:
     def augmented(self, transform: Transform, source: torch.Generator) -> ImageBatches:
         """Return the same images, augmented by random numbers drawn now and applied when batches are made."""
         other = copy.copy(self)
-        other.augmentation = (transform, transform.draw(len(self.images), source))
+        other.augmentation = (transform, augment.draw(transform, len(self.images), source))
         return other
 
     def batches_of(self, parts: Iterable[Tensor]) -> Iterator[Tensor]:
@@ -59,7 +60,7 @@ class ImageBatches:
         for rows, batch in zip(parts, iter_rows(self.images, parts), strict=True):
             if self.augmentation is not None:
                 transform, drawn = self.augmentation
-                batch = transform.apply(batch, {name: value[rows] for name, value in drawn.items()})
+                batch = augment.apply(transform, batch, {name: value[rows] for name, value in drawn.items()})
             yield batch
 
     def batches(self, size: int) -> Iterator[Tensor]:

@@ -10,8 +10,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from efcil.data import augment
 from efcil.data.augment import CHUNK_BYTES, Parameters, Transform
-from efcil.errors import TrainingError
 from efcil.training.distributed import SINGLE_PROCESS, World
 from efcil.training.image_store import ImageStore, iter_rows
 
@@ -61,7 +61,7 @@ def draw_epoch(
 ) -> EpochDraw:
     """Draw an epoch, the same in every process, and keep this one's rows of each batch."""
     order = shuffle(count, size, last, source)
-    drawn = [transform.draw(len(order), source) if transform is not None else {} for _ in range(1 + views)]
+    drawn = [{} if transform is None else augment.draw(transform, len(order), source) for _ in range(1 + views)]
     bounds = list(batch_slices(len(order), min(size, count), last))
     if world.size == 1:
         return order, drawn, bounds
@@ -72,17 +72,8 @@ def draw_epoch(
     return order[own], [{name: value[own] for name, value in one.items()} for one in drawn], bounds
 
 
-def augmented(images: Tensor, transform: Transform | None, drawn: Parameters) -> Tensor:
-    """Return images as they were drawn to be augmented; a transform must give as many as it gets."""
-    if transform is None:
-        return images
-    found = transform.apply(images, drawn)
-    if len(found) != len(images):
-        raise TrainingError(
-            f"the transform {type(transform).__name__} returned {len(found)} images for {len(images)}; it must return "
-            "one for each: for several views of an image set `views` in the learner"
-        )
-    return found
+def _augmented(images: Tensor, transform: Transform | None, drawn: Parameters) -> Tensor:
+    return images if transform is None else augment.apply(transform, images, drawn)
 
 
 def epoch_batches(
@@ -106,7 +97,7 @@ def epoch_batches(
     for chunk, pixels in zip(chunks, iter_rows(images, rows), strict=True):
         begin, end = chunk[0].start, chunk[-1].stop
         parts = ({name: value[begin:end] for name, value in one.items()} for one in drawn)
-        first, *others = [augmented(pixels, transform, part) for part in parts]
+        first, *others = [_augmented(pixels, transform, part) for part in parts]
         targets = labels[order[begin:end]]
         for cut in chunk:
             own = slice(cut.start - begin, cut.stop - begin)
@@ -131,6 +122,6 @@ def several_epochs(
     for view in range(1 + views):
         drawn = [e[1][view] for e in epochs]
         keep_aspect = {name: torch.cat([d[name] for d in drawn]) for name in drawn[0]}
-        found.insert(len(found) if view else 0, augmented(images[rows], transform, keep_aspect))
+        found.insert(len(found) if view else 0, _augmented(images[rows], transform, keep_aspect))
     of_each = zip(*(tensor.split(len(orders[0])) for tensor in found), strict=True)
     return [[tuple(tensor[cut] for tensor in parts) for cut in bounds] for parts in of_each]
