@@ -16,7 +16,7 @@ from torch import Tensor
 
 from efcil.classifiers.base import Classifier
 from efcil.core.class_stats import ClassStats
-from efcil.core.feature_maps import FeatureMap
+from efcil.core.feature_maps import FeatureMap, simplified
 from efcil.core.gram_storage import MEANS, StorageSpec
 from efcil.errors import ConfigError
 from efcil.features import TaskFeatures
@@ -101,6 +101,8 @@ class Trajectory:
                 raise ConfigError(
                     f"{method.name}: {feature_map} is not linear and {type(shift).__name__} is; take none"
                 )
+            if self.learner is not None:
+                feature_map = simplified(feature_map, self.learner.feature_layout)
             storage = method.storage(options)
             key = TrackKey(first, feature_map, None if shift is None else shift.key, storage)
             with_grams = needs == "gram" or (shift is not None and shift.needs_gram)

@@ -860,6 +860,24 @@ def test_fewer_stages_may_be_used_than_are_extracted(execution, data, stages):
     assert matrix.tasks_done == len(SIZES)
 
 
+@pytest.mark.parametrize("extracted", [0, 2])
+def test_methods_that_use_all_stages_share_one_track(execution, data, extracted):
+    """The learner draws from the same track, so nothing is kept twice."""
+    learner, method = make_learner(execution, intermediate_stages=extracted), METHODS["dpcr-plus"]
+    numbers = {"usual": None, "all": extracted, **({"fewer": 1} if extracted else {})}
+    methods = {label: (method, method.options(use_stages=stages)) for label, stages in numbers.items()}
+    trajectory = Trajectory(learner, methods)
+    assert trajectory.parts["all"].tracks == trajectory.parts["usual"].tracks
+    assert len(trajectory.tracks) == len(numbers) - 1
+    assert len(Trajectory(learner, {"all": methods["all"]}).tracks) == 1
+    used, usual = (
+        run(make_learner(execution, intermediate_stages=extracted), data, options=options)[0]
+        for options in ({"use_stages": extracted}, None)
+    )
+    assert torch.equal(used.stats("it").mean, usual.stats("it").mean)
+    assert torch.equal(classifier_of(used).weight, classifier_of(usual).weight)
+
+
 def test_made_images_are_used_where_fewer_stages_are(execution, data):
     ways = ({"use_stages": 1}, {"use_stages": 1, "shift_view": "clean"})
     with_made, without = (run(make_learner(execution, intermediate_stages=2), data, options=way)[0] for way in ways)

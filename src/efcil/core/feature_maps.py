@@ -47,6 +47,17 @@ class FewerStages:
         return features[:, : sum(layout[: self.stages + 1])]
 
 
+def simplified(feature_map: FeatureMap | None, layout: Sequence[int]) -> FeatureMap | None:
+    """Return None for a map that keeps all stages that are extracted, so that it shares the track of all features.
+
+    >>> simplified(FewerStages(2), (2, 1, 1)), simplified(FewerStages(1), (2, 1, 1))
+    (None, FewerStages(stages=1, is_linear=True))
+    """
+    if isinstance(feature_map, FewerStages) and feature_map.stages + 1 >= len(layout):
+        return None
+    return feature_map
+
+
 @dataclass(frozen=True)
 class UnitLength:
     """Features of length one, in float64."""
