@@ -441,6 +441,24 @@ def test_one_class_alone_is_learned_at_rest(model):
     assert not torch.equal(one._snapshot.state.weights["backbone.conv1.weight"], backbone)
 
 
+def test_one_class_alone_is_learned_from_several_stages(tmp_path):
+    """The auxiliary head sees the last stage alone, the statistics are of all; using all by name changes nothing."""
+    models = []
+    for used in (None, 2):
+        stages = {"intermediate_stages": 2, "use_stages": used, "flip_tta": True}
+        one = taught((0, 1, 2), (3,), method="dpcr-plus", options=stages)
+        head, mean = one._snapshot.state.weights["head.weight"], stats_of(one).mean[3]
+        assert len(mean) > head.shape[1]
+        mean = mean[: head.shape[1]]
+        assert torch.allclose(head[3].double(), mean / mean.norm(), atol=1e-6), "its row points to its mean"
+        models.append(one.learn(*lesson(4, 5)))
+    usual, every = models
+    assert every._snapshot.state.statistics.keys() == usual._snapshot.state.statistics.keys()
+    assert np.array_equal(answers(usual), answers(every))
+    every.save(tmp_path / "m")
+    assert np.array_equal(answers(IncrementalClassifier.load(tmp_path / "m", device="cpu")), answers(usual))
+
+
 def test_one_picture_of_a_class_is_enough(model):
     images, _ = lesson(0)
     model.learn(images[:1], ["single"])

@@ -160,7 +160,8 @@ def _imprint(learner: Learner, learned: TaskFeatures, batch: UpdateBatch) -> Non
     head = learner.head
     if batch.num_new and isinstance(head, CosineHead):
         means = learned.stats().select(range(batch.num_old, batch.num_old + batch.num_new)).mean
-        head.append_weights(normalize(means, dim=1))
+        own = learner.feature_layout[0]  # the head sees the last stage alone
+        head.append_weights(normalize(means[:, :own], dim=1))
 
 
 def _validate(
