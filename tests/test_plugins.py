@@ -29,7 +29,7 @@ from efcil.models import BACKBONES, NAMES, build
 from efcil.product import IncrementalClassifier
 from efcil.shift import SHIFTS
 from efcil.training.batch import Batch
-from messages import raises
+from messages import assert_names, raises
 from problems import TINY, blobs
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
@@ -362,12 +362,49 @@ def test_a_method_may_name_a_learner_that_the_same_module_brings(install):
 )
 @pytest.mark.parametrize(
     ("text", "named"),
-    [("raise RuntimeError('no\\nluck')", "no luck"), ("THING = 3", "int"), ("", "THING"), ("def THING(: pass", "mine")],
+    [
+        ("raise RuntimeError('no\\nluck')", "no luck"),
+        ("import nothing_of_that_name", "nothing_of_that_name"),
+        ("raise SystemExit(7)", "7"),
+        ("THING = 3", "int"),
+        ("", "THING"),
+        ("def THING(: pass", "mine"),
+    ],
 )
 def test_a_broken_plugin_is_named(install, group, look, text, named):
     install("mine", {group: "x = mine:THING"}, text)
     with raises(ConfigError, "efcil-mine", "mine:THING", f"efcil.{group}", named):
         look()
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("import nothing_of_that_name", ("install", "uninstall efcil-mine", "nothing_of_that_name")),
+        ("raise SystemExit(7)", ("update", "uninstall efcil-mine", "SystemExit")),
+        ("THING = 3", ("a Method", "int")),
+    ],
+)
+def test_a_run_ends_before_training_at_a_broken_plugin(install, efcil, tmp_path, text, named):
+    install("mine", {"methods": "x = mine:THING"}, text)
+    code, _, err = efcil("run", "dpcr", "digits", "--out", tmp_path / "run")
+    assert code == 2
+    assert len(err.strip().splitlines()) == 1
+    assert_names(err, "efcil-mine", "mine:THING", "efcil.methods", *named)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_ends_before_training_at_two_plugins_of_one_name(install, efcil, tmp_path):
+    text = "from efcil.methods import Method\nfrom efcil.classifiers.nearest_mean import NearestMean\n"
+    text += "METHOD = Method('twice', 'lwf', None, NearestMean, title=__name__)\n"
+    for module in ("mine", "theirs"):
+        install(module, {"methods": f"{module} = {module}:METHOD"}, text)
+    for method in ("twice", "dpcr"):
+        code, _, err = efcil("run", method, "digits", "--out", tmp_path / "run")
+        assert code == 2
+        assert len(err.strip().splitlines()) == 1
+        assert_names(err, "method 'twice'", "efcil-mine", "efcil-theirs", "rename", "uninstall")
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(

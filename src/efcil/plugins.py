@@ -122,8 +122,10 @@ class Registry(Mapping[str, T]):
             named = f"{package}: entry point {point.value} of {self.group}"
             try:
                 value = point.load()
-            except Exception as error:
-                raise ConfigError(f"{named} cannot be loaded: {one_line(error)}") from error
+            except (Exception, SystemExit) as error:
+                remedy = "install what it needs" if isinstance(error, ModuleNotFoundError) else "update it"
+                why = f"cannot be loaded: {one_line(error)}; {remedy} or uninstall {package}"
+                raise ConfigError(f"{named} {why}") from error
             self._examine(point.name, value, named)
             name = value.name if self._has_name else point.name
             if not self._is_own(name):
