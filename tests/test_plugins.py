@@ -465,9 +465,20 @@ class Flat(nn.Module):
         return self.linear(images.flatten(1))
 
 
+class Pixels(nn.Flatten):
+    """As many features as pixels."""
+
+    def __init__(self, channels):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, images):
+        return self.scale * super().forward(images)
+
+
 def test_a_backbone_is_measured_at_the_size_of_its_input():
     package.register_backbone("flat", Flat)
-    package.register_backbone("pixels", lambda channels: nn.Flatten())
+    package.register_backbone("pixels", Pixels)
     one, two = (build("flat", size=6, channels=2, seed=seed) for seed in (0, 0))
     assert one.num_features == 5
     assert one.module.linear.weight.shape == (5, 72)
@@ -479,7 +490,7 @@ def test_a_backbone_is_measured_at_the_size_of_its_input():
 
 
 def test_the_input_size_is_the_crop_or_that_of_the_images(execution):
-    package.register_backbone("pixels", lambda channels: nn.Flatten())
+    package.register_backbone("pixels", Pixels)
     for crop, dim in ((None, 3 * 64), (4, 3 * 16)):
         learner = LwF(LwF.options_type(backbone="pixels", crop=crop), 3, execution, 0, 8)
         assert learner.feature_layout == (dim,)
@@ -505,6 +516,7 @@ def test_a_backbone_draws_from_its_seed_alone_and_is_a_copy():
         (lambda channels: 3, ("int", "nn.Module")),
         (lambda: nn.Flatten(), ("TypeError",)),
         (lambda channels: nn.Sequential(nn.Flatten(), nn.MaxPool1d(500)), ()),
+        (lambda channels: nn.Flatten(), ("parameters",)),
     ],
 )
 def test_what_is_no_matrix_of_features_is_refused_before_training(factory, named, efcil, tmp_path):

@@ -13,7 +13,7 @@ from efcil.accel.execution import Execution
 from efcil.accel.folded_resnet import FoldedConv, FoldedResNet, fold, is_correct_on, supports_fused_conv
 from efcil.accel.stem import IM2COL_CHANNELS, StemConv
 from efcil.errors import ConfigError
-from efcil.models import NAMES, STEMS, ResNet, build
+from efcil.models import NAMES, STEMS, ResNet, build, wrap_backbone
 from messages import raises
 
 
@@ -326,3 +326,102 @@ def test_cuda_at_rest_is_the_same_function(dtype):
     with torch.no_grad():
         found, wanted = FoldedResNet(backbone, dtype)(images).float(), backbone(images)
     assert (found - wanted).norm() < (0.02 if dtype == torch.bfloat16 else 2e-3) * wanted.norm()
+
+
+# --- modules of one's own --------------------------------------------------------------------------------------------
+
+
+class OtherInTraining(torch.nn.Module):
+    """Returns its linear features twice in training mode."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(12, 5)
+
+    def forward(self, images):
+        features = self.linear(images.flatten(1))
+        return torch.cat([features, features], 1) if self.training else features
+
+
+class Auxiliary(OtherInTraining):
+    """Returns an auxiliary output beside the features in training mode, as GoogLeNet does."""
+
+    def forward(self, images):
+        features = self.linear(images.flatten(1))
+        return (features, features) if self.training else features
+
+
+class Undefined(OtherInTraining):
+    """Divides zero by zero."""
+
+    def forward(self, images):
+        features = self.linear(images.flatten(1)) * 0
+        return features / features
+
+
+def frozen():
+    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 5)).requires_grad_(False)
+
+
+def small():
+    return torch.nn.Sequential(
+        torch.nn.Conv2d(3, 6, 1), torch.nn.BatchNorm2d(6), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten()
+    )
+
+
+def test_a_module_is_wrapped_as_it_is_and_left_alone():
+    module = small().eval()
+    state, drawn = copy.deepcopy(module.state_dict()), torch.get_rng_state()
+    backbone = wrap_backbone(module, size=2)
+    assert backbone.num_features == 6
+    assert backbone.training
+    assert not module.training
+    assert torch.equal(torch.get_rng_state(), drawn)
+    for name, value in module.state_dict().items():
+        assert torch.equal(value, state[name]), "the trial changed the module"
+        assert torch.equal(value, backbone.module.state_dict()[name]), "the trial changed the copy"
+    with torch.no_grad():
+        for parameter in backbone.parameters():
+            parameter.add_(1)
+    assert torch.equal(module[0].weight, state["0.weight"]), "the copy shares weights with the module"
+
+
+def test_a_factory_draws_by_the_seed():
+    one, two, other = (wrap_backbone(lambda channels: small(), size=2, seed=seed) for seed in (0, 0, 1))
+    assert torch.equal(one.module[0].weight, two.module[0].weight)
+    assert not torch.equal(one.module[0].weight, other.module[0].weight)
+
+
+def test_build_takes_names_modules_and_factories():
+    assert isinstance(build("resnet10", width=4), ResNet)
+    assert build(small(), size=2).num_features == 6
+    assert (
+        build(lambda channels: torch.nn.Sequential(torch.nn.Flatten(), torch.nn.LazyLinear(7)), size=2).num_features
+        == 7
+    )
+    with raises(ConfigError, "Sequential", "width=4"):
+        build(small(), size=2, width=4)
+    with raises(ConfigError, "Sequential", "size"):
+        build(small())
+
+
+@pytest.mark.parametrize(
+    ("module", "named"),
+    [
+        (OtherInTraining(), ("OtherInTraining", 5, 10, "eval mode", "training mode")),
+        (Auxiliary(), ("Auxiliary", "tuple", "training mode")),
+        (Undefined(), ("Undefined", "NaN")),
+        (torch.nn.Conv2d(3, 4, 1), ("Conv2d", (2, 4, 2, 2), "nn.Flatten()")),
+        (torch.nn.Conv2d(1, 4, 1), ("Conv2d", (2, 3, 2, 2), "RuntimeError")),
+        (torch.nn.Flatten(), ("Flatten", "parameters")),
+        (torch.nn.Sequential(), ("Sequential", (2, 3, 2, 2))),
+        (frozen(), ("Sequential", "requires_grad=False")),
+        (lambda channels: "net", ("str", "nn.Module")),
+        (7, (7, "nn.Module")),
+    ],
+)
+def test_a_module_that_cannot_be_a_backbone_is_refused(module, named):
+    with raises(ConfigError, *named):
+        wrap_backbone(module, size=2)
+    with raises(ConfigError, *named):
+        build(module, size=2)

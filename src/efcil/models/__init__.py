@@ -9,7 +9,7 @@ from torch import nn
 
 from efcil.errors import ConfigError, nearest
 from efcil.models import resnet
-from efcil.models.plain import Factory, PlainBackbone, build_plain
+from efcil.models.plain import Factory, PlainBackbone, wrap_backbone
 from efcil.models.resnet import NAMES, STEMS, ResNet
 from efcil.models.timm import PREFIX, TimmBackbone, build_timm
 from efcil.plugins import Registry
@@ -27,6 +27,7 @@ __all__ = [
     "is_resnet",
     "is_timm",
     "register_backbone",
+    "wrap_backbone",
 ]
 
 BACKBONES: Registry[Callable[..., Any]] = Registry(
@@ -42,6 +43,12 @@ def register_backbone(name: str, factory: Factory) -> Factory:
     """Let a network have a name, as the entry points `efcil.backbones` do: `factory(channels)` makes an `nn.Module`.
 
     It maps images (n, channels, height, width) to features (n, dim); dim is measured.
+
+    >>> register_backbone("two-layers", lambda channels: nn.Sequential(nn.Flatten(), nn.LazyLinear(8)))(3)
+    Sequential(...)
+    >>> build("two-layers", size=4).num_features
+    8
+    >>> BACKBONES.reset()
     """
     BACKBONES.register(name, factory)
     return factory
@@ -72,7 +79,7 @@ def check_name(name: str) -> None:
 
 
 def build(
-    name: str,
+    backbone: str | nn.Module | Factory,
     *,
     stem: str = "cifar",
     width: int | None = None,
@@ -81,20 +88,25 @@ def build(
     last_relu: bool = True,
     size: int | None = None,
 ) -> ResNet | TimmBackbone | PlainBackbone:
-    """A freshly initialized backbone, the same bits for the same seed: one of ours (`resnet.build`), or `timm/NAME`.
+    """A freshly initialized backbone, the same bits for the same seed: one of ours (`resnet.build`), `timm/NAME`, one
+    that is registered, or a module or factory of one's own (`wrap_backbone`).
 
-    Models of timm and registered ones bring their own stem; they have no width to choose. Registered ones are tried on
-    images of `size`, the side of the network's input.
+    Only ours have a stem, and a width to choose. Registered ones and modules are tried on images of `size`, the side of
+    the network's input.
     """
-    if is_resnet(name):
+    own = None if isinstance(backbone, str) else backbone
+    name = backbone if isinstance(backbone, str) else getattr(own, "__name__", None) or type(own).__name__
+    if own is None and is_resnet(name):
         return resnet.build(name, stem=stem, width=width, channels=channels, seed=seed, last_relu=last_relu)
-    check_name(name)
+    if own is None:
+        check_name(name)
     if width is not None:
         raise ConfigError(f"backbone {name}: width={width} is for a ResNet; set width=null")
     if not last_relu:
         raise ConfigError(f"backbone {name}: this learner leaves out a ResNet's last ReLU; take {', '.join(NAMES)}")
-    if is_timm(name):
+    if own is None and is_timm(name):
         return build_timm(name, channels=channels, seed=seed)
     if size is None:
         raise ConfigError(f"backbone {name}: its features are measured at the size of its input; give size, or crop")
-    return build_plain(name, BACKBONES[name], channels=channels, size=size, seed=seed)
+    factory = BACKBONES[name] if own is None else own
+    return wrap_backbone(factory, channels=channels, size=size, seed=seed, name=name)
