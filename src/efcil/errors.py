@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import difflib
+import re
 import signal
 from collections.abc import Iterable
+
+_OPTION = re.compile(r"--([a-z][a-z-]*[a-z])(?: (\d[\d,]*))?(?!\w)")
 
 
 class EfcilError(Exception):
@@ -88,6 +91,15 @@ class FailedOnOtherRank(EfcilError):
     def __init__(self, exit_code: int):
         super().__init__("")
         self.exit_code = exit_code
+
+
+def as_keywords(message: str) -> str:
+    """Write options of the command line as arguments of a function, for who called one.
+
+    >>> as_keywords("--tasks 3 does not divide the 10 classes: pass --allow-uneven, or use --init-cls")
+    'tasks=3 does not divide the 10 classes: pass allow_uneven, or use init_cls'
+    """
+    return _OPTION.sub(lambda found: found[1].replace("-", "_") + (f"={found[2]}" if found[2] else ""), message)
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

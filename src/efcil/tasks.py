@@ -6,30 +6,43 @@ of that class in every score matrix. A task carries training data only, and give
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from efcil.data.dataset import ImageSet
-from efcil.errors import ConfigError, DataError
+from efcil.data.dataset import DataSet, ImageSet, format_list
+from efcil.errors import ConfigError, DataError, as_keywords
+
+if TYPE_CHECKING:
+    from typing import Unpack
+
+    from efcil.data.sources import SourceOptions
 
 Order = npt.NDArray[np.int64]
+ClassOrder = str | int | os.PathLike[str] | Sequence[str | int] | npt.NDArray[Any]
+"""A class order as it can be given: "identity", a seed, a file, or the classes by name or label."""
 
 
-def class_order(order: str | int, class_names: Sequence[str]) -> Order:
+def class_order(order: ClassOrder, class_names: Sequence[str]) -> Order:
     """Return the label of the first, second, ... class to be learned.
 
     `order` is "identity", a seed (`np.random.seed(s); np.random.permutation(C)`, as the field has always done it),
-    or a file with one class name or label per line.
+    a list of class names or labels, or a file with one of them per line.
 
     >>> class_order(1993, [str(i) for i in range(100)])[:5].tolist()
     [68, 56, 78, 8, 23]
+    >>> class_order(["dog", "cat"], ["cat", "dog"]).tolist()
+    [1, 0]
     """
     classes = len(class_names)
-    text = str(order)
+    if isinstance(order, np.ndarray) or (isinstance(order, Sequence) and not isinstance(order, str)):
+        return _listed_order([str(entry) for entry in order], class_names, "class order", "entries")
+    text = os.fspath(order) if isinstance(order, os.PathLike) else str(order)
     if text == "identity":
         return np.arange(classes)
     if text.isascii() and text.isdigit():
@@ -39,22 +52,30 @@ def class_order(order: str | int, class_names: Sequence[str]) -> Order:
     path = Path(text)
     if not path.is_file():
         raise ConfigError(f"class order '{text}' is neither 'identity', a seed, nor a file that exists")
-    position = {name: index for index, name in enumerate(class_names)}
-    labels: list[int] = []
     try:
         lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise ConfigError(f"class order {path} cannot be read: {why}") from None
-    for line in filter(None, lines):
-        number = line.isascii() and line.isdigit() and len(line) < 10
-        label = position.get(line, int(line) if number else -1)
+    return _listed_order([line for line in lines if line], class_names, f"class order {path}", "lines")
+
+
+def _listed_order(entries: Sequence[str], class_names: Sequence[str], what: str, unit: str) -> Order:
+    """Return the labels of classes that are listed by name or label, each once."""
+    classes = len(class_names)
+    position = {name: index for index, name in enumerate(class_names)}
+    labels: list[int] = []
+    for entry in entries:
+        number = entry.isascii() and entry.isdigit() and len(entry) < 10
+        label = position.get(entry, int(entry) if number else -1)
         if not 0 <= label < classes:
-            raise ConfigError(f"class order {path}: '{line[:60]}' is not one of the {classes} classes")
+            raise ConfigError(f"{what}: '{entry[:60]}' is not one of the {classes} classes")
         labels.append(label)
     if sorted(labels) != list(range(classes)):
-        found = f"{len(set(labels))} different classes in {len(labels)} lines"
-        raise ConfigError(f"class order {path}: {found}, need each of {classes} once")
+        found = f"{len(set(labels))} different classes in {len(labels)} {unit}"
+        missing = [name for label, name in enumerate(class_names) if label not in set(labels)]
+        why = f"; missing: {format_list(missing)}" if missing else ""
+        raise ConfigError(f"{what}: {found}, need each of {classes} once{why}")
     return np.array(labels, dtype=np.int64)
 
 
@@ -150,11 +171,70 @@ class Task:
 
 @dataclass(frozen=True)
 class TaskStream(Sequence[Task]):
-    """A data set's training part as tasks, in a class order."""
+    """A data set's training part as tasks, in a class order.
+
+    `dataset` is the whole of it, with the test images that methods are evaluated on; no task leads to them.
+    """
 
     train: ImageSet
     order: Order  # (classes,) label of the class at each position
     sizes: tuple[int, ...]
+    dataset: DataSet | None = None
+
+    @classmethod
+    def from_dataset(
+        cls,
+        train: Any,
+        test: Any = None,
+        *,
+        tasks: int | None = None,
+        init_cls: int | None = None,
+        increment: int | Sequence[int] | None = None,
+        allow_uneven: bool = False,
+        order: ClassOrder = "identity",
+        **source: Unpack[SourceOptions],
+    ) -> TaskStream:
+        """Make a stream of a torch `Dataset`, arrays, a folder, a name and more (`efcil.data.sources.as_dataset`).
+
+        Images are converted once. `order` is "identity", a seed, a list of class names or labels, or a file. The split
+        is that of the command line: a number of `tasks` (5 where nothing is said), or `init_cls` classes in the first
+        task and `increment` in each later one. `source` has name, size, class_names, directory, options and progress.
+
+        >>> images = np.random.default_rng(0).integers(0, 256, (8, 6, 6, 3), dtype=np.uint8)
+        >>> labels = ["ant", "bee", "cat", "dog"] * 2
+        >>> order = ["dog", "cat", "bee", "ant"]
+        >>> stream = TaskStream.from_dataset((images, labels), (images, labels), tasks=2, order=order)
+        >>> stream
+        TaskStream(arrays: 4 classes in 2 tasks of 2, 8 training and 8 test images of 3 x 6 x 6)
+        >>> [stream.class_names[c] for c in stream[0].classes], len(stream[0])
+        (['dog', 'cat'], 4)
+        """
+        from efcil.data.sources import as_dataset  # imports torch
+
+        data = as_dataset(train, test, **source)
+        split = None if (init_cls, increment) != (None, None) else 5
+        tasks = split if tasks is None else tasks
+        try:
+            sizes = task_sizes(len(data.class_names), tasks, init_cls, increment, allow_uneven)
+        except ConfigError as error:
+            raise ConfigError(as_keywords(str(error))) from None
+        return cls(data.train, class_order(order, data.class_names), sizes, data)
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """Names of the classes in the order in which they are learned; their labels where no names are known."""
+        return tuple(self.dataset.class_names[label] if self.dataset else str(label) for label in self.order)
+
+    def __repr__(self) -> str:
+        sizes = f"of {self.sizes[0]}" if len(set(self.sizes)) == 1 else f"of {', '.join(map(str, self.sizes))}"
+        name = f"{self.dataset.name}: " if self.dataset else ""
+        test = f" and {len(self.dataset.test):,} test" if self.dataset else ""
+        shape = " x ".join(map(str, self.train.images.shape[1:]))
+        tasks = f"{len(self)} task{'s' * (len(self) > 1)}"
+        return (
+            f"TaskStream({name}{len(self.order)} classes in {tasks} {sizes}, "
+            f"{len(self.train):,} training{test} images of {shape})"
+        )
 
     def __len__(self) -> int:
         return len(self.sizes)

@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from efcil.data.cache import IGNORED, SUFFIXES, File, GivenSplit, Progress, Tree, check_decoding, load_decoded
 from efcil.data.dataset import DataSet, format_list
@@ -58,6 +59,26 @@ def load(
         keep_aspect=keep_aspect,
         progress=progress,
     )
+
+
+def load_parts(train: StrPath, test: StrPath, *, size: int = 64, **options: Any) -> DataSet:
+    """Load two folders of class folders, one to learn from and one to test on; the options are those of `load`."""
+    check_decoding(size, None)
+    for part in (train, test):
+        if not os.path.isdir(part):
+            raise DataError(f"{os.fspath(part)}: no such directory; give a folder that holds one folder per class")
+    parts = [os.path.realpath(part) for part in (train, test)]
+    root = Path(os.path.commonpath(parts))
+    inside = [os.path.relpath(part, root) for part in parts]
+    if "." in inside:
+        raise DataError(f"{os.fspath(train)} and {os.fspath(test)} lie in each other; give two folders, or one alone")
+    tree = Tree(root, split=GivenSplit(*inside))
+    try:
+        sides = zip(("train", "test"), inside, strict=True)
+        _collect(tree, [(side, part, *_listing(root / part)) for side, part in sides])
+    except OSError as error:
+        raise DataError(f"{error.filename}: cannot be read: {error.strerror}") from error
+    return load_decoded(tree, Path(parts[0]).name or "folder", size=size, **options)
 
 
 def scan(directory: StrPath, *, test_share: float = 0.2, seed: int = 0) -> Tree:

@@ -13,6 +13,7 @@ from PIL import Image
 from torch import Tensor
 
 from efcil.data.cache import decode_to_memory
+from efcil.data.convert import to_uint8
 from efcil.data.dataset import DataSet, ImageSet, format_list
 from efcil.data.decode import read_image
 from efcil.data.folder import scan
@@ -165,7 +166,7 @@ def _from_array(array: npt.NDArray[Any], size: int, channels_first: bool = False
         raise DataError(f"{name} have shape {array.shape}, which is one picture; give a batch, (1, {array.shape})")
     if array.ndim not in (3, 4) or 0 in array.shape[1:]:
         raise DataError(f"{name} have shape {array.shape}; wanted (n, h, w), (n, h, w, c) or (n, c, h, w)")
-    values = _to_uint8(array, name)
+    values = to_uint8(array, name)
     if values.ndim == 3:
         values = values[..., None]
     else:
@@ -183,17 +184,3 @@ def _from_array(array: npt.NDArray[Any], size: int, channels_first: bool = False
         image = Image.fromarray(np.ascontiguousarray(one[..., 0] if channels == 1 else one))
         row[:] = read_image(image, size, CHANNELS)
     return rows
-
-
-def _to_uint8(array: npt.NDArray[Any], name: str) -> Images:
-    if array.dtype == np.uint8:
-        return array
-    if not np.issubdtype(array.dtype, np.floating):
-        raise DataError(f"{name} are {array.dtype}; wanted uint8, or floating point from 0 to 1")
-    if not np.isfinite(array).all():
-        which = np.flatnonzero(~np.isfinite(array.reshape(len(array), -1)).all(1))
-        raise DataError(f"{name}: NaN or infinite pixels in picture {which[0]}, {len(which)} in all; repair them")
-    low, high = (float(array.min()), float(array.max())) if array.size else (0.0, 0.0)
-    if low < 0 or high > 1:
-        raise DataError(f"{name} are {array.dtype} from {low:g} to {high:g}; wanted 0 to 1, or uint8 from 0 to 255")
-    return np.rint(array * 255).astype(np.uint8)
