@@ -32,6 +32,7 @@ LAYERS = (
     ("protocol",),
     ("product",),
     ("report",),
+    ("results",),
     ("experiment",),
     ("reproduce",),
     ("serve",),

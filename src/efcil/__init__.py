@@ -13,14 +13,19 @@ if TYPE_CHECKING:
     from efcil.methods import Method, register_method, register_presets
     from efcil.models import register_backbone
     from efcil.product import IncrementalClassifier
+    from efcil.results import Result, Results
     from efcil.shift import register_shift
+    from efcil.tasks import TaskStream
 
 __version__ = "0.1.0"
 __all__ = [
     "IncrementalClassifier",
     "Method",
     "NearestMeanClassifier",
+    "Result",
+    "Results",
     "RidgeReconstructionClassifier",
+    "TaskStream",
     "__version__",
     "register_backbone",
     "register_classifier",
@@ -35,7 +40,10 @@ _MODULES = {
     "IncrementalClassifier": "product",
     "Method": "methods",
     "NearestMeanClassifier": "estimators",
+    "Result": "results",
+    "Results": "results",
     "RidgeReconstructionClassifier": "estimators",
+    "TaskStream": "tasks",
     "register_backbone": "models",
     "register_classifier": "classifiers",
     "register_dataset": "data",

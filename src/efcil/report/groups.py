@@ -10,7 +10,7 @@ from itertools import accumulate
 
 from efcil.report.load import Run
 
-__all__ = ["COLUMNS", "NONE", "Benchmark", "Group", "Value", "group_runs"]
+__all__ = ["COLUMNS", "NONE", "Benchmark", "Group", "Value", "duration", "group_runs"]
 
 
 NONE = "\N{EN DASH}"  # a number that is not there
@@ -225,3 +225,17 @@ def _split(sizes: tuple[int, ...]) -> str:
         else:
             parts.append([1, size])
     return " + ".join(str(size) if count == 1 else f"{count} x {size}" for count, size in parts)
+
+
+def duration(seconds: float) -> str:
+    """Seconds for people.
+
+    >>> duration(3.21), duration(170), duration(7384)
+    ('3.2 s', '2 min 50 s', '2 h 03 min')
+    """
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest:02d} s"
+    return f"{minutes // 60} h {minutes % 60:02d} min"

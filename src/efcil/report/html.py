@@ -12,7 +12,7 @@ from html import escape
 from importlib import resources
 
 import efcil
-from efcil.report.groups import COLUMNS, NONE, Benchmark, Group, Value, group_runs
+from efcil.report.groups import COLUMNS, NONE, Benchmark, Group, Value, duration, group_runs
 from efcil.report.load import Run, Summary, parse_runs
 from efcil.report.styles import COLORS, DARK_COLORS, Style, shorten, styles_for
 from efcil.report.svg import balance_svg, curves_svg, scale_svg, swatch_svg
@@ -128,7 +128,7 @@ def _table(benchmark: Benchmark, styles: dict[str, Style]) -> str:
         rows.append(
             f'<tr><th scope="row" data-v="{escape(group.label)}"><div>{swatch_svg(styles[group.label])}'
             f'<span class="name">{escape(group.label)}{state}</span></div></th>{"".join(cells)}'
-            f'<td class="n" data-v="{_raw(seconds)}">{_duration(seconds.mean) if seconds else NONE}</td></tr>'
+            f'<td class="n" data-v="{_raw(seconds)}">{duration(seconds.mean) if seconds else NONE}</td></tr>'
         )
     notes = " ".join(benchmark.notes)
     caption = f'<p class="note">{escape(notes)}</p>' if notes else ""
@@ -248,7 +248,7 @@ def _times(benchmark: Benchmark) -> str:
         rows.append(
             f'<li><span class="name" title="{escape(group.label)}">{escape(shorten(group.label, 34))}{device}</span>'
             f'<span class="bar" style="--w:{100 * seconds.mean / longest:.1f}%"></span>'
-            f'<span class="pair">{_duration(seconds.mean)}</span></li>'
+            f'<span class="pair">{duration(seconds.mean)}</span></li>'
         )
     where = f"On {escape(devices[timed[0][0].label])}. " if shared and devices[timed[0][0].label] else ""
     return (
@@ -291,7 +291,7 @@ def _run(group: Group, run: Run) -> str:
         "Class order": run.order,
         "Seed": run.seed,
         "Task sizes": ", ".join(map(str, run.task_sizes)),
-        "Time": "" if run.seconds is None else f"{_duration(run.seconds)} ({run.seconds:.1f} s)",
+        "Time": "" if run.seconds is None else f"{duration(run.seconds)} ({run.seconds:.1f} s)",
         "Device": run.timed_on,
         "Commit": run.commit,
         "A_t": ", ".join(f"{value:.2f}" for value in run.A_t),
@@ -314,17 +314,3 @@ def _run(group: Group, run: Run) -> str:
         f'<details class="card"><summary><b>{escape(group.label)}</b> <span class="muted">{escape(about)}</span>'
         f'<span class="end">{final}</span></summary><dl>{items}</dl>{config}</details>'
     )
-
-
-def _duration(seconds: float) -> str:
-    """Seconds for people.
-
-    >>> _duration(3.21), _duration(170), _duration(7384)
-    ('3.2 s', '2 min 50 s', '2 h 03 min')
-    """
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    if minutes < 60:
-        return f"{minutes} min {rest:02d} s"
-    return f"{minutes // 60} h {minutes % 60:02d} min"

@@ -9,7 +9,16 @@ from html import escape
 from efcil.report.groups import Benchmark
 from efcil.report.styles import Style
 
-__all__ = ["balance_svg", "curves_svg", "scale_svg", "swatch_svg"]
+__all__ = [
+    "HEIGHT",
+    "WIDTH",
+    "balance_svg",
+    "curve_elements",
+    "curves_svg",
+    "scale_svg",
+    "swatch_elements",
+    "swatch_svg",
+]
 
 WIDTH, HEIGHT = 760, 400
 LEFT, RIGHT, TOP, BOTTOM = 52, 16, 14, 50
@@ -17,6 +26,17 @@ LEFT, RIGHT, TOP, BOTTOM = 52, 16, 14, 50
 
 def curves_svg(benchmark: Benchmark, styles: dict[str, Style]) -> str:
     """A_t of every group against the classes seen; each point tells its numbers when the pointer rests on it."""
+    elements = curve_elements(benchmark, styles)
+    if not elements:
+        return ""
+    return (
+        f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
+        f'aria-label="Accuracy after each task, {escape(benchmark.title)}">{elements}</svg>'
+    )
+
+
+def curve_elements(benchmark: Benchmark, styles: dict[str, Style]) -> str:
+    """What `curves_svg` draws, on WIDTH x HEIGHT; nothing where no task is done."""
     drawn = [(group, group.curve) for group in benchmark.groups if group.curve]
     if not drawn:
         return ""
@@ -33,10 +53,7 @@ def curves_svg(benchmark: Benchmark, styles: dict[str, Style]) -> str:
     def y(value: float) -> float:
         return TOP + (high - min(max(value, low), high)) / (high - low) * (HEIGHT - TOP - BOTTOM)
 
-    parts = [
-        f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
-        f'aria-label="Accuracy after each task, {escape(benchmark.title)}">'
-    ]
+    parts = []
     step = 10 if high - low > 20 else 5 if high - low > 10 else 2
     for value in range(int(low), int(high) + 1, step):
         parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y(value):.1f}" y2="{y(value):.1f}"/>')
@@ -68,7 +85,6 @@ def curves_svg(benchmark: Benchmark, styles: dict[str, Style]) -> str:
             hint = escape(f"{group.label}: {point.text()} % after task {index + 1}{seen}")
             style = styles[group.label]
             parts.append(_marker(style, x(tick), y(point.mean), 4.0, hint))
-    parts.append("</svg>")
     return "".join(parts)
 
 
@@ -113,8 +129,12 @@ def _marker(style: Style, x: float, y: float, size: float, hint: str = "") -> st
 
 def swatch_svg(style: Style) -> str:
     """A short piece of a group's line, for legends and table rows."""
-    line = _line([(1, 7), (33, 7)], style)
-    return f'<svg class="swatch" viewBox="0 0 34 14" aria-hidden="true">{line}{_marker(style, 17, 7, 3.8)}</svg>'
+    return f'<svg class="swatch" viewBox="0 0 34 14" aria-hidden="true">{swatch_elements(style)}</svg>'
+
+
+def swatch_elements(style: Style) -> str:
+    """What `swatch_svg` draws, on 34 x 14."""
+    return _line([(1, 7), (33, 7)], style) + _marker(style, 17, 7, 3.8)
 
 
 SCALE = 560  # width of the balance rows
