@@ -1,1 +1,1 @@
-"""The closed forms of the paper and the statistics they work on: pure, float64."""
+"""Closed-form solutions of the paper and the class statistics they use: pure functions in float64."""

@@ -1,7 +1,8 @@
-"""What is stored of a class: count, mean and uncentred Gram. They add, they follow the backbone, they can be dropped.
+"""Class statistics: count, mean and uncentered Gram. They can be merged, shifted with the backbone and dropped.
 
-`ClassStats` is a value: every method returns a new one. It holds no images, and none can be recovered from it.
-A Gram is stored as its upper triangle, as a factor, or not at all (`efcil.core.gram_storage`); `gram` returns it whole.
+`ClassStats` is immutable: every method returns a new object. It holds no images, and no image can be recovered from it.
+A Gram is stored as its upper triangle, as a factor, or not at all (`efcil.core.gram_storage`); `gram` returns the full
+matrix.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ from efcil.core.projection import RankRule
 from efcil.errors import ConfigError
 
 BLOCK_BYTES = {"cpu": 1 << 24, "cuda": 1 << 28}
-"""Default size of a block of Grams, as whole matrices, while statistics are shifted: what fits a cache, what keeps a
-GPU busy. At 512 dimensions 8 classes on the CPU and 128 on a GPU."""
+"""Default size of a block of dense Grams when statistics are shifted: small enough for the cache, large enough to keep
+a GPU busy. At 512 dimensions these are 8 classes on the CPU and 128 on a GPU."""
 
 
 class ClassStats:
@@ -48,12 +49,12 @@ class ClassStats:
     classes   (k,) int64      sorted, each once
     count     (k,) int64      N_c
     mean      (k, dim)        mu_c of Eq. (15)
-    gram      (k, dim, dim)   Phi_c = X_c' X_c of Eq. (15), uncentred, symmetric
+    gram      (k, dim, dim)   Phi_c = X_c' X_c of Eq. (15), uncentered, symmetric
     moves     (k,) int64      how often each class was shifted since its last image
     ========  ==============  ======================================================
 
-    Of the Grams k dim (dim + 1) / 2 numbers are stored, or fewer where they are factors; `gram` is computed on demand.
-    Statistics of means only (storage `MEANS`) have Grams of zeros: they can be shifted, merged and translated.
+    The Grams take k dim (dim + 1) / 2 numbers, or fewer as factors; `gram` is computed on demand. Mean-only statistics
+    (storage `MEANS`) have zero Grams; they can be shifted, merged and translated.
 
     >>> stats = ClassStats.from_features(torch.tensor([[1.0, 0.0], [3.0, 0.0], [0.0, 2.0]]), torch.tensor([7, 7, 4]))
     >>> stats
@@ -80,10 +81,10 @@ class ClassStats:
         gram: Tensor | GramBlock | Sequence[Tensor | GramBlock],
         moves: Tensor | None = None,
     ) -> None:
-        """Take `gram` as one tensor (k, dim, dim) or as several in the order of classes: so merging copies nothing.
+        """Build statistics from `gram`, one tensor (k, dim, dim) or several in the order of classes, which are not
+        copied.
 
-        Parts may also be `PackedGrams` and `LowRankGrams`, which are stored as they are. Without `moves` no class was
-        shifted yet.
+        Parts may also be `PackedGrams` and `LowRankGrams`, which are stored unchanged. `moves` defaults to zeros.
         """
         moves = torch.zeros_like(classes) if moves is None else moves
         given = (gram,) if isinstance(gram, Tensor | PackedGrams | LowRankGrams) else tuple(gram)
@@ -110,17 +111,17 @@ class ClassStats:
 
     @property
     def parts(self) -> tuple[GramBlock, ...]:
-        """The Grams as they are stored, in the order of classes."""
+        """Stored Grams, in the order of classes."""
         return self._parts
 
     @property
     def _has_grams(self) -> bool:
-        """Whether more than means is stored."""
+        """Whether Grams are stored, not only means."""
         return any(part.numel for part in self.parts)
 
     @property
     def gram(self) -> Tensor:
-        """Phi_c = X_c' X_c of every class, (k, dim, dim), computed anew each time."""
+        """Phi_c = X_c' X_c of every class, (k, dim, dim), computed on each access."""
         whole = self.mean.new_empty(len(self), self.dim, self.dim)
         for block, part in self._blocks(None):
             whole[block] = part.dense()
@@ -128,7 +129,7 @@ class ClassStats:
 
     @property
     def numel(self) -> int:
-        """How many numbers are stored of all classes: Grams or factors, and means."""
+        """Number of stored values over all classes: Grams or factors, and means."""
         return sum(part.numel for part in self.parts) + self.mean.numel()
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -144,7 +145,7 @@ class ClassStats:
 
     @classmethod
     def empty(cls, dim: int, device: torch.device | str = "cpu") -> ClassStats:
-        """Return statistics of no class: merging them changes nothing.
+        """Return statistics of no classes, the identity of `merge`.
 
         >>> ClassStats.empty(512)
         ClassStats(0 classes, dim 512, 0 images)
@@ -157,9 +158,9 @@ class ClassStats:
     def from_features(cls, features: Tensor, labels: Tensor, storage: StorageSpec = GRAMS) -> ClassStats:
         """Compute count, mean and Gram of each class, Eq. (15), from features (n, dim) and integer labels (n,).
 
-        N_c = rows of class c, mu_c = 1/N_c sum x, Phi_c = X_c' X_c. Sorted by class, then one product a class in
-        float64: deterministic on CUDA too, which `index_add` is not. No row (0, dim) gives `empty(dim)`. `storage`
-        says in which form the Grams are stored.
+        N_c = rows of class c, mu_c = 1/N_c sum x, Phi_c = X_c' X_c. Rows are sorted by class, then there is one float64
+        product per class; unlike `index_add`, this is deterministic on CUDA too. Zero rows (0, dim) give `empty(dim)`.
+        `storage` is the form in which the Grams are stored.
 
         >>> ClassStats.from_features(torch.ones(3, 2), torch.tensor([0, 0, 5])).gram[0].tolist()
         [[2.0, 2.0], [2.0, 2.0]]
@@ -184,7 +185,7 @@ class ClassStats:
             parts.append(compress(x, storage))
         return cls(classes, count, mean, parts)
 
-    # --- what follows from them ---------------------------------------------------------------------------------------
+    # --- derived quantities -------------------------------------------------------------------------------------------
 
     @property
     def dim(self) -> int:
@@ -213,9 +214,10 @@ class ClassStats:
         return symmetrize(total) + unpack_symmetric(triangle)
 
     def covariance(self, unbiased: bool = False) -> Tensor:
-        """Centred covariance of each class, (k, dim, dim): Phi_c / N_c - mu_c' mu_c, or N_c / (N_c - 1) times it.
+        """Centered covariance of each class, (k, dim, dim): Phi_c / N_c - mu_c' mu_c, times N_c / (N_c - 1) if
+        unbiased.
 
-        A class of one image has covariance zero, unbiased or not.
+        The covariance of a class with one image is zero in both cases.
 
         >>> stats = ClassStats.from_features(torch.tensor([[1.0], [3.0]]), torch.tensor([0, 0]))
         >>> stats.covariance().tolist(), stats.covariance(unbiased=True).tolist()
@@ -228,11 +230,13 @@ class ClassStats:
     # --- combining ----------------------------------------------------------------------------------------------------
 
     def merge(self, other: ClassStats, storage: StorageSpec | None = None) -> ClassStats:
-        """Return the union of the classes; of a class in both, counts and Grams add and means are weighted by count.
+        """Return the union of the classes; where both have a class, counts and Grams add and means are weighted by
+        count.
 
-        A class of one side stays as it is. One in both is stored as `storage` says: by default exactly, as factor where
-        both are factors and their rows together are fewer numbers than a Gram. Where `storage` cuts, it cuts the sum:
-        errors of one class add up over its merges. Of its moves the smaller number counts, that of the fresher side.
+        A class that only one side has is unchanged. A class of both is stored in the form of `storage`; by default
+        without loss, as a factor if both are factors and the concatenated rows are smaller than a Gram. A lossy
+        `storage` truncates the sum, so errors accumulate over the merges of a class. `moves` is the minimum of both
+        sides.
 
         >>> one = ClassStats.from_features(torch.tensor([[1.0]]), torch.tensor([0]))
         >>> two = ClassStats.from_features(torch.tensor([[4.0], [4.0], [9.0]]), torch.tensor([0, 0, 3]))
@@ -247,7 +251,7 @@ class ClassStats:
         if len(self) == 0 or len(other) == 0:
             return other if len(self) == 0 else self
         other = other.to(self.mean.device)
-        if bool(self.classes[-1] < other.classes[0]):  # new classes after old ones: nothing to sort or add
+        if bool(self.classes[-1] < other.classes[0]):  # new classes follow old ones: concatenate
             return ClassStats(
                 torch.cat([self.classes, other.classes]),
                 torch.cat([self.count, other.count]),
@@ -259,8 +263,8 @@ class ClassStats:
         count = self.count.new_zeros(len(classes))
         total = self.mean.new_zeros(len(classes), self.dim)
         alone = torch.zeros_like(total)
-        moves = torch.full_like(classes, torch.iinfo(torch.int64).max)  # of a class in both those of the fresher side
-        places = []  # of each class of the union in either side, -1 where it is not
+        moves = torch.full_like(classes, torch.iinfo(torch.int64).max)  # minimum of both sides
+        places = []  # position of each class of the union in either side, -1 if absent
         for part in (self, other):
             at = torch.searchsorted(classes, part.classes)
             count[at] += part.count
@@ -271,7 +275,7 @@ class ClassStats:
             place[at] = torch.arange(len(part), device=place.device)
             places.append(place)
         shared = (places[0] >= 0) & (places[1] >= 0)
-        # A class of one side keeps its mean to the bit; a class without images keeps it too.
+        # The mean of a class that only one side has, or that has no images, stays bit-identical.
         mean = torch.where((shared & (count > 0))[:, None], total / count.clamp_min(1)[:, None], alone)
         gram: list[GramBlock] = []
         datasets = zip(*(place.tolist() for place in places), strict=True)
@@ -287,7 +291,7 @@ class ClassStats:
         return ClassStats(classes, count, mean, gram, moves)
 
     def select(self, classes: Iterable[int] | Tensor) -> ClassStats:
-        """Return the statistics of these classes only.
+        """Return the statistics of the given classes.
 
         >>> stats = ClassStats.from_features(torch.eye(3), torch.arange(3))
         >>> stats.select([2, 0]).classes.tolist()
@@ -296,7 +300,7 @@ class ClassStats:
         return self._where(torch.isin(self.classes, self._known(classes)))
 
     def drop(self, classes: Iterable[int] | Tensor) -> ClassStats:
-        """Return the statistics of all but these classes: they are forgotten for good.
+        """Return the statistics without the given classes.
 
         >>> stats = ClassStats.from_features(torch.eye(3), torch.arange(3))
         >>> stats.drop([1]).classes.tolist()
@@ -305,14 +309,14 @@ class ClassStats:
         return self._where(~torch.isin(self.classes, self._known(classes)))
 
     def relabel(self, classes: Iterable[int] | Tensor) -> ClassStats:
-        """Return the same statistics under other class numbers, one for each class in order; no number twice.
+        """Return the same statistics with new class numbers, one for each class in order, without duplicates.
 
         >>> ClassStats.from_features(torch.eye(2), torch.arange(2)).relabel([5, 3]).mean.tolist()
         [[0.0, 1.0], [1.0, 0.0]]
         """
         numbers = classes if isinstance(classes, Tensor) else torch.tensor(list(classes), dtype=torch.int64)
         if numbers.shape != self.classes.shape:
-            raise ConfigError(f"relabel got {len(numbers)} numbers for {len(self)} classes")
+            raise ConfigError(f"relabel got {len(numbers)} numbers for {len(self)} classes; give one for each class")
         ordered, order = torch.sort(numbers.to(self.classes))
         return ClassStats(ordered, self.count[order], self.mean[order], self._take(order.tolist()), self.moves[order])
 
@@ -329,22 +333,22 @@ class ClassStats:
         return ClassStats(self.classes[mask], self.count[mask], self.mean[mask], self._take(places), self.moves[mask])
 
     def _take(self, places: Iterable[int]) -> list[GramBlock]:
-        """Return the Grams at these places, in this order: copies, so that the others can go."""
+        """Return copies of the Grams at these positions, in this order, so that the others can be freed."""
         ends = list(itertools.accumulate(len(part) for part in self.parts))
-        found: list[GramBlock] = []
+        blocks: list[GramBlock] = []
         for index, run in itertools.groupby(places, key=lambda place: bisect.bisect_right(ends, place)):
             part = self.parts[index]
             first = ends[index] - len(part)
-            found.append(part.take(torch.tensor([place - first for place in run], device=self.mean.device)))
-        return found
+            blocks.append(part.take(torch.tensor([place - first for place in run], device=self.mean.device)))
+        return blocks
 
     # --- shifting -----------------------------------------------------------------------------------------------------
 
     def transform(self, shift: Tensor, class_block: int | None = None) -> ClassStats:
-        """Follow the backbone: Phi_c -> P_c' Phi_c P_c and mu_c -> mu_c P_c, Eq. (16) and (17).
+        """Apply a linear shift: Phi_c -> P_c' Phi_c P_c and mu_c -> mu_c P_c, Eq. (16) and (17).
 
-        `shift` is one P (dim, dim_new) for all classes or one each, (k, dim, dim_new). Classes go through in blocks
-        of `class_block` (default: `BLOCK_BYTES` of Grams), which bounds the memory beyond old and new statistics.
+        `shift` is one P (dim, dim_new) for all classes or one per class, (k, dim, dim_new). Classes are processed in
+        blocks of `class_block` (default: `BLOCK_BYTES` of Grams) to bound temporary memory.
 
         >>> x, shift = torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([[0.0, 1.0], [2.0, 0.0]])
         >>> stats = ClassStats.from_features(x, torch.tensor([0, 0]))
@@ -363,7 +367,7 @@ class ClassStats:
         return ClassStats(self.classes, self.count, mean, gram, self.moves + 1)
 
     def translate(self, drift: Tensor) -> ClassStats:
-        """Move every mean by its drift (k, dim); only statistics without Grams can follow a translation here.
+        """Add a drift (k, dim) to the means; only statistics without Grams can be translated.
 
         >>> stats = ClassStats.from_features(torch.ones(2, 2), torch.tensor([0, 0]), MEANS)
         >>> stats.translate(torch.ones(1, 2)).mean.tolist()
@@ -371,7 +375,7 @@ class ClassStats:
         """
         if self._has_grams:
             raise ConfigError(
-                "translate moves means only; these statistics hold Grams, which a translation leaves behind"
+                "translate shifts means only, but these statistics hold Grams; use storage MEANS or transform"
             )
         return ClassStats(self.classes, self.count, self.mean + drift.to(self.mean), self.parts, self.moves + 1)
 
@@ -382,11 +386,11 @@ class ClassStats:
         tolerance: float | None = None,
         class_block: int | None = None,
     ) -> ClassStats:
-        """Apply the dual projection: `transform(class_shift(task_shift, gram, rule, tolerance))`, P_c not held.
+        """Apply the dual projection: `transform(class_shift(task_shift, gram, rule, tolerance))` without storing P_c.
 
         With P_c = P U_r U_r' (Eq. 7, 9), Phi_c -> U_r U_r' (P' Phi_c P) U_r U_r' (Eq. 16) and mu_c -> mu_c P U_r U_r'
-        (Eq. 17): the product with the shared P is common, and the projector costs only the directions it cuts. A factor
-        F_c becomes F_c P U_r U_r'. `class_block` is that of `transform`.
+        (Eq. 17): all classes share the product with P, and the cost of a projector depends only on the number of
+        directions it removes. A factor F_c becomes F_c P U_r U_r'. `class_block` is that of `transform`.
 
         >>> stats = ClassStats.from_features(torch.tensor([[1.0, 0.0]]), torch.tensor([0]))
         >>> stats.transform_projected(torch.tensor([[2.0, 5.0], [0.0, 1.0]])).mean.tolist()
@@ -407,7 +411,7 @@ class ClassStats:
         return ClassStats(self.classes, self.count, mean, gram, self.moves + 1)
 
     def _blocks(self, class_block: int | None) -> Iterator[tuple[slice, GramBlock]]:
-        """Yield classes in blocks of one form, small parts put together."""
+        """Yield blocks of classes stored in the same form; small parts are concatenated."""
         if class_block is not None and class_block < 1:
             raise ConfigError(f"class_block is {class_block}; wanted one class or more")
         waiting = deque(self.parts)
@@ -441,10 +445,10 @@ class ClassStats:
         )
 
     def state(self) -> dict[str, Tensor]:
-        """Return tensors to write to a file; of each Gram the upper triangle, dim (dim + 1) / 2 numbers.
+        """Return the tensors to save, with the upper triangle of each Gram, dim (dim + 1) / 2 numbers.
 
-        Where classes are stored as factors, `factor_rank` is the rank of each class, -1 for a Gram, `factor_rows` holds
-        the rows of all factors, and `gram_packed` the Grams that are left.
+        If classes are stored as factors, `factor_rank` is the rank of each class (-1 for a Gram), `factor_rows` holds
+        the rows of all factors, and `gram_packed` the remaining Grams.
 
         >>> {name: tuple(value.shape) for name, value in ClassStats.empty(3).state().items()}
         {'classes': (0,), 'count': (0,), 'mean': (0, 3), 'moves': (0,), 'gram_packed': (0, 6)}
@@ -466,7 +470,7 @@ class ClassStats:
 
     @classmethod
     def from_state(cls, state: Mapping[str, Tensor]) -> ClassStats:
-        """Read what `state` wrote, bit for bit.
+        """Restore the result of `state`, bit for bit.
 
         >>> stats = ClassStats.from_features(torch.rand(4, 3), torch.tensor([0, 1, 0, 1]))
         >>> torch.equal(ClassStats.from_state(stats.state()).gram, stats.gram)
@@ -503,24 +507,24 @@ class ClassStats:
 def _sums(
     mine: list[GramBlock], theirs: list[GramBlock], centres: Tensor, counts: Tensor, storage: StorageSpec | None
 ) -> list[GramBlock]:
-    """Add the Grams of the same classes from two sides; factors add as rows below each other.
+    """Add the Grams of the same classes from two sides; factors are concatenated along their rows.
 
-    `centres` (classes, 2, dim) are sqrt(count) * mean of either side: a cut leaves the mean of both whole.
+    `centres` (classes, 2, dim) are sqrt(count) * mean of either side: truncation preserves the mean of both.
     """
-    found: list[GramBlock] = []
+    blocks: list[GramBlock] = []
     for one, other, centre, count in zip(_single(mine), _single(theirs), centres, counts, strict=True):
         if storage is not None and storage.is_lossy:
-            found.append(compress_sum(one, other, centre, count, storage))
+            blocks.append(compress_sum(one, other, centre, count, storage))
         elif storage == MEANS:
-            found.append(LowRankGrams.zero(1, centre))
+            blocks.append(LowRankGrams.zero(1, centre))
         elif isinstance(one, LowRankGrams) and isinstance(other, LowRankGrams):
-            found.append(compress(torch.cat([one.rows, other.rows]), storage or StorageSpec("factors")))
+            blocks.append(compress(torch.cat([one.rows, other.rows]), storage or StorageSpec("factors")))
         else:
             packed = [
                 side.packed if isinstance(side, PackedGrams) else pack_symmetric(side.dense()) for side in (one, other)
             ]
-            found.append(PackedGrams(packed[0] + packed[1]))
-    return found
+            blocks.append(PackedGrams(packed[0] + packed[1]))
+    return blocks
 
 
 def _single(parts: list[GramBlock]) -> Iterator[GramBlock]:

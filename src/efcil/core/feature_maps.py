@@ -1,7 +1,7 @@
-"""Maps in front of class statistics: what a track keeps statistics of, when it is not the features themselves.
+"""Maps that are applied to features before class statistics are computed.
 
-A map is a value: tracks with equal maps are one. A linear shift of features is no linear shift behind a nonlinear map,
-so such a map goes with a frozen backbone, or with a shift that says it works behind it.
+Tracks with equal maps are shared. After a nonlinear map a linear shift of features is no longer linear, so such a map
+needs a frozen backbone or a shift that declares support for it.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from efcil.core.mahalanobis import tukey
 
 
 class FeatureMap(Protocol):
-    """Features (n, dim) -> what statistics are kept of, (n, dim'); hashable.
+    """Hashable map from features (n, dim) to mapped features (n, dim').
 
-    `layout` is how many of the features belong to each stage that is extracted, the last stage's first.
+    `layout` is the number of features of each extracted stage, the last stage first.
     """
 
     @property
     def is_linear(self) -> bool:
-        """Whether shifts that are linear in the features stay linear behind it."""
+        """Whether a linear shift of the features stays linear after this map."""
 
     def __call__(self, features: Tensor, layout: Sequence[int]) -> Tensor:
-        """Map features."""
+        """Map features (n, dim) of stages `layout`."""
 
 
 @dataclass(frozen=True)
 class FewerStages:
-    """Of multi-stage features those of the last stage and of `stages` before it.
+    """Select the multi-stage features of the last stage and of `stages` before it.
 
     >>> import torch
     >>> FewerStages(1)(torch.tensor([[1.0, 2.0, 3.0, 4.0]]), (2, 1, 1)).tolist()
@@ -43,7 +43,7 @@ class FewerStages:
     is_linear: bool = True
 
     def __call__(self, features: Tensor, layout: Sequence[int]) -> Tensor:
-        """Leave the others out."""
+        """Select the leading columns."""
         return features[:, : sum(layout[: self.stages + 1])]
 
 
@@ -60,22 +60,22 @@ def simplified(feature_map: FeatureMap | None, layout: Sequence[int]) -> Feature
 
 @dataclass(frozen=True)
 class UnitLength:
-    """Features of length one, in float64."""
+    """L2-normalize features in float64."""
 
     is_linear: bool = False
 
     def __call__(self, features: Tensor, layout: Sequence[int] = ()) -> Tensor:
-        """Divide by the norm."""
+        """Divide each row by its norm."""
         return normalize(features.double(), dim=1)
 
 
 @dataclass(frozen=True)
 class TukeyPower:
-    """Tukey's transformation, x^power."""
+    """Apply Tukey's transformation, x^power."""
 
     power: float
     is_linear: bool = False
 
     def __call__(self, features: Tensor, layout: Sequence[int] = ()) -> Tensor:
-        """Transform."""
+        """Raise features to `power`."""
         return tukey(features, self.power)

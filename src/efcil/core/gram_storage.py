@@ -1,19 +1,18 @@
-"""How the Grams of classes are stored between tasks: upper triangles, or factors F with F'F = Gram.
+"""Storage of class Grams between tasks: as upper triangles, or as factors F with F'F = Gram.
 
 ==============  ===================  =====================  ========================================
-form            numbers per class    operations of a shift  exact
+form            numbers per class    cost of a shift        exact
 ==============  ===================  =====================  ========================================
 `PackedGrams`   dim (dim + 1) / 2    3.25 dim^3             always
-`LowRankGrams`  rank * dim           2 rank * dim^2         rank up to the count; bounded where cut
+`LowRankGrams`  rank * dim           2 rank * dim^2         up to the sample count; else bounded error
 ==============  ===================  =====================  ========================================
 
-The rows of a factor are sqrt(value) * vector of the Gram's eigenvalues from the largest down: a function of the Gram,
-so that it tells no more of the images than the Gram does. A factor is stored only where it takes fewer numbers. Where
-means alone are stored (`MEANS`), every class has a factor without rows.
+The rows of a factor are sqrt(eigenvalue) * eigenvector of the Gram in descending order. The factor is a function of the
+Gram and reveals no more about the images. A factor is stored only if it is smaller than the Gram. In mean-only storage
+(`MEANS`) every class has a factor without rows.
 
-One that is cut begins with sqrt(count) * mean, whole, and goes on with the largest eigenvalues of what is left, the
-class's scatter about its mean. So Gram and mean still belong together, and the covariance stays positive semidefinite,
-after shifts too.
+A truncated factor starts with the row sqrt(count) * mean, followed by the leading eigenvectors of the scatter about the
+mean. Gram and mean thus stay consistent, and the covariance stays positive semidefinite, also after shifts.
 """
 
 from __future__ import annotations
@@ -47,11 +46,11 @@ Form = Literal["gram", "factors", "mean"]
 
 @dataclass(frozen=True)
 class StorageSpec:
-    """Choose the form in which classes are stored; `rank` or `tolerance` cut factors; `mean` has no Gram.
+    """Form in which class Grams are stored; `rank` or `tolerance` truncate factors; `mean` stores no Gram.
 
-    `rank` rows at most, or the fewest rows that leave out at most the share `tolerance` of the trace: of the scatter's
-    eigenvalues, those left out sum to at most tolerance * trace(G), which bounds |G - F'F| in the nuclear norm and all
-    that are smaller. The mean is one of the rows and never left out.
+    Factors have at most `rank` rows, or the fewest rows such that the discarded eigenvalues of the scatter sum to at
+    most tolerance * trace(G), which bounds |G - F'F| in the nuclear norm and hence in the Frobenius and spectral norms.
+    The row of the mean is always stored.
 
     >>> StorageSpec("gram", rank=3)
     Traceback (most recent call last):
@@ -74,7 +73,7 @@ class StorageSpec:
 
     @property
     def is_lossy(self) -> bool:
-        """Whether something may be lost."""
+        """Whether stored Grams may differ from the exact ones."""
         return self.rank is not None or self.tolerance is not None
 
 
@@ -104,35 +103,37 @@ class PackedGrams:
 
     @property
     def numel(self) -> int:
-        """How many numbers are stored."""
+        """Number of stored values."""
         return self.packed.numel()
 
     @property
     def work(self) -> int:
-        """Numbers of the largest matrix that a class becomes while it is shifted."""
+        """Size of the largest temporary matrix per class during a shift."""
         return self.dim * self.dim
 
     def dense(self) -> Tensor:
-        """The Grams themselves, (k, dim, dim)."""
+        """Return dense Grams, (k, dim, dim)."""
         return unpack_symmetric(self.packed)
 
     def add_to(self, total: Tensor, triangle: Tensor) -> None:
-        """Add all Grams to `triangle`, an upper triangle; on the CPU one by one, so that blocks do not change a bit."""
+        """Add all Grams to the upper triangle `triangle`; one by one on the CPU, so that blocking does not change
+        rounding."""
         for packed in self.packed.sum(0, keepdim=True) if triangle.is_cuda else self.packed:
             triangle += packed
 
     def take(self, which: slice | Tensor) -> PackedGrams:
-        """Some classes: a slice is a view, places (m,) are a copy."""
+        """Select classes: a slice gives a view, indices (m,) a copy."""
         return PackedGrams(self.packed[which])
 
     def transform(self, shift: Tensor) -> PackedGrams:
-        """P' G P, with one P (dim, dim_new) or one a class, Eq. (16)."""
+        """Return P' G P, with one P (dim, dim_new) or one per class, Eq. (16)."""
         return PackedGrams(packed_congruence(self.packed, shift))
 
     def transform_projected(
         self, mean: Tensor, shift: Tensor, rule: RankRule, tolerance: float | None
     ) -> tuple[PackedGrams, Tensor]:
-        """U_r U_r' P' G P U_r U_r' and mean U_r U_r', Eq. (7), (16) and (17), of means (k, dim) that P has moved."""
+        """Return U_r U_r' P' G P U_r U_r' and mean U_r U_r', Eq. (7), (16), (17); `mean` (k, dim) is already
+        shifted."""
         if rule == "positive" and tolerance is None:
             space = positive_space(packed_diagonal(self.packed))
         else:
@@ -144,7 +145,7 @@ class PackedGrams:
         return PackedGrams(moved), mean
 
     def to(self, device: torch.device | str) -> PackedGrams:
-        """The same on another device."""
+        """Return a copy on another device."""
         return PackedGrams(self.packed.to(device))
 
 
@@ -168,7 +169,7 @@ class LowRankGrams:
 
     @classmethod
     def zero(cls, classes: int, means: Tensor) -> LowRankGrams:
-        """Grams of nothing but zeros, beside means (..., dim): they take no memory.
+        """Return zero Grams for means (..., dim), which take no memory.
 
         >>> LowRankGrams.zero(3, torch.ones(3, 2)).dense().abs().sum().item()
         0.0
@@ -185,16 +186,16 @@ class LowRankGrams:
 
     @property
     def numel(self) -> int:
-        """How many numbers are stored."""
+        """Number of stored values."""
         return self.rows.numel()
 
     @property
     def work(self) -> int:
-        """Numbers of the largest factor."""
+        """Size of the largest factor."""
         return max(self.ranks, default=0) * self.dim
 
     def padded(self) -> Tensor:
-        """All factors in one tensor (k, largest rank, dim), with rows of zeros below."""
+        """Return all factors in one tensor (k, largest rank, dim), padded with zero rows."""
         most = max(self.ranks, default=0)
         if min(self.ranks, default=0) == most:
             return self.rows.view(len(self), most, self.dim)
@@ -203,31 +204,31 @@ class LowRankGrams:
         return room
 
     def _filled(self, most: int) -> Tensor:
-        """Which rows (k, most) of `padded` are rows of a factor."""
+        """Return a mask (k, most) of the rows of `padded` that belong to a factor."""
         ranks = torch.tensor(self.ranks, device=self.rows.device)
         return torch.arange(most, device=self.rows.device) < ranks[:, None]
 
     def _unpadded(self, padded: Tensor) -> Tensor:
-        """Undo `padded`: the rows of the factors again."""
+        """Invert `padded`."""
         return padded[self._filled(padded.shape[1])]
 
     def dense(self) -> Tensor:
-        """The Grams themselves, (k, dim, dim)."""
+        """Return dense Grams, (k, dim, dim)."""
         padded = self.padded()
         return symmetrize(padded.mT @ padded)
 
     def add_to(self, total: Tensor, triangle: Tensor) -> None:
-        """Add all Grams to `total` (dim, dim); on the CPU one by one, so that blocks do not change a bit."""
+        """Add all Grams to `total` (dim, dim); one by one on the CPU, so that blocking does not change rounding."""
         for _, piece in self._pieces():
             total.addmm_(piece.rows.T, piece.rows)
 
     def _rows_of(self, classes: slice) -> slice:
-        """Where the rows of neighbouring classes stand."""
+        """Return the slice of rows of consecutive classes."""
         chosen = range(len(self))[classes]
         return slice(self.ends[chosen[0]] - self.ranks[chosen[0]], self.ends[chosen[-1]]) if chosen else slice(0)
 
     def take(self, which: slice | Tensor) -> LowRankGrams:
-        """Some classes: a slice is a view, places (m,) are a copy."""
+        """Select classes: a slice gives a view, indices (m,) a copy."""
         if isinstance(which, slice):
             return LowRankGrams(self.rows[self._rows_of(which)], self.ranks[which])
         places = which.tolist()
@@ -236,13 +237,13 @@ class LowRankGrams:
         return LowRankGrams(self.rows[index.to(self.rows.device)], [self.ranks[place] for place in places])
 
     def _pieces(self) -> Iterator[tuple[slice, LowRankGrams]]:
-        """What is computed at once: on a GPU everything, on the CPU a class, so that blocks do not change a bit."""
+        """Yield all classes at once on a GPU and one by one on the CPU, so that blocking does not change rounding."""
         step = max(1, len(self)) if self.rows.is_cuda else 1
         for start in range(0, len(self), step):
             yield slice(start, start + step), self.take(slice(start, start + step))
 
     def transform(self, shift: Tensor) -> LowRankGrams:
-        """F P, with one P (dim, dim_new) or one a class: its Gram is P' G P, Eq. (16)."""
+        """Return F P, with one P (dim, dim_new) or one per class; its Gram is P' G P, Eq. (16)."""
         rows = empty_rows(self.rows, len(self.rows), shift.shape[-1])
         for block, piece in self._pieces():
             each = shift if shift.ndim == 2 else shift[block]
@@ -253,7 +254,7 @@ class LowRankGrams:
     def transform_projected(
         self, mean: Tensor, shift: Tensor, rule: RankRule, tolerance: float | None
     ) -> tuple[LowRankGrams, Tensor]:
-        """F P U_r U_r' and mean U_r U_r', Eq. (7), (16) and (17), of means (k, dim) that P has moved."""
+        """Return F P U_r U_r' and mean U_r U_r', Eq. (7), (16), (17); `mean` (k, dim) is already shifted."""
         rows, mean = empty_rows(self.rows, *self.rows.shape), mean.clone()
         for block, piece in self._pieces():
             moved, centre = piece.transform(shift), mean[block]
@@ -265,7 +266,7 @@ class LowRankGrams:
         return LowRankGrams(rows, self.ranks), mean
 
     def to(self, device: torch.device | str) -> LowRankGrams:
-        """The same on another device."""
+        """Return a copy on another device."""
         return LowRankGrams(self.rows.to(device), self.ranks)
 
 
@@ -273,12 +274,12 @@ GramBlock = PackedGrams | LowRankGrams
 
 
 def coalesce(parts: Sequence[GramBlock]) -> list[GramBlock]:
-    """Put neighbours of one form into one part each; a part alone is not copied.
+    """Concatenate adjacent parts of the same form; single parts are not copied.
 
     >>> [len(part) for part in coalesce([PackedGrams(torch.ones(1, 3)), PackedGrams(torch.ones(2, 3))])]
     [3]
     """
-    found: list[GramBlock] = []
+    merged: list[GramBlock] = []
     runs: list[list[GramBlock]] = []
     for part in parts:
         if runs and type(runs[-1][0]) is type(part):
@@ -289,21 +290,21 @@ def coalesce(parts: Sequence[GramBlock]) -> list[GramBlock]:
         grams = [part.packed for part in run if isinstance(part, PackedGrams)]
         factors = [part for part in run if isinstance(part, LowRankGrams)]
         if len(run) == 1:
-            found.append(run[0])
+            merged.append(run[0])
         elif grams:
-            found.append(PackedGrams(concat_rows(grams)))
+            merged.append(PackedGrams(concat_rows(grams)))
         else:
-            found.append(LowRankGrams(concat_rows([p.rows for p in factors]), [r for p in factors for r in p.ranks]))
-    return found
+            merged.append(LowRankGrams(concat_rows([p.rows for p in factors]), [r for p in factors for r in p.ranks]))
+    return merged
 
 
 # --- from features and Grams ------------------------------------------------------------------------------------------
 
 
 def compress(features: Tensor, storage: StorageSpec = GRAMS) -> GramBlock:
-    """Store one class of features (n, dim) in float64: as Gram, or as factor where that is smaller.
+    """Store one class of features (n, dim) in float64: as a Gram, or as a factor if that is smaller.
 
-    Rows of factors will do as well, as long as nothing is cut: their mean is not the class's.
+    Rows of factors may be passed only to lossless storage, as their mean is not that of the class.
 
     >>> type(compress(torch.ones(2, 4).double(), StorageSpec("factors"))).__name__
     'LowRankGrams'
@@ -323,10 +324,10 @@ def compress(features: Tensor, storage: StorageSpec = GRAMS) -> GramBlock:
 
 
 def compress_sum(one: GramBlock, other: GramBlock, centres: Tensor, counts: Tensor, storage: StorageSpec) -> GramBlock:
-    """Store the sum of two Grams of one class, cut. `centres` (2, dim) are sqrt(count) * mean of either side.
+    """Store the truncated sum of two Grams of one class; `centres` (2, dim) are sqrt(count) * mean of either side.
 
-    Of two factors that were cut, the first rows are turned into sqrt(count) * mean of both together and what separates
-    the two means; so no Gram has to be made.
+    The first rows of two truncated factors are rotated into sqrt(count) * mean of the union and the difference of the
+    two means, so that no Gram has to be computed.
 
     >>> one, other = (LowRankGrams(torch.tensor([[x, 0.0, 0.0, 0.0], [0.0, 1.0, 0.0, 0.0]]), [2]) for x in (1.0, 3.0))
     >>> centres, counts = torch.stack([one.rows[0], other.rows[0]]), torch.tensor([1, 1])
@@ -347,7 +348,7 @@ def compress_sum(one: GramBlock, other: GramBlock, centres: Tensor, counts: Tens
 
 
 def _factored(spread: Tensor, storage: StorageSpec, centre: Tensor | None = None) -> GramBlock:
-    """Store the Gram of rows (n, dim), and of `centre`, as a factor where that is smaller."""
+    """Store the Gram of rows (n, dim) and `centre`, as a factor if that is smaller."""
     count, dim = spread.shape
     if count <= dim:
         values, vectors = torch.linalg.eigh(symmetrize(spread @ spread.T))
@@ -361,7 +362,7 @@ def _factored(spread: Tensor, storage: StorageSpec, centre: Tensor | None = None
 
 
 def compress_gram(gram: Tensor, storage: StorageSpec = GRAMS, centre: Tensor | None = None) -> GramBlock:
-    """Store one Gram (dim, dim): as it is, or as factor where that is smaller; a cut leaves sqrt(count) * mean whole.
+    """Store one Gram (dim, dim), as a factor if that is smaller; truncation keeps sqrt(count) * mean.
 
     >>> gram, centre = torch.diag(torch.tensor([4.0, 9.0, 1.0, 0.0])), torch.tensor([0.0, 0.0, 1.0, 0.0])
     >>> compress_gram(gram, StorageSpec("factors", rank=2), centre).dense()[0].diag()
@@ -378,19 +379,19 @@ def compress_gram(gram: Tensor, storage: StorageSpec = GRAMS, centre: Tensor | N
 
 
 def _cut(rows: Tensor, values: Tensor, storage: StorageSpec, centre: Tensor | None) -> Tensor:
-    """Return the rows of a factor from the largest down, as many as `storage` allows, of rows by ascending eigenvalues.
+    """Select the rows of a factor, in descending order, from rows with ascending eigenvalues.
 
-    Eigenvalues of rounding only (up to dim * eps of the largest) are no rows. Signs are free: the largest entry of a
-    row is positive, so that the factor is a function of the Gram.
+    Rows with eigenvalues up to dim * eps of the largest are dropped. The largest entry of each row is made positive, so
+    that the factor is a function of the Gram.
     """
     rows, values = rows.flip(0), values.flip(0).clamp_min(0.0)
     first = rows.new_zeros(0, rows.shape[1]) if centre is None else centre.to(rows)[None]
-    moment = first.square().sum()  # its part of the trace
+    moment = first.square().sum()  # its contribution to the trace
     rank = int((values > rows.shape[1] * EPS * torch.maximum(values[:1], moment)).sum())
     if storage.rank is not None:
         rank = min(rank, storage.rank - len(first))
     if storage.tolerance is not None:
-        left_out = values.flip(0).cumsum(0).flip(0)  # when the rows from here on are
+        left_out = values.flip(0).cumsum(0).flip(0)  # if the rows from here on are dropped
         rank = min(rank, int((left_out > storage.tolerance * (values.sum() + moment)).sum()))
     rows = rows[:rank]
     largest = rows.gather(1, rows.abs().argmax(1, keepdim=True))

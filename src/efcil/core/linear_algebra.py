@@ -1,4 +1,4 @@
-"""Share what the closed forms need of linear algebra: checks, Cholesky with typed errors, packed symmetric matrices."""
+"""Linear algebra for the closed forms: checks, Cholesky with typed errors, packed symmetric matrices."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from efcil.errors import ConfigError, NotFiniteError, NotPositiveDefiniteError
 DTYPE = torch.float64
 EPS = torch.finfo(DTYPE).eps
 CHOLESKY_MARGIN = 4.0
-"""How many times the wanted floor a Cholesky test must clear before eigenvalues need not be computed. The factorisation
-itself errs by less than one dim * eps * max, so a matrix that clears four of them clears one."""
+"""Safety factor of Cholesky tests on the smallest eigenvalue. The backward error of the factorization is below one dim
+* eps * max, so a matrix that passes the test with four times the floor exceeds the floor."""
 NOISE_RIDGE = 1e-8
-"""Share of trace / dim added to a covariance to draw from: a ten-thousandth of the typical standard deviation, and up
-to 6,700 dimensions more than dim * eps of the trace, which is all that rounding takes from an eigenvalue."""
+"""Ridge for sampling, relative to trace / dim: a ten-thousandth of the typical standard deviation, and for up to 6,700
+dimensions more than dim * eps of the trace, the rounding error of an eigenvalue."""
 ROWS_AT_ONCE = 1 << 14
-"""Rows of features turned into float64 at a time: 67 MB of 512 dimensions."""
+"""Rows converted to float64 at a time: 67 MB at 512 dimensions."""
 OWN_PAGES_FROM = 1 << 22
-"""Bytes from which room for class memory has pages of its own, which go back when it goes: blocks that come and go
-would leave gaps in the allocator's memory, half as large again as all of them."""
+"""Minimum size in bytes of a class-statistics buffer that is mapped separately and returned to the system when freed;
+in the heap, such buffers cause fragmentation of half their total size."""
 HUGE_FROM = 1 << 26
-"""Bytes from which these pages are huge ones: 64 classes of 512 dimensions."""
+"""Minimum size in bytes of a mapping with huge pages: 64 classes of 512 dimensions."""
 SYMMETRIC_STRIPS = 4
-"""Strips in which only the upper part of a symmetric product is computed: s strips cost (s + 1) / 2s of the product."""
+"""Number of strips when only the upper part of a symmetric product is computed: s strips cost (s + 1) / 2s of it."""
 
 
 def check_finite(matrix: Tensor, name: str) -> Tensor:
-    """Give `matrix` back, or say that it holds NaN or infinity.
+    """Return `matrix`, or raise `NotFiniteError` if it contains NaN or infinity.
 
     >>> check_finite(torch.tensor([1.0, float("nan")]), "features")
     Traceback (most recent call last):
@@ -61,11 +61,12 @@ def _check_ridge(ridge: float) -> None:
 def cholesky(matrix: Tensor, name: str = "the matrix", remedy: str = "add a ridge", floor: float = 0.0) -> Tensor:
     """Factor A = L L' into lower triangular L, (..., dim, dim) -> (..., dim, dim), in float64.
 
-    NaN and infinity raise `NotFiniteError`. An eigenvalue of rounding only (up to CHOLESKY_MARGIN * dim * eps of the
-    norm, after scaling the diagonal to one, so that units of channels do not matter) raises `NotPositiveDefiniteError`
-    with the `remedy`: the factorisation of such a matrix may go through and mean nothing. To see that, it is factored
-    twice; once will do where `floor`, what every eigenvalue is known to reach (a ridge on a covariance), is beyond it:
-    scaled, no eigenvalue is below floor / max A_ii, and no norm above dim.
+    NaN and infinity raise `NotFiniteError`. A numerically singular matrix raises `NotPositiveDefiniteError` with the
+    `remedy`, because its factorization may succeed but is meaningless: the smallest eigenvalue must exceed
+    CHOLESKY_MARGIN * dim * eps of the norm after the diagonal is scaled to one, which removes the units of the
+    channels. The test takes a second factorization. It is skipped if `floor`, a known lower bound of the eigenvalues
+    (such as a ridge on a covariance), suffices: after scaling, no eigenvalue is below floor / max A_ii and the norm is
+    at most dim.
 
     >>> cholesky(torch.tensor([[4.0, 2.0], [2.0, 2.0]]))
     tensor([[2., 0.],
@@ -94,9 +95,9 @@ def cholesky(matrix: Tensor, name: str = "the matrix", remedy: str = "add a ridg
 
 
 def _min_eigenvalue_exceeds(gram: Tensor, floor: Tensor) -> Tensor:
-    """Whether every eigenvalue of a Gram surely exceeds `floor` (...,): Cholesky of G - CERTAINTY floor I exists.
+    """Return whether every eigenvalue of a Gram exceeds `floor` (...,): Cholesky of G - CHOLESKY_MARGIN floor I exists.
 
-    One third of dim^3 operations, against about ten dim^3 for eigenvalues with vectors.
+    It costs dim^3 / 3 operations; an eigendecomposition costs about 10 dim^3.
     """
     shifted = gram.clone()
     shifted.diagonal(dim1=-2, dim2=-1).sub_(CHOLESKY_MARGIN * floor[..., None])
@@ -105,10 +106,10 @@ def _min_eigenvalue_exceeds(gram: Tensor, floor: Tensor) -> Tensor:
 
 
 def covariance_root(covariance: Tensor) -> Tensor:
-    """Lower triangular L (dim, dim) to draw with: of standard normal rows E the rows of E L' have this covariance S.
+    """Return lower triangular L (dim, dim) for sampling: if rows E are standard normal, E L' has covariance S.
 
-    L L' = S + NOISE_RIDGE tr(S) / dim I, so that S may be singular (dead channels, fewer images than dimensions) or
-    zero. A third of dim^3 operations, against about ten dim^3 for eigenvectors, and L has no free signs.
+    L L' = S + NOISE_RIDGE tr(S) / dim I, so S may be singular (dead channels, fewer images than dimensions) or zero. It
+    costs dim^3 / 3 operations, where eigenvectors cost about 10 dim^3, and L has no sign ambiguity.
 
     >>> covariance_root(torch.tensor([[4.0, 2.0], [2.0, 1.0]])).round(decimals=3)  # of rank one
     tensor([[2., 0.],
@@ -122,13 +123,13 @@ def covariance_root(covariance: Tensor) -> Tensor:
     if int(info):
         raise NotPositiveDefiniteError(
             f"the covariance to draw from ({len(ridged)} x {len(ridged)}) has a negative eigenvalue beyond rounding; "
-            "give that of features"
+            "give the covariance of features"
         )
     return factor
 
 
 def relative_ridge(gram: Tensor, factor: float) -> float:
-    """Turn a share into a ridge: factor * trace(X'X) / dim, so that it follows the scale and number of features.
+    """Return the ridge factor * trace(X'X) / dim, which scales with the size and number of features.
 
     >>> relative_ridge(torch.diag(torch.tensor([1.0, 3.0])), 0.1)
     0.2
@@ -138,7 +139,7 @@ def relative_ridge(gram: Tensor, factor: float) -> float:
 
 
 def symmetrize(matrix: Tensor) -> Tensor:
-    """(A + A') / 2, (..., dim, dim): removes what rounding did to a symmetric product.
+    """Return (A + A') / 2, (..., dim, dim), to remove the asymmetry of rounding from a symmetric product.
 
     >>> symmetrize(torch.tensor([[1.0, 2.0], [4.0, 1.0]])).tolist()
     [[1.0, 3.0], [3.0, 1.0]]
@@ -147,7 +148,7 @@ def symmetrize(matrix: Tensor) -> Tensor:
 
 
 def empty_rows(like: Tensor, rows: int, numbers: int) -> Tensor:
-    """Room for class memory, (rows, numbers); on the CPU in pages of its own where it is large, on Linux in huge ones.
+    """Allocate (rows, numbers) for class statistics; large buffers on the CPU are mapped, on Linux with huge pages.
 
     >>> empty_rows(torch.zeros(1), 2, 3).shape
     torch.Size([2, 3])
@@ -157,12 +158,12 @@ def empty_rows(like: Tensor, rows: int, numbers: int) -> Tensor:
         return like.new_empty(rows, numbers)
     pages = mmap.mmap(-1, size)
     if size >= HUGE_FROM and sys.platform == "linux":
-        pages.madvise(mmap.MADV_HUGEPAGE)  # only advice
+        pages.madvise(mmap.MADV_HUGEPAGE)  # a hint only
     return torch.frombuffer(pages, dtype=like.dtype).view(rows, numbers)
 
 
 def concat_rows(parts: Sequence[Tensor]) -> Tensor:
-    """Copies of (rows, numbers) below each other, in room of their own (`empty_rows`).
+    """Concatenate tensors (rows, numbers) in a buffer of `empty_rows`.
 
     >>> concat_rows([torch.ones(1, 2), torch.zeros(1, 2)]).tolist()
     [[1.0, 1.0], [0.0, 0.0]]
@@ -171,7 +172,7 @@ def concat_rows(parts: Sequence[Tensor]) -> Tensor:
 
 
 def empty_grams(like: Tensor, classes: int, dim: int) -> Tensor:
-    """Room for the upper triangles of Grams, (classes, dim (dim + 1) / 2).
+    """Allocate the upper triangles of Grams, (classes, dim (dim + 1) / 2).
 
     >>> empty_grams(torch.zeros(1), 2, 3).shape
     torch.Size([2, 6])
@@ -180,9 +181,9 @@ def empty_grams(like: Tensor, classes: int, dim: int) -> Tensor:
 
 
 def congruence(gram: Tensor, shift: Tensor) -> Tensor:
-    """P' G P of Eq. (16), exactly symmetric: `gram` (k, dim, dim), `shift` (dim, dim_new) or (k, dim, dim_new).
+    """Return P' G P of Eq. (16), exactly symmetric: `gram` (k, dim, dim), `shift` (dim, dim_new) or (k, dim, dim_new).
 
-    On a GPU as two batched products, on the CPU by `packed_congruence`.
+    It takes two batched products on a GPU, and `packed_congruence` on the CPU.
 
     >>> congruence(torch.eye(2)[None].double(), torch.tensor([[1.0, 1.0], [0.0, 1.0]]).double()).tolist()
     [[[1.0, 1.0], [1.0, 2.0]]]
@@ -195,10 +196,10 @@ def congruence(gram: Tensor, shift: Tensor) -> Tensor:
 
 
 def packed_congruence(packed: Tensor, shift: Tensor) -> Tensor:
-    """P' G P of Eq. (16) from and to upper triangles: (k, dim (dim + 1) / 2) -> (k, dim_new (dim_new + 1) / 2).
+    """P' G P of Eq. (16) on upper triangles: (k, dim (dim + 1) / 2) -> (k, dim_new (dim_new + 1) / 2).
 
-    On the CPU class after class, so that the four matrices at work stay in the cache, and only the upper part of the
-    second product, in strips: 3.25 dim^3 operations a class rather than 4.
+    On the CPU, classes are processed one at a time so that the four matrices stay in the cache, and only the upper part
+    of the second product is computed, in strips: 3.25 dim^3 operations per class instead of 4.
 
     >>> packed_congruence(torch.tensor([[1.0, 0.0, 1.0]]), torch.tensor([[1.0, 1.0], [0.0, 1.0]])).tolist()
     [[1.0, 1.0, 2.0]]
@@ -221,14 +222,14 @@ def packed_congruence(packed: Tensor, shift: Tensor) -> Tensor:
 
 @functools.lru_cache(maxsize=4)
 def _upper(dim: int, device: torch.device) -> Tensor:
-    """Where the upper triangle stands in a flat matrix (dim * dim), row by row."""
+    """Return indices of the upper triangle in a flat matrix (dim * dim), row by row."""
     row, column = torch.triu_indices(dim, dim, device=device)
     return row * dim + column
 
 
 @functools.lru_cache(maxsize=4)
 def _spread(dim: int, device: torch.device) -> Tensor:
-    """Where each entry of a flat symmetric matrix stands in its upper triangle."""
+    """Return the index in the upper triangle of each entry of a flat symmetric matrix."""
     place = torch.empty(dim, dim, dtype=torch.int64, device=device)
     row, column = torch.triu_indices(dim, dim, device=device)
     place[row, column] = place[column, row] = torch.arange(len(row), device=device)
@@ -236,7 +237,7 @@ def _spread(dim: int, device: torch.device) -> Tensor:
 
 
 def packed_diagonal(packed: Tensor) -> Tensor:
-    """Diagonals of matrices of which the upper triangle is kept: (..., dim (dim + 1) / 2) -> (..., dim).
+    """Return the diagonals of packed symmetric matrices: (..., dim (dim + 1) / 2) -> (..., dim).
 
     >>> packed_diagonal(torch.tensor([1.0, 2.0, 3.0])).tolist()
     [1.0, 3.0]
@@ -247,7 +248,7 @@ def packed_diagonal(packed: Tensor) -> Tensor:
 
 
 def packed_dim(packed: Tensor) -> int:
-    """dim of (..., dim (dim + 1) / 2).
+    """Return dim of packed matrices (..., dim (dim + 1) / 2).
 
     >>> packed_dim(torch.zeros(5, 6))
     3
@@ -259,7 +260,7 @@ def packed_dim(packed: Tensor) -> int:
 
 
 def pack_symmetric(matrix: Tensor) -> Tensor:
-    """Keep the upper triangle of symmetric matrices, row by row: (..., dim, dim) -> (..., dim (dim + 1) / 2).
+    """Return the upper triangles of symmetric matrices, row by row: (..., dim, dim) -> (..., dim (dim + 1) / 2).
 
     >>> pack_symmetric(torch.tensor([[1.0, 2.0], [2.0, 3.0]])).tolist()
     [1.0, 2.0, 3.0]

@@ -1,7 +1,7 @@
-"""Distance to each class in the metric of its own covariance: Tukey's transformation, shrinkage, correlation, distance.
+"""Mahalanobis distance with a covariance per class: Tukey's transformation, shrinkage, correlation, distance.
 
-Formulas of FeCAM (Goswami et al., NeurIPS 2023). A class is its centre and the Cholesky factor of its shrunk
-correlation matrix; distances come from triangular solves, never from an inverse and never as an n x n product.
+Formulas of FeCAM (Goswami et al., NeurIPS 2023). A class is represented by its center and the Cholesky factor of its
+shrunk correlation matrix; distances are computed by triangular solves, without inverses or n x n products.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from torch.nn.functional import normalize
 from efcil.core.linear_algebra import DTYPE, EPS, ROWS_AT_ONCE, cholesky
 
 SHARES = (1.0, 0.5, 0.25, 0.125, 0.0)
-"""Of the off-diagonal shrinkage, tried in this order for a class whose shrunk matrix is no metric."""
+"""Fractions of the off-diagonal shrinkage, tried in this order for a class whose shrunk matrix is indefinite."""
 
 DEFINITE = 1e-8
-"""Eigenvalue that every direction of a correlation matrix must exceed to be one."""
+"""Lower bound on the eigenvalues of a valid correlation matrix."""
 
 
 def tukey(features: Tensor, power: float) -> Tensor:
-    """Tukey's ladder of powers, x^power, which makes skewed features more Gaussian; float64.
+    """Apply Tukey's ladder of powers, x^power, in float64, which makes skewed features more Gaussian.
 
-    It is for features that are not negative, as behind a ReLU; a negative value counts as zero.
+    It expects non-negative features, as after a ReLU; negative values are set to zero.
 
     >>> tukey(torch.tensor([4.0, 0.0, -9.0]), 0.5).tolist()
     [2.0, 0.0, 0.0]
@@ -31,7 +31,7 @@ def tukey(features: Tensor, power: float) -> Tensor:
 
 
 def direction(features: Tensor, power: float) -> Tensor:
-    """Transformed features at length one, which is all the distance sees of features and of class means.
+    """Transform and L2-normalize features or class means, the inputs of the distance.
 
     >>> direction(torch.tensor([[9.0, 16.0]]), 0.5)
     tensor([[0.6000, 0.8000]], dtype=torch.float64)
@@ -40,9 +40,9 @@ def direction(features: Tensor, power: float) -> Tensor:
 
 
 def shrunk(covariance: Tensor, diagonal: float, off_diagonal: float) -> Tensor:
-    """S + a V1 I + b V2 (1 - I) for each S of (k, dim, dim): V1 the mean variance, V2 the mean covariance.
+    """Return S + a V1 I + b V2 (1 - I) for each S (k, dim, dim); V1 is the mean variance, V2 the mean covariance.
 
-    V2 is the mean over the entries that are not zero, as released: dead channels do not count.
+    As released, V2 is the mean over nonzero entries, which excludes dead channels.
 
     >>> shrunk(torch.tensor([[[2.0, 1.0], [1.0, 4.0]]]), 1.0, 2.0).tolist()
     [[[5.0, 3.0], [3.0, 7.0]]]
@@ -56,7 +56,7 @@ def shrunk(covariance: Tensor, diagonal: float, off_diagonal: float) -> Tensor:
 
 
 def correlation(covariance: Tensor) -> Tensor:
-    """S_ij / sqrt(S_ii S_jj); a channel that does not vary is correlated with nothing but itself.
+    """Return S_ij / sqrt(S_ii S_jj); a constant channel is correlated only with itself.
 
     >>> correlation(torch.tensor([[[4.0, 2.0, 0.0], [2.0, 4.0, 0.0], [0.0, 0.0, 0.0]]])).tolist()
     [[[1.0, 0.5, 0.0], [0.5, 1.0, 0.0], [0.0, 0.0, 1.0]]]
@@ -69,33 +69,34 @@ def correlation(covariance: Tensor) -> Tensor:
 
 
 def correlation_factor(covariance: Tensor, gram: Tensor, diagonal: float, off_diagonal: float, times: int) -> Tensor:
-    """Cholesky factors (k, dim, dim) of the correlations of covariances shrunk `times` times.
+    """Return Cholesky factors (k, dim, dim) of the correlations of covariances shrunk `times` times.
 
-    A class whose covariance is rounding beside its uncentred second moment `gram` (one image, or copies of one) has
-    none: its correlation is the identity, and the distance to it Euclidean. Shrinking the covariances harder than the
-    variances can leave a matrix that is no metric (it has a negative eigenvalue): that class alone is shrunk with the
-    largest of `SHARES` of `off_diagonal` that gives one. Where all fail `NotPositiveDefiniteError` is raised.
+    If the covariance of a class is only rounding error relative to its uncentered second moment `gram` (one image, or
+    copies of one), its correlation is the identity and the distance to it Euclidean. If covariances are shrunk more
+    than variances, the matrix can have a negative eigenvalue; that class is then shrunk with the largest of `SHARES` of
+    `off_diagonal` that gives a positive definite matrix. If all fail, `NotPositiveDefiniteError` is raised.
     """
     total, moment = (m.diagonal(dim1=-2, dim2=-1).sum(-1) for m in (covariance, gram))
     covariance = covariance * (total > gram.shape[-1] * EPS * moment)[:, None, None]
-    found = torch.empty_like(covariance)
+    result = torch.empty_like(covariance)
     undecided = torch.arange(len(covariance), device=covariance.device)
     for share in SHARES:
         metric = covariance[undecided]
         for _ in range(times):
             metric = shrunk(metric, diagonal, share * off_diagonal)
-        found[undecided] = correlation(metric)
-        margin = found[undecided] - DEFINITE * torch.eye(gram.shape[-1], dtype=DTYPE, device=gram.device)
+        result[undecided] = correlation(metric)
+        margin = result[undecided] - DEFINITE * torch.eye(gram.shape[-1], dtype=DTYPE, device=gram.device)
         undecided = undecided[torch.linalg.cholesky_ex(margin)[1] != 0]
         if len(undecided) == 0:
             break
     return cholesky(
-        found, "the shrunk correlation matrix of the task's class", "raise shrink_diagonal (alpha1) or shrink_times"
+        result, "the shrunk correlation matrix of the task's class", "raise shrink_diagonal (alpha1) or shrink_times"
     )
 
 
 def mahalanobis_scores(points: Tensor, centres: Tensor, factors: Tensor) -> Tensor:
-    """-|L_c^-1 (x - m_c)|^2, (n, classes), for points (n, dim), centres (classes, dim), factors (classes, dim, dim).
+    """Return -|L_c^-1 (x - m_c)|^2, (n, classes), for points (n, dim), centres (classes, dim), factors (classes, dim,
+    dim).
 
     >>> factor = torch.tensor([[[2.0, 0.0], [0.0, 1.0]]]).double()
     >>> mahalanobis_scores(torch.tensor([[4.0, 3.0]]).double(), torch.zeros(1, 2).double(), factor).tolist()

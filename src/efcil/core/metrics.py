@@ -1,7 +1,7 @@
-"""Accuracy of a class-incremental run, from integer counts only.
+"""Accuracy metrics of a class-incremental run, computed from integer counts.
 
-After task t every image of the tasks seen so far is classified. ``correct[t, i]`` counts the hits on the test
-images of task i, ``total[i]`` counts those images, and everything else follows (in percent)::
+After task t, all test images of tasks 0 to t are classified. ``correct[t, i]`` is the number of correct predictions for
+task i and ``total[i]`` its number of test images. All metrics, in percent, follow from these counts::
 
     R[t, i]       = 100 correct[t, i] / total[i]                          i <= t
     A_t           = 100 sum_{i<=t} correct[t, i] / sum_{i<=t} total[i]    by image, not the mean of R[t, :]
@@ -38,7 +38,7 @@ def _mean(values: Sequence[float]) -> float:
 
 
 class AccuracyMatrix:
-    """The counts of a run, a row for each task done; a run that is not finished has fewer rows than tasks.
+    """Counts of a run, one row per completed task; an unfinished run has fewer rows than tasks.
 
     >>> matrix = AccuracyMatrix([10, 30])
     >>> matrix.record(0, [9], [10])
@@ -52,7 +52,7 @@ class AccuracyMatrix:
         empty = [i for i, count in enumerate(self._total) if count < 1]
         if empty or not self._total:
             which = f"task {empty[0]} has no test images" if empty else "there is no task"
-            raise DataError(f"accuracy cannot be measured: {which}; every task needs at least one test image")
+            raise DataError(f"cannot measure accuracy: {which}; every task needs at least one test image")
         self._correct: list[list[int]] = []
         self._correct5: list[list[int]] = []
 
@@ -73,16 +73,16 @@ class AccuracyMatrix:
 
     @property
     def correct(self) -> Counts:
-        """Top-1 hits, (tasks_done, T); zero above the diagonal."""
+        """Correct top-1 predictions, (tasks_done, T); zero above the diagonal."""
         return self._square(self._correct)
 
     @property
     def correct5(self) -> Counts:
-        """Top-5 hits, (tasks_done, T); zero above the diagonal."""
+        """Correct top-5 predictions, (tasks_done, T); zero above the diagonal."""
         return self._square(self._correct5)
 
     def record(self, t: int, correct_per_task: ArrayLike, correct5_per_task: ArrayLike) -> None:
-        """Add the row of task t, the next one: hits on the test images of tasks 0 to t."""
+        """Append the row of task t, the next task: correct predictions on tasks 0 to t."""
         if t != self.tasks_done or t >= self.tasks:
             raise ValueError(f"t: got {t}, want {self.tasks_done}, the next of {self.tasks} tasks")
         correct, correct5 = (
@@ -101,7 +101,7 @@ class AccuracyMatrix:
 
     @property
     def R(self) -> NDArray[np.float64]:
-        """Accuracy on task i after task t in percent, (T, T); NaN above the diagonal and where not yet measured."""
+        """Accuracy on task i after task t in percent, (T, T); NaN where not measured."""
         matrix = np.full((self.tasks, self.tasks), np.nan)
         for t in range(self.tasks_done):
             matrix[t, : t + 1] = [self._r(t, i) for i in range(t + 1)]
@@ -109,50 +109,52 @@ class AccuracyMatrix:
 
     @property
     def A_t(self) -> list[float]:
-        """Accuracy over all classes seen, after each task done."""
+        """Accuracy over all classes so far, after each completed task."""
         return [self._over(row, 0, len(row)) for row in self._correct]
 
     @property
     def A5_t(self) -> list[float]:
-        """Top-5 accuracy over all classes seen, after each task done."""
+        """Top-5 accuracy over all classes so far, after each completed task."""
         return [self._over(row, 0, len(row)) for row in self._correct5]
 
     @property
     def A_f(self) -> float:
-        """Accuracy after the last task done."""
+        """Accuracy after the last completed task."""
         self._need(0)
         return self.A_t[-1]
 
     @property
     def A_avg(self) -> float:
-        """Mean of A_t over the tasks done."""
+        """Mean of A_t over the completed tasks."""
         self._need(0)
         return _mean(self.A_t)
 
     def old(self, t: int) -> float | None:
-        """Accuracy after task t on the classes of earlier tasks; None for the first task."""
+        """Return the accuracy after task t on classes of earlier tasks; None for the first task."""
         self._need(t)
         return self._over(self._correct[t], 0, t) if t else None
 
     def new(self, t: int) -> float:
-        """Accuracy after task t on the classes of task t."""
+        """Return the accuracy after task t on the classes of task t."""
         self._need(t)
         return self._r(t, t)
 
     def forgetting(self, t: int) -> float | None:
-        """Mean over earlier tasks of the best accuracy before task t minus that after it; None for the first task."""
+        """Return the mean over earlier tasks of the best accuracy before task t minus the accuracy after it, or
+        None."""
         self._need(t)
         drops = [max(self._r(s, i) for s in range(i, t)) - self._r(t, i) for i in range(t)]
         return _mean(drops) if drops else None
 
     def bwt(self, t: int) -> float | None:
-        """Backward transfer: mean over earlier tasks of accuracy now minus accuracy when learnt; None for the first."""
+        """Return backward transfer: the mean over earlier tasks of final minus initial accuracy; None for the first
+        task."""
         self._need(t)
         gains = [self._r(t, i) - self._r(i, i) for i in range(t)]
         return _mean(gains) if gains else None
 
     def summary(self) -> dict[str, Any]:
-        """The accuracy part of ``summary.json``: plain numbers in percent, null where there is no value."""
+        """Return the accuracy section of ``summary.json``: numbers in percent, null where undefined."""
         done = range(self.tasks_done)
         return {
             "A_f": self.A_f if done else None,
@@ -169,7 +171,7 @@ class AccuracyMatrix:
         }
 
     def to_json(self) -> dict[str, Any]:
-        """The counts as plain lists of integers; ``from_json`` gives back an equal matrix."""
+        """Return the counts as lists of integers, the input of ``from_json``."""
         return {
             "total": list(self._total),
             "correct": [list(row) for row in self._correct],
@@ -178,7 +180,7 @@ class AccuracyMatrix:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> AccuracyMatrix:
-        """Rebuild a matrix from what ``to_json`` gave; RunError if it is damaged."""
+        """Build a matrix from the output of ``to_json``; raise RunError if it is damaged."""
         try:
             matrix = cls(data["total"])
             for t, (correct, correct5) in enumerate(zip(data["correct"], data["correct5"], strict=True)):
@@ -190,7 +192,7 @@ class AccuracyMatrix:
     def __eq__(self, other: object) -> bool:
         return isinstance(other, AccuracyMatrix) and self.to_json() == other.to_json()
 
-    __hash__ = None  # type: ignore[assignment]  # it changes with every record()
+    __hash__ = None  # type: ignore[assignment]  # mutable
 
     def __repr__(self) -> str:
         return f"AccuracyMatrix({self.tasks_done} of {self.tasks} tasks, A_t={[round(a, 2) for a in self.A_t]})"
@@ -199,7 +201,7 @@ class AccuracyMatrix:
         return self._over(self._correct[t], i, i + 1)
 
     def _over(self, row: Sequence[int], first: int, end: int) -> float:
-        # Python integers divide to the nearest float: the same counts give the same bits everywhere.
+        # Division of Python integers is correctly rounded, so equal counts give equal bits on every machine.
         return 100 * sum(row[first:end]) / sum(self._total[first:end])
 
     def _need(self, t: int) -> None:
@@ -218,11 +220,11 @@ def count_correct(
     labels: torch.Tensor | NDArray[Any],  # (n,) column of the true class
     task_of_class: ArrayLike | torch.Tensor,  # (at least classes,) task of each column
 ) -> tuple[Counts, Counts, Counts]:
-    """Top-1 hits, top-5 hits and images of each task among the scored classes.
+    """Count top-1 hits, top-5 hits and images of each task among the scored classes.
 
-    The rank of the true class is the number of classes that score higher, or the same at a lower index; an image
-    is a top-k hit when that is below k. So ties have one outcome on every device, and a NaN is never a hit.
-    The counts add over batches.
+    The rank of the true class is the number of classes with a higher score, or an equal score and a lower index; an
+    image is a top-k hit if the rank is below k. Ties are therefore resolved identically on every device, and a NaN is
+    never a hit. Counts add over batches.
 
     >>> scores = np.array([[0.9, 0.1, 0.0], [0.5, 0.5, 0.0], [0.2, 0.3, 0.1]])
     >>> [counts.tolist() for counts in count_correct(scores, np.array([0, 1, 1]), [0, 0, 1])]
@@ -243,9 +245,9 @@ def count_correct(
     mine = score.gather(1, label[:, None])
     lower = torch.arange(classes, device=device) < label[:, None]
     rank = ((score > mine) | ((score == mine) & lower)).sum(1)
-    rank = torch.where(mine[:, 0] == mine[:, 0], rank, classes)  # NaN: behind every class
+    rank = torch.where(mine[:, 0] == mine[:, 0], rank, classes)  # NaN ranks last
     tasks = int(task.max()) + 1
-    # Counted on the CPU: bincount on CUDA adds atomically, and these are a few numbers.
+    # bincount on CUDA adds atomically; on the CPU the few numbers are counted deterministically.
     of_image = task[label].cpu()
     top1, top5 = (rank < 1).cpu(), (rank < min(5, classes)).cpu()
     counts = [torch.bincount(of_image[keep], minlength=tasks).numpy() for keep in (top1, top5, slice(None))]

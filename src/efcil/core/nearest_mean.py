@@ -1,4 +1,4 @@
-"""Nearest class mean: L2-normalised features against L2-normalised class means (the cosine form; also called NME)."""
+"""Nearest class mean with cosine similarity of features and class means (also called NME)."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from torch.nn.functional import normalize
 
 
 def cosine_scores(features: Tensor, means: Tensor) -> Tensor:
-    """Return the cosine between features (n, dim) and class means (classes, dim) as (n, classes).
+    """Return the cosine similarities (n, classes) of features (n, dim) and class means (classes, dim).
 
-    With raw Euclidean distance the same means lose 8 to 14 points on CIFAR-100.
+    Euclidean distance loses 8 to 14 points on CIFAR-100 with the same means.
 
     >>> cosine_scores(torch.tensor([[3.0, 0.0]]), torch.tensor([[1.0, 0.0], [0.0, 2.0]])).tolist()
     [[1.0, 0.0]]

@@ -1,4 +1,4 @@
-"""Estimate the semantic shift: task-wise (TSSP, Eq. 3-5) and category-wise (CIP, Eq. 6, 7, 9, 10) projection."""
+"""Semantic shift estimation: task-wise (TSSP, Eq. 3-5) and category-wise (CIP, Eq. 6, 7, 9, 10) projection."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ from efcil.errors import ConfigError, nearest
 SHIFT_RIDGE = 1e-9
 """epsilon of Eq. (5)."""
 STRONG_RIDGE = 1e-6
-"""Ridge relative to the norm of X'X from which on a Cholesky solve is accurate (to 1e-10) even if X'X is singular."""
+"""Minimum ridge, relative to the norm of X'X, for an accurate Cholesky solve (1e-10) of a singular X'X."""
 SMALL_NULL_SPACE = 32
-"""Null spaces of up to so many directions (500 images in 512 dimensions have 12) are found without eigenvalues."""
+"""Largest null space found by inverse iteration (500 images in 512 dimensions: 12) instead of eigendecomposition."""
 INVERSE_ITERATIONS = 3
-"""Steps of inverse iteration for them; what has not converged by then is decomposed."""
+"""Steps of inverse iteration; classes that have not converged by then are decomposed."""
 RankRule = Literal["positive", "numerical", "tolerance", "energy", "none"]
 Target = Literal["zero", "identity"]
 
 
 def feature_products(old: Tensor, new: Tensor) -> tuple[Tensor, Tensor]:
-    """Products of Eq. (5): X'X (dim, dim) and X'Y (dim, dim_new) of features X (n, dim), Y (n, dim_new) of one batch.
+    """Return X'X (dim, dim) and X'Y (dim, dim_new) of Eq. (5) for a batch of features X (n, dim), Y (n, dim_new).
 
-    They add over batches, so features never have to be held together.
+    The products add over batches, so features need not be in memory at once.
 
     >>> gram, cross = feature_products(torch.eye(2), torch.tensor([[0.0, 3.0], [3.0, 0.0]]))
     >>> gram.tolist(), cross.tolist()
@@ -59,10 +59,10 @@ def feature_products(old: Tensor, new: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def task_shift(old: Tensor, new: Tensor, ridge: float = SHIFT_RIDGE, towards: Target = "zero") -> Tensor:
-    """Estimate how features moved: P = (X'X + ridge I)^-1 X'Y, Eq. (3) to (5), so that new is about old @ P.
+    """Estimate the shift of features P = (X'X + ridge I)^-1 X'Y, Eq. (3) to (5), so that new is about old @ P.
 
-    `old` X (n, dim) and `new` Y (n, dim_new) are features of the same images before and after the task; P is
-    (dim, dim_new). See `task_shift_from_gram` for few images, dead channels and `towards`.
+    `old` X (n, dim) and `new` Y (n, dim_new) are features of the same images before and after the task; P is (dim,
+    dim_new). See `task_shift_from_gram` for small tasks, dead channels and `towards`.
 
     >>> old = torch.tensor([[1.0, 0.0], [0.0, 2.0], [1.0, 1.0]])
     >>> task_shift(old, old @ torch.tensor([[0.0, 1.0], [1.0, 0.0]])).round(decimals=6)
@@ -70,7 +70,7 @@ def task_shift(old: Tensor, new: Tensor, ridge: float = SHIFT_RIDGE, towards: Ta
             [1., 0.]], dtype=torch.float64)
     """
     if len(old) == 0:
-        raise ConfigError("task_shift got no images: old and new have 0 rows; give it the images of the new task")
+        raise ConfigError("task_shift got no images: old and new have 0 rows; pass features of the new task")
     gram, cross = feature_products(old, new)
     return task_shift_from_gram(gram, cross, ridge, towards)
 
@@ -78,16 +78,16 @@ def task_shift(old: Tensor, new: Tensor, ridge: float = SHIFT_RIDGE, towards: Ta
 def task_shift_from_gram(gram: Tensor, cross: Tensor, ridge: float = SHIFT_RIDGE, towards: Target = "zero") -> Tensor:
     """Solve Eq. (5) from the products `gram` X'X (dim, dim) and `cross` X'Y (dim, dim_new) of `feature_products`.
 
-    - ``towards="zero"``: P = (X'X + r I)^-1 X'Y, the paper's.
-    - ``towards="identity"``: P = (X'X + r I)^-1 (X'Y + r I): what the images do not show stays where it was. With few
-      images (n < 4 dim) this is much closer to the truth; take r from `relative_ridge`.
+    - ``towards="zero"``: P = (X'X + r I)^-1 X'Y, as in the paper.
+    - ``towards="identity"``: P = (X'X + r I)^-1 (X'Y + r I): directions without data are left unchanged. Much more
+      accurate for few images (n < 4 dim); take r from `relative_ridge`.
 
-    X'X of real features has a condition number of 1e4 to 1e5, which float64 solves to about 1e-11 (and float32 hardly
-    at all: there 1e-9 added to the diagonal is lost). Rule for singular products (fewer images than dimensions, dead
-    channels): while every eigenvalue of X'X exceeds dim * eps * max, or r is at least STRONG_RIDGE of its norm, one
-    Cholesky solve; otherwise directions of X'X at or below dim * eps * max, which are rounding that 1e-9 would blow up,
-    are given the formula's own value for zero: 0 towards zero, which makes P the minimum-norm solution X^+ Y for
-    r -> 0 as the paper intends, and unchanged towards the identity.
+    X'X of real features has a condition number of 1e4 to 1e5, which gives an error of about 1e-11 in float64; in
+    float32, adding 1e-9 to the diagonal has no effect. If every eigenvalue of X'X exceeds dim * eps * max, or r is at
+    least STRONG_RIDGE of the norm, one Cholesky solve suffices. Otherwise (fewer images than dimensions, dead channels)
+    eigenvalues up to dim * eps * max are rounding errors, which r = 1e-9 would amplify, and are treated as zero: their
+    directions map to 0 under "zero", so P is the minimum-norm solution X^+ Y for r -> 0 as in the paper, and stay
+    unchanged under "identity".
 
     >>> task_shift_from_gram(torch.diag(torch.tensor([4.0, 0.0])), torch.diag(torch.tensor([2.0, 0.0])))
     tensor([[0.5000, 0.0000],
@@ -122,20 +122,20 @@ def task_shift_from_gram(gram: Tensor, cross: Tensor, ridge: float = SHIFT_RIDGE
 
 
 def cross_validated_ridge(gram: Tensor, cross: Tensor, squares: float, images: int) -> float:
-    """Choose the ridge towards the identity of `task_shift_from_gram` by generalised cross-validation.
+    """Choose the ridge of `task_shift_from_gram` towards the identity by generalized cross-validation.
 
-    With D = Y - X, how the features moved, and H(r) = X (X'X + r I)^-1 X', which predicts D from X, it makes
+    With the drift D = Y - X and the hat matrix H(r) = X (X'X + r I)^-1 X', it minimizes
 
         |(I - H) D|^2 / n  /  (tr(I - H) / n)^2
 
-    smallest (Golub, Heath and Wahba, Technometrics 1979): what is left over, larger by what the map has used up to fit
-    it, which is about the error for an image that was left out. No label is looked at. From `gram` X'X, `cross` X'Y,
-    `squares` |D|^2 and `images` n by one eigendecomposition: with eigenvalues l and s = r / (l + r), |(I - H) D|^2 is
-    what of D lies outside of X's columns and sum s^2 |v'X'D|^2 / l, and tr(I - H) is n - dim + sum s.
-    Ridges from 1e-6 to 100 times trace / dim are compared, twenty to a decade.
+    (Golub, Heath and Wahba, Technometrics 1979): the residual corrected for degrees of freedom, an estimate of the
+    leave-one-out error. No labels are used. It is computed from `gram` X'X, `cross` X'Y, `squares` |D|^2 and `images` n
+    with one eigendecomposition: with eigenvalues l and s = r / (l + r), |(I - H) D|^2 is the part of D outside the
+    column space of X plus sum s^2 |v'X'D|^2 / l, and tr(I - H) is n - dim + sum s. Ridges from 1e-6 to 100 times trace
+    / dim are compared, 20 per decade.
 
     >>> x = torch.tensor([[1.0], [-1.0], [1.0], [-1.0]])
-    >>> drift = torch.tensor([[1.0], [1.0], [-1.0], [-1.0]])  # nothing that x predicts: stay
+    >>> drift = torch.tensor([[1.0], [1.0], [-1.0], [-1.0]])  # independent of x
     >>> cross_validated_ridge(*feature_products(x, x + drift), squares=4.0, images=4)
     400.0
     """
@@ -143,25 +143,25 @@ def cross_validated_ridge(gram: Tensor, cross: Tensor, squares: float, images: i
     if cross.shape != gram.shape:
         raise ConfigError(f"cross has shape {tuple(cross.shape)}; wanted that of gram, {tuple(gram.shape)}")
     if images < 1:
-        raise ConfigError(f"images is {images}: a ridge is chosen with one image or more")
+        raise ConfigError(f"images is {images}; wanted one or more")
     gram, cross = gram.to(DTYPE), cross.to(DTYPE)
     values, vectors = torch.linalg.eigh(check_finite(gram, "X'X of the old features"))
     shown = values > gram.shape[-1] * EPS * values[-1]
     values, vectors = values[shown], vectors[:, shown]
-    moved = (vectors.T @ (cross - gram)).square().sum(1) / values  # |D|^2 along each direction of X's columns
-    rest = max(squares - float(moved.sum()), 0.0)
+    moved = (vectors.T @ (cross - gram)).square().sum(1) / values  # |D|^2 along each left singular vector of X
+    outside = max(squares - float(moved.sum()), 0.0)
     ridges = relative_ridge(gram, 1.0) * torch.logspace(-6, 2, 161, dtype=DTYPE, device=gram.device)
-    left = ridges[:, None] / (values + ridges[:, None])
-    error = (rest + left.square() @ moved) / (images - len(values) + left.sum(1)).square()
+    shrinkage = ridges[:, None] / (values + ridges[:, None])
+    error = (outside + shrinkage.square() @ moved) / (images - len(values) + shrinkage.sum(1)).square()
     return float(ridges[int(error.argmin())])
 
 
 @dataclass(frozen=True, eq=False)
 class RowSpace:
-    """Row spaces of k classes, as their projectors U_r U_r' (k, dim, dim) kept in the cheaper of two forms.
+    """Row spaces of k classes: projectors U_r U_r' (k, dim, dim) stored in the cheaper of two forms.
 
-    `keep` (k, dim) of ones and zeros: the projector is diagonal. Otherwise `basis` (k, dim, m), orthonormal columns
-    (padded with zero columns where classes differ in rank): the projector is B B', or I - B B' where `complement`.
+    With `keep` (k, dim), ones and zeros, the projector is diagonal. With `basis` B (k, dim, m), orthonormal columns
+    padded with zero columns where ranks differ, it is B B', or I - B B' if `complement`.
 
     >>> space = RowSpace(keep=torch.tensor([[1.0, 0.0]]))
     >>> space.projector().tolist(), space.project_rows(torch.ones(1, 2)).tolist()
@@ -173,7 +173,7 @@ class RowSpace:
     complement: bool = False
 
     def projector(self) -> Tensor:
-        """U_r U_r' as a matrix, (k, dim, dim), exactly symmetric."""
+        """Return U_r U_r' as a matrix, (k, dim, dim), exactly symmetric."""
         if self.basis is None:
             assert self.keep is not None
             return torch.diag_embed(self.keep)
@@ -181,7 +181,7 @@ class RowSpace:
         return torch.eye(inner.shape[-1], dtype=inner.dtype, device=inner.device) - inner if self.complement else inner
 
     def project_rows(self, rows: Tensor) -> Tensor:
-        """Rows @ U_r U_r', Eq. (7): (m, dim) or (k, m, dim) -> (k, m, dim)."""
+        """Return rows @ U_r U_r', Eq. (7): (m, dim) or (k, m, dim) -> (k, m, dim)."""
         if self.basis is None:
             assert self.keep is not None
             return rows * self.keep[:, None, :]
@@ -189,7 +189,7 @@ class RowSpace:
         return rows - inner if self.complement else inner
 
     def project_gram(self, gram: Tensor) -> Tensor:
-        """U_r U_r' @ gram @ U_r U_r', (k, dim, dim): since P_c = P U_r U_r', the outer half of Eq. (16)."""
+        """Return U_r U_r' @ gram @ U_r U_r', (k, dim, dim), the outer half of Eq. (16) as P_c = P U_r U_r'."""
         if self.basis is not None and self.complement:
             # (I - BB') G (I - BB') = G - BC' - CB' with C = GB - B (B'GB) / 2: one thin product
             image = gram @ self.basis
@@ -210,14 +210,14 @@ def _check_rule(rule: str, tolerance: float | None) -> None:
 
 
 def _retained(values: Tensor, rule: str, tolerance: float | None) -> Tensor:
-    """Which of the ascending eigenvalues (k, dim) the rule keeps."""
+    """Return a mask of the ascending eigenvalues (k, dim) that the rule retains."""
     values = values.clamp_min(0.0)
     if rule == "energy":
         assert tolerance is not None
         ahead = values.flip(-1).cumsum(-1).roll(1, -1)
-        ahead[..., 0] = 0.0  # the sum before each eigenvalue, from the largest down
+        ahead[..., 0] = 0.0  # sum of all larger eigenvalues
         total = values.sum(-1, keepdim=True)
-        # Directions of nothing but rounding are no energy, so a share of 1 means the numerical rank.
+        # Rounding errors carry no energy, so a share of 1 gives the numerical rank.
         real = values > values.shape[-1] * EPS * values[..., -1:]
         return (ahead < tolerance * total).flip(-1) & real
     share = values.shape[-1] * EPS if rule == "numerical" else tolerance
@@ -226,18 +226,19 @@ def _retained(values: Tensor, rule: str, tolerance: float | None) -> Tensor:
 
 
 def _small_null_space(gram: Tensor, share: float) -> tuple[Tensor, Tensor]:
-    """Directions of eigenvalues up to share * largest, where they are few and clearly apart from the rest.
+    """Find eigenvectors of eigenvalues up to share * largest, if they are few and clearly separated from the others.
 
-    Gives an orthonormal basis (m, dim, thin), zero columns where a class has fewer, of the m classes of (k, dim, dim)
-    for which it is proven, and which those are, (k,) bool. About three Cholesky factors of work rather than an
-    eigendecomposition: inverse iteration on a block finds the directions, and this proves them: their Ritz values lie
-    below the cut-off and their residuals are rounding; with them lifted, Cholesky shows that all else lies above it.
+    Returns an orthonormal basis (m, dim, thin), padded with zero columns, for the m classes of (k, dim, dim) where the
+    result is verified, and a mask (k,) of these classes. The cost is about three Cholesky factorizations instead of an
+    eigendecomposition. Block inverse iteration finds the directions. They are verified if their Ritz values lie below
+    the cutoff, their residuals are rounding errors, and after deflation a Cholesky test shows that all other
+    eigenvalues lie above it.
     """
     dim = gram.shape[-1]
     width = min(SMALL_NULL_SPACE, dim // 4)
     norm = torch.linalg.matrix_norm(gram)
     trace = gram.diagonal(dim1=-2, dim2=-1).sum(-1)
-    floor = share * norm  # the largest eigenvalue lies between norm^2 / trace and norm
+    floor = share * norm  # norm^2 / trace <= largest eigenvalue <= norm
     ridged = gram.clone()
     ridged.diagonal(dim1=-2, dim2=-1).add_(floor[:, None])
     factor, info = torch.linalg.cholesky_ex(ridged)
@@ -259,21 +260,20 @@ def _small_null_space(gram: Tensor, share: float) -> tuple[Tensor, Tensor]:
 
 
 def row_space(gram: Tensor, rule: RankRule = "numerical", tolerance: float | None = None) -> RowSpace | None:
-    """Find the row spaces of Grams (k, dim, dim), Eq. (6) and (10); None where no direction of any class is cut.
+    """Find the row spaces of Grams (k, dim, dim), Eq. (6) and (10); None if every class has full rank.
 
-    Which eigenvalues of a Gram count as non-zero is the `rule`:
+    `rule` decides which eigenvalues of a Gram count as nonzero:
 
-    - ``positive``: every singular value above zero, as released: only a channel that is exactly dead (zero on the
-      diagonal) has an exact zero, so those are cut and nothing else, without decomposing. The released float32 SVD
-      agrees whenever no channel is dead, as in every class measured; for a dead channel LAPACK returns rounding noise
-      rather than zero, and what it then keeps is an accident that is not imitated;
-    - ``numerical``: eigenvalue > dim * eps * largest, eps of float64: the paper's text taken literally;
+    - ``positive``: every singular value above zero, as released. Only dead channels (zero on the diagonal) have an
+      exact zero, so no decomposition is needed. The released float32 SVD agrees if no channel is dead, as in every
+      class measured; for a dead channel LAPACK returns rounding noise instead of zero, which is not reproduced here;
+    - ``numerical``: eigenvalue > dim * eps * largest, eps of float64: the paper's text;
     - ``tolerance``: eigenvalue > tolerance * largest;
     - ``energy``: the fewest leading eigenvalues whose sum reaches the share `tolerance` of the trace;
     - ``none``: the identity.
 
-    Under ``numerical`` and ``tolerance`` a Cholesky test finds the classes that surely lose nothing, and inverse
-    iteration, proven afterwards, those that lose few directions; only the others are decomposed.
+    Under ``numerical`` and ``tolerance`` a Cholesky test detects classes of full rank, and verified inverse iteration
+    handles classes that lose few directions; only the others are decomposed.
 
     >>> row_space(torch.eye(3)[None], "numerical") is None
     True
@@ -298,27 +298,27 @@ def row_space(gram: Tensor, rule: RankRule = "numerical", tolerance: float | Non
         thin_of, which = which[found], which[~found]
         most = thin.shape[-1]
     if len(which) == 0:
-        values = vectors = kept = gram.new_zeros(0)
+        values = vectors = retained = gram.new_zeros(0)
     else:
         values, vectors = torch.linalg.eigh(gram[which])
-        kept = _retained(values, rule, tolerance)
+        retained = _retained(values, rule, tolerance)
         if len(which) == len(gram):
-            if bool(kept.all()):
+            if bool(retained.all()):
                 return None
-            if int((~kept).sum(-1).max()) > dim // 2:  # the kept side is the thinner one
-                return RowSpace(basis=(vectors * kept[:, None, :])[..., dim - int(kept.sum(-1).max()) :])
-        most = max(most, int((~kept).sum(-1).max()))
-    # The cut side; classes that lose nothing have none, that is zero columns.
+            if int((~retained).sum(-1).max()) > dim // 2:  # the retained space has the smaller basis
+                return RowSpace(basis=(vectors * retained[:, None, :])[..., dim - int(retained.sum(-1).max()) :])
+        most = max(most, int((~retained).sum(-1).max()))
+    # Basis of the complement; zero columns for classes of full rank.
     basis = gram.new_zeros(len(gram), dim, most)
     if rule != "energy":
         basis[thin_of, :, : thin.shape[-1]] = thin
     if len(which):
-        basis[which] = (vectors * (~kept)[:, None, :])[..., :most]
+        basis[which] = (vectors * (~retained)[:, None, :])[..., :most]
     return RowSpace(basis=basis, complement=True) if most else None
 
 
 def positive_space(diagonal: Tensor) -> RowSpace | None:
-    """The rule `positive` of `row_space`, which needs no more of the Grams than their diagonals (k, dim).
+    """Apply the rule `positive` of `row_space`, which needs only the diagonals (k, dim) of the Grams.
 
     >>> positive_space(torch.ones(2, 3)) is None
     True
@@ -328,10 +328,10 @@ def positive_space(diagonal: Tensor) -> RowSpace | None:
 
 
 def factor_space(factor: Tensor, rule: RankRule = "numerical", tolerance: float | None = None) -> RowSpace | None:
-    """`row_space` of the Grams F'F of factors (k, rank, dim), rank <= dim, without the Grams.
+    """Return the `row_space` of Grams F'F from factors (k, rank, dim), rank <= dim, without computing the Grams.
 
-    With F' = Q R, F'F = Q (R R') Q': a decomposition of rank x rank, whose vectors, turned by Q, are those of F'F. Its
-    other dim - rank eigenvalues are zero. Q is orthonormal whatever the rank of F, so rows of zeros do no harm.
+    With F' = Q R, F'F = Q (R R') Q': eigenvectors of the rank x rank matrix R R', multiplied by Q, are those of F'F.
+    Its other dim - rank eigenvalues are zero. Q is orthonormal for any rank of F, so zero rows are allowed.
 
     >>> factor_space(torch.tensor([[[2.0, 0.0, 0.0]]]).double()).projector().diagonal(dim1=1, dim2=2).tolist()
     [[1.0, 0.0, 0.0]]
@@ -344,8 +344,8 @@ def factor_space(factor: Tensor, rule: RankRule = "numerical", tolerance: float 
     turn, triangle = torch.linalg.qr(check_finite(factor, "factor").mT)
     values, vectors = torch.linalg.eigh(symmetrize(triangle @ triangle.mT))
     rank, dim = factor.shape[1:]
-    kept = _retained(torch.nn.functional.pad(values, (dim - rank, 0)), rule, tolerance)
-    return None if bool(kept.all()) else RowSpace(basis=(turn @ vectors) * kept[:, None, dim - rank :])
+    retained = _retained(torch.nn.functional.pad(values, (dim - rank, 0)), rule, tolerance)
+    return None if bool(retained.all()) else RowSpace(basis=(turn @ vectors) * retained[:, None, dim - rank :])
 
 
 def _batched(gram: Tensor) -> Tensor:
@@ -354,7 +354,7 @@ def _batched(gram: Tensor) -> Tensor:
 
 
 def row_projector(gram: Tensor, rule: RankRule = "numerical", tolerance: float | None = None) -> Tensor:
-    """U_r U_r' of Eq. (6) and (10): the symmetric projector onto the row space of a Gram, (..., dim, dim).
+    """Return U_r U_r' of Eq. (6) and (10), the orthogonal projector onto the row space of a Gram, (..., dim, dim).
 
     The rank rules are those of `row_space`.
 
@@ -370,7 +370,7 @@ def row_projector(gram: Tensor, rule: RankRule = "numerical", tolerance: float |
 
 
 def row_rank(gram: Tensor, rule: RankRule = "numerical", tolerance: float | None = None) -> Tensor:
-    """r of Eq. (6): how many directions the rank rule keeps, (..., dim, dim) -> (...) of int64.
+    """Return r of Eq. (6), the rank under the rule, (..., dim, dim) -> (...) of int64.
 
     >>> gram = torch.diag(torch.tensor([96.0, 3.0, 1.0, 0.0]))
     >>> [int(row_rank(gram, *rule)) for rule in (("numerical",), ("tolerance", 0.02), ("energy", 0.9), ("none",))]
@@ -390,10 +390,10 @@ def row_rank(gram: Tensor, rule: RankRule = "numerical", tolerance: float | None
 def class_shift(
     task_shift: Tensor, gram: Tensor, rule: RankRule = "numerical", tolerance: float | None = None
 ) -> Tensor:
-    """P_c = P U_r U_r', Eq. (7) and (9), for Grams (classes, dim, dim) at the old backbone.
+    """Return P_c = P U_r U_r', Eq. (7) and (9), for Grams (classes, dim, dim) of the old backbone.
 
-    Gives the shared `task_shift` (dim, dim) itself when the rule cuts no direction of any class, else
-    (classes, dim, dim). The projector stands on the output side, so P must be square.
+    Returns `task_shift` (dim, dim) itself if every class has full rank, else (classes, dim, dim). The projector acts on
+    the output side, so P must be square.
 
     >>> shift = torch.tensor([[1.0, 2.0], [3.0, 4.0]], dtype=torch.float64)
     >>> class_shift(shift, torch.eye(2).expand(5, 2, 2)) is shift

@@ -1,11 +1,11 @@
-"""Ridge regression that takes its rows as they come, and the random expansion of features that stands before it.
+"""Incremental ridge regression and the random feature expansion in front of it.
 
 W = (X'X + ridge I)^-1 X'Y needs only the sums X'X and X'Y, so any split of the rows in any order gives the joint
 solution. The published recursion carries R = (X'X + ridge I)^-1 through Woodbury's identity instead; it is the same W
 (tests/classifiers/test_frozen_backbone.py), but every step of it rounds, and sums can change their ridge later.
 
-Memory, in float64 for a width of 10,000: the Gram 800 MB for good; while solving its factor, 800 MB (twice that on
-CUDA, which factors a copy); while adding, `ROW_BYTES` of expanded rows. Nothing is ever inverted.
+Memory in float64 at a width of 10,000: 800 MB for the Gram, another 800 MB for its factor while solving (twice that on
+CUDA, which factors a copy), and `ROW_BYTES` of expanded rows while adding. No matrix is inverted.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from efcil.core.linear_algebra import DTYPE, check_finite, pack_symmetric, symme
 from efcil.errors import ConfigError, NotPositiveDefiniteError
 
 STRIP = 1024
-"""Columns of a strip of the Gram: only its upper part is computed, strip by strip, and mirrored."""
+"""Strip width of the Gram: only its upper part is computed, strip by strip, and mirrored."""
 
 ROW_BYTES = 1 << 28
-"""Expanded rows in memory at a time: about 3,300 rows of 10,000 numbers."""
+"""Size in bytes of expanded rows in memory at a time: about 3,300 rows of 10,000 numbers."""
 
 Activation = Callable[[Tensor], Tensor]
 
 
 class RecursiveRidge:
-    """The sums X'X and X'Y of all rows so far, exactly symmetric, and the ridge solution from them.
+    """Running sums X'X (exactly symmetric) and X'Y, and the ridge solution from them.
 
     >>> sums = RecursiveRidge.empty(2)
     >>> sums.add(torch.tensor([[1.0, 0.0]]).double(), torch.tensor([[1.0]]).double())
@@ -44,12 +44,12 @@ class RecursiveRidge:
 
     @classmethod
     def empty(cls, width: int, device: torch.device | str = "cpu") -> RecursiveRidge:
-        """Sums of no row."""
+        """Return the sums of zero rows."""
         zeros = torch.zeros(width, width, dtype=DTYPE, device=device)
         return cls(zeros, zeros.new_zeros(width, 0))
 
     def add(self, rows: Tensor, targets: Tensor, first: int = 0) -> None:
-        """Add rows (n, width) with the targets (n, k) of the classes `first` to `first + k`; other targets are zero."""
+        """Add rows (n, width) with targets (n, k) of classes `first` to `first + k`; other targets are zero."""
         width, classes = len(self.gram), first + targets.shape[1]
         if rows.ndim != 2 or rows.shape[1] != width or len(rows) != len(targets):
             raise ConfigError(
@@ -69,38 +69,39 @@ class RecursiveRidge:
     def solve(self, ridge: float) -> Tensor:
         """W = (X'X + ridge I)^-1 X'Y, (width, classes), by one Cholesky factor.
 
-        Every squared pivot is at least the ridge in exact arithmetic: one below half of it is rounding, and W would
-        mean nothing.
+        In exact arithmetic every squared pivot is at least the ridge. A pivot below half of it is dominated by
+        rounding, and W would be meaningless.
         """
         diagonal = self.gram.diagonal()
-        kept = check_finite(diagonal, "the Gram of expanded features").clone()
+        original = check_finite(diagonal, "the Gram of expanded features").clone()
         check_finite(self.cross, "the sum of expanded features of each class")
         diagonal.add_(ridge)
         try:
             factor, info = torch.linalg.cholesky_ex(self.gram)
         finally:
-            diagonal.copy_(kept)  # to the bit, as subtracting would not be
+            diagonal.copy_(original)  # exact, which subtracting would not be
         if int(info) != 0 or bool(factor.diagonal().square().min() < ridge / 2):
             raise NotPositiveDefiniteError(
-                f"the Gram of expanded features + {ridge:g} I ({len(kept)} x {len(kept)}) is not positive definite: "
-                f"the ridge is lost in rounding beside a diagonal of up to {float(kept.max()):.3g}; raise ridge"
+                f"the Gram of expanded features + {ridge:g} I ({len(original)} x {len(original)}) is not positive "
+                f"definite: the ridge is below rounding error for a diagonal of up to "
+                f"{float(original.max()):.3g}; raise ridge"
             )
-        return torch.cholesky_solve(self.cross, factor).contiguous()  # as it is when it is read from a file
+        return torch.cholesky_solve(self.cross, factor).contiguous()  # the layout of a loaded weight
 
     def state(self) -> dict[str, Tensor]:
-        """Tensors to write to a file; of the Gram the upper triangle."""
+        """Return the tensors to save, with the upper triangle of the Gram."""
         return {"gram_packed": pack_symmetric(self.gram), "cross": self.cross}
 
     @classmethod
     def from_state(cls, state: Mapping[str, Tensor]) -> RecursiveRidge:
-        """Read what `state` wrote, bit for bit."""
+        """Restore the result of `state`, bit for bit."""
         return cls(unpack_symmetric(state["gram_packed"]), state["cross"])
 
 
 def expansion_matrix(dim: int, width: int, source: torch.Generator) -> Tensor:
-    """Draw the fixed random matrix (dim, width), uniform in +-1/sqrt(dim), float64, on the CPU from `source`.
+    """Draw the random matrix (dim, width), uniform in +-1/sqrt(dim), in float64 on the CPU from `source`.
 
-    As in the authors' code, where it is a linear layer with torch's default weights and no bias.
+    It is the default initialization of a linear layer without bias, as in the released code.
 
     >>> matrix = expansion_matrix(4, 1000, torch.Generator().manual_seed(0))
     >>> tuple(matrix.shape), bool(matrix.abs().max() < 0.5), bool(matrix.abs().max() > 0.49)
@@ -113,13 +114,13 @@ class ExpandedRidge:
     """A classifier: activation(features @ expansion) @ weight, with the weight of a recursive ridge regression."""
 
     def __init__(self, expansion: Tensor, activation: Activation, ridge: float, sums: RecursiveRidge | None = None):
-        self.expansion, self.activation, self.ridge = expansion, activation, ridge  # `activation` may work in place
+        self.expansion, self.activation, self.ridge = expansion, activation, ridge  # `activation` may be in-place
         width = expansion.shape[1]
         self.sums = RecursiveRidge.empty(width, expansion.device) if sums is None else sums
         self.weight = self.sums.cross.new_zeros(width, 0)
 
     def _expanded(self, features: Tensor) -> Iterator[tuple[slice, Tensor]]:
-        """Yield the expanded features (rows, width), as many rows at a time as memory allows."""
+        """Yield expanded features (rows, width) in chunks of `ROW_BYTES`."""
         dim, width = self.expansion.shape
         if features.ndim != 2 or features.shape[1] != dim:
             raise ConfigError(f"features have shape {tuple(features.shape)}; wanted (n, {dim}), as in the first task")
@@ -129,7 +130,7 @@ class ExpandedRidge:
             yield part, self.activation(features[part].to(self.expansion) @ self.expansion)
 
     def learn(self, features: Tensor, targets: Tensor, first: int) -> None:
-        """Take up features (n, dim) with targets (n, k) of the classes from `first` on, and solve again."""
+        """Add features (n, dim) with targets (n, k) for the classes from `first` on, and solve again."""
         check_finite(features, "features")
         for part, rows in self._expanded(features):
             self.sums.add(rows, targets[part], first)
@@ -138,16 +139,16 @@ class ExpandedRidge:
     def scores(self, features: Tensor, first: int = 0) -> Tensor:
         """Score features (n, dim) for the classes from `first` on."""
         weight = self.weight[:, first:]
-        found = [rows @ weight for _, rows in self._expanded(features)]
-        return torch.cat(found) if found else weight.new_zeros(0, weight.shape[1])
+        logits = [rows @ weight for _, rows in self._expanded(features)]
+        return torch.cat(logits) if logits else weight.new_zeros(0, weight.shape[1])
 
     def state(self) -> dict[str, Tensor]:
-        """Return the sums and the weight; the expansion is a function of the seed."""
+        """Return the sums and the weight to save; the expansion is a function of the seed."""
         return {**self.sums.state(), "weight": self.weight}
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Take them up."""
+        """Restore the result of `state`."""
         kept, wanted = state["cross"].shape[0], self.expansion.shape[1]
         if kept != wanted:
-            raise ConfigError(f"the saved sums are {kept} wide, not {wanted}: set buffer={kept}")
+            raise ConfigError(f"the saved sums have width {kept}, not {wanted}; set buffer={kept}")
         self.sums, self.weight = RecursiveRidge.from_state(state), state["weight"]

@@ -1,4 +1,4 @@
-"""Reconstruct the classifier by ridge regression (RRCR, Eq. 11-15, 18-21) and normalize it (CN, Eq. 22)."""
+"""Ridge-regression-based classifier reconstruction (RRCR, Eq. 11-15, 18-21) and normalization (CN, Eq. 22)."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from efcil.core.linear_algebra import DTYPE, _check_ridge, check_finite, cholesk
 
 
 class Statistics(Protocol):
-    """What `ridge_weight` asks of class statistics; `efcil.core.class_stats.ClassStats` has it."""
+    """Class statistics that `ridge_weight` uses; implemented by `efcil.core.class_stats.ClassStats`."""
 
     @property
     def count(self) -> Tensor:
-        """Images of each class, (classes,)."""
+        """Number of images of each class, (classes,)."""
 
     @property
     def mean(self) -> Tensor:
         """Mean feature of each class, (classes, dim)."""
 
     def gram_sum(self) -> Tensor:
-        """Sum of the uncentred Grams of all classes, (dim, dim)."""
+        """Return the sum of the uncentered Grams of all classes, (dim, dim)."""
 
 
 def ridge_weight(stats: Statistics, ridge: float) -> Tensor:
-    """Reconstruct the classifier: W = (sum_c G_c + ridge I)^-1 [N_c mu_c'], Eq. (13), (14) and (18) to (21).
+    """Solve W = (sum_c Phi_c + ridge I)^-1 [N_c mu_c'], Eq. (13), (14) and (18) to (21).
 
-    From `stats` of k classes, W is (dim, k) with the columns in the order of `stats.classes`; scores are x @ W. It is
-    the joint ridge solution of Eq. (11) and (12) on all images. gamma, which Eq. (19) leaves out, is here.
+    W is (dim, k), with columns in the order of `stats.classes`; scores are x @ W. It equals the joint ridge solution of
+    Eq. (11) and (12) on all images. `ridge` is gamma, which is missing in Eq. (19).
 
     >>> from efcil.core.class_stats import ClassStats
     >>> stats = ClassStats.from_features(torch.tensor([[1.0, 0.0], [0.0, 3.0]]), torch.tensor([0, 1]))
@@ -44,22 +44,22 @@ def ridge_weight(stats: Statistics, ridge: float) -> Tensor:
         total, f"the sum of Grams + {ridge:g} I", "raise ridge (gamma; the paper uses 200 and 2000), or add images"
     )
     cross = stats.mean.to(DTYPE).T * stats.count
-    # Row by row, as a saved one is read again: the product with features may round differently in another layout.
+    # Contiguous like a loaded weight: products may round differently in another memory layout.
     return torch.cholesky_solve(check_finite(cross, "N_c mu_c'"), factor).contiguous()
 
 
 def normalize_columns(weight: Tensor) -> Tensor:
-    """Category-wise normalisation, Eq. (22): w_j / ||w_j||_2 for each column of (dim, classes).
+    """Apply category-wise normalization, Eq. (22): w_j / ||w_j||_2 for each column of (dim, classes).
 
-    Every column by its own l2 norm (the l1 norm and the index in the paper's first term are misprints); a zero column
-    stays zero.
+    Each column is divided by its l2 norm (the l1 norm and the index in the first term of the paper are misprints); zero
+    columns stay zero.
 
     >>> normalize_columns(torch.tensor([[3.0, 0.0], [4.0, 0.0]]))
     tensor([[0.6000, 0.0000],
             [0.8000, 0.0000]])
     """
     check_finite(weight, "weight")
-    # Divided by the largest entry first, so that no square over- or underflows.
+    # Divide by the largest entry first, so that squares neither overflow nor underflow.
     largest = weight.abs().amax(0, keepdim=True) if len(weight) else weight.sum(0, keepdim=True)
     scaled = weight / torch.where(largest > 0, largest, torch.ones_like(largest))
     norm = torch.linalg.vector_norm(scaled, dim=0, keepdim=True)
