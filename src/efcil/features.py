@@ -1,4 +1,4 @@
-"""The features of a task that the backbone has just learned, as shifts and classifiers see them."""
+"""Features of the current task for shifts and classifiers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from efcil.training.image_batches import ImageBatches
 from efcil.training.image_store import select
 
 R = TypeVar("R")
-SAVED = {  # name in a file -> which backbone, and which view of the images
+SAVED = {  # name in a file -> (backbone, view of the images)
     "new": ("new", "clean"),
     "old": ("old", "clean"),
     "first": ("first", "clean"),
@@ -31,9 +31,9 @@ SAVED = {  # name in a file -> which backbone, and which view of the images
 
 
 class TaskFeatures:
-    """Features of a task's images, computed when they are first asked for, or read from a file.
+    """Features of a task's images, computed on first access or loaded from a file.
 
-    `learner` is there while the task's images are; features that were saved know no learner.
+    Features loaded from a file have no `learner`.
     """
 
     def __init__(
@@ -49,75 +49,75 @@ class TaskFeatures:
         self.labels = labels  # (n,), positions in the class order
         self.seed = seed
         self.layout: tuple[int, ...] = () if learner is None else learner.feature_layout
-        self.backbone_unchanged = False  # the backbone did not learn in this task: nothing moves
+        self.backbone_unchanged = False  # the backbone was not trained in this task
         self._learner, self._transform = learner, transform
         self._pixels: dict[ImageView, ImageBatches] = {} if pixels is None else {"clean": pixels}
-        self._newest = "new"  # or "first": which backbone `new` means
+        self._newest = "new"  # or "first": the backbone of `new`
         self._map: FeatureMap | None = None
         self._saved_pseudo = False
-        self._found: dict[Hashable, Any] = {}
+        self._cache: dict[Hashable, Any] = {}
 
     @classmethod
     def from_saved(cls, index: int, seed: int, tensors: Mapping[str, Tensor], layout: Sequence[int]) -> TaskFeatures:
-        """Return the features of a run that saved them; its images and backbones are gone."""
+        """Restore features saved by a run, without its images and backbones."""
         features = cls(index, tensors["labels"], seed)
         features.layout = tuple(layout)
-        features._found = {key: tensors[name] for name, key in SAVED.items() if name in tensors}
+        features._cache = {key: tensors[name] for name, key in SAVED.items() if name in tensors}
         features._saved_pseudo = "old_pseudo" in tensors
         return features
 
-    # --- what it can be narrowed to -----------------------------------------------------------------------------------
+    # --- derived tasks ------------------------------------------------------------------------------------------------
 
     def with_first_backbone(self) -> TaskFeatures:
-        """Return the task as methods with a backbone that is frozen after the first task see it."""
+        """Return the task with features of the backbone after the first task."""
         other = copy.copy(self)
-        other._newest, other._found = "first", {k: v for k, v in self._found.items() if k == ("first", "clean")}
+        other._newest, other._cache = "first", {k: v for k, v in self._cache.items() if k == ("first", "clean")}
         return other
 
     def subset(self, rows: Tensor) -> TaskFeatures:
-        """Return the task as if it had these images (n,) alone; features that are known are not computed again."""
+        """Return the task restricted to these images (n,); computed features are reused."""
         other = copy.copy(self)
         clean = self._pixels["clean"]
         other.labels, other._pixels = self.labels[rows], {"clean": clean.with_images(select(clean.images, rows))}
         computed = ("new", "old", "first")
-        known = {key: value for key, value in self._found.items() if isinstance(key, tuple) and key[0] in computed}
-        other._found = {key: value[rows] for key, value in known.items() if key[1] == "clean"}
+        reusable = {key: value for key, value in self._cache.items() if isinstance(key, tuple) and key[0] in computed}
+        other._cache = {key: value[rows] for key, value in reusable.items() if key[1] == "clean"}
         return other
 
     def mapped(self, feature_map: FeatureMap | None) -> TaskFeatures:
-        """Return the same task behind a feature map."""
+        """Return the task with features transformed by a feature map."""
         if feature_map is None:
             return self
 
-        def behind() -> TaskFeatures:
+        def build() -> TaskFeatures:
             other = copy.copy(self)
-            other._map, other._found = feature_map, {}
+            other._map, other._cache = feature_map, {}
             other._features = lambda when, view: feature_map(self._features(when, view), self.layout)  # type: ignore[method-assign]
             return other
 
-        return self.cached(("mapped", feature_map), behind)
+        return self.cached(("mapped", feature_map), build)
 
     # --- features -----------------------------------------------------------------------------------------------------
 
     @property
     def has_pseudo_images(self) -> bool:
-        """Whether there are pseudo-images of old classes."""
+        """Whether pseudo-images of old classes are available."""
         if self._learner is None:
             return self._saved_pseudo
         return self._learner.pseudo_images() is not None
 
     def new(self, view: ImageView = "clean") -> Tensor:
-        """Features (n, dim) of the task's images under the backbone that has just learned them."""
+        """Return features (n, dim) of the task's images from the backbone after this task."""
         return self._features(self._newest, view)
 
     def old(self, view: ImageView = "clean") -> Tensor:
-        """Features (n, dim) of the same images under the backbone before this task."""
+        """Return features (n, dim) of the same images from the backbone before this task."""
         return self._features("old", view)
 
     def old_new_pairs(self, view: ImageView = "clean") -> tuple[Tensor, Tensor]:
-        """Return old and new features of the same images, from which a shift is estimated.
+        """Return old and new features of the same images, to estimate a shift from.
 
-        `pseudo`: of the task's images and of the pseudo-images of old classes, where there are any.
+        With view `pseudo`, pseudo-images of old classes are appended, if available.
         """
         if view == "pseudo" and self.has_pseudo_images:
             old = self.cached(("pairs", "old"), lambda: torch.cat([self.old(), self.old("pseudo")]))
@@ -127,55 +127,60 @@ class TaskFeatures:
 
     def _features(self, when: str, view: ImageView) -> Tensor:
         if self._learner is None:
-            if (when, view) not in self._found:
-                raise ConfigError(f"the {view} features of the {when} backbone were not saved; run the method anew")
-            found: Tensor = self._found[when, view]
-            return found
+            if (when, view) not in self._cache:
+                raise ConfigError(
+                    f"the {view} features of the {when} backbone were not saved; "
+                    "run the method again with --save-features"
+                )
+            saved: Tensor = self._cache[when, view]
+            return saved
         r = self._learner
         backbone = {"first": lambda: r.first_backbone, "new": lambda: r.backbone, "old": lambda: r.old_backbone}[when]()
-        crop = None if view == "augmented" else r.options.crop  # augmentation has cropped already
+        crop = None if view == "augmented" else r.options.crop  # augmented images are cropped already
         extractor = r.feature_extractor(backbone)
         return self.cached((when, view), lambda: extract(extractor, self.pixels(view), r.execution, crop))
 
     def stats(self, view: ImageView = "clean", storage: StorageSpec = GRAMS) -> ClassStats:
-        """Return the statistics of the task's classes under the new backbone (Eq. 15)."""
+        """Return class statistics of the task from the new backbone (Eq. 15)."""
 
         def computed() -> ClassStats:
             if storage == GRAMS and self._learner is not None:
                 return self._learner.execution.world.class_stats(self.new(view), self.labels)
-            # Factors do not sum; each of several processes has all features and makes the same ones.
+            # Factors cannot be summed across processes; every process computes them from all features.
             return ClassStats.from_features(self.new(view), self.labels, storage)
 
         return self.cached(("stats", view, storage), computed)
 
     def cached(self, key: Hashable, compute: Callable[[], R]) -> R:
-        """Compute something about this task once, however many methods ask for it."""
-        if key not in self._found:
-            self._found[key] = compute()
-        found: R = self._found[key]
-        return found
+        """Compute a value once per task and share it between methods."""
+        if key not in self._cache:
+            self._cache[key] = compute()
+        value: R = self._cache[key]
+        return value
 
     # --- images -------------------------------------------------------------------------------------------------------
 
     @property
     def learner(self) -> Learner:
-        """The learner, for shifts and classifiers that need more than features."""
+        """Learner, for shifts and classifiers that need more than features."""
         if self._learner is None:
-            raise ConfigError("the backbones and images of this run are gone; run the method anew")
+            raise ConfigError(
+                "the backbones and images of this run are not available; run the method again with `efcil run`"
+            )
         return self._learner
 
     def pixels(self, view: ImageView = "clean") -> ImageBatches:
-        """Return the task's images themselves; gone when the task is."""
+        """Return the task's images, available until the task is closed."""
         if view not in self._pixels:
             r = self.learner
             clean = self._pixels["clean"]
             if view == "pseudo":
                 images = r.pseudo_images()
-                assert images is not None, "asked for where there are none"
+                assert images is not None, "pseudo-images are not available"
                 self._pixels[view] = clean.with_images(images)
             elif self._transform is None:
                 self._pixels[view] = clean
-            else:  # one draw: old and new features are of the same augmented images
+            else:  # augment once: old and new features need the same augmented images
                 source = generator(r.execution.device, RngStream.VIEW, r.seed, self.index)
                 self._pixels[view] = clean.augmented(self._transform, source)
         return self._pixels[view]
