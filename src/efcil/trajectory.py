@@ -1,8 +1,8 @@
-"""One lifecycle: a learner learns task after task, class statistics follow it, classifiers are fitted to them.
+"""The lifecycle of a method: train the learner on a task, shift class statistics, fit the classifiers.
 
-A track is the statistics of all classes seen, as they stand behind one feature map and follow one shift. Methods that
-agree in these share a track. Tracks have one owner, the `Trajectory`; experiments, models that are kept, the service
-and plug-ins all learn through it.
+A track holds the statistics of all classes so far for one feature map and one shift. Methods with the same feature map
+and shift share a track. The `Trajectory` owns all tracks; experiments, saved models, the service and plug-ins all learn
+through it.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ Resolved = Mapping[str, tuple[Method, Any]]
 
 
 class TrackKey(NamedTuple):
-    """What makes two tracks the same."""
+    """Identity of a track."""
 
-    first_backbone: bool  # features of the backbone after the first task, on a trajectory that goes on learning
+    first_backbone: bool  # use the backbone after the first task though the learner trains on
     feature_map: FeatureMap | None
     shift: Hashable
     storage: StorageSpec
@@ -40,7 +40,7 @@ class TrackKey(NamedTuple):
 
 @dataclass
 class Track:
-    """Statistics of all classes seen, and how they follow the backbone."""
+    """Statistics of all classes so far and the shift that updates them."""
 
     shift: Shift | None
     storage: StorageSpec
@@ -49,7 +49,7 @@ class Track:
 
 @dataclass
 class Part:
-    """One classifier of one method, and the tracks that it is fitted to."""
+    """One classifier of a method and the tracks it is fitted to."""
 
     method: Method
     classifier: Classifier
@@ -58,13 +58,13 @@ class Part:
 
 
 class Trajectory:
-    """A learner and the methods that are evaluated on it; owns all state that is kept between tasks.
+    """A learner and the methods evaluated on it; owns all state between tasks.
 
-    Without a learner it follows features that were saved.
+    Without a learner it processes saved features.
     """
 
     def __init__(self, learner: Learner | None, methods: Resolved, freezes: bool = False):
-        """`freezes`: the learner itself does not learn after the first task, so there is no second backbone to keep."""
+        """Open the tracks; `freezes`: the learner is frozen after the first task, so there is one backbone only."""
         self.learner = learner
         self.tracks: dict[TrackKey, Track] = {}
         self.parts: dict[str, Part] = {}
@@ -78,28 +78,32 @@ class Trajectory:
         self._learner_track = self._track_for_learner() if learner is not None and learner.needs_stats else None
 
     def _track_for_learner(self) -> TrackKey:
-        """Find or open the track whose statistics the learner draws from: that of the first method, of all features.
+        """Get or create the track that the learner samples from: that of the first method, without a feature map.
 
-        Methods that are compared on one trajectory share its backbone, so the first one decides for all of them.
+        Methods on one trajectory share its backbone, so the first one decides for all of them.
         """
         for part in self.parts.values():
             for key in part.tracks:
-                own = key._replace(feature_map=None)
-                self.tracks.setdefault(own, Track(self.tracks[key].shift, key.storage)).storage = key.storage
-                return own
-        raise ConfigError("the learner needs class statistics and no method keeps any: take a classifier that does")
+                unmapped = key._replace(feature_map=None)
+                self.tracks.setdefault(unmapped, Track(self.tracks[key].shift, key.storage)).storage = key.storage
+                return unmapped
+        raise ConfigError(
+            "the learner needs class statistics, but no method has any; "
+            "use a classifier with statistics, such as ridge or ncm"
+        )
 
     def _track(
         self, first: bool, method: Method, shift: Shift | None, classifier: Classifier, options: Any
     ) -> Iterator[TrackKey]:
-        """Find or open the tracks of a classifier; one that some classifier or the shift needs Grams of has them."""
+        """Get or create the tracks of a classifier, with Grams if a classifier or the shift needs them."""
         if classifier.needs in ("features", "learner"):
             return
         for feature_map, needs in zip(classifier.feature_maps, classifier.track_needs, strict=True):
             feature_map = feature_map if shift is None or shift.feature_map is None else shift.feature_map
             if shift is not None and shift.moves == "gram" and feature_map is not None and not feature_map.is_linear:
                 raise ConfigError(
-                    f"{method.name}: {feature_map} is not linear and {type(shift).__name__} is; take none"
+                    f"{method.name}: {feature_map} is nonlinear, but {type(shift).__name__} is a linear shift; "
+                    "use shift none"
                 )
             if self.learner is not None:
                 feature_map = simplified(feature_map, self.learner.feature_layout)
@@ -114,7 +118,7 @@ class Trajectory:
 
     @property
     def uses_first_backbone(self) -> bool:
-        """Whether a method needs the backbone as it was after the first task."""
+        """Whether a method uses the backbone after the first task."""
         return any(part.first_backbone for part in self.parts.values())
 
     def learn_task(
@@ -124,12 +128,12 @@ class Trajectory:
         on_training_end: Callable[[], None] = lambda: None,
         on_features: Callable[[TaskFeatures], None] = lambda features: None,
     ) -> TaskFeatures:
-        """Learn one task: `fit` trains the learner, None where its backbone does not learn this time.
+        """Learn one task; `fit` trains the learner, None leaves the backbone unchanged.
 
-        `on_features` sees the features before statistics and classifiers have learned them.
+        `on_features` is called with the features before statistics and classifiers are updated.
         """
         learner = self.learner
-        assert learner is not None, "a trajectory of saved features has no backbone to train"
+        assert learner is not None, "saved features have no backbone to train"
         if fit is not None:
             if self._learner_track is not None:
                 learner.old_stats = self.tracks[self._learner_track].stats
@@ -145,26 +149,26 @@ class Trajectory:
         return features
 
     def update(self, features: TaskFeatures, preview: bool = False) -> None:
-        """Shift the tracks, add the task's classes, and fit the classifiers; a preview leaves the learner alone."""
+        """Shift the tracks, add the task's classes and fit the classifiers; a preview does not call the learner."""
         first = features.with_first_backbone() if self.uses_first_backbone else features
         shifted: dict[TrackKey, ClassStats | None] = {}
         for key, track in self.tracks.items():
-            behind = (first if key.first_backbone else features).mapped(key.feature_map)
+            task = (first if key.first_backbone else features).mapped(key.feature_map)
             old = track.stats
             if old is not None and track.shift is not None and not features.backbone_unchanged:
-                old = track.shift(old, behind)
+                old = track.shift(old, task)
             shifted[key] = old
-            track.stats = _merged(old, behind.stats(storage=track.storage), track.storage)
+            track.stats = _merged(old, task.stats(storage=track.storage), track.storage)
         if self.learner is not None and not preview:
             self.learner.after_task(features)
         for part in self.parts.values():
-            seen = first if part.first_backbone else features
+            view = first if part.first_backbone else features
             if part.classifier.needs == "features":
-                part.classifier.fit_features(seen)
+                part.classifier.fit_features(view)
             elif part.classifier.needs == "learner":
                 part.classifier.fit_learner(features)
             else:
-                part.classifier.fit(*(self._fitted_to(key, part.classifier, seen, shifted[key]) for key in part.tracks))
+                part.classifier.fit(*(self._fitted_to(key, part.classifier, view, shifted[key]) for key in part.tracks))
 
     def _fitted_to(
         self, key: TrackKey, classifier: Classifier, features: TaskFeatures, shifted: ClassStats | None
@@ -177,7 +181,7 @@ class Trajectory:
         return _merged(shifted, new, track.storage)
 
     def preview(self, features: TaskFeatures) -> Trajectory:
-        """Return what this trajectory would become with these features; it stays as it is."""
+        """Return a copy of this trajectory updated with these features."""
         other = copy.copy(self)
         other.tracks = {key: replace(track) for key, track in self.tracks.items()}
         other.parts = {
@@ -187,25 +191,26 @@ class Trajectory:
         return other
 
     def logits(self, label: str, features: Tensor) -> Tensor:
-        """Score features (n, dim) of the backbone that the method uses, (n, classes)."""
+        """Return scores (n, classes) of features (n, dim) from the backbone of the method."""
         return self.parts[label].classifier.logits(features)
 
     def stats(self, label: str) -> ClassStats | None:
-        """Return the statistics that a method's classifier is fitted to, None where it keeps no Grams."""
+        """Return the statistics that the method's classifier is fitted to, or None if it stores no Grams."""
         keys = self.parts[label].tracks
         return self.tracks[keys[0]].stats if keys and self.tracks[keys[0]].storage != MEANS else None
 
-    # --- changing what is known ---------------------------------------------------------------------------------------
+    # --- changing the classes -----------------------------------------------------------------------------------------
 
     def retain(self, positions: Tensor) -> None:
-        """Keep the classes at these positions (k,) only; they become 0 .. k - 1."""
+        """Keep only the classes at these positions (k,), renumbered 0 to k - 1."""
         self._change(lambda key, stats: stats.select(positions).relabel(range(len(positions))))
         for part in self.parts.values():
             if part.classifier.needs == "learner":
                 part.classifier.retain(positions)
 
     def merge(self, other: Trajectory, positions: Tensor) -> None:
-        """Add what another trajectory with the same frozen backbone learned; its classes are at `positions` here."""
+        """Merge the statistics of another trajectory with the same frozen backbone; `positions` are its classes
+        here."""
 
         def merged(key: TrackKey, stats: ClassStats) -> ClassStats:
             theirs = other.tracks[key].stats
@@ -223,33 +228,33 @@ class Trajectory:
                 part.classifier.fit(*self._stats_of(part))
 
     def _stats_of(self, part: Part) -> list[ClassStats]:
-        found = [self.tracks[key].stats for key in part.tracks]
-        return [stats for stats in found if stats is not None]
+        tracks = [self.tracks[key].stats for key in part.tracks]
+        return [stats for stats in tracks if stats is not None]
 
     # --- state --------------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return tracks and classifiers; the learner has a state of its own."""
+        """Return the state of tracks and classifiers, without that of the learner."""
         state: dict[str, Tensor] = {}
         for number, track in enumerate(self.tracks.values()):
             if track.stats is not None:
                 state |= {f"tracks.{number}.{name}": tensor for name, tensor in track.stats.state().items()}
         for label, part in self.parts.items():
-            own = part.classifier.state_dict()
-            state |= {f"classifiers/{label}/{name}": tensor for name, tensor in own.items()}
+            classifier_state = part.classifier.state_dict()
+            state |= {f"classifiers/{label}/{name}": tensor for name, tensor in classifier_state.items()}
         return state
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Restore tracks and classifiers."""
         for number, track in enumerate(self.tracks.values()):
-            track.stats = ClassStats.from_state(_below(state, f"tracks.{number}."))
+            track.stats = ClassStats.from_state(_strip_prefix(state, f"tracks.{number}."))
         for label, part in self.parts.items():
-            part.classifier.load_state_dict(_below(state, f"classifiers/{label}/"), *self._stats_of(part))
+            part.classifier.load_state_dict(_strip_prefix(state, f"classifiers/{label}/"), *self._stats_of(part))
 
 
 def _merged(old: ClassStats | None, new: ClassStats, storage: StorageSpec) -> ClassStats:
     return new if old is None else old.merge(new, storage)
 
 
-def _below(state: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+def _strip_prefix(state: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
     return {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)}
