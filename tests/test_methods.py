@@ -375,15 +375,15 @@ def test_tssp_is_the_task_shift_without_a_projection():
 @pytest.mark.parametrize(
     ("name", "named"),
     [
-        ("first-task+sdc+ncm", ("first-task", "sdc", "take none")),
-        ("lwf+sdc+ridge", ("ridge", "sdc", "take dual-projection or ldc")),
-        ("lwf+none+random-features", ("random-features", "lwf", "take first-task")),
-        ("lwf+ldc+head", ("head", "ldc", "take none")),
-        ("lwf+none+exemplar-means", ("exemplar-means", "lwf", "take icarl, foster, podnet")),
-        ("lwf+ldc+mahalanobis", ("mahalanobis", "ldc", "take none")),
-        ("foster+none+ncm", ("ncm", "foster", "take finetune, lwf")),
-        ("first-task+none+head", ("head", "first-task", "take finetune, lwf")),
-        ("pass+none+head", ("head", "pass", "take finetune, lwf")),
+        ("first-task+sdc+ncm", ("first-task", "sdc", "use shift none")),
+        ("lwf+sdc+ridge", ("ridge", "sdc", "use dual-projection or ldc")),
+        ("lwf+none+random-features", ("random-features", "lwf", "use first-task")),
+        ("lwf+ldc+head", ("head", "ldc", "use shift none")),
+        ("lwf+none+exemplar-means", ("exemplar-means", "lwf", "use icarl, foster, podnet")),
+        ("lwf+ldc+mahalanobis", ("mahalanobis", "ldc", "use shift none")),
+        ("foster+none+ncm", ("ncm", "foster", "use finetune, lwf")),
+        ("first-task+none+head", ("head", "first-task", "use finetune, lwf")),
+        ("pass+none+head", ("head", "pass", "use finetune, lwf")),
     ],
 )
 def test_impossible_combinations_are_refused_with_their_parts_and_the_remedy(name, named):

@@ -1,4 +1,4 @@
-"""The methods: a learner, a shift and a classifier each, one entry per method, and the registry."""
+"""Registry of methods, each a combination of learner, shift and classifier."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ from efcil.shift.sdc import KernelDrift
 
 __all__ = ["METHODS", "Method", "find", "measured", "register_method", "register_presets"]
 
-FROZEN = ("first-task",)  # learners whose backbone does not learn after the first task
+FROZEN = ("first-task",)  # learners that freeze the backbone after the first task
 
 
 class StorageOptions(Options):
-    """How the Grams of old classes are stored."""
+    """Storage of class Grams."""
 
     gram_storage: Form = "gram"  # "factors": classes of fewer than dim / 2 images take less
     gram_rank: int | None = Field(default=None, ge=1)  # rows of a factor at most; exact no longer
@@ -58,7 +58,7 @@ class StorageOptions(Options):
 
 @dataclass(frozen=True)
 class Method:
-    """A description: how the backbone learns, how statistics follow it, how they become scores."""
+    """Description of a method: learner, shift, classifier and their default options."""
 
     name: str
     learner: str
@@ -66,17 +66,17 @@ class Method:
     classifier: type[Classifier]
     title: str = ""
     paper: str = ""  # citation
-    memory_formula: str = "-"  # numbers kept per class, d the dimension of features
-    exemplars: bool = False  # whether old images are kept
-    preset_key: str = ""  # the method whose preset values apply, where it is not the method itself
-    defaults: Values = field(default_factory=dict)  # where the components' own do not fit
-    overrides: Values = field(default_factory=dict)  # what makes an ablation an ablation
+    memory_formula: str = "-"  # numbers stored per class; d: feature dimension
+    exemplars: bool = False  # whether it stores old images
+    preset_key: str = ""  # method whose preset values are used, if not its own
+    defaults: Values = field(default_factory=dict)  # replace defaults of the components
+    overrides: Values = field(default_factory=dict)  # fixed options, for ablations
     heads: Mapping[str, type[Classifier]] = field(
         default_factory=dict
-    )  # where it has several classifiers; first: its own
-    paper_head: str = ""  # the one whose numbers the DPCR paper prints, where it is not the first
-    preset: str = ""  # the preset that it has where no other is given; else the data set's first
-    presets: Values = field(default_factory=dict)  # of a plug-in: values where the preset in use gives none
+    )  # several classifiers by name; the first is the default
+    paper_head: str = ""  # head reported in the DPCR paper, if not the first
+    preset: str = ""  # default preset, if not the data set's first
+    presets: Values = field(default_factory=dict)  # of a plug-in: values for options missing in the preset
 
     def __hash__(self) -> int:
         return hash(self.name)
@@ -87,7 +87,7 @@ class Method:
         self._check()
 
     def check(self) -> None:
-        """Refuse a combination that cannot work, with a learner or presets that do not exist."""
+        """Raise ConfigError if the learner or preset options do not exist or the parts do not fit together."""
         learner = LEARNERS.find(self.learner, f" of method {self.name}")
         for head in self.classifiers.values():
             self._check_reads(learner, head)
@@ -97,54 +97,54 @@ class Method:
         if not head.reads(learner):
             wanted = ", ".join(name for name, kind in LEARNERS.items() if head.reads(kind))
             raise ConfigError(
-                f"method {self.name}: {_name(CLASSIFIERS, head)} cannot read the learner {self.learner}; take {wanted}"
+                f"method {self.name}: {_name(CLASSIFIERS, head)} does not support the learner {self.learner}; "
+                f"use {wanted}"
             )
 
     def _check(self) -> None:
-        """Refuse a combination that cannot work, naming its parts and the remedy."""
+        """Raise ConfigError if the parts do not fit together."""
         shift, classifier = self.shift, self.classifier
         named = f"method {self.name}: "
         if self.learner in FROZEN and shift is not None:
             raise ConfigError(
-                f"{named}{self.learner} freezes the backbone, so {_name(SHIFTS, shift)} has nothing to "
-                "follow; take none"
+                f"{named}{self.learner} freezes the backbone, so {_name(SHIFTS, shift)} has no effect; use shift none"
             )
         for head in self.classifiers.values():
-            learner = LEARNERS.peek(self.learner)  # a plug-in's may be unknown yet; `check` looks again
+            learner = LEARNERS.peek(self.learner)  # None for a plug-in that is not loaded yet; see `check`
             if learner is not None:
                 self._check_reads(learner, head)
         if classifier.needs in ("features", "learner") and shift is not None:
             raise ConfigError(
-                f"{named}{_name(CLASSIFIERS, classifier)} keeps no class statistics that "
-                f"{_name(SHIFTS, shift)} could move; take none"
+                f"{named}{_name(CLASSIFIERS, classifier)} has no class statistics for "
+                f"{_name(SHIFTS, shift)} to update; use shift none"
             )
         if classifier.needs == "features" and self.learner not in FROZEN:
             raise ConfigError(
-                f"{named}{_name(CLASSIFIERS, classifier)} sums over features of a frozen backbone, and "
-                f"{self.learner} keeps training it; take {FROZEN[0]}"
+                f"{named}{_name(CLASSIFIERS, classifier)} needs a frozen backbone, but "
+                f"{self.learner} trains it in every task; use {FROZEN[0]}"
             )
         if shift is not None and shift.moves == "mean" and classifier.needs == "gram":
             raise ConfigError(
-                f"{named}{_name(CLASSIFIERS, classifier)} needs the Grams of old classes, and "
-                f"{_name(SHIFTS, shift)} moves means only; take dual-projection or ldc"
+                f"{named}{_name(CLASSIFIERS, classifier)} needs the Grams of old classes, but "
+                f"{_name(SHIFTS, shift)} updates only means; use dual-projection or ldc"
             )
         maps = classifier().feature_maps if shift is not None and shift.moves == "gram" else ()
         if any(feature_map is not None and not feature_map.is_linear for feature_map in maps):
             raise ConfigError(
-                f"{named}{_name(CLASSIFIERS, classifier)} reads statistics behind a map that is not linear, and "
-                f"{_name(SHIFTS, shift)} is linear in the features; take none"
+                f"{named}{_name(CLASSIFIERS, classifier)} uses a nonlinear feature map, but "
+                f"{_name(SHIFTS, shift)} is a linear shift; use shift none"
             )
 
     # --- options ------------------------------------------------------------------------------------------------------
 
     @functools.cached_property
     def keeps_gram(self) -> bool:
-        """Whether the Grams of classes are kept."""
+        """Whether class Grams are stored."""
         return self.classifier.needs == "gram" or (self.shift is not None and self.shift.needs_gram)
 
     @functools.cached_property
     def options(self) -> type[Options]:
-        """The options of shift, classifier and storage as one model."""
+        """Options of shift, classifier and storage as one model."""
         parts: list[type[Options]] = [] if self.shift is None else [self.shift.options_type]
         parts += [head.options_type for head in self.classifiers.values()]
         parts += [StorageOptions] if self.keeps_gram else []
@@ -161,7 +161,7 @@ class Method:
         return create_model(f"Options of {self.name}", __base__=tuple(bases) or Options, **fields)
 
     def storage(self, options: Any) -> StorageSpec:
-        """In which form classes are stored."""
+        """Return the storage form of class statistics."""
         if not self.keeps_gram:
             return GRAMS
         return StorageSpec(options.gram_storage, options.gram_rank, options.gram_tolerance)
@@ -170,42 +170,42 @@ class Method:
 
     @property
     def reads_first_backbone(self) -> bool:
-        """Whether it uses the backbone as it was after the first task."""
+        """Whether it uses the backbone after the first task."""
         return self.learner in FROZEN
 
     @property
     def classifiers(self) -> Mapping[str, type[Classifier]]:
-        """All its classifiers by name; the only one has none."""
+        """Classifiers by name; a single classifier has the empty name."""
         return self.heads or {"": self.classifier}
 
     @property
     def published(self) -> str:
-        """Name of the classifier whose numbers the DPCR paper prints."""
+        """Name of the classifier reported in the DPCR paper."""
         return self.paper_head or next(iter(self.classifiers))
 
     def default_head(self, options: Any) -> str:
-        """Name of the classifier whose accuracy is the method's: the option `head`, else the first."""
+        """Return the classifier that defines the method's accuracy: the option `head`, else the first."""
         return str(getattr(options, "head", next(iter(self.classifiers))))
 
     @property
     def supports(self) -> frozenset[str]:
-        """What a model that is kept can do beside learning new classes: update, forget, merge."""
+        """Operations of a saved model beyond learning new classes: update, forget, merge."""
         return self.classifier.supports if not self.heads else frozenset()
 
     @property
     def parts(self) -> tuple[str, str, str]:
-        """The names of learner, shift and classifier, for tables."""
+        """Names of learner, shift and classifier, for tables."""
         heads = ", ".join(dict.fromkeys(_name(CLASSIFIERS, head) for head in self.classifiers.values()))
         return self.learner, "none" if self.shift is None else _name(SHIFTS, self.shift), heads
 
 
-def _name(known: Mapping[str, Any], part: Any) -> str:
-    return next((name for name, own in known.items() if own is part), part.__name__)
+def _name(registry: Mapping[str, Any], part: Any) -> str:
+    return next((name for name, value in registry.items() if value is part), part.__name__)
 
 
 _LWF = "Li and Hoiem, TPAMI 2018"
 _DPCR = "He et al., ICML 2025"
-_GRAM = "d(d+1)/2 + d"  # Gram and mean, as factors of n < d/2 images nd + d; count and classifier's column come on top
+_GRAM = "d(d+1)/2 + d"  # Gram and mean; nd + d with factors of n < d/2 images; without count and classifier weights
 
 
 def _ablation(name: str, title: str, shift: type[Shift] | None, **overrides: object) -> Method:
@@ -306,13 +306,13 @@ METHODS: Registry[Method] = Registry(
 
 
 def register_method(method: Method) -> Method:
-    """Let a method be found by its name, as the entry points `efcil.methods` do."""
+    """Register a method by its name, like the entry points `efcil.methods`."""
     METHODS.register(method.name, method)
     return method
 
 
 def find(name: str) -> Method:
-    """Return the method of a name, or the free combination `learner+shift+classifier`, or say which is nearest.
+    """Return a method by name or as a free combination `learner+shift+classifier`.
 
     Names are read without regard to case.
 
@@ -330,7 +330,7 @@ def find(name: str) -> Method:
 
 
 def combined(learner: str, shift: str, classifier: str) -> Method:
-    """Return a free combination of parts by their names."""
+    """Build a method from the names of its parts."""
     name = f"{learner}+{shift}+{classifier}"
     LEARNERS.find(learner, f" in {name}")
     method = Method(name, learner, SHIFTS.find(shift, f" in {name}"), CLASSIFIERS.find(classifier, f" in {name}"))
@@ -344,18 +344,18 @@ _PRESETS: dict[str, Values] = {}
 
 
 def register_presets(presets: Mapping[str, Values]) -> None:
-    """Give plug-ins preset values, by the name of a method or a part: used where the preset in use says nothing.
+    """Register preset values for plug-in methods or parts by name; the active preset takes precedence.
 
-    What is registered may as well bring them in an attribute `presets`.
+    Registered classes may define an attribute `presets` instead.
     """
     registries: tuple[Registry[Any], ...] = (METHODS, LEARNERS, SHIFTS, CLASSIFIERS)
     for name, values in presets.items():
         known = [registry[name] for registry in registries if name in registry]
         if any(name in registry.own for registry in registries):
-            raise ConfigError(f"presets of '{name}': its values are efcil's own; give them with --set")
+            raise ConfigError(f"presets of '{name}': presets of built-in parts cannot be replaced; use --set")
         if not known:
             names = [key for registry in registries for key in registry if key not in registry.own]
-            raise ConfigError(f"presets of '{name}': nothing of that name is registered; {nearest(name, names)}")
+            raise ConfigError(f"presets of '{name}': no such method or part; {nearest(name, names)}")
         options = [key for part in known for key in _option_keys(part)]
         check_presets(SimpleNamespace(presets=values), options, f"'{name}'")
     _PRESETS.update({name: dict(values) for name, values in presets.items()})
@@ -368,7 +368,7 @@ def _option_keys(part: Any) -> list[str]:
 
 
 def plugin_presets(method: Method) -> Values:
-    """Return the preset values that plug-ins bring for a method: those of its parts, then its own."""
+    """Return plug-in preset values for a method: those of its parts, overridden by its own."""
     parts: dict[str, Any] = {method.learner: LEARNERS[method.learner]}
     if method.shift is not None:
         parts[_name(SHIFTS, method.shift)] = method.shift
@@ -380,7 +380,7 @@ def plugin_presets(method: Method) -> Values:
 
 
 def measured() -> dict[str, dict[str, list[float] | None]]:
-    """Return the paper's and our A_f and A_avg on CIFAR-100, T = 10, by method; written by the results' tool."""
+    """Return published and measured A_f and A_avg on CIFAR-100, T = 10, by method."""
     text = resources.files("efcil.presets").joinpath("measured.json").read_text(encoding="utf-8")
     found: dict[str, dict[str, list[float] | None]] = json.loads(text)
     return found
