@@ -1,8 +1,8 @@
-"""Options: frozen typed models, presets that are data, and `key=value` settings on top of both.
+"""Options as frozen typed models, presets as data files, and `key=value` overrides.
 
-An option is known by a dotted key (`later.lr`, `ridge`). A preset file gives each key its value and its source. The
-settings of a run are the model's defaults, then the preset, then what the user set; every mistake in them is
-reported at once, each with the nearest known key.
+An option has a dotted key (`later.lr`, `ridge`). A preset file gives each key a value and its source. The options of a
+run are the model's defaults, overridden by the preset, then by the user. All errors are reported together, unknown keys
+with the nearest match.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ Values = dict[str, Any]  # dotted key -> value
 
 
 class Options(BaseModel):
-    """Base of all options: frozen, and nothing unknown gets in."""
+    """Base class of all options: frozen, unknown keys are refused."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     def check_training(self, training: Any) -> None:
-        """Refuse what does not go with the options of the training, where a method's own depend on them."""
+        """Raise ConfigError if these options conflict with the training options."""
 
 
 O_ = TypeVar("O_", bound=Options)
@@ -36,21 +36,21 @@ O_ = TypeVar("O_", bound=Options)
 
 def keys(model: type[Options], prefix: str = "") -> list[str]:
     """Return the dotted keys of a model, nested ones included."""
-    found: list[str] = []
+    names: list[str] = []
     for name, field in model.model_fields.items():
         kind = field.annotation
         if isinstance(kind, type) and issubclass(kind, Options):
-            found += keys(kind, f"{prefix}{name}.")
+            names += keys(kind, f"{prefix}{name}.")
         else:
-            found.append(prefix + name)
-    return found
+            names.append(prefix + name)
+    return names
 
 
-MAX_YAML_VALUES = 100_000  # values that a YAML text may stand for: aliases can make a few lines stand for billions
+MAX_YAML_VALUES = 100_000  # limit after alias expansion, which can turn a few lines into billions of values
 
 
 def load_yaml(text: str) -> Any:
-    """Read YAML of plain values; whatever is wrong with it is a YAMLError.
+    """Parse YAML of plain values; any error is a YAMLError.
 
     >>> load_yaml("a: [1, x]")
     {'a': [1, 'x']}
@@ -61,28 +61,28 @@ def load_yaml(text: str) -> Any:
         if node is None:
             return None
         if _count_values(node, {}) > MAX_YAML_VALUES:
-            raise yaml.YAMLError(f"it stands for more than {MAX_YAML_VALUES:,} values")
+            raise yaml.YAMLError(f"more than {MAX_YAML_VALUES:,} values")
         return loader.construct_document(node)
     except yaml.YAMLError:
         raise
-    except Exception as error:  # months of 99 days, numbers without digits: its constructors raise nearly anything
+    except Exception as error:  # constructors raise arbitrary errors, such as ValueError for an invalid date
         raise yaml.YAMLError(f"{type(error).__name__}: {error}") from None
     finally:
         loader.dispose()
 
 
-def _count_values(node: yaml.Node, known: dict[int, float]) -> float:
-    """Count values, those behind an alias as often as they are meant; infinite where a value holds itself."""
-    if id(node) not in known:
-        known[id(node)] = math.inf
+def _count_values(node: yaml.Node, counts: dict[int, float]) -> float:
+    """Count values after alias expansion; infinite if a value contains itself."""
+    if id(node) not in counts:
+        counts[id(node)] = math.inf
         inside: list[Any] = node.value if isinstance(node, yaml.CollectionNode) else []
         parts = (part for item in inside for part in (item if isinstance(item, tuple) else (item,)))
-        known[id(node)] = 1 + sum(_count_values(part, known) for part in parts)
-    return known[id(node)]
+        counts[id(node)] = 1 + sum(_count_values(part, counts) for part in parts)
+    return counts[id(node)]
 
 
 def nested(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Turn dotted keys into nested dictionaries.
+    """Convert dotted keys to nested dictionaries.
 
     >>> nested({"later.lr": 0.05, "batch_size": 128})
     {'later': {'lr': 0.05}, 'batch_size': 128}
@@ -94,35 +94,35 @@ def nested(values: Mapping[str, Any]) -> dict[str, Any]:
         for part in path:
             node = node.setdefault(part, {})
             if not isinstance(node, dict):
-                raise ConfigError(f"{key}: {part} is a value and has no parts; give one of the two")
+                raise ConfigError(f"{key}: {part} is a value and has no sub-options; set one of the two")
         node[last] = value
     return tree
 
 
 def flat(options: Options) -> Values:
-    """Turn options into dotted keys and plain values."""
+    """Convert options to dotted keys and plain values."""
 
     def walk(tree: Mapping[str, Any], prefix: str) -> Values:
-        found: Values = {}
+        leaves: Values = {}
         for key, value in tree.items():
-            found.update(walk(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value})
-        return found
+            leaves.update(walk(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value})
+        return leaves
 
     return walk(options.model_dump(mode="json"), "")
 
 
 def _nested_defaults(model: type[Options]) -> Values:
-    found: Values = {}
+    defaults: Values = {}
     for name, field in model.model_fields.items():
         if isinstance(field.default, Options):
-            found |= {f"{name}.{key}": value for key, value in flat(field.default).items()}
-    return found
+            defaults |= {f"{name}.{key}": value for key, value in flat(field.default).items()}
+    return defaults
 
 
 def build(model: type[O_], values: Mapping[str, Any], what: str) -> O_:
-    """Make validated options of dotted values; an error names each option, the value got and what was wanted.
+    """Build validated options from dotted values; errors name each option, its value and the expected one.
 
-    A value for a part of a nested option leaves the rest of it at the model's default.
+    Parts of a nested option that are not given keep the model's defaults.
     """
     try:
         return model.model_validate(nested({**_nested_defaults(model), **values}))
@@ -140,7 +140,7 @@ def build(model: type[O_], values: Mapping[str, Any], what: str) -> O_:
 
 
 def parse_overrides(settings: Iterable[str]) -> Values:
-    """Read `key=value` texts; a value is YAML, so `1e-9`, `[60, 120]`, `null` and words all work.
+    """Parse `key=value` settings; values are YAML, such as `1e-9`, `[60, 120]`, `null` or a word.
 
     >>> parse_overrides(["ridge=2000", "first.milestones=[60, 120]", "shift_ridge=1e-9"])
     {'ridge': 2000, 'first.milestones': [60, 120], 'shift_ridge': 1e-09}
@@ -149,26 +149,26 @@ def parse_overrides(settings: Iterable[str]) -> Values:
     for setting in settings:
         key, sign, text = setting.partition("=")
         if not sign or not key.strip():
-            raise ConfigError(f"--set {setting}: must be key=value")
+            raise ConfigError(f"--set {setting}: wanted key=value")
         try:
             value = load_yaml(text) if text else ""
         except yaml.YAMLError:
             value = text
-        if isinstance(value, str):  # YAML 1.1 takes 1e-9 for a word
+        if isinstance(value, str):  # YAML 1.1 parses 1e-9 as a string
             with contextlib.suppress(ValueError):
                 value = float(value)
         values[key.strip()] = value
     return values
 
 
-def check_presets(part: Any, known: Iterable[str], what: str) -> None:
-    """Refuse an attribute `presets` of a plug-in that names what is no option."""
-    values, known = getattr(part, "presets", {}), list(known)
+def check_presets(part: Any, options: Iterable[str], what: str) -> None:
+    """Raise ConfigError if the attribute `presets` of a plug-in has unknown options."""
+    values, options = getattr(part, "presets", {}), list(options)
     if not isinstance(values, Mapping):
         raise ConfigError(f"presets of {what} must be a mapping from options to values, got {type(values).__name__}")
     for key in values:
-        if key not in known:
-            raise ConfigError(f"presets of {what}: {key} is not an option: {nearest(str(key), known)}")
+        if key not in options:
+            raise ConfigError(f"presets of {what}: {key} is not an option: {nearest(str(key), options)}")
 
 
 Preset = dict[str, dict[str, dict[str, tuple[Any, str]]]]  # data set -> section -> key -> (value, source)
@@ -176,33 +176,33 @@ Preset = dict[str, dict[str, dict[str, tuple[Any, str]]]]  # data set -> section
 
 @cache
 def presets() -> dict[str, Preset]:
-    """Return every preset: name -> data set -> section -> key -> (value, source)."""
-    found: dict[str, Preset] = {}
+    """Return all presets: name -> data set -> section -> key -> (value, source)."""
+    loaded: dict[str, Preset] = {}
     for file in sorted(resources.files("efcil.presets").iterdir(), key=lambda f: f.name):
         if file.name.endswith(".yaml"):
             tree = yaml.safe_load(file.read_text(encoding="utf-8"))
-            found[file.name.removesuffix(".yaml")] = {
+            loaded[file.name.removesuffix(".yaml")] = {
                 dataset: {
                     section: {key: (value, source) for key, (value, source) in entries.items()}
                     for section, entries in sections.items()
                 }
                 for dataset, sections in tree.items()
             }
-    return found
+    return loaded
 
 
 def preset_names(dataset: str) -> list[str]:
-    """Return the presets that speak of a data set, the default one first."""
+    """Return the presets for a data set, the default first."""
     return sorted(
         (name for name, preset in presets().items() if dataset in preset), key=lambda n: (n == "released_code", n)
     )
 
 
 def preset_values(preset: str, dataset: str, section: str) -> Values:
-    """Return the values a preset gives to one section (`training`, or the name of a method) on a data set."""
-    known = preset_names(dataset)
-    if preset not in known:
-        raise ConfigError(f"preset '{preset}' does not exist for {dataset}: {nearest(preset, known)}")
+    """Return the values of a preset for one section (`training` or a method name) on a data set."""
+    names = preset_names(dataset)
+    if preset not in names:
+        raise ConfigError(f"preset '{preset}' does not exist for {dataset}: {nearest(preset, names)}")
     tree = presets()[preset]
     entries = {**tree.get("defaults", {}).get(section, {}), **tree[dataset].get(section, {})}
     return {key: value for key, (value, _) in entries.items()}

@@ -1,7 +1,7 @@
-"""What has a name: ours, what `efcil.register_*` added, and entry points of other packages, loaded when looked up.
+"""Registries of built-in parts, parts registered with `efcil.register_*`, and lazily loaded entry points.
 
-Each registry is a mapping from names to methods, learners, shifts, classifiers, backbones or data sets. Ours keep their
-names. A plug-in that cannot be used is an error that names its package; silence would look like a misspelled name.
+Each registry maps names to methods, learners, shifts, classifiers, backbones or data sets. Built-in names cannot be
+replaced. A broken plug-in raises an error that names its package; ignoring it would look like a misspelled name.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from typing import Any, NamedTuple, TypeVar
 from efcil.errors import ConfigError, nearest
 
 T = TypeVar("T")
-NAME = re.compile(r"[A-Za-z0-9][\w.-]*")  # names are parts of labels, settings and directories
+NAME = re.compile(r"[A-Za-z0-9][\w.-]*")  # names occur in labels, settings and directories
 COMBINED_NAME = re.compile(r"[A-Za-z0-9][\w.+-]*")
 
-_lock = threading.RLock()  # one for all: plug-ins of one group may look up another
+_lock = threading.RLock()  # shared: loading a plug-in may access other registries
 
 
 class _Plugin(NamedTuple):
@@ -28,7 +28,7 @@ class _Plugin(NamedTuple):
 
 
 class Registry(Mapping[str, T]):
-    """Names of one kind of thing. Our own are found without loading what other packages bring."""
+    """Mapping from names to parts of one kind; built-in parts are found without loading plug-ins."""
 
     def __init__(
         self,
@@ -41,9 +41,9 @@ class Registry(Mapping[str, T]):
         check: Callable[[str, Any], None] = lambda name, value: None,
         has_name: bool = False,
     ):
-        """`accepts` tells what is of the right kind, `wanted` in words; `check` raises a ConfigError for other faults.
+        """`accepts` tests the kind of a plug-in, described by `wanted`; `check` raises ConfigError for other faults.
 
-        With `has_name` a plug-in's name is its attribute `name`, else that of its entry point.
+        With `has_name` the name of a plug-in is its attribute `name`, else that of its entry point.
         """
         self.noun, self.group, self.own = noun, group, dict(own)
         self._accepts, self._wanted, self._check, self._has_name = accepts, wanted, check, has_name
@@ -61,7 +61,7 @@ class Registry(Mapping[str, T]):
         return len({**self.own, **self._plugins()})
 
     def find(self, name: str, context: str = "") -> T:
-        """Return what has a name, or say which name is nearest."""
+        """Return the part with this name, or raise ConfigError with the nearest name."""
         if name not in self:
             raise ConfigError(f"unknown {self.noun} '{name}'{context}: {nearest(name, self)}")
         return self[name]
@@ -77,12 +77,12 @@ class Registry(Mapping[str, T]):
         return name
 
     def peek(self, name: str) -> T | None:
-        """Return what has a name as far as that is known before entry points are loaded."""
-        known = {**self.own, **{key: plugin.value for key, plugin in self._registered.items()}}
-        return known.get(name)
+        """Return the part with this name without loading entry points, else None."""
+        parts = {**self.own, **{key: plugin.value for key, plugin in self._registered.items()}}
+        return parts.get(name)
 
     def register(self, name: str, value: T) -> None:
-        """Add a plug-in; a module that runs again replaces what it registered before."""
+        """Register a plug-in; a module that runs again replaces its earlier registration."""
         origin = f"module {_caller()}"
         self._examine(name, value, f"{origin}: {self.noun} '{name}'")
         if self._is_own(name):
@@ -98,25 +98,25 @@ class Registry(Mapping[str, T]):
             raise
 
     def reset(self) -> None:
-        """Forget what was registered, and load entry points anew."""
+        """Clear registrations and reload entry points on next access."""
         self._registered, self._loaded = {}, None
 
     def _plugins(self) -> dict[str, _Plugin]:
         with _lock:
             if self._loaded is None:
-                self._loaded = {}  # for what plug-ins look up while they are loaded
+                self._loaded = {}  # plug-ins may access this registry while they are loaded
                 try:
                     self._loaded = self._load()
                 except BaseException:
                     self._loaded = None
                     raise
-            found = dict(self._loaded)
+            merged = dict(self._loaded)
             for name, plugin in self._registered.items():
-                self._add(found, name, plugin)
-            return found
+                self._add(merged, name, plugin)
+            return merged
 
     def _load(self) -> dict[str, _Plugin]:
-        found: dict[str, _Plugin] = {}
+        plugins: dict[str, _Plugin] = {}
         for point in sorted(entry_points(group=self.group), key=lambda p: (p.name, p.value)):
             package = point.dist.name if point.dist is not None else "unknown package"
             named = f"{package}: entry point {point.value} of {self.group}"
@@ -135,7 +135,7 @@ class Registry(Mapping[str, T]):
                 self._check(name, plugin.value)
             except ConfigError as error:
                 raise ConfigError(f"{plugin.origin}: {error}") from None
-        return found
+        return plugins
 
     def _is_own(self, name: str) -> bool:
         return name.casefold() in {own.casefold() for own in self.own}
@@ -145,23 +145,23 @@ class Registry(Mapping[str, T]):
             got = value.__name__ if isinstance(value, type) else type(value).__name__
             raise ConfigError(f"{named} must be {self._wanted}, got {got}")
         if not self._pattern.fullmatch(value.name if self._has_name else name):
-            raise ConfigError(f"{named}: a name must be of letters, digits, '-', '_' and '.'")
+            raise ConfigError(f"{named}: invalid name; use letters, digits, '-', '_' and '.'")
 
-    def _add(self, found: dict[str, _Plugin], name: str, plugin: _Plugin) -> None:
-        other = found.setdefault(name, plugin)
+    def _add(self, plugins: dict[str, _Plugin], name: str, plugin: _Plugin) -> None:
+        other = plugins.setdefault(name, plugin)
         if other.value is not plugin.value:
             raise ConfigError(
-                f"{self.noun} '{name}' comes from {other.origin} and from {plugin.origin}: rename or uninstall one"
+                f"{self.noun} '{name}' is defined by {other.origin} and {plugin.origin}; rename or uninstall one"
             )
 
 
 def subclass_of(base: type) -> Callable[[Any], bool]:
-    """Return a test for subclasses that can be made: nothing abstract is left in them."""
+    """Return a predicate for concrete subclasses of `base`."""
     return lambda value: isinstance(value, type) and issubclass(value, base) and not _abstract(value)
 
 
 def one_line(error: BaseException) -> str:
-    """Return an error of another package as one line.
+    """Format an exception on one line.
 
     >>> one_line(ValueError("no\\nluck"))
     'ValueError: no luck'
@@ -174,7 +174,7 @@ def _abstract(kind: type) -> bool:
 
 
 def _caller() -> str:
-    """Return the name of the module that called into efcil."""
+    """Return the name of the calling module outside efcil."""
     frame = sys._getframe(1)
     while frame.f_back is not None and str(frame.f_globals.get("__name__")).partition(".")[0] == "efcil":
         frame = frame.f_back
