@@ -1,4 +1,4 @@
-"""Exemplar-free class-incremental learning: models that learn new classes while the old images are gone."""
+"""Exemplar-free class-incremental learning: train image classifiers on new classes without images of old ones."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import what is heavy when it is asked for: `import efcil` stays instant."""
+    """Import public names lazily, so that `import efcil` is fast."""
     if name in _MODULES:
         return getattr(import_module(f"efcil.{_MODULES[name]}"), name)
     raise AttributeError(f"module 'efcil' has no attribute {name!r}")

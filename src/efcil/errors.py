@@ -1,4 +1,4 @@
-"""The errors a person can do something about. Each is one line that names the thing, the value and the remedy."""
+"""User-facing errors. Each message is one line that names the thing, the value and the remedy."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _OPTION = re.compile(r"--([a-z][a-z-]*[a-z])(?: (\d[\d,]*))?(?!\w)")
 
 
 class EfcilError(Exception):
-    """Base of every error that is told to the user in one line, without a traceback."""
+    """Base class of errors that are reported in one line, without a traceback."""
 
     exit_code = 2
 
@@ -21,11 +21,11 @@ class ConfigError(EfcilError):
 
 
 class DataError(EfcilError):
-    """A data set that is missing, incomplete, damaged or unfit for what was asked."""
+    """A data set that is missing, incomplete, damaged or unsuitable."""
 
 
 class RunError(EfcilError):
-    """A run directory that cannot be used as asked."""
+    """A run directory that cannot be used."""
 
 
 class CheckpointError(EfcilError):
@@ -33,37 +33,37 @@ class CheckpointError(EfcilError):
 
 
 class ModelError(EfcilError):
-    """A model directory that is damaged, of another format or in the way, or a model that cannot do what was asked."""
+    """A model directory that is damaged, exists already or has an unknown format, or an unsupported operation."""
 
 
 class TrainingError(EfcilError):
-    """Training that cannot go on: a loss that is not finite, or memory that ran out."""
+    """Training that failed: a non-finite loss or lack of memory."""
 
     exit_code = 3
 
 
 class NumericalError(EfcilError):
-    """Base of what the analytic core cannot solve."""
+    """Base class of numerical failures of the closed forms."""
 
     exit_code = 3
 
 
 class NotFiniteError(NumericalError):
-    """A matrix holds NaN or infinity."""
+    """A matrix contains NaN or infinity."""
 
 
 class NotPositiveDefiniteError(NumericalError):
-    """A matrix that must be positive definite is not, within the accuracy of its arithmetic."""
+    """A matrix is not numerically positive definite."""
 
 
 class RunsFailed(EfcilError):
-    """Runs of a grid that failed at every attempt; the others are done."""
+    """Some runs of a grid failed at every attempt; the others are complete."""
 
     exit_code = 4
 
 
 class Interrupted(EfcilError):
-    """A signal ended the command; what was done is kept."""
+    """A signal stopped the command; completed work is kept."""
 
     def __init__(self, number: int, remedy: str):
         super().__init__(f"interrupted by {signal.Signals(number).name}; {remedy}")
@@ -71,22 +71,22 @@ class Interrupted(EfcilError):
 
 
 def describe_exit(code: int, output: str) -> str:
-    """Say how a process ended that did not succeed: by a signal, or with a code and its last words.
+    """Describe how a process failed: by a signal, or with a code and the last line of its output.
 
     >>> describe_exit(-9, "")
-    'was ended by SIGKILL; perhaps memory ran out'
+    'was killed by SIGKILL; perhaps out of memory'
     >>> describe_exit(1, "Traceback\\n...\\nValueError: no\\n")
     'failed with code 1: ValueError: no'
     """
     if code < 0:
         name = signal.Signals(-code).name if -code in set(signal.Signals) else str(-code)
-        return f"was ended by {name}" + ("; perhaps memory ran out" if -code == signal.SIGKILL else "")
+        return f"was killed by {name}" + ("; perhaps out of memory" if -code == signal.SIGKILL else "")
     lines = output.strip().splitlines()
-    return f"failed with code {code}: {lines[-1].strip() if lines else 'it said nothing'}"
+    return f"failed with code {code}: {lines[-1].strip() if lines else 'no output'}"
 
 
 class FailedOnOtherRank(EfcilError):
-    """The error of another process of the run, which tells it itself; here nothing is said."""
+    """An error of another process of the run, which reports it itself; it has no message here."""
 
     def __init__(self, exit_code: int):
         super().__init__("")

@@ -1,4 +1,4 @@
-"""Seed every random draw from its purpose and place in a run, so that a resumed run needs no generator state."""
+"""Derive the seed of every random draw from its purpose and position in a run."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ import torch
 
 
 class RngStream(IntEnum):
-    """What randomness is for: streams of different purposes never meet."""
+    """Independent random streams, one for each purpose."""
 
-    EPOCH = 1  # (seed, task, epoch): order of the images, augmentation
-    WEIGHTS = 2  # (seed, task): new weights
-    VIEW = 3  # (seed, task): the augmented view for statistics
-    SHIFT = 4  # (seed, task): fitting a shift: first weights, order of the features
-    EXPANSION = 5  # (seed): the random matrix that widens features
-    NOISE = 6  # (seed, task, epoch): what a loss draws while training
-    DRAWS = 7  # (seed): features drawn from statistics, for calibration
-    VALIDATION = 8  # (seed, teaching): which pictures of a teaching are held out
-    PSEUDO = 9  # (seed, old classes): features that images of old classes are to have
+    EPOCH = 1  # (seed, task, epoch): image order and augmentation
+    WEIGHTS = 2  # (seed, task): weight initialization
+    VIEW = 3  # (seed, task): augmented view for statistics
+    SHIFT = 4  # (seed, task): initialization and batch order of a fitted shift
+    EXPANSION = 5  # (seed): random feature expansion
+    NOISE = 6  # (seed, task, epoch): random draws of a loss
+    DRAWS = 7  # (seed): features sampled from statistics for calibration
+    VALIDATION = 8  # (seed, update): held-out images of an update
+    PSEUDO = 9  # (seed, old classes): target features of pseudo-images
 
 
 def derive_seed(stream: RngStream, *where: int) -> int:
-    """Return a generator's seed as a function of (seed, task, epoch, ...): a resumed run needs no generator state."""
+    """Derive a seed from (seed, task, epoch, ...), so that a resumed run needs no saved generator state."""
     state = np.random.SeedSequence([int(stream), *(int(w) for w in where)]).generate_state(1, np.uint64)[0]
     return int(state) & (2**63 - 1)
 
 
 def generator(device: torch.device | str, stream: RngStream, *where: int) -> torch.Generator:
-    """Return randomness for a purpose at a place in the run."""
+    """Return a generator seeded for a stream and a position in the run."""
     return torch.Generator(device).manual_seed(derive_seed(stream, *where))

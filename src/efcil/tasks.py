@@ -1,7 +1,7 @@
-"""Class order and increments: a data set becomes a sequence of tasks, each of them a value that can be indexed.
+"""Split a data set into a sequence of tasks by class order and increments.
 
-Labels inside a task are positions in the class order (0 is the first class ever learned), which is also the column
-of that class in every score matrix. A task carries training data only, and gives them up when it is closed.
+Labels in a task are positions in the class order (0 is the first class learned), which are also the columns of score
+matrices. A task holds only training data and releases them when it is closed.
 """
 
 from __future__ import annotations
@@ -88,8 +88,8 @@ def task_sizes(
 ) -> tuple[int, ...]:
     """Return the number of classes in each task.
 
-    Either `tasks`, which must divide the classes unless `allow_uneven`, or `init_cls` (default: the increment) and
-    `increment`, an int or a list, where a smaller last task is normal.
+    Give either `tasks`, which must divide the number of classes unless `allow_uneven`, or `increment` (an int or a
+    list) and optionally `init_cls` (default: the increment); then the last task may be smaller.
 
     >>> task_sizes(100, tasks=10) == (10,) * 10
     True
@@ -99,7 +99,7 @@ def task_sizes(
     (4, 3, 3)
     """
     if (tasks is None) == (init_cls is None and increment is None):
-        raise ConfigError("say either --tasks, or --init-cls and --increment")
+        raise ConfigError("give either --tasks, or --init-cls and --increment")
     if tasks is not None:
         if not 1 <= tasks <= classes:
             raise ConfigError(f"--tasks {tasks}: must be between 1 and the {classes} classes")
@@ -107,8 +107,8 @@ def task_sizes(
             divisors = [t for t in range(1, classes + 1) if classes % t == 0]
             close = sorted(sorted(divisors, key=lambda t: abs(t - tasks))[:3])
             raise ConfigError(
-                f"--tasks {tasks} does not divide the {classes} classes: choose {', '.join(map(str, close))}, "
-                "or pass --allow-uneven, or use --init-cls and --increment"
+                f"--tasks {tasks} does not divide the {classes} classes; use {', '.join(map(str, close))}, "
+                "--allow-uneven, or --init-cls and --increment"
             )
         return tuple(classes // tasks + (index < classes % tasks) for index in range(tasks))
     if isinstance(increment, int) or increment is None:
@@ -126,18 +126,18 @@ def task_sizes(
     total = sum(sizes)
     if total > classes:
         raise ConfigError(
-            f"the increments {', '.join(map(str, sizes))} add up to {total}, but there are only {classes} classes"
+            f"the increments {', '.join(map(str, sizes))} sum to {total}, but there are only {classes} classes"
         )
     return sizes + ((classes - total,) if total < classes else ())
 
 
 class Task:
-    """The training data of one task. After `close()` its images are out of reach."""
+    """Training data of one task, inaccessible after `close()`."""
 
     def __init__(self, index: int, first_class: int, classes: int, images: ImageSet):
         self.index = index
         self.first_class = first_class
-        self.seen = first_class + classes  # classes known once this task is learned
+        self.seen = first_class + classes  # number of classes after this task
         self._images: ImageSet | None = images
         self._size = len(images)
 
@@ -146,7 +146,7 @@ class Task:
 
     @property
     def classes(self) -> range:
-        """Positions in the class order of the classes that are new in this task."""
+        """Positions in the class order of the new classes of this task."""
         return range(self.first_class, self.seen)
 
     @property
@@ -161,11 +161,11 @@ class Task:
 
     def _open(self) -> ImageSet:
         if self._images is None:
-            raise DataError(f"task {self.index + 1} is over: its images are gone")
+            raise DataError(f"task {self.index + 1} is closed; its images are no longer available")
         return self._images
 
     def close(self) -> None:
-        """Give the images up, as an exemplar-free learner must."""
+        """Release the images, as exemplar-free learning requires."""
         self._images = None
 
 
@@ -177,7 +177,7 @@ class TaskStream(Sequence[Task]):
     """
 
     train: ImageSet
-    order: Order  # (classes,) label of the class at each position
+    order: Order  # (classes,) label at each position
     sizes: tuple[int, ...]
     dataset: DataSet | None = None
 
@@ -241,15 +241,15 @@ class TaskStream(Sequence[Task]):
 
     @property
     def ends(self) -> list[int]:
-        """Number of classes seen after each task."""
+        """Number of classes after each task."""
         return np.cumsum(self.sizes).tolist()
 
     def positions(self, labels: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Labels of the data set -> positions in the class order."""
+        """Map labels of the data set to positions in the class order."""
         return np.argsort(self.order)[labels]
 
     def task_of_class(self) -> npt.NDArray[np.int64]:
-        """The task in which each position of the class order is learned."""
+        """Return the task of each position in the class order."""
         return np.repeat(np.arange(len(self.sizes)), self.sizes)
 
     def _task(self, index: int, first_class: int) -> Task:
@@ -267,5 +267,5 @@ class TaskStream(Sequence[Task]):
         return (self[index] for index in range(len(self)))
 
     def upto(self, index: int) -> Task:
-        """Task `index` with the data of all tasks before it as well: only for the joint upper bound."""
+        """Return the union of all tasks up to `index`, for the joint upper bound only."""
         return self._task(index, 0)

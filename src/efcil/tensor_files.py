@@ -1,4 +1,4 @@
-"""Write tensors as safetensors files that carry their own checksum, and read them back to the bit."""
+"""Save and load tensors bit-exactly as safetensors files with a checksum."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from efcil.errors import CheckpointError
 from efcil.files import atomic_replace
 
 Tensors = dict[str, Tensor]
-ALIGNMENT = 64  # bytes: where memory that torch allocates begins
+ALIGNMENT = 64  # bytes, alignment of torch's allocator
 
 
 def digest(tensors: Mapping[str, Tensor], meta: str = "") -> str:
-    """SHA-256 of tensors on the CPU, with their names and kinds, and of a text."""
-    found = hashlib.sha256(meta.encode())
+    """Compute the SHA-256 of CPU tensors with names, dtypes and shapes, and of a text."""
+    sha = hashlib.sha256(meta.encode())
     for name in sorted(tensors):
         tensor = tensors[name]
-        found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        found.update(tensor.reshape(-1).view(torch.uint8).numpy().data if tensor.numel() else b"")
-    return found.hexdigest()
+        sha.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        sha.update(tensor.reshape(-1).view(torch.uint8).numpy().data if tensor.numel() else b"")
+    return sha.hexdigest()
 
 
 def to_cpu(tensors: Mapping[str, Tensor]) -> Tensors:
-    """Copy tensors as a file needs them: safetensors refuses channels_last and shared storage."""
+    """Copy tensors to contiguous CPU memory; safetensors refuses channels_last and shared storage."""
     return {
         name: t.detach().clone(memory_format=torch.contiguous_format)
         if t.device.type == "cpu"
@@ -42,9 +42,9 @@ def to_cpu(tensors: Mapping[str, Tensor]) -> Tensors:
 
 
 def snapshot(tensors: Mapping[str, Tensor]) -> Callable[[], Tensors]:
-    """Copy tensors now; the returned function moves the copies to the CPU, once, in any thread.
+    """Copy tensors; the returned function moves the copies to the CPU, once, from any thread.
 
-    On a GPU with enough memory they are copied there, which is fast.
+    If the GPU has enough memory, the copy stays there, which is fast.
     """
     on_gpu = accel.copied_in_place(tensors)
     if on_gpu is not None:
@@ -54,27 +54,27 @@ def snapshot(tensors: Mapping[str, Tensor]) -> Callable[[], Tensors]:
 
 
 def align(tensors: Mapping[str, Tensor]) -> Tensors:
-    """Copy tensors whose memory is not aligned as torch's own, as those of a file: products may round differently."""
+    """Copy tensors with unaligned memory, as loaded from a file: products may round differently."""
     return {name: t if t.data_ptr() % ALIGNMENT == 0 else t.clone() for name, t in tensors.items()}
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
-    """Write tensors and JSON `meta` as one safetensors file, whole or not at all, with a checksum of all of it."""
+    """Write tensors and JSON `meta` atomically as one safetensors file with a checksum."""
     write_tensors(path, to_cpu(tensors), meta)
 
 
 def write_tensors(path: Path, plain: Tensors, meta: Mapping[str, Any]) -> None:
-    """Write tensors that are on the CPU already, as `save_tensors` does."""
+    """Write CPU tensors like `save_tensors`."""
     text = json.dumps(meta, sort_keys=True)
     with atomic_replace(path) as temporary:
         try:
             save_file(plain, temporary, metadata={"meta": text, "sha256": digest(plain, text)})
-        except SafetensorError as error:  # how the library tells that the disk is full
+        except SafetensorError as error:  # raised when the disk is full
             raise OSError(str(error)) from error
 
 
 def load_tensors(path: Path) -> tuple[Tensors, dict[str, Any]]:
-    """Read what `save_tensors` wrote; CheckpointError if it was cut short or any bit of it changed."""
+    """Load a file of `save_tensors`; raise CheckpointError if it is truncated or corrupted."""
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
@@ -83,7 +83,7 @@ def load_tensors(path: Path) -> tuple[Tensors, dict[str, Any]]:
         sound = metadata["sha256"] == digest(tensors, text)
         meta = json.loads(text)
     except (SafetensorError, KeyError, ValueError, OSError, RuntimeError, OverflowError, MemoryError) as error:
-        raise CheckpointError(f"{path} cannot be read: {error or type(error).__name__}") from None
+        raise CheckpointError(f"cannot read {path}: {error or type(error).__name__}") from None
     if not sound:
         raise CheckpointError(f"{path} is damaged: its checksum does not match its contents")
     return tensors, meta
