@@ -455,7 +455,7 @@ def test_old_and_new_features_are_of_the_same_view(name):
     """Augmented features in the place of the clean ones give the same shift, whatever the clean ones are."""
     first, (labels, old, new), _ = feature_tasks()
     other = task_of(1, labels, random(40, 7, seed=6), random(40, 7, seed=5))
-    other._found |= {("old", "augmented"): old, ("new", "augmented"): new}
+    other._cache |= {("old", "augmented"): old, ("new", "augmented"): new}
     means = []
     for view, task in (("clean", task_of(1, labels, old, new)), ("augmented", other)):
         trajectory = following(name, shift_view=view)

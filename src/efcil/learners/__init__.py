@@ -1,4 +1,4 @@
-"""Learners: how a backbone learns a task, one short file per algorithm."""
+"""Learners, which train the backbone on a task: one short file per algorithm."""
 
 from __future__ import annotations
 
@@ -40,6 +40,7 @@ LEARNERS: Registry[type[Learner]] = Registry(
 
 
 def register_learner(name: str, kind: type[Learner]) -> type[Learner]:
-    """Let a learner have a name, as the entry points `efcil.learners` do; its `presets` are preset values."""
+    """Register a learner by name, like the entry points `efcil.learners`; its attribute `presets` holds preset
+    values."""
     LEARNERS.register(name, kind)
     return kind

@@ -16,17 +16,17 @@ from efcil.training.image_batches import ImageBatches
 
 
 def herd(features: Tensor, count: int) -> Tensor:
-    """Return the rows (count,) whose mean follows the mean of all features (n, dim), most important first.
+    """Select rows (count,) by herding: their mean approximates the mean of all features (n, dim), most important first.
 
-    The k-th brings the mean of the first k nearest to the mean of all (Algorithm 4). |mu - (s + x) / k|^2 is smallest
-    where |x|^2 - 2 x (k mu - s) is: one product with the features instead of a distance to each. In float64.
+    The k-th row minimizes the distance between the mean of the first k and the mean of all (Algorithm 4). Minimizing
+    |x|^2 - 2 x (k mu - s) instead of |mu - (s + x) / k|^2 takes one matrix-vector product. Computed in float64.
 
     >>> herd(torch.tensor([[0.0], [1.0], [5.0], [3.0]]), 3).tolist()
     [3, 1, 2]
     """
     x = features.double()
     mean, sum_, square = x.mean(0), x.new_zeros(x.shape[1]), (x * x).sum(1)
-    free = torch.zeros_like(square)  # infinite where a row is taken
+    free = torch.zeros_like(square)  # infinite for selected rows
     chosen = []
     for k in range(1, min(count, len(x)) + 1):
         row = (square - 2 * (x @ (k * mean - sum_)) + free).argmin()
@@ -37,7 +37,7 @@ def herd(features: Tensor, count: int) -> Tensor:
 
 
 def l2_normalize(features: Tensor) -> Tensor:
-    """Features of length one, as herding and the nearest mean of exemplars compare them."""
+    """L2-normalize features, as herding and the nearest mean of exemplars require."""
     return normalize(features.double(), dim=1)
 
 
@@ -56,16 +56,16 @@ class Exemplars:
         """Herd `per_class` images of each class by their features (n, dim)."""
         rows = []
         for label in labels.unique().tolist():
-            own = (labels == label).nonzero()[:, 0]
-            rows.append(own[herd(l2_normalize(features[own]), per_class)])
+            members = (labels == label).nonzero()[:, 0]
+            rows.append(members[herd(l2_normalize(features[members]), per_class)])
         every = torch.cat(rows)
         return cls(pixels.images[every], labels[every])
 
     def truncate(self, per_class: int) -> Exemplars:
-        """Keep the most important of each class (Algorithm 5)."""
-        start = torch.searchsorted(self.labels, self.labels)  # where each row's class begins
-        kept = torch.arange(len(self), device=self.labels.device) - start < per_class
-        return Exemplars(self.images[kept], self.labels[kept])
+        """Keep the first `per_class` exemplars of each class (Algorithm 5)."""
+        start = torch.searchsorted(self.labels, self.labels)  # start of each row's class
+        mask = torch.arange(len(self), device=self.labels.device) - start < per_class
+        return Exemplars(self.images[mask], self.labels[mask])
 
     def merge(self, other: Exemplars) -> Exemplars:
         """Add the exemplars of later classes."""

@@ -1,7 +1,7 @@
 """LwF's first task, then a frozen backbone.
 
-ACIL, DS-AL and FeCAM use it. Evaluated together with methods on LwF they use LwF's backbone after the first task, which
-is the same one.
+ACIL, DS-AL and FeCAM use it. When evaluated together with LwF methods they share LwF's backbone after the first task,
+which is identical.
 """
 
 from __future__ import annotations

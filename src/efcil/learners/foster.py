@@ -19,8 +19,8 @@ for the new classes on old features (PyCIL's oofc = ft and az). Every class has 
 all old and one for all new classes. Weights are not aligned after a stage (is_teacher_wa, is_student_wa = false).
 Exemplars are herded with the features of the boosted model, old and new, not with the compressed ones.
 
-Difference from PyCIL: the images of a class are counted, of an old class its exemplars. There an old class has
-memory // old classes and a new one of CIFAR-100 500: the same on balanced sets.
+Difference from PyCIL: class weights use the actual number of images, for an old class that of its exemplars. PyCIL
+assumes memory // old classes for old classes and 500 for new ones of CIFAR-100, which is equal on balanced sets.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class FOSTEROptions(RehearsalOptions):
 
 
 def class_weights(counts: Tensor, beta: float) -> Tensor:
-    """Weights (classes,) with mean one, inverse to the effective number of images, (1 - beta^n) / (1 - beta).
+    """Return weights (classes,) with mean one, inverse to the effective number of images (1 - beta^n) / (1 - beta).
 
     >>> [round(w, 6) for w in class_weights(torch.tensor([1, 2]), 0.5).tolist()]
     [1.2, 0.8]
@@ -71,15 +71,15 @@ class SideBySide(nn.Module):
 
     def __init__(self, dim: int, *parts: nn.Module):
         super().__init__()
-        self.parts, self.num_features = nn.ModuleList(parts), dim * len(parts)  # dim: of each
+        self.parts, self.num_features = nn.ModuleList(parts), dim * len(parts)  # dim per backbone
 
     def forward(self, images: Tensor) -> Tensor:
-        """Images (n, c, h, w) -> features (n, parts dim)."""
+        """Return features (n, parts dim) of images (n, c, h, w)."""
         return torch.cat([part(images) for part in self.parts], 1)
 
 
 class Booster(nn.Module):
-    """A new backbone, the head on the old and the new features, and one on the new features alone."""
+    """New backbone, head on old and new features, and auxiliary head on new features."""
 
     def __init__(self, backbone: nn.Module, dim: int):
         super().__init__()
@@ -92,11 +92,11 @@ class Booster(nn.Module):
         for head in (self.head, self.auxiliary):
             head.resize_like({"weight": head.weight[:0], "bias": head.bias[:0]})
             head.add_classes(classes, source)
-        kept = old.head.state_dict()
-        known, dim = kept["weight"].shape
+        old_state = old.head.state_dict()
+        num_old, dim = old_state["weight"].shape
         with torch.no_grad():
-            self.head.weight[:known, :dim] = kept["weight"]
-            self.head.bias[:known] = kept["bias"]
+            self.head.weight[:num_old, :dim] = old_state["weight"]
+            self.head.bias[:num_old] = old_state["bias"]
 
     def load(self, state: Mapping[str, Tensor]) -> None:
         """Restore a state with any number of classes."""
@@ -106,39 +106,39 @@ class Booster(nn.Module):
 
 
 class OnlyBoosted:
-    """A learned task seen through the features of the boosted model, which precede the student's."""
+    """A learned task with the features of the boosted model, the leading columns."""
 
     def __init__(self, task: LearnedTask, dim: int):
         self.task, self.dim, self.labels = task, dim, task.labels
 
     def new(self) -> Tensor:
-        """Features (n, 2 dim), of the first task (n, dim)."""
+        """Return features (n, 2 dim), or (n, dim) in the first task."""
         return self.task.new()[:, : self.dim]
 
     def old_new_pairs(self, view: ImageView) -> tuple[Tensor, Tensor]:
-        """Old and new features of the same images."""
+        """Return old and new features of the same images."""
         old, new = self.task.old_new_pairs(view)
         return old[:, : self.dim], new[:, : self.dim]
 
     def pixels(self) -> ImageBatches:
-        """The images."""
+        """Return the images."""
         return self.task.pixels()
 
 
 class FOSTER(Rehearsal):
-    """The student is the network that survives a task; the booster is used in the task and its evaluation only."""
+    """Learner with a student, kept between tasks, and a booster, used only in a task and its evaluation."""
 
     options_type = FOSTEROptions
     same_features = False
 
     def __init__(self, options: Any, channels: int, execution: Execution, seed: int, size: int | None = None):
         super().__init__(options, channels, execution, seed, size)
-        self.dim = self.student.head.state_dict()["weight"].shape[1]  # of one backbone's features
+        self.dim = self.student.head.state_dict()["weight"].shape[1]  # feature dimension of one backbone
         self.booster = execution.place(Booster(self._new_classifier(seed).backbone, self.dim))
         self.booster.requires_grad_(False)
         self.booster_features = execution.maybe_compile(self.booster.backbone)
-        self.boosting = False  # else the student learns: in the first task and in the compression stage
-        self.weights: Tensor | None = None  # (classes,) of the stage
+        self.boosting = False  # False in the first task and the compression stage, where the student is trained
+        self.weights: Tensor | None = None  # (classes,) for the stage
 
     def new_head(self, dim: int) -> GrowingHead:
         """Make a linear head."""
@@ -146,12 +146,12 @@ class FOSTER(Rehearsal):
 
     @property
     def boosted(self) -> bool:
-        """Whether there is a boosted model: from the second task on."""
+        """Whether a boosted model exists, from the second task on."""
         return len(self.booster.head.bias) > 0
 
     @property
     def boosted_head(self) -> GrowingHead:
-        """The boosted model's head, on the first features of `backbone`; in the first task the only head."""
+        """Head of the boosted model on the leading features of `backbone`; in the first task the only head."""
         return self.booster.head if self.boosted else self.head
 
     @property
@@ -190,16 +190,16 @@ class FOSTER(Rehearsal):
         return self
 
     def frozen_forward(self) -> FrozenForward | None:
-        """Return the old backbone's features; for the compression those of the boosted model."""
+        """Return the features of the old backbone, or of the boosted model for compression."""
         if not self.num_old_classes:
             return None
-        known = self.frozen(self.teacher.backbone, self.teacher_features)
+        old_backbone = self.frozen(self.teacher.backbone, self.teacher_features)
         if self.boosting:
-            return known
+            return old_backbone
         added = self.frozen(self.booster.backbone, self.booster_features)
-        assert known.ahead is not None
+        assert old_backbone.ahead is not None
         assert added.ahead is not None
-        return FrozenForward(_concat(known.call, added.call), _concat(known.ahead, added.ahead))
+        return FrozenForward(_concat(old_backbone.call, added.call), _concat(old_backbone.ahead, added.ahead))
 
     def loss(self, batch: Batch) -> Tensor:
         """Return the loss of the stage."""
@@ -208,21 +208,21 @@ class FOSTER(Rehearsal):
         return self._boosting(batch) if self.boosting else self._compression(batch)
 
     def _boosting(self, batch: Batch) -> Tensor:
-        """Cross-entropy of aligned logits and of the new features alone; distillation of the old logits."""
+        """Return the boosting loss: cross-entropy of aligned and auxiliary logits, and distillation of old logits."""
         assert self.weights is not None
         added = self.booster_features(batch.images)
-        alone = self.booster.auxiliary(added)
-        known = batch.teacher
+        auxiliary = self.booster.auxiliary(added)
+        old_features = batch.teacher
         with torch.no_grad():
-            target = self.teacher.head(known)
-        logits = self.booster.head(torch.cat([known, added], 1)).float()
-        aligned = logits / self.weights  # classes with few images must reach larger logits
-        kept = distillation(logits[:, : self.num_old_classes], target, self.options.temperature)
-        classified = new_class_loss(aligned, batch.labels, 0) + new_class_loss(alone, batch.labels, 0)
-        return classified + self.options.okd_weight * kept
+            target = self.teacher.head(old_features)
+        logits = self.booster.head(torch.cat([old_features, added], 1)).float()
+        aligned = logits / self.weights  # logits of classes with few images are scaled down
+        distilled = distillation(logits[:, : self.num_old_classes], target, self.options.temperature)
+        classified = new_class_loss(aligned, batch.labels, 0) + new_class_loss(auxiliary, batch.labels, 0)
+        return classified + self.options.okd_weight * distilled
 
     def _compression(self, batch: Batch) -> Tensor:
-        """Distillation of the boosted model, whose predictions are weighted by class and renormalized."""
+        """Return the compression loss: distillation of the boosted model with class-weighted predictions."""
         assert self.weights is not None
         temperature = self.options.temperature
         logits = self.head(self.student_features(batch.images))
@@ -237,17 +237,17 @@ class FOSTER(Rehearsal):
 
     def state(self, teacher: bool) -> dict[str, Tensor]:
         """Return the student and the exemplars; from the second task on also the boosted model, for its evaluation."""
-        kept = super().state(teacher or self.boosted)
+        tensors = super().state(teacher or self.boosted)
         if self.boosted:
-            kept |= {f"booster.{k}": v for k, v in self.booster.state_dict().items()}
-        return kept
+            tensors |= {f"booster.{k}": v for k, v in self.booster.state_dict().items()}
+        return tensors
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Restore what `state` returned."""
         super().load_state(state)
-        own = {k.removeprefix("booster."): v for k, v in state.items() if k.startswith("booster.")}
-        if own:
-            self.booster.load(own)
+        booster_state = {k.removeprefix("booster."): v for k, v in state.items() if k.startswith("booster.")}
+        if booster_state:
+            self.booster.load(booster_state)
 
 
 def _concat(*calls: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:

@@ -1,7 +1,7 @@
 """iCaRL's training: cross-entropy over all classes on new images and exemplars, and distillation of the old ones.
 
-Rebuffi et al., "iCaRL: Incremental Classifier and Representation Learning", CVPR 2017, Algorithm 3. The paper writes
-both terms with sigmoids; PyCIL, which the DPCR paper used, with softmaxes and a temperature, and so do we.
+Rebuffi et al., "iCaRL: Incremental Classifier and Representation Learning", CVPR 2017, Algorithm 3. The paper uses
+sigmoids in both terms; PyCIL, which the DPCR paper used, and this file use softmax with a temperature.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class ICaRLOptions(RehearsalOptions):
 
 
 class ICaRL(Rehearsal):
-    """A linear head over all classes; the teacher's logits of the old ones are distilled."""
+    """Linear head over all classes, distillation of the teacher's logits for old ones."""
 
     options_type = ICaRLOptions
 

@@ -1,4 +1,4 @@
-"""Joint training: after each task a new backbone is trained on all data so far. The upper bound."""
+"""Joint training: train a new backbone on all data so far in each task. The upper bound."""
 
 from __future__ import annotations
 

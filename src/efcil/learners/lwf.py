@@ -21,7 +21,7 @@ class LwFOptions(TrainingOptions):
 
 
 class LwF(Learner):
-    """Distils the teacher's logits over the old classes."""
+    """Learner that distills the teacher's logits over the old classes."""
 
     options_type = LwFOptions
 
@@ -30,12 +30,12 @@ class LwF(Learner):
         return self.frozen(self.teacher.backbone, self.teacher_features) if self.num_old_classes else None
 
     def criterion(self) -> Criterion:
-        """Return Eq. 1, in this task's classes."""
+        """Return the loss of Eq. 1 over the classes of this task."""
         loss = self.lwf_loss()
         return loss if self.task_classes is None else TaskClassLoss(loss, self.task_classes)
 
     def lwf_loss(self) -> LwFLoss:
-        """Return Eq. 1."""
+        """Return the loss of Eq. 1."""
         o = self.options
         return LwFLoss(self.head, self.teacher.head, self.num_old_classes, o.distill_weight, o.temperature)
 

@@ -64,8 +64,8 @@ def rotate(images: Tensor) -> Tensor:
     height, width = images.shape[2:]
     if height != width:
         raise DataError(
-            f"pass turns images by 90 degrees, so they must be square, got {height} x {width}: "
-            "make them square, or let an augmentation with crop=... cut them"
+            f"pass rotates images by 90 degrees and needs square images, got {height} x {width}; "
+            "use square images or an augmentation with crop=..."
         )
     layout = torch.contiguous_format if images.is_contiguous() else torch.channels_last
     turned = torch.cat([torch.rot90(images, turn, (2, 3)) for turn in range(TURNS)])
@@ -92,9 +92,11 @@ def class_spread(features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """
     means, spreads = [], []
     for label in labels.unique().tolist():
-        own = features[labels == label].double()
-        means.append(own.mean(0))
-        spreads.append((own - means[-1]).square().sum() / (max(len(own) - 1, 1) * own.shape[1]))
+        class_features = features[labels == label].double()
+        means.append(class_features.mean(0))
+        spreads.append(
+            (class_features - means[-1]).square().sum() / (max(len(class_features) - 1, 1) * class_features.shape[1])
+        )
     return torch.stack(means), torch.stack(spreads)
 
 
@@ -130,18 +132,19 @@ class PASS(Learner):
         loss = self.classification(features, targets)
         if self.num_old_classes:
             before = batch.teacher
-            # The norm of the whole batch's difference, as published: neither squared nor a mean.
+            # As published: the norm of the difference over the whole batch, neither squared nor averaged.
             loss = loss + self.options.fkd_weight * self.execution.world.norm(features.float() - before.float())
             loss = loss + self.options.proto_weight * self.classification(*self.augmented())
         return loss
 
     def classification(self, features: Tensor, targets: Tensor) -> Tensor:
-        """Cross-entropy over the rows of all classes seen. In float32: the temperature multiplies rounding by ten."""
+        """Return cross-entropy over all classes so far, in float32: the temperature amplifies rounding errors
+        tenfold."""
         with torch.autocast(self.execution.device.type, enabled=False):
             return cross_entropy(self.head(features.float()) / self.options.softmax_temperature, targets)
 
     def augmented(self) -> tuple[Tensor, Tensor]:
-        """Draw old prototypes with noise, prototype_c + radius N(0, I), and their labels: class c, not rotated."""
+        """Sample prototype_c + radius N(0, I) for old classes, with labels of unrotated class c."""
         count: int = self.options.batch_size
         if self.options.proto_draws == "balanced":
             new = len(self.head.bias) // TURNS - self.num_old_classes
@@ -153,11 +156,11 @@ class PASS(Learner):
 
     def after_task(self, task: LearnedTask) -> None:
         """Store a prototype of each new class, and update the radius: the root of the mean spread of classes."""
-        known = len(self.prototypes)
+        num_old = len(self.prototypes)
         means, spread = class_spread(task.new(), task.labels)
         self.prototypes = torch.cat([self.prototypes, means.float()])
-        if known == 0 or self.options.radius_classes == "all":
-            self.radius = ((self.radius.square() * known + spread.sum()) / len(self.prototypes)).sqrt()
+        if num_old == 0 or self.options.radius_classes == "all":
+            self.radius = ((self.radius.square() * num_old + spread.sum()) / len(self.prototypes)).sqrt()
 
     def state(self, teacher: bool) -> dict[str, Tensor]:
         """Return the tensors of the networks, the prototypes and the radius."""

@@ -17,7 +17,7 @@ Differences from the paper and its authors' code, all as in PyCIL, which the DPC
 - POD weighs 5 (spatial) and 1 (flat) on every data set; theirs 3 and 1 on CIFAR-100, 8 and 10 on ImageNet-100.
 - Gradients are not clipped.
 
-Difference from PyCIL: its resnet32 for this method has convolutions in the shortcuts, ours the usual padding.
+Difference from PyCIL: its resnet32 for this method has convolutional shortcuts, ours zero-padded ones.
 """
 
 from __future__ import annotations
@@ -57,34 +57,34 @@ class PODNetOptions(RehearsalOptions):
 def nca(similarities: Tensor, labels: Tensor) -> Tensor:
     """Return max(s) - s_y + log(1 + sum_{i != y} exp(s_i - max(s))), mean over the batch of similarities (n, classes).
 
-    The paper: [log(sum_{i != y} exp(eta s_i)) - eta (s_y - margin)]_+. The published code takes the margin from every
-    similarity, where it cancels, leaves out the hinge, and counts the true class with exp(0), after the largest
-    similarity has been subtracted. So this is the cross-entropy where the true class is the most similar one, and
-    elsewhere at most log 2 more. The scale eta is the head's.
+    The paper: [log(sum_{i != y} exp(eta s_i)) - eta (s_y - margin)]_+. The released code subtracts the margin from
+    every similarity, where it cancels, omits the hinge, subtracts the largest similarity and includes the true class as
+    exp(0). This equals cross-entropy if the true class is the most similar one, and exceeds it by at most log 2
+    otherwise. The scale eta is part of the head.
     """
-    own = labels[:, None]
+    true = labels[:, None]
     s = similarities.float()
     s = s - s.max(1, keepdim=True).values
-    return (s.scatter(1, own, 0.0).logsumexp(1) - s.gather(1, own)[:, 0]).mean()
+    return (s.scatter(1, true, 0.0).logsumexp(1) - s.gather(1, true)[:, 0]).mean()
 
 
 def pooled(maps: Tensor) -> Tensor:
-    """Squared maps (n, c, h, w), summed over the width and over the height, at length one: (n, c (h + w))."""
+    """Sum squared maps (n, c, h, w) over width and height and L2-normalize them: (n, c (h + w))."""
     square = maps.float().square()
     return normalize(torch.cat([square.sum(3).flatten(1), square.sum(2).flatten(1)], 1), dim=1)
 
 
 def pod_spatial(student: Sequence[Tensor], teacher: Sequence[Tensor]) -> Tensor:
-    """Euclidean distance between pooled maps (n, .), mean over the batch and the stages.
+    """Return the Euclidean distance of pooled maps (n, .), mean over batch and stages.
 
-    The norm's gradient at zero is zero: it has no effect on a student that equals its teacher.
+    The gradient of the norm at zero is zero, as for a student that equals its teacher.
     """
     distances = [torch.linalg.vector_norm(a - b, dim=1).mean() for a, b in zip(student, teacher, strict=True)]
     return torch.stack(distances).mean()
 
 
 def pod_flat(student: Tensor, teacher: Tensor) -> Tensor:
-    """1 - cosine between features (n, dim), mean over the batch."""
+    """Return 1 - cosine of features (n, dim), mean over the batch."""
     return 1 - cosine_similarity(student.float(), teacher.float(), dim=1).mean()
 
 
@@ -95,7 +95,7 @@ def observed(backbone: ResNet, images: Tensor) -> tuple[Tensor, list[Tensor]]:
 
 
 class PODNet(Rehearsal):
-    """Distils the teacher's feature maps and features; trains the backbone and the new proxies in both stages."""
+    """Learner that distills feature maps and features, and trains backbone and new proxies in both stages."""
 
     options_type = PODNetOptions
     last_relu = False
@@ -137,9 +137,9 @@ class PODNet(Rehearsal):
         loss = nca(logits, batch.labels)
         if self.num_old_classes:
             target, target_maps = batch.teacher
-            o, seen = self.options, logits.shape[1]
+            o, num_classes = self.options, logits.shape[1]
             distilled = o.spatial_weight * pod_spatial(maps, target_maps) + o.flat_weight * pod_flat(features, target)
-            loss = loss + math.sqrt(seen / (seen - self.num_old_classes)) * distilled
+            loss = loss + math.sqrt(num_classes / (num_classes - self.num_old_classes)) * distilled
         return loss
 
     def after_task(self, task: LearnedTask) -> None:
@@ -149,11 +149,11 @@ class PODNet(Rehearsal):
 
     def state(self, teacher: bool) -> dict[str, Tensor]:
         """Return the networks' tensors, the exemplars, and in the middle of a second stage its herded images."""
-        kept = self.herded.state() if teacher and self.herded is not None else {}
-        return super().state(teacher) | {f"herded.{k}": v for k, v in kept.items()}
+        tensors = self.herded.state() if teacher and self.herded is not None else {}
+        return super().state(teacher) | {f"herded.{k}": v for k, v in tensors.items()}
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Restore what `state` returned."""
         super().load_state(state)
-        kept = {k.removeprefix("herded."): v for k, v in state.items() if k.startswith("herded.")}
-        self.herded = Exemplars.from_state(kept) if kept else None
+        herded = {k.removeprefix("herded."): v for k, v in state.items() if k.startswith("herded.")}
+        self.herded = Exemplars.from_state(herded) if herded else None

@@ -1,10 +1,10 @@
 """LwF with distillation on pseudo-images of old classes, and feature distillation; equations in docs/dpcr-plus.md.
 
-Before a task is learned, pseudo-images are synthesized from its images: these are changed by gradient steps until their
-features under the old backbone match points drawn from the Gaussian of an old class. Training uses both; pseudo-images
-have no label and enter the distillation only, which so constrains the backbone where the features of old classes are
-and not just on the task's own images. They are discarded after the task. The Gaussian has the class's mean and the
-covariance that all classes share, from the statistics that the trajectory keeps and shifts.
+Before a task, pseudo-images are synthesized by feature inversion: gradient steps on the task's images until their
+features under the old backbone match samples from the Gaussian of an old class. Training uses both. Pseudo-images have
+no label and contribute only to distillation, which thus constrains the backbone in the feature regions of old classes
+and not only on the new images. They are discarded after the task. The Gaussian has the mean of the class and the pooled
+covariance of all classes, from the statistics that the trajectory stores and shifts.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class PseudoReplayOptions(LwFOptions):
 
 
 class PseudoReplay(LwF):
-    """Synthesizes pseudo-images of old classes for each task, from the statistics of the trajectory."""
+    """Learner that synthesizes pseudo-images of old classes from the statistics of the trajectory."""
 
     options_type = PseudoReplayOptions
     needs_stats = True
@@ -58,17 +58,19 @@ class PseudoReplay(LwF):
     def __init__(self, options: Any, channels: int, execution: Execution, seed: int, size: int | None = None):
         named = [name for name in ("intermediate_stages", "flip_tta") if getattr(options, name)]
         if named and not is_resnet(options.backbone):
-            raise ConfigError(f"{named[0]} is for the stages of a ResNet, not for {options.backbone}: leave it out")
+            raise ConfigError(f"{named[0]} needs the stages of a ResNet, not {options.backbone}; omit it")
         super().__init__(options, channels, execution, seed, size)
-        quarters = options.intermediate_stages
-        if quarters > 2 and isinstance(getattr(self.backbone, "layer4", None), nn.Identity):
+        stages = options.intermediate_stages
+        if stages > 2 and isinstance(getattr(self.backbone, "layer4", None), nn.Identity):
             raise ConfigError(
-                f"intermediate_stages={quarters}: {options.backbone} has three stages, the last is read as a whole"
+                f"intermediate_stages={stages}: {options.backbone} has three stages with the last; use 2 or fewer"
             )
-        self.made: Tensor | None = None  # pseudo-images (m, c, h, w) uint8, as many per class, the nearest first
-        self._own = self._learned = 0  # images of the task and pseudo-images in its training set
-        own: int = self.backbone.num_features  # type: ignore[assignment]
-        self.projector = execution.place(nn.Linear(own, own)) if options.feature_distill_weight else None
+        self.made: Tensor | None = None  # pseudo-images (m, c, h, w) uint8, equally many per class, nearest seeds first
+        self._own = self._learned = 0  # number of images and pseudo-images in the training set
+        num_features: int = self.backbone.num_features  # type: ignore[assignment]
+        self.projector = (
+            execution.place(nn.Linear(num_features, num_features)) if options.feature_distill_weight else None
+        )
 
     def feature_extractor(self, backbone: nn.Module) -> nn.Module:
         """Return the backbone, or a network that adds features of intermediate stages or of the mirror image."""
@@ -80,7 +82,7 @@ class PseudoReplay(LwF):
 
     @property
     def feature_layout(self) -> tuple[int, ...]:
-        """Number of features of the last stage and of each intermediate one."""
+        """Number of features of the last stage and each intermediate stage."""
         extractor = self.feature_extractor(self.backbone)
         return extractor.layout if isinstance(extractor, MultiStageFeatures) else super().feature_layout
 
@@ -93,11 +95,11 @@ class PseudoReplay(LwF):
 
     @property
     def feature_floor(self) -> float:
-        """Return what no feature is below: zero for a ResNet, which ends in a ReLU; of others nothing is known."""
+        """Return the lower bound of features: zero after the final ReLU of a ResNet, else minus infinity."""
         return 0.0 if self.last_relu and isinstance(self.backbone, ResNet) else -math.inf
 
     def before_task(self, task: Task) -> None:
-        """Begin as LwF does; reset the linear projector to the identity."""
+        """Prepare the teacher and head as in LwF; reset the linear projector to the identity."""
         super().before_task(task)
         self.made = None
         if self.projector is not None:
@@ -106,27 +108,27 @@ class PseudoReplay(LwF):
 
     def _generate(self, pixels: ImageBatches, labels: Tensor) -> None:
         """Generate pseudo-images of the old classes from the task's images."""
-        wanted = round(max(self.options.pseudo_ratio, self.options.pseudo_ratio_shift or 0) * len(labels))
-        if not self.num_old_classes or not wanted:
+        total = round(max(self.options.pseudo_ratio, self.options.pseudo_ratio_shift or 0) * len(labels))
+        if not self.num_old_classes or not total:
             return
         stats = self.old_stats
-        assert stats is not None, "the trajectory gives the statistics of old classes before a task"
+        assert stats is not None, "the trajectory provides the statistics of old classes before a task"
         source = extract(self.inversion_network(self.old_backbone), pixels, self.execution).to(DTYPE)
         draws = generator("cpu", RngStream.PSEUDO, self.seed, self.num_old_classes)
         rows, goals = select_seeds_and_targets(
-            stats.mean, pooled_covariance(stats), source, wanted, self.options.pseudo_noise, draws
+            stats.mean, pooled_covariance(stats), source, total, self.options.pseudo_noise, draws
         )
         self.old_backbone.eval()
-        found = []
+        chunks = []
         with memory_guard("generating pseudo-images of old classes"):
             for part in torch.arange(len(rows), device=rows.device).split(AT_ONCE):
                 (images,) = pixels.batches_of([rows[part]])
-                found.append(self._invert(pixels, images, goals[part].clamp_min(self.feature_floor)))
-        self.made = torch.cat(found)
-        self.execution.world.broadcast_([self.made])  # GPUs do not round alike
+                chunks.append(self._invert(pixels, images, goals[part].clamp_min(self.feature_floor)))
+        self.made = torch.cat(chunks)
+        self.execution.world.broadcast_([self.made])  # rounding differs between GPUs
 
     def _invert(self, pixels: ImageBatches, images: Tensor, goals: Tensor) -> Tensor:
-        """Change images until their features reach the goals, and round them to uint8."""
+        """Optimize images until their features match `goals`, and round them to uint8."""
         black, white = -pixels.offset, 255 * pixels.scale - pixels.offset
         step = self.options.pseudo_step_size * images[0].numel() ** 0.5
         inputs = pixels.normalize(images)
@@ -140,21 +142,21 @@ class PseudoReplay(LwF):
         return self.made
 
     def training_data(self, stage: int, pixels: ImageBatches, labels: Tensor) -> tuple[ImageBatches, Tensor]:
-        """Return the task's images and, without labels, the pseudo-images to train on."""
+        """Return the task's images and the unlabeled pseudo-images."""
         if self.made is None:
             self._generate(pixels, labels)
         self._own, self._learned = len(labels), 0
-        wanted = round(self.options.pseudo_ratio * len(labels))
-        if self.made is None or not wanted:
+        total = round(self.options.pseudo_ratio * len(labels))
+        if self.made is None or not total:
             return pixels, labels
         classes = self.num_old_classes
-        made = self.made.unflatten(0, (classes, -1))[:, : max(1, wanted // classes)].flatten(0, 1)
-        self._learned = len(made)
-        none = labels.new_full((len(made),), UNLABELLED)
-        return pixels.with_images(concat(pixels.images, made)), torch.cat([labels, none])
+        pseudo = self.made.unflatten(0, (classes, -1))[:, : max(1, total // classes)].flatten(0, 1)
+        self._learned = len(pseudo)
+        none = labels.new_full((len(pseudo),), UNLABELLED)
+        return pixels.with_images(concat(pixels.images, pseudo)), torch.cat([labels, none])
 
     def lwf_loss(self) -> LwFLoss:
-        """Return Eq. 1, with feature distillation where it has a weight."""
+        """Return the loss of Eq. 1, with feature distillation if its weight is positive."""
         loss, o = super().lwf_loss(), self.options
         if self.projector is None or not self.num_old_classes:
             return loss
@@ -162,35 +164,35 @@ class PseudoReplay(LwF):
         return FeatureDistillLoss(*parts, self.projector, o.feature_distill_weight)
 
     def criterion(self) -> Criterion:
-        """Return the loss; of pseudo-samples only the distillation has a part."""
+        """Return the loss, in which pseudo-samples contribute only to distillation."""
         if not self._learned:
             return super().criterion()
         return TaskClassLoss(self.lwf_loss(), self.task_classes, self._learned / self._own)
 
     def state(self, teacher: bool) -> dict[str, Tensor]:
-        """Return the tensors of the networks and of the old classes; in the middle of a task also its pseudo-images."""
-        kept = super().state(teacher)
+        """Return the tensors of the networks and, within a task, its pseudo-images."""
+        tensors = super().state(teacher)
         if teacher and self.made is not None:
-            kept["made"] = self.made
+            tensors["made"] = self.made
         if teacher and self.projector is not None:
-            kept |= {f"projector.{k}": v for k, v in self.projector.state_dict().items()}
-        return kept
+            tensors |= {f"projector.{k}": v for k, v in self.projector.state_dict().items()}
+        return tensors
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Restore what `state` returned."""
         super().load_state(state)
         self.made = state.get("made")
-        own = {k.removeprefix("projector."): v for k, v in state.items() if k.startswith("projector.")}
-        if own and self.projector is not None:
-            self.projector.load_state_dict(own)
+        projector_state = {k.removeprefix("projector."): v for k, v in state.items() if k.startswith("projector.")}
+        if projector_state and self.projector is not None:
+            self.projector.load_state_dict(projector_state)
 
 
 def select_seeds_and_targets(
     means: Tensor, covariance: Tensor, source: Tensor, wanted: int, spread: float, draws: torch.Generator
 ) -> tuple[Tensor, Tensor]:
-    """Return the rows (m,) of the images to start from, and the target features (m, dim).
+    """Select seed images, rows (m,), and sample target features (m, dim).
 
-    For each class the same number of images, those nearest to its mean, and points drawn from its Gaussian.
+    Each class gets the same number of seeds, nearest to its mean, and targets sampled from its Gaussian.
     """
     each = min(len(source), max(1, wanted // len(means)))
     rows = torch.cdist(means, source).topk(each, largest=False).indices.flatten()

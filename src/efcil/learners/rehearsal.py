@@ -1,4 +1,4 @@
-"""Base class of the learners with exemplars: old images are stored and trained on together with the new ones."""
+"""Base class of learners with exemplars, which train on new images and stored old ones."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class RehearsalOptions(TrainingOptions):
 
 
 class Rehearsal(Learner):
-    """Trains on the new images and the exemplars; herds new exemplars after each task."""
+    """Learner that trains on new images and exemplars and herds new exemplars after each task."""
 
     options_type: type[RehearsalOptions] = RehearsalOptions
 
@@ -34,7 +34,7 @@ class Rehearsal(Learner):
         self.exemplars: Exemplars | None = None
 
     def quota(self, seen: int) -> int:
-        """Return the number of exemplars per class when `seen` classes are known."""
+        """Return the number of exemplars per class after `seen` classes."""
         of_each: int | None = self.options.memory_per_class
         return int(self.options.memory) // seen if of_each is None else of_each
 
@@ -42,31 +42,31 @@ class Rehearsal(Learner):
         """Reject a memory too small for one exemplar per class."""
         if not self.quota(classes):
             raise ConfigError(
-                f"memory={self.options.memory} leaves no exemplar for each of {classes} classes: raise it, "
-                "set memory_per_class, or take an exemplar-free method (dpcr)"
+                f"memory={self.options.memory} is less than one exemplar for each of {classes} classes; raise it, "
+                "set memory_per_class, or use an exemplar-free method (dpcr)"
             )
 
     def training_data(self, stage: int, pixels: ImageBatches, labels: Tensor) -> tuple[ImageBatches, Tensor]:
         """Return the new images and the exemplars."""
-        kept = self.exemplars
-        if kept is None:
+        exemplars = self.exemplars
+        if exemplars is None:
             return pixels, labels
-        return pixels.with_images(concat(pixels.images, kept.images)), torch.cat([labels, kept.labels])
+        return pixels.with_images(concat(pixels.images, exemplars.images)), torch.cat([labels, exemplars.labels])
 
     def after_task(self, task: LearnedTask) -> None:
-        """Reduce the exemplars of each old class, and herd those of the new ones."""
-        seen = int(task.labels.max()) + 1
-        new = Exemplars.select(task.new(), task.pixels(), task.labels, self.quota(seen))
-        self.exemplars = new if self.exemplars is None else self.exemplars.truncate(self.quota(seen)).merge(new)
+        """Truncate the exemplars of old classes and herd those of new ones."""
+        num_classes = int(task.labels.max()) + 1
+        new = Exemplars.select(task.new(), task.pixels(), task.labels, self.quota(num_classes))
+        self.exemplars = new if self.exemplars is None else self.exemplars.truncate(self.quota(num_classes)).merge(new)
 
     def state(self, teacher: bool) -> dict[str, Tensor]:
         """Return the tensors of the networks, and the exemplars."""
-        kept = self.exemplars.state() if self.exemplars is not None else {}
-        return super().state(teacher) | {f"exemplars.{k}": v for k, v in kept.items()}
+        tensors = self.exemplars.state() if self.exemplars is not None else {}
+        return super().state(teacher) | {f"exemplars.{k}": v for k, v in tensors.items()}
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Restore what `state` returned."""
         super().load_state(state)
-        kept = {k.removeprefix("exemplars."): v for k, v in state.items() if k.startswith("exemplars.")}
-        if kept:
-            self.exemplars = Exemplars.from_state(kept)
+        tensors = {k.removeprefix("exemplars."): v for k, v in state.items() if k.startswith("exemplars.")}
+        if tensors:
+            self.exemplars = Exemplars.from_state(tensors)
