@@ -1,4 +1,4 @@
-"""How the statistics of old classes follow a backbone that learns: one short file per paper."""
+"""Shifts, which update statistics of old classes after the backbone has changed: one short file per paper."""
 
 from __future__ import annotations
 
@@ -32,6 +32,6 @@ SHIFTS: Registry[type[Shift] | None] = Registry(
 
 
 def register_shift(name: str, kind: type[Shift]) -> type[Shift]:
-    """Let a shift have a name, as the entry points `efcil.shifts` do; its `presets` are preset values."""
+    """Register a shift by name, like the entry points `efcil.shifts`; its attribute `presets` holds preset values."""
     SHIFTS.register(name, kind)
     return kind

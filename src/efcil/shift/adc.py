@@ -1,17 +1,17 @@
-"""Adversarial translation: current images are changed until the old backbone takes them for an old class, and the
-class mean drifts as they do (Goswami et al., CVPR 2024).
+"""Adversarial drift compensation (Goswami et al., CVPR 2024): estimate the drift of class means on adversarial images.
 
-For each old class, the `samples` current images X whose old features lie nearest to its mean; then `iterations` times
+For each old class, select the `samples` current images X whose old features are nearest to its mean, update them
+`iterations` times by
 
     X <- clip(X - step g / ||g||),    g = the gradient by X of ||old(X) - mean||^2
 
-and the drift is the mean of new(X) - old(X) over the images whose nearest old mean is now that class's.
+and average the drift new(X) - old(X) over the images whose nearest old mean is now that of the class.
 
-As in the authors' code: X is the network's input (normalised pixels); ||g|| is one norm for all images of a class, so
-that the average image moves by step / sqrt(samples); X is clipped to the least and the largest number among the task's
-normalised pixels, one pair for all channels; a class that no image reached drifts as its nearest images do before they
-are changed. One deviation: there the classes move one after the other, and those that have moved already are in the
-way of the filter; here all means stay old until the last drift is known.
+As in the released code: X is the network's input (normalized pixels); ||g|| is one norm over all images of a class, so
+the average image moves by step / sqrt(samples); X is clipped to the range of the task's normalized pixels, one range
+for all channels; for a class that no image reaches, the drift is that of its nearest unmodified images. One deviation:
+there the means are updated one after the other, and updated ones affect the filter of later classes; here all drifts
+are computed from the old means.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from efcil.shift.base import Shift
 from efcil.training.feature_inversion import batch_size_for, invert_features
 from efcil.training.memory import memory_guard
 
-GROUP_NUMBERS = 2**25  # pixels or features of the classes treated at once: 109 classes of 100 CIFAR images
-BATCH_IMAGES = 1024  # looked at at once for their extremes
+GROUP_NUMBERS = 2**25  # chunk size in pixels or features: 109 classes of 100 CIFAR images
+BATCH_IMAGES = 1024  # chunk size to find the pixel range
 
 
 class ADCOptions(Options):
@@ -46,12 +46,12 @@ class ADCOptions(Options):
 
 
 def adversarial_drift(means: Tensor, task: TaskFeatures, options: ADCOptions) -> Tensor:
-    """Return the drift (classes, dim) of the old `means` (classes, dim)."""
+    """Estimate the drift (classes, dim) of the old `means` (classes, dim)."""
     r, view = task.learner, options.shift_view
     means = means.to(DTYPE)
     old, new = task.old(view).to(DTYPE), task.new(view).to(DTYPE)
     pixels = task.pixels(view)
-    center = pixels.center_crop(r.options.crop) if view == "clean" else None  # augmentation has cropped already
+    center = pixels.center_crop(r.options.crop) if view == "clean" else None  # augmented images are cropped already
 
     def cropped(images: Tensor) -> Tensor:
         return images if center is None else center.apply(images, {})
@@ -59,7 +59,7 @@ def adversarial_drift(means: Tensor, task: TaskFeatures, options: ADCOptions) ->
     parts = [(x.amin((0, 2, 3)), x.amax((0, 2, 3))) for x in map(cropped, pixels.batches(BATCH_IMAGES))]
     lowest, highest = (torch.stack(found) for found in zip(*parts, strict=True))
     extremes = torch.stack([lowest.amin(0), highest.amax(0)])[:, :, None, None]
-    bounds = pixels.normalize(extremes).aminmax()  # (least, largest)
+    bounds = pixels.normalize(extremes).aminmax()  # (min, max)
 
     samples = min(options.samples, len(old))
     nearest = torch.cdist(means, old).topk(samples, largest=False).indices  # (classes, samples)
@@ -87,18 +87,18 @@ def adversarial_drift(means: Tensor, task: TaskFeatures, options: ADCOptions) ->
 
 @torch.no_grad()
 def _features(backbone: nn.Module, inputs: Tensor, execution: Execution) -> Tensor:
-    """Features of inputs that are no stored images, in the arithmetic that the means come from."""
+    """Compute features of network inputs in the same precision as those of the means."""
     with execution.autocast():
         return torch.cat([backbone(x).to(DTYPE) for x in inputs.split(batch_size_for(inputs))])
 
 
 class AdversarialDrift(Shift):
-    """Translate each mean as adversarial images of its class move (ADC); needs the task's images."""
+    """Translate each mean by the drift of adversarial images (ADC); needs the task's images."""
 
     options_type = ADCOptions
     moves = "mean"
     needs_images = True
 
     def __call__(self, stats: ClassStats, features: TaskFeatures) -> ClassStats:
-        """Make the images, and translate."""
+        """Estimate the drift and translate the means."""
         return stats.translate(adversarial_drift(stats.mean, features, self.options))

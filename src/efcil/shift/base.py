@@ -1,4 +1,4 @@
-"""What a shift is: how the statistics of old classes follow a backbone that learns."""
+"""Base class of shifts, which update statistics of old classes after the backbone has changed."""
 
 from __future__ import annotations
 
@@ -14,32 +14,32 @@ from efcil.features import TaskFeatures
 
 
 class PairsOptions(Options):
-    """Options of shifts that are estimated from old and new features of the same images, seen in `shift_view`."""
+    """Options of shifts estimated from old and new features of the same images, in view `shift_view`."""
 
     def check_training(self, training: Any) -> None:
-        """Refuse the pseudo-images of a learner that makes none."""
+        """Raise ConfigError if the learner has no pseudo-images."""
         super().check_training(training)
         if getattr(self, "shift_view", "clean") == "pseudo" and not hasattr(training, "pseudo_ratio"):
             raise ConfigError("shift_view=pseudo needs the learner pseudo-replay; set clean or augmented")
 
 
 class Shift(Component):
-    """A function (statistics, task features) -> statistics. Shifts of one kind with equal options are one."""
+    """Function (statistics, task features) -> statistics. Methods with equal shifts and options share its result."""
 
-    moves: ClassVar[Literal["gram", "mean"]] = "gram"  # what it can move: Grams and means, or means alone
-    needs_images: ClassVar[bool] = False  # whether features are not enough
-    needs_gram: ClassVar[bool] = False  # whether it looks at Grams even where no classifier does
+    moves: ClassVar[Literal["gram", "mean"]] = "gram"  # what it updates: Grams and means, or means only
+    needs_images: ClassVar[bool] = False  # whether it needs images besides features
+    needs_gram: ClassVar[bool] = False  # whether it needs Grams even if no classifier does
 
     @property
     def feature_map(self) -> FeatureMap | None:
-        """The map in front of the statistics, where the shift wants one."""
+        """Feature map of the statistics that the shift requires, if any."""
         return None
 
     @property
     def key(self) -> Hashable:
-        """What makes two shifts the same."""
+        """Identity of the shift: type and options."""
         return type(self), self.own_options()
 
     def __call__(self, stats: ClassStats, features: TaskFeatures) -> ClassStats:
-        """Return `stats` of the backbone before the task as those of the backbone after it."""
+        """Convert `stats` of the old backbone to statistics of the new backbone."""
         raise NotImplementedError

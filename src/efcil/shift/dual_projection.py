@@ -25,10 +25,10 @@ def _relative_ridge(value: object) -> object:
 
 
 RelativeRidge = Annotated[float | Literal["auto"], BeforeValidator(_relative_ridge)]
-"""A ridge as a share of trace / dim, which follows the scale and number of features; or chosen for each task."""
+"""Ridge relative to trace / dim, or `auto`: chosen for each task."""
 
 FEW = 4
-"""Images per dimension below which a task has few (docs/fidelity.md): the plain solution then fits their noise."""
+"""Images per dimension below which a task is small (docs/fidelity.md): the unregularized solution then overfits."""
 
 
 class DualProjectionOptions(PairsOptions):
@@ -44,11 +44,11 @@ class DualProjectionOptions(PairsOptions):
 
     @property
     def cache_key(self) -> tuple[Hashable, ...]:
-        """All that decides the linear map: methods compared on one trajectory that agree in it share the map."""
+        """Options that determine the linear map; methods on one trajectory with equal keys share it."""
         return (self.shift_view, self.shift_ridge, self.shift_ridge_rel, self.small_task, self.small_task_ridge)
 
     def towards_identity(self, images: int, dim: int) -> RelativeRidge | None:
-        """Return the ridge towards the identity for so many images, as a share of trace / dim; None for Eq. 5 as it is.
+        """Return the ridge towards the identity relative to trace / dim; None for Eq. 5 unchanged.
 
         Of few images the trace grows with their number, a prior does not: the fewer they are the larger is the ridge's
         share of it. Fewer than dimensions are too few to choose by (tests/product/test_classifier.py), so `auto` has
@@ -69,13 +69,13 @@ class DualProjectionOptions(PairsOptions):
 
 
 class DualProjection(Shift):
-    """Move statistics with the task's linear map (TSSP), each class within its own row space (CIP)."""
+    """Transform statistics by the task's linear map (TSSP), projected onto the row space of each class (CIP)."""
 
     options_type: ClassVar[type[Options]] = DualProjectionOptions
-    needs_gram = True  # the row space of a class is that of its Gram
+    needs_gram = True  # to compute the row space
 
     def __call__(self, stats: ClassStats, features: TaskFeatures) -> ClassStats:
-        """Return the moved statistics (Eq. 5-7, 16, 17)."""
+        """Return the shifted statistics (Eq. 5-7, 16, 17)."""
         o = self.options
         pairs = features.old_new_pairs(o.shift_view)
         shift = features.cached(("shift", o.cache_key), lambda: estimate_shift(*pairs, o))  # Eq. 5
@@ -89,14 +89,14 @@ class TaskShiftOptions(DualProjectionOptions):
 
 
 class TaskShift(DualProjection):
-    """The task's linear map alone (TSSP)."""
+    """Transform statistics by the task's linear map only (TSSP)."""
 
     options_type = TaskShiftOptions
     needs_gram = False
 
 
 def estimate_shift(old: Tensor, new: Tensor, options: DualProjectionOptions) -> Tensor:
-    """Eq. 5, or with a ridge towards the identity: what the images do not show stays."""
+    """Solve Eq. 5, with a ridge towards zero or towards the identity."""
     share = options.towards_identity(*old.shape)
     if share is None:
         return task_shift(old, new, options.shift_ridge)

@@ -1,10 +1,10 @@
-"""A learned linear map from old to new features (Gomez-Villa et al., ECCV 2024).
+"""Learnable drift compensation: a linear map from old to new features (Gomez-Villa et al., ECCV 2024).
 
-    minimise over W, with Adam, the mean over images and dimensions of (old @ W - new)^2
+    minimize over W, with Adam, the mean over images and dimensions of (old @ W - new)^2
 
-As in the authors' code: no bias, no weight decay, raw features, torch's default weights of a linear layer (uniform in
-+- 1 / sqrt(dim)), Adam's default moments, batches of 128 with the incomplete one kept. One deviation: that code
-augments the images anew in each of the 20 epochs, here an epoch is another order of the same features.
+As in the released code: no bias, no weight decay, raw features, default initialization of a linear layer (uniform in +-
+1 / sqrt(dim)), default betas of Adam, batches of 128 including the last incomplete one. One deviation: that code
+augments the images again in each of the 20 epochs; here every epoch shuffles the same features.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ class LDCOptions(PairsOptions):
 
 @torch.no_grad()
 def learned_map(old: Tensor, new: Tensor, options: LDCOptions, source: torch.Generator) -> Tensor:
-    """Return W (dim, dim) in float32 with new ~ old @ W, from features (n, dim) before and after a task.
+    """Fit W (dim, dim) in float32 with new ~ old @ W from features (n, dim) before and after a task.
 
-    The optimizer is torch's Adam; the gradient of the mean square, 2 X'(XW - Y) / numbers in Y, is written out.
+    The optimizer is torch's Adam with the analytic gradient of the mean squared error, 2 X'(XW - Y) / Y.numel().
     """
     old, new = old.float(), new.float()
     bound = old.shape[1] ** -0.5
@@ -50,12 +50,12 @@ def learned_map(old: Tensor, new: Tensor, options: LDCOptions, source: torch.Gen
 
 
 class LearnedMap(Shift):
-    """Move statistics with a linear map that is learned by gradient descent (LDC)."""
+    """Transform statistics by a linear map fitted with gradient descent (LDC)."""
 
     options_type = LDCOptions
 
     def __call__(self, stats: ClassStats, features: TaskFeatures) -> ClassStats:
-        """Fit the map to the task's features, and transform."""
+        """Fit the map to the task's features and transform the statistics."""
         old, new = features.old_new_pairs(self.options.shift_view)
         source = generator(old.device, RngStream.SHIFT, features.seed, features.index)
         return stats.transform(learned_map(old, new, self.options, source))

@@ -1,4 +1,4 @@
-"""Gaussian-kernel translation: a class mean drifts as the current images near it do (Yu et al., CVPR 2020).
+"""Semantic drift compensation (Yu et al., CVPR 2020): estimate the drift of class means from nearby images.
 
 drift_c = sum_i w_ic (new_i - old_i) / sum_i w_ic,    w_ic = exp(-||old_i - mean_c||^2 / (2 sigma^2)) + floor
 """
@@ -22,17 +22,17 @@ class SDCOptions(PairsOptions):
 
     sigma: float = Field(default=0.3, ge=1e-6)  # of the kernel; DPCR's appendix: 0.3 CIFAR-100, Tiny, 1.0 ImageNet-100
     floor: float = Field(default=1e-5, ge=0)  # added to every weight by ADC's code; commented out in SDC's own
-    # SDC's networks end in an L2 normalisation, and sigma is meant for that. ADC's code runs SDC on raw features: all
-    # kernels vanish beside the floor there, and every class drifts as the mean of all images does.
+    # SDC uses L2-normalized features, which sigma assumes. ADC's code runs SDC on raw features, where all kernels are
+    # negligible compared with the floor and every class drifts like the mean of all images.
     unit_features: bool = True
     shift_view: ImageView = "clean"  # both repositories take augmented ones
 
 
 def kernel_drift(means: Tensor, old: Tensor, new: Tensor, sigma: float, floor: float) -> Tensor:
-    """Return the drift (classes, dim) of `means` (classes, dim), from features (n, dim) before and after a task.
+    """Estimate the drift (classes, dim) of `means` (classes, dim) from features (n, dim) before and after a task.
 
-    The weights are normalised as logarithms, so that no class is without any: where every kernel underflows and there
-    is no floor, the nearest image counts alone.
+    Weights are normalized in log space: if every kernel underflows and the floor is zero, the nearest image determines
+    the drift.
 
     >>> old, new = torch.tensor([[0.0], [9.0]]), torch.tensor([[1.0], [11.0]])
     >>> kernel_drift(torch.tensor([[0.0], [9.0], [1e6]]), old, new, sigma=0.3, floor=0.0).tolist()
@@ -45,17 +45,17 @@ def kernel_drift(means: Tensor, old: Tensor, new: Tensor, sigma: float, floor: f
 
 
 class KernelDrift(Shift):
-    """Translate each mean as the current images near it move (SDC)."""
+    """Translate each mean by the kernel-weighted drift of current images (SDC)."""
 
     options_type = SDCOptions
     moves = "mean"
 
     @property
     def feature_map(self) -> FeatureMap | None:
-        """Means of features of length one, which sigma is meant for."""
+        """L2-normalized features, which sigma assumes."""
         return UnitLength() if self.options.unit_features else None
 
     def __call__(self, stats: ClassStats, features: TaskFeatures) -> ClassStats:
-        """Weigh the moves of the task's images by their distance to each mean."""
+        """Estimate the drift and translate the means."""
         old, new = features.old_new_pairs(self.options.shift_view)
         return stats.translate(kernel_drift(stats.mean, old, new, self.options.sigma, self.options.floor))
