@@ -1,4 +1,4 @@
-"""How class statistics become scores: one short file per idea."""
+"""Classifiers, which compute scores from class statistics: one short file each."""
 
 from __future__ import annotations
 
@@ -50,6 +50,7 @@ CLASSIFIERS: Registry[type[Classifier]] = Registry(
 
 
 def register_classifier(name: str, kind: type[Classifier]) -> type[Classifier]:
-    """Let a classifier have a name, as the entry points `efcil.classifiers` do; its `presets` are preset values."""
+    """Register a classifier by name, like the entry points `efcil.classifiers`; its attribute `presets` holds preset
+    values."""
     CLASSIFIERS.register(name, kind)
     return kind

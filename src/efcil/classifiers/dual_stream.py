@@ -2,15 +2,15 @@
 
 Zhuang et al., "DS-AL: A Dual-Stream Analytic Learning for Exemplar-Free Class-Incremental Learning", AAAI 2024.
 
-Idea: ACIL's linear map underfits. A second ridge regression on the same random expansion, with tanh in the place of the
-ReLU, learns what the first leaves over (the residue), of the task's own classes only: residues of earlier classes are
-set to zero (previous label cleansing). The answer is main + compensation * second.
+Idea: ACIL's linear map underfits. A second ridge regression on the same random expansion, with tanh instead of ReLU,
+fits the residue of the first for the classes of the task; residues of earlier classes are set to zero (previous label
+cleansing). Scores are main + compensation * second.
 
 State between tasks: twice ACIL's, two Grams of buffer (buffer + 1) / 2 numbers (800 MB on disk, 1.6 GB in memory at
 10,000; while solving 0.8 GB more, 1.6 GB on CUDA), two X'Y and two classifiers of `buffer` numbers per class.
 
-The residue is taken after the main stream has learned the whole task, as in the paper's algorithm; the authors' code
-takes it batch by batch (4,096 images), so that its result depends on the size of a batch.
+The residue is computed after the main stream has been fitted to the whole task, as in the paper's algorithm; the
+released code computes it per batch (4,096 images), so its result depends on the batch size.
 
 Measured on CIFAR-100, A_f / A_avg, in brackets the paper's: `ds-al` T = 10 41.26 ± 1.22 / 55.17 ± 1.25 (36.83 / 51.47),
 T = 20 34.90 ± 1.16 / 46.87 ± 2.28 (28.90 / 40.37).
@@ -38,7 +38,7 @@ class DualStreamRidgeOptions(RandomFeatureRidgeOptions):
 
 
 class DualStreamRidge(ExpandedClassifier):
-    """Two streams: ReLU and tanh of one expansion."""
+    """Two ridge regressions, on ReLU and tanh of one expansion."""
 
     options_type = DualStreamRidgeOptions
     main: ExpandedRidge
@@ -50,7 +50,7 @@ class DualStreamRidge(ExpandedClassifier):
         self.second = ExpandedRidge(expansion, torch.tanh_, self.options.ridge)
 
     def fit_features(self, features: TaskFeatures) -> None:
-        """Solve the main stream, then the second for what is left over."""
+        """Fit the main stream, then the second to its residue."""
         with memory_guard(f"solving two ridge regressions {self.options.buffer} wide, see --set buffer=..."):
             x, targets, first = self.prepare(features)
             self.main.learn(x, targets, first)  # Eq. 11, 12
@@ -63,13 +63,15 @@ class DualStreamRidge(ExpandedClassifier):
         return self.main.scores(features) + self.options.compensation * self.second.scores(features)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return both streams, and what the expansion is drawn from."""
+        """Return both streams and the seed of the expansion."""
         assert self.place is not None
         streams = {"main": self.main.state(), "second": self.second.state()}
-        return {"expansion": self.place} | {f"{name}.{k}": v for name, own in streams.items() for k, v in own.items()}
+        return {"expansion": self.place} | {
+            f"{name}.{k}": v for name, stream in streams.items() for k, v in stream.items()
+        }
 
     def load_state_dict(self, state: Mapping[str, Tensor], *stats: ClassStats) -> None:
-        """Restore them."""
+        """Restore both streams."""
         self.begin(self.expansion(state["expansion"].cpu(), state["main.weight"].device))
         for name, stream in (("main.", self.main), ("second.", self.second)):
             stream.load_state({k.removeprefix(name): v for k, v in state.items() if k.startswith(name)})

@@ -1,9 +1,9 @@
 """Class-conditional Gaussians with shared and shrunk covariances (RDA), alone and combined with the ridge classifier.
 
-Friedman, "Regularized Discriminant Analysis", JASA 1989. A ridge classifier knows one covariance for all classes; the
-statistics hold one for each. Combined, each classifier's scores are standardized over the classes and added.
+Friedman, "Regularized Discriminant Analysis", JASA 1989. A ridge classifier uses one covariance for all classes, while
+the statistics contain one for each. To combine both, the scores of each are standardized over the classes and added.
 
-State between tasks: the class statistics; the factors of the covariances follow from them.
+State between tasks: the class statistics, from which the covariance factors are recomputed.
 """
 
 from __future__ import annotations
@@ -31,25 +31,25 @@ class GaussianOptions(Options):
 
 
 class Gaussian(Classifier):
-    """Log-densities of the classes' Gaussians."""
+    """Class-conditional Gaussian log-densities as scores."""
 
     options_type = GaussianOptions
     stats: ClassStats
-    _factors: Tensor | None = None  # (classes, dim, dim), computed when they are first needed
+    _factors: Tensor | None = None  # (classes, dim, dim), computed on first use
 
     def fit(self, stats: ClassStats) -> None:  # type: ignore[override]
-        """Keep the statistics; their factors take more memory than anything else and wait until they are needed."""
+        """Keep the statistics; the covariance factors, the largest part of memory, are computed on first use."""
         self.stats, self._factors = stats, None
 
     def logits(self, features: Tensor) -> Tensor:
-        """Return the log-density of each class, but for what is the same for all."""
+        """Return class log-densities up to a constant."""
         if self._factors is None:
             self._factors = gaussian_factors(self.stats, self.options.gaussian_shared, self.options.gaussian_ridge)
         return log_densities(features.to(self._factors), self.stats.mean, self._factors)
 
     @property
     def prototypes(self) -> Tensor:
-        """The means."""
+        """Return the means."""
         return self.stats.mean
 
 
@@ -72,9 +72,9 @@ class RidgeAndGaussianOptions(RidgeOptions, GaussianOptions):
 
 
 class RidgeAndGaussian(Ridge):
-    """The sum of the standardized scores of the ridge classifier and of the Gaussians.
+    """Sum of standardized scores of the ridge classifier and the Gaussians.
 
-    Every shift leaves a mean a little off, so old classes score less than they should; `moved_bonus` makes up for it.
+    Errors of the shift lower the scores of old classes; `moved_bonus` compensates for them.
     """
 
     options_type = RidgeAndGaussianOptions
@@ -85,17 +85,17 @@ class RidgeAndGaussian(Ridge):
 
     @property
     def feature_maps(self) -> tuple[FeatureMap | None, ...]:
-        """Features of fewer stages, where the options say so."""
+        """Fewer stages, if `use_stages` is set."""
         stages = self.options.use_stages
         return (None if stages is None else FewerStages(stages),)
 
     def fit(self, stats: ClassStats) -> None:  # type: ignore[override]
-        """Fit both."""
+        """Fit both classifiers."""
         super().fit(stats)
         self.densities.fit(stats)
 
     def logits(self, features: Tensor) -> Tensor:
-        """Add the standardized scores."""
+        """Return the sum of standardized scores."""
         o = self.options
         features = features[:, : len(self.weight)]
         scores = super().logits(features)
@@ -108,6 +108,6 @@ class RidgeAndGaussian(Ridge):
         return scores
 
     def load_state_dict(self, state: Mapping[str, Tensor], *stats: ClassStats) -> None:
-        """Restore the ridge classifier; the Gaussians follow from the statistics."""
+        """Restore the ridge classifier and refit the Gaussians to the statistics."""
         super().load_state_dict(state, *stats)
         self.densities.fit(stats[0])

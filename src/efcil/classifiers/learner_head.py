@@ -1,8 +1,8 @@
-"""The backbone's own auxiliary head as classifier: LwF, finetuning and joint training as they were published.
+"""The learner's auxiliary head as classifier: LwF, finetuning and joint training as published.
 
-Idea: nothing is added; the head that was trained with the backbone answers.
-State between tasks: the head, for LwF one row of `dim` numbers per class, and its scale.
-Measured on CIFAR-100, A_f / A_avg, in brackets the paper's: `foster:memory=1000/boosted` T = 10 58.07 / 71.54 (40.42 /
+Idea: predict with the head trained together with the backbone. State between tasks: the head; for LwF one row of `dim`
+numbers per class, and a scale. Measured on CIFAR-100, A_f / A_avg, in brackets the paper's:
+`foster:memory=1000/boosted` T = 10 58.07 / 71.54 (40.42 /
 53.15), T = 20 52.61 / 67.20 (41.79 / 55.41); `foster:memory=1000/compressed` T = 10 56.08 / 70.23, T = 20 51.90 /
 66.05; `foster:memory=500/boosted` T = 10 48.73 / 66.65 (37.15 / 49.18), T = 20 43.25 / 63.75 (30.85 / 40.06);
 `foster:memory=500/compressed` T = 10 48.35 / 64.63, T = 20 43.27 / 62.49; `icarl:memory=1000/cnn` T = 10 33.79 / 56.33
@@ -41,12 +41,12 @@ class LearnerHead(Classifier):
 
     @classmethod
     def reads(cls, learner: type[Learner]) -> bool:
-        """Those whose head has a row for each class, of the features that are evaluated."""
-        others = issubclass(learner, PASS | FOSTER | FirstTask)  # two have classifiers of their own below
+        """Return whether the head has one row per class on the evaluated features."""
+        others = issubclass(learner, PASS | FOSTER | FirstTask)  # PASS and FOSTER have their own classifiers below
         return super().reads(learner) and (cls.learner_type is not Learner or not others)
 
     def head_of(self, learner: Learner) -> GrowingHead:
-        """Return the head that answers."""
+        """Return the head used for predictions."""
         return learner.head
 
     def fit_learner(self, features: TaskFeatures) -> None:
@@ -54,7 +54,7 @@ class LearnerHead(Classifier):
         self.head = copy.deepcopy(self.head_of(features.learner))
 
     def retain(self, positions: Tensor) -> None:
-        """Keep the rows of some classes only."""
+        """Keep only the rows of some classes."""
         assert isinstance(self.head, CosineHead)
         self.head.select_classes(positions)
 
@@ -74,13 +74,13 @@ class LearnerHead(Classifier):
 
     @property
     def prototypes(self) -> Tensor | None:
-        """The rows of the head."""
+        """Return the rows of the head."""
         weight: Tensor | None = getattr(self.head, "weight", None)
         return weight
 
 
 class UnrotatedHead(LearnerHead):
-    """PASS: the trained head's rows for images that are not rotated."""
+    """PASS: rows of the trained head for unrotated images."""
 
     supports: ClassVar[frozenset[str]] = frozenset()
     learner_type = PASS
@@ -91,14 +91,14 @@ class UnrotatedHead(LearnerHead):
 
 
 class CompressedHead(LearnerHead):
-    """FOSTER: the student's head on its features, the last ones."""
+    """FOSTER: head of the student on its features, the trailing columns."""
 
     supports: ClassVar[frozenset[str]] = frozenset()
     learner_type = FOSTER
 
     @property
     def dim(self) -> int:
-        """How many features the head reads."""
+        """Number of input features of the head."""
         return self.state_dict()["weight"].shape[1]
 
     def logits(self, features: Tensor) -> Tensor:
@@ -107,7 +107,7 @@ class CompressedHead(LearnerHead):
 
 
 class BoostedHead(CompressedHead):
-    """FOSTER: the head of the boosted model on old and new features, the first ones."""
+    """FOSTER: head of the boosted model on old and new features, the leading columns."""
 
     def head_of(self, learner: Learner) -> GrowingHead:
         """Return the boosted model's head."""

@@ -1,20 +1,20 @@
-"""FeCAM: the Mahalanobis distance to each class, in the metric of its own shrunk correlation matrix.
+"""FeCAM: Mahalanobis distance with the shrunk correlation matrix of each class.
 
 Goswami et al., "FeCAM: Exploiting the Heterogeneity of Class Distributions in Exemplar-Free Continual Learning",
 NeurIPS 2023.
 
-Idea: the backbone is frozen after the first task, so classes learned later spread unevenly around their means. An image
-goes to the class whose mean is nearest in the Mahalanobis distance of that class: features and means to a power (Tukey)
-and to length one, the class's covariance shrunk and scaled to a correlation matrix, so that classes can be compared.
+Idea: the backbone is frozen after the first task, so later classes have anisotropic feature distributions. An image is
+assigned to the class with the smallest Mahalanobis distance. Features and means are transformed by Tukey's power and
+L2-normalized; class covariances are shrunk and scaled to correlation matrices, which makes classes comparable.
 
 State between tasks: per class its mean, dim numbers, and mean and Gram of the transformed features, dim (dim + 1)
 / 2 + dim numbers.
 
-Differences from the authors' code, which the DPCR paper ran: there the first task alone is answered by the cosine to
-the rows of the trained head, without Tukey; here every task by the Mahalanobis distance, as in the paper's text. It
-takes a pseudo-inverse of whatever the shrinkage leaves; here a class whose matrix is not positive definite is shrunk
-less off the diagonal (`efcil.core.mahalanobis`). Taken over from it: covariances of the powers of features that were
-not normalized (their scale cancels in the correlation); means before the power; the shrinkage applied twice.
+Differences from the released code, which the DPCR paper used: it predicts after the first task by cosine similarity to
+the rows of the trained head, without Tukey's power; here every task uses the Mahalanobis distance, as in the paper's
+text. It uses a pseudo-inverse of the shrunk matrix; here a class with an indefinite matrix gets less off-diagonal
+shrinkage (`efcil.core.mahalanobis`). As in the released code, covariances are of transformed but unnormalized features
+(the scale cancels in the correlation), means are computed before the transformation, and shrinkage is applied twice.
 """
 
 from __future__ import annotations
@@ -39,24 +39,24 @@ class MahalanobisOptions(Options):
 
 
 class Mahalanobis(Classifier):
-    """A center and a metric for each class."""
+    """Mahalanobis classifier with a center and a correlation matrix per class."""
 
     options_type = MahalanobisOptions
-    centers: Tensor  # (classes, dim), of length one
+    centers: Tensor  # (classes, dim), L2-normalized
     factors: Tensor  # (classes, dim, dim), lower triangular
 
     @property
     def feature_maps(self) -> tuple[FeatureMap | None, ...]:
-        """Means of features, covariances of transformed ones."""
+        """Identity for the means, Tukey's power for the covariances."""
         return None, TukeyPower(self.options.power)
 
     @property
     def track_needs(self) -> tuple[Needs, ...]:
-        """Means of the features, Grams of the transformed ones."""
+        """Means of features, Grams of transformed features."""
         return "mean", "gram"
 
     def fit(self, stats: ClassStats, spread: ClassStats) -> None:  # type: ignore[override]
-        """Transform the means, factor the shrunk correlations."""
+        """Transform the means and factor the shrunk correlations."""
         o = self.options
         self.centers = direction(stats.mean, o.power)
         self.factors = correlation_factor(
@@ -64,10 +64,10 @@ class Mahalanobis(Classifier):
         )
 
     def logits(self, features: Tensor) -> Tensor:
-        """Return minus the squared distance to each class."""
+        """Return negative squared distances."""
         return mahalanobis_scores(direction(features, self.options.power), self.centers, self.factors)
 
     @property
     def prototypes(self) -> Tensor:
-        """The centers."""
+        """Return the centers."""
         return self.centers

@@ -1,9 +1,9 @@
-"""Nearest class mean by cosine (the field's NCM or NME), on whatever shift moves the means.
+"""Nearest class mean with cosine similarity (NCM), for any shift.
 
-Without a shift on the LwF backbone it is LwF-NCM, which the paper's Table 1 calls LwF: its numbers match this
-classifier, not LwF's own head. With the dual projection it is DP-NCM of the paper's Table 5.
+With an LwF backbone and no shift it is LwF-NCM. The row LwF in Table 1 of the paper matches this classifier, not LwF's
+own head. With dual projection it is DP-NCM of Table 5.
 
-State between tasks: mean and count of each class, dim + 1 numbers; DP-NCM's Gram as well, which its shift needs.
+State between tasks: mean and count of each class, dim + 1 numbers; for DP-NCM also the Gram, which its shift needs.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from efcil.core.nearest_mean import cosine_scores
 
 
 class NearestMean(Classifier):
-    """The class whose mean points most like the feature."""
+    """Cosine similarity to class means."""
 
     needs = "mean"
     means: Tensor  # (classes, dim)
 
     def fit(self, stats: ClassStats) -> None:  # type: ignore[override]
-        """Take the means."""
+        """Store the means."""
         self.means = stats.mean
 
     def logits(self, features: Tensor) -> Tensor:
-        """Return the cosine to each mean."""
+        """Return cosine similarities to the means."""
         return cosine_scores(features, self.means)
 
     @property
     def prototypes(self) -> Tensor:
-        """The means."""
+        """Return the means."""
         return self.means

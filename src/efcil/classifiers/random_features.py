@@ -3,13 +3,13 @@
 Zhuang et al., "ACIL: Analytic Class-Incremental Learning with Absolute Memorization and Privacy Protection",
 NeurIPS 2022.
 
-Idea: the backbone is frozen after task 1. Its features are widened by a fixed random matrix and a ReLU, and a ridge
-regression onto one-hot labels is solved again after each task from sums over all images so far: nothing is forgotten,
-the classifier equals the one that sees all tasks at once (Eq. 9 and 10 there, as sums: core/recursive_ridge.py).
+Idea: the backbone is frozen after task 1. Its features are expanded by a fixed random matrix and a ReLU, and a ridge
+regression onto one-hot labels is solved after each task from sums over all images so far. The classifier equals that of
+joint training (Eq. 9 and 10 of the paper, with sums: core/recursive_ridge.py).
 
 State between tasks: the Gram of the expanded features, buffer (buffer + 1) / 2 numbers (400 MB on disk, 800 MB in
-memory at 10,000), and per class `buffer` numbers of X'Y and as many of the classifier. The random matrix is a function
-of the seed and is not stored.
+memory at 10,000), and per class `buffer` numbers of X'Y and `buffer` weights. The random matrix is a function of the
+seed and is not stored.
 
 Measured on CIFAR-100, A_f / A_avg, in brackets the paper's: `acil` T = 10 40.58 ± 1.33 / 54.68 ± 1.37 (35.53 / 50.53),
 T = 20 33.56 ± 1.27 / 45.94 ± 2.28 (27.22 / 39.58).
@@ -42,24 +42,24 @@ class RandomFeatureRidgeOptions(Options):
 
 
 class ExpandedClassifier(Classifier):
-    """What ACIL and DS-AL share: a random expansion that is a function of the seed, and labels as targets."""
+    """Base class of ACIL and DS-AL: a random expansion drawn from the seed, and one-hot targets."""
 
     needs = "features"
     supports = frozenset({"update"})
-    place: Tensor | None = None  # what the expansion is drawn from: seed and dim, (2,) int64
+    place: Tensor | None = None  # seed and dim of the expansion, (2,) int64
 
     def expansion(self, place: Tensor, device: torch.device) -> Tensor:
-        """Draw the expansion matrix (dim, buffer) anew."""
+        """Draw the expansion matrix (dim, buffer)."""
         self.place = place
         seed, dim = place.tolist()
         return expansion_matrix(dim, self.options.buffer, generator("cpu", RngStream.EXPANSION, seed)).to(device)
 
     def begin(self, expansion: Tensor) -> None:
-        """Start the regressions behind an expansion."""
+        """Initialize the regressions on an expansion."""
         raise NotImplementedError
 
     def prepare(self, features: TaskFeatures) -> tuple[Tensor, Tensor, int]:
-        """Return features, one-hot labels (n, k) over the classes of a task, and the position of the first of them."""
+        """Return features, one-hot labels (n, k) over the classes of a task, and the position of its first class."""
         x = features.new()
         if self.place is None:
             self.begin(self.expansion(torch.tensor([features.seed, x.shape[1]]), x.device))
@@ -68,13 +68,13 @@ class ExpandedClassifier(Classifier):
 
 
 class RandomFeatureRidge(ExpandedClassifier):
-    """One stream: ReLU of the expansion."""
+    """Ridge regression on the ReLU of the expansion."""
 
     options_type = RandomFeatureRidgeOptions
     stream: ExpandedRidge
 
     def begin(self, expansion: Tensor) -> None:
-        """Start the stream."""
+        """Initialize the regression."""
         self.stream = ExpandedRidge(expansion, torch.relu_, self.options.ridge)
 
     def fit_features(self, features: TaskFeatures) -> None:
@@ -84,15 +84,15 @@ class RandomFeatureRidge(ExpandedClassifier):
             self.stream.learn(x, targets, first)
 
     def logits(self, features: Tensor) -> Tensor:
-        """Return the regression's answer for each class."""
+        """Return the predictions of the regression."""
         return self.stream.scores(features)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return the sums, the classifier, and what the expansion is drawn from."""
+        """Return the sums, the weights and the seed of the expansion."""
         assert self.place is not None
         return {"expansion": self.place, **self.stream.state()}
 
     def load_state_dict(self, state: Mapping[str, Tensor], *stats: ClassStats) -> None:
-        """Restore them."""
+        """Restore the regression."""
         self.begin(self.expansion(state["expansion"].cpu(), state["weight"].device))
         self.stream.load_state(state)

@@ -1,4 +1,4 @@
-"""Ridge reconstruction of the classifier from class statistics (RRCR), each class's column normalized (CN): DPCR's.
+"""DPCR's classifier: ridge-regression-based classifier reconstruction (RRCR) with category-wise normalization (CN).
 
 He et al., "Semantic Shift Estimation via Dual-Projection and Classifier Reconstruction for Exemplar-Free
 Class-Incremental Learning", ICML 2025, Eq. 11-22.
@@ -32,7 +32,7 @@ class RidgeOptions(Options):
 
 
 class Ridge(Classifier):
-    """features @ weight."""
+    """Linear classifier reconstructed from class statistics."""
 
     options_type = RidgeOptions
     weight: Tensor  # (dim, classes)
@@ -40,12 +40,12 @@ class Ridge(Classifier):
 
     @property
     def stats_view(self) -> ImageView:
-        """The view of `ridge_view`."""
+        """View `ridge_view`."""
         view: ImageView = self.options.ridge_view
         return view
 
     def fit(self, stats: ClassStats) -> None:  # type: ignore[override]
-        """Solve the ridge regression, and normalize."""
+        """Solve the ridge regression and normalize its columns."""
         weight = ridge_weight(stats, self.options.ridge)  # Eq. 18-21
         self.weight = normalize_columns(weight) if self.options.normalize else weight  # Eq. 22
         self.means = stats.mean
@@ -55,7 +55,7 @@ class Ridge(Classifier):
         return features.to(self.weight) @ self.weight
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return the weight: with `ridge_view=augmented` it does not follow from what is stored."""
+        """Return the weight, which with `ridge_view=augmented` cannot be recomputed from the stored statistics."""
         return {"weight": self.weight}
 
     def load_state_dict(self, state: Mapping[str, Tensor], *stats: ClassStats) -> None:
@@ -64,5 +64,5 @@ class Ridge(Classifier):
 
     @property
     def prototypes(self) -> Tensor:
-        """The means."""
+        """Return the means."""
         return self.means
