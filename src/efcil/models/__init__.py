@@ -35,12 +35,12 @@ BACKBONES: Registry[Callable[..., Any]] = Registry(
     "efcil.backbones",
     dict.fromkeys(NAMES, resnet.build),
     lambda value: callable(value) and not isinstance(value, nn.Module),
-    "a function that makes an nn.Module for a number of channels",
+    "a function from a number of channels to an nn.Module",
 )
 
 
 def register_backbone(name: str, factory: Factory) -> Factory:
-    """Let a network have a name, as the entry points `efcil.backbones` do: `factory(channels)` makes an `nn.Module`.
+    """Register a backbone by name, like the entry points `efcil.backbones`; `factory(channels)` returns an `nn.Module`.
 
     It maps images (n, channels, height, width) to features (n, dim); dim is measured.
 
@@ -55,7 +55,7 @@ def register_backbone(name: str, factory: Factory) -> Factory:
 
 
 def is_timm(name: str) -> bool:
-    """Whether a backbone is timm's.
+    """Return whether a backbone is a timm model.
 
     >>> is_timm("timm/vit_small_patch16_224"), is_timm("resnet18")
     (True, False)
@@ -64,7 +64,7 @@ def is_timm(name: str) -> bool:
 
 
 def is_resnet(name: str) -> bool:
-    """Whether a backbone is one of our ResNets, which have stages, a width and a last ReLU.
+    """Return whether a backbone is a built-in ResNet, with stages, a width and a last ReLU.
 
     >>> is_resnet("resnet18"), is_resnet("timm/resnet18")
     (True, False)
@@ -73,7 +73,7 @@ def is_resnet(name: str) -> bool:
 
 
 def check_name(name: str) -> None:
-    """Refuse a name that no backbone has."""
+    """Raise ConfigError for an unknown backbone."""
     if not is_timm(name) and name not in BACKBONES:
         raise ConfigError(f"backbone: unknown name '{name}'; {nearest(name, BACKBONES)}, or timm/NAME")
 
@@ -101,7 +101,7 @@ def build(
     if own is None:
         check_name(name)
     if width is not None:
-        raise ConfigError(f"backbone {name}: width={width} is for a ResNet; set width=null")
+        raise ConfigError(f"backbone {name}: width={width} applies only to a ResNet; set width=null")
     if not last_relu:
         raise ConfigError(f"backbone {name}: this learner leaves out a ResNet's last ReLU; take {', '.join(NAMES)}")
     if own is None and is_timm(name):

@@ -1,4 +1,4 @@
-"""Auxiliary heads that are trained with a backbone and grow with the classes."""
+"""Auxiliary heads that are trained with the backbone and grow with the number of classes."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ from torch.nn.functional import linear, normalize, softmax
 
 
 class GrowingHead(nn.Module, ABC):
-    """Features (n, dim) -> logits (n, classes)."""
+    """Head from features (n, dim) to logits (n, classes)."""
 
     @abstractmethod
     def add_classes(self, classes: int, source: torch.Generator) -> None:
-        """Add new classes; what is random is drawn on the CPU from `source`."""
+        """Add classes, initialized on the CPU from `source`."""
 
     def resize_like(self, state: Mapping[str, Tensor]) -> None:
-        """Resize parameters to the shapes of a saved state, which is loaded next."""
-        for name, own in list(self.named_parameters()):
-            room = nn.Parameter(own.new_zeros(state[name].shape), requires_grad=own.requires_grad)
+        """Resize parameters to the shapes of a saved state before it is loaded."""
+        for name, parameter in list(self.named_parameters()):
+            room = nn.Parameter(parameter.new_zeros(state[name].shape), requires_grad=parameter.requires_grad)
             setattr(self, name, room)
 
 
 def uniform(rows: int, dim: int, bound: float, source: torch.Generator) -> Tensor:
-    """Return new weights (rows, dim), uniform in +-bound."""
+    """Draw weights (rows, dim), uniform in +-bound."""
     return (torch.rand(rows, dim, generator=source) * 2 - 1) * bound
 
 
 def cosine_logits(features: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
-    """scale * cos(feature, weight_c): features (n, dim), weight (classes, dim) -> (n, classes)."""
+    """Return scale * cos(feature, weight_c): features (n, dim), weight (classes, dim) -> (n, classes)."""
     return scale * linear(normalize(features, dim=1), normalize(weight, dim=1))
 
 
 class CosineHead(GrowingHead):
-    """logits = scale * cos(feature, weight_c); the scale starts at 1."""
+    """Cosine classifier, logits = scale * cos(feature, weight_c); the scale starts at 1."""
 
     def __init__(self, dim: int, classes: int = 0):
         super().__init__()
@@ -43,7 +43,7 @@ class CosineHead(GrowingHead):
         self.scale = nn.Parameter(torch.ones(()))
 
     def forward(self, features: Tensor) -> Tensor:
-        """Features (n, dim) -> logits (n, classes)."""
+        """Return logits (n, classes) of features (n, dim)."""
         return cosine_logits(features, self.weight, self.scale)
 
     def add_classes(self, classes: int, source: torch.Generator) -> None:
@@ -53,16 +53,16 @@ class CosineHead(GrowingHead):
         self.append_weights(rows)
 
     def append_weights(self, rows: Tensor) -> None:
-        """Add given rows (classes, dim)."""
+        """Append rows (classes, dim)."""
         self.weight = nn.Parameter(torch.cat([self.weight.detach(), rows.to(self.weight)]))
 
     def select_classes(self, positions: Tensor) -> None:
-        """Drop the rows of all other classes."""
+        """Keep only the rows at `positions`."""
         self.weight = nn.Parameter(self.weight.detach()[positions])
 
 
 class LinearHead(GrowingHead):
-    """logits = weight x + bias, with one row per class or several."""
+    """Linear classifier with one or more rows per class."""
 
     def __init__(self, dim: int, rows: int = 1):
         super().__init__()
@@ -71,7 +71,7 @@ class LinearHead(GrowingHead):
         self.bias = nn.Parameter(torch.empty(0))
 
     def forward(self, features: Tensor) -> Tensor:
-        """Features (n, dim) -> logits (n, classes rows)."""
+        """Return logits (n, classes rows) of features (n, dim)."""
         return linear(features, self.weight, self.bias)
 
     def add_classes(self, classes: int, source: torch.Generator) -> None:
@@ -83,9 +83,10 @@ class LinearHead(GrowingHead):
 
 
 class ProxyHead(GrowingHead):
-    """logits = scale * sum_k a_ck s_ck with s_ck = cos(feature, proxy k of class c) and a_c = softmax(s_c).
+    """Classifier with proxies: logits = scale * sum_k a_ck s_ck, s_ck = cos(feature, proxy k of class c) and a_c =
+    softmax(s_c).
 
-    The scale starts at 1 and is learned in every task.
+    The scale starts at 1 and is trained in every task.
     """
 
     def __init__(self, dim: int, proxies: int = 10):
@@ -95,7 +96,7 @@ class ProxyHead(GrowingHead):
         self.scale = nn.Parameter(torch.ones(()))
 
     def forward(self, features: Tensor) -> Tensor:
-        """Features (n, dim) -> logits (n, classes), in float32."""
+        """Return logits (n, classes) of features (n, dim), in float32."""
         proxies = torch.cat([self.frozen, self.weight])
         with torch.autocast(features.device.type, enabled=False):
             cosines = linear(normalize(features.float(), dim=1), normalize(proxies.flatten(0, 1), dim=1))
@@ -103,7 +104,7 @@ class ProxyHead(GrowingHead):
             return self.scale * (softmax(similar, 2) * similar).sum(2)
 
     def add_classes(self, classes: int, source: torch.Generator) -> None:
-        """Freeze the proxies of all classes so far; add those of new ones, uniform in +-1/sqrt(dim)."""
+        """Freeze the proxies of all classes so far; add proxies of new classes, uniform in +-1/sqrt(dim)."""
         _, proxies, dim = self.weight.shape
         rows = uniform(classes * proxies, dim, dim**-0.5, source).view(classes, proxies, dim)
         old = torch.cat([self.frozen, self.weight.detach()])
@@ -114,7 +115,7 @@ HEAD_TYPES: tuple[type[CosineHead] | type[LinearHead] | type[ProxyHead], ...] = 
 
 
 def head_from_state(state: Mapping[str, Tensor]) -> GrowingHead:
-    """Make a head from a state dict; its kind is determined by the names of the tensors."""
+    """Build a head from a state dict; its type follows from the tensor names."""
     (kind,) = (kind for kind in HEAD_TYPES if set(kind(1).state_dict()) == set(state))
     head = kind(state["weight"].shape[-1]).to(state["weight"])
     head.resize_like(state)

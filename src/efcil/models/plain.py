@@ -12,7 +12,7 @@ from efcil.errors import ConfigError
 from efcil.plugins import one_line
 
 Factory = Callable[[int], nn.Module]
-"""Channels of an image -> a network."""
+"""Function from the number of image channels to a network."""
 
 
 class PlainBackbone(nn.Module):
@@ -29,7 +29,7 @@ class PlainBackbone(nn.Module):
         self.module, self.num_features = module, num_features
 
     def forward(self, images: Tensor) -> Tensor:
-        """Features (n, dim) of images (n, channels, height, width)."""
+        """Return features (n, dim) of images (n, channels, height, width)."""
         features: Tensor = self.module(images)
         return features
 

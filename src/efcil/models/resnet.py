@@ -1,4 +1,4 @@
-"""The ResNet family without its classifier, with torchvision's parameter names and initialization.
+"""ResNets without classifier, with torchvision's parameter names and initialization.
 
 He et al., Deep Residual Learning for Image Recognition, CVPR 2016. Only the stem depends on the size of the images:
 
@@ -30,7 +30,7 @@ def _conv(inputs: int, outputs: int, size: int, stride: int = 1) -> nn.Conv2d:
 
 
 class PadShortcut(nn.Module):
-    """Option A of the paper: every second pixel, new channels zero; no parameters."""
+    """Option A of the paper: subsampling and zero channels, without parameters."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
@@ -39,14 +39,14 @@ class PadShortcut(nn.Module):
         self.after = outputs - inputs - self.before
 
     def forward(self, x: Tensor) -> Tensor:
-        """(n, inputs, h, w) to (n, outputs, h / stride, w / stride)."""
+        """Map (n, inputs, h, w) to (n, outputs, h / stride, w / stride)."""
         return F.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, self.before, self.after))
 
     def backward_input(self, grad: Tensor, x: Tensor) -> Tensor:
-        """Return the gradient of x, for that of what `forward` makes of it."""
-        found = torch.zeros_like(x)
-        found[:, :, :: self.stride, :: self.stride] = grad[:, self.before : self.before + x.shape[1]]
-        return found
+        """Return the gradient of x from the gradient of the output."""
+        result = torch.zeros_like(x)
+        result[:, :, :: self.stride, :: self.stride] = grad[:, self.before : self.before + x.shape[1]]
+        return result
 
 
 def _shortcut(inputs: int, outputs: int, stride: int, pad: bool) -> nn.Module | None:
@@ -77,7 +77,7 @@ class BasicBlock(nn.Module):
         return [(self.conv1, self.bn1), (self.conv2, self.bn2)]
 
     def forward(self, x: Tensor) -> Tensor:
-        """(n, inputs, h, w) to (n, planes, h / stride, w / stride)."""
+        """Map (n, inputs, h, w) to (n, planes, h / stride, w / stride)."""
         y = self.relu(self.bn1(self.conv1(x)))
         y = self.bn2(self.conv2(y))
         y = y + (x if self.downsample is None else self.downsample(x))
@@ -85,7 +85,7 @@ class BasicBlock(nn.Module):
 
 
 class Bottleneck(nn.Module):
-    """1x1, 3x3 (with the stride, as torchvision has it), 1x1 and a shortcut."""
+    """1x1, 3x3 (with the stride, as in torchvision), 1x1 convolutions and a shortcut."""
 
     expansion = 4
 
@@ -107,7 +107,7 @@ class Bottleneck(nn.Module):
         return [(self.conv1, self.bn1), (self.conv2, self.bn2), (self.conv3, self.bn3)]
 
     def forward(self, x: Tensor) -> Tensor:
-        """(n, inputs, h, w) to (n, 4 planes, h / stride, w / stride)."""
+        """Map (n, inputs, h, w) to (n, 4 planes, h / stride, w / stride)."""
         y = self.relu(self.bn1(self.conv1(x)))
         y = self.relu(self.bn2(self.conv2(y)))
         y = self.bn3(self.conv3(y))
@@ -118,7 +118,7 @@ class Bottleneck(nn.Module):
 @dataclass(frozen=True)
 class _Shape:
     block: type[BasicBlock] | type[Bottleneck]
-    blocks: tuple[int, ...]  # of each stage; every stage after the first halves the size and doubles the channels
+    blocks: tuple[int, ...]  # per stage; stages after the first halve the resolution and double the channels
     width: int = 64
     pad: bool = False
 
@@ -135,7 +135,7 @@ STEMS: tuple[str, ...] = ("cifar", "imagenet", "small")
 
 
 class ResNet(nn.Module):
-    """A ResNet up to its global average pooling; ``num_features`` is the number of features. Made by `build`."""
+    """ResNet up to global average pooling, with ``num_features`` features; see `build`."""
 
     num_features: int
 
@@ -162,13 +162,13 @@ class ResNet(nn.Module):
         self.num_features = inputs
 
     def forward(self, images: Tensor) -> Tensor:
-        """Features (n, dim) of images (n, channels, height, width)."""
+        """Return features (n, dim) of images (n, channels, height, width)."""
         x = self.layer4(self.layer3(self.layer2(self.layer1(self._stem(images)))))
         features: Tensor = x.mean((2, 3))
         return features
 
     def forward_intermediates(self, images: Tensor) -> list[Tensor]:
-        """Maps (n, planes, h, w) after each stage; the features are the means of the last one."""
+        """Return feature maps (n, planes, h, w) of each stage; the spatial mean of the last one are the features."""
         maps = [self.layer1(self._stem(images))]
         for stage in (self.layer2, self.layer3, self.layer4):
             if not isinstance(stage, nn.Identity):  # resnet32 has three stages
@@ -195,10 +195,10 @@ def build(
     seed: int = 0,
     last_relu: bool = True,
 ) -> ResNet:
-    """A freshly initialized backbone, the same bits for the same seed.
+    """Build an initialized backbone, deterministic in the seed.
 
     `width` is the number of channels of the first stage (64, or 16 for resnet32). Without `last_relu` the last block
-    ends in its sum, so that features have both signs. No generator of the process is read or moved.
+    has no final ReLU, so features have both signs. The global random state is not affected.
 
     >>> backbone = build("resnet10", width=8, channels=1)
     >>> backbone.num_features, tuple(backbone(torch.zeros(2, 1, 8, 8)).shape)
@@ -212,8 +212,8 @@ def build(
     width = shape.width if width is None else width
     for argument, value in (("width", width), ("channels", channels)):
         if value < 1:
-            raise ConfigError(f"{argument}: got {value}, want a positive number of channels")
-    # The layers' own initialization draws from the process-wide generator: its state is put back afterwards.
+            raise ConfigError(f"{argument} is {value}; wanted a positive number of channels")
+    # Layer initialization uses the global generator; fork_rng restores its state.
     with torch.device("cpu"), torch.random.fork_rng(devices=[]):
         backbone = ResNet(shape, stem, width, channels, last_relu)
     generator = torch.Generator().manual_seed(seed)

@@ -1,4 +1,4 @@
-"""Backbones of the timm library by name, `timm/NAME` (extra `timm`): features behind the pooling, no classifier."""
+"""timm models as backbones, `timm/NAME` (extra `timm`): pooled features without classifier."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PREFIX = "timm/"
 
 
 class TimmBackbone(nn.Module):
-    """A timm model without its classifier; ``num_features`` is the number of features."""
+    """timm model without classifier, with ``num_features`` features."""
 
     num_features: int
 
@@ -23,23 +23,23 @@ class TimmBackbone(nn.Module):
         self.num_features = int(getattr(model, "head_hidden_size", None) or model.num_features)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Features (n, dim) of images (n, channels, height, width)."""
+        """Return features (n, dim) of images (n, channels, height, width)."""
         features: Tensor = self.model(images)
         return features
 
 
 def build_timm(name: str, *, channels: int, seed: int, pretrained: bool = False) -> TimmBackbone:
-    """Make the model that timm knows as NAME of `timm/NAME`, from scratch or with the weights that timm fetches."""
+    """Create the timm model NAME of `timm/NAME`, from scratch or with pretrained weights."""
     try:
         import timm
     except ImportError as error:
         raise ConfigError(f"backbone {name} needs timm ({error}): pip install 'efcil[timm]'") from None
-    with torch.random.fork_rng(devices=[]):  # timm draws its first weights from the process-wide generator
+    with torch.random.fork_rng(devices=[]):  # timm initializes from the global generator
         torch.manual_seed(seed)
         try:
             model = timm.create_model(
                 name.removeprefix(PREFIX), pretrained=pretrained, num_classes=0, in_chans=channels
             )
         except RuntimeError as error:
-            raise ConfigError(f"backbone {name}: {error}; timm.list_models() names those there are") from None
+            raise ConfigError(f"backbone {name}: {error}; timm.list_models() lists the available models") from None
     return TimmBackbone(model)
