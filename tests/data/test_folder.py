@@ -479,11 +479,11 @@ def test_what_would_fill_the_disk_is_read_as_it_is_needed(
     with monkeypatch.context() as patch:
         patch.setattr(cache.shutil, "disk_usage", lambda path: Usage)
         data = load(root, size=SIZE)
-    assert any("7 images are read as they are needed" in note for note in data.notes)
+    assert any("7 images are decoded on access" in note for note in data.notes)
     assert kept(own_cache, "*.npy") == []
     assert len(kept(own_cache, "split-*.json")) == 1
     whole = load(root, size=SIZE)
-    assert not any("read as they are needed" in note for note in whole.notes)
+    assert not any("decoded on access" in note for note in whole.notes)
     for part, other in ((data.train, whole.train), (data.test, whole.test)):
         assert np.array_equal(np.asarray(part.images), other.images)
         assert np.array_equal(part.labels, other.labels)
@@ -588,7 +588,7 @@ def test_files_that_are_no_images(root: Path) -> None:
 def test_a_read_me_beside_the_classes_is_only_noted(root: Path) -> None:
     fill(root, {"a": 3})
     (root / "README.md").write_text("x")
-    assert load(root, size=SIZE).notes == ("README.md is not an image and was left aside",)
+    assert load(root, size=SIZE).notes == ("README.md is not an image and was ignored",)
 
 
 def test_links_in_a_circle_and_to_nothing(root: Path) -> None:

@@ -394,8 +394,8 @@ def test_verify_a_sound_copy(root: Path, efcil: Command, name: str, monkeypatch:
     code, out, err = efcil("data", "verify", name, "--data", root)
     assert (code, err) == (0, "")
     lines = [line for line in out.splitlines() if not line.startswith("note: ")]
-    counts = "4 classes, 24 training and 8 test images (6 and 2 a class)"
-    assert lines == [f"{name}: {counts}, all readable, the counts of the official set"]
+    counts = "4 classes, 24 training and 8 test images (6 and 2 per class)"
+    assert lines == [f"{name}: {counts}, all readable, as in the official set"]
     assert efcil("data", "verify", name, root)[1] == out  # the place alone will do
 
 
@@ -424,7 +424,7 @@ def test_verify_folders_and_pixels(root: Path, efcil: Command, monkeypatch: pyte
     assert efcil("data", "verify", "folder", "--data", root)[1].startswith("folder: 4 classes, 24 training and 8 test")
     code, out, err = efcil("data", "verify", "folder", "--data", root / "train")
     assert (code, err) == (0, "")
-    assert out == "folder: 4 classes, 20 training and 4 test images (5 and 1 a class), all readable\n"
+    assert out == "folder: 4 classes, 20 training and 4 test images (5 and 1 per class), all readable\n"
     an_image(root / "train").write_bytes(b"")
     code, out, _ = efcil("data", "verify", "folder", "--data", root / "train")
     assert code == 2
@@ -451,7 +451,7 @@ def test_verify_folders_and_pixels(root: Path, efcil: Command, monkeypatch: pyte
     monkeypatch.setattr(cifar100, "OFFICIAL", Official(2, 6, 2))
     code, out, err = efcil("data", "verify", "cifar100", "--data", root)
     assert (code, err) == (0, "")
-    assert out.startswith("cifar100: 2 classes, 6 training and 2 test images (3 and 1 a class), all readable")
+    assert out.startswith("cifar100: 2 classes, 6 training and 2 test images (3 and 1 per class), all readable")
 
 
 def test_verify_takes_a_class_list_and_one_directory(root: Path, efcil: Command) -> None:
@@ -559,7 +559,7 @@ def test_a_whole_run_on_a_stand_in(root: Path, tmp_path: Path, efcil: Command, n
     # and once more with the images read as they are needed
     code, out, err = efcil(*arguments, "--out", tmp_path / "s", "--set", "data.lazy=true")
     assert code == 0, err
-    assert "images are read as they are needed" in out
+    assert "images are decoded on access" in out
     streamed = json.loads((tmp_path / "s" / "summary.json").read_text())
     assert (streamed["A_t"], streamed["matrix"]) == (summary["A_t"], summary["matrix"])
     log = [(tmp_path / run / "metrics.jsonl").read_text() for run in ("r", "s")]

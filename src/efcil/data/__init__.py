@@ -1,4 +1,4 @@
-"""Sources of images: the registry. Each delivers a `DataSet`; nothing is imported or read before it is asked for."""
+"""Registry of data sets. Each loader returns a `DataSet`; modules are imported lazily."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Progress = Callable[[int, int | None], None]
 
 
 class NoOptions(Options):
-    """A source that has nothing to choose."""
+    """Options of a data set without options."""
 
 
 class GlyphsOptions(Options):
@@ -36,23 +36,23 @@ class GlyphsOptions(Options):
 
 
 class FilesOptions(Options):
-    """Options of sets of image files, which are decoded once, or read as they are needed."""
+    """Options of image-file data sets, which are decoded once into a cache or read lazily."""
 
-    short_side: int = Field(default=256, ge=8)  # short side of a picture when its center is cut out
-    train_short_side: int | None = Field(
-        default=None, ge=8
-    )  # short side of one that random crops are drawn from; null: short_side
+    short_side: int = Field(default=256, ge=8)  # short side in pixels before the center crop
+    train_short_side: int | None = Field(default=None, ge=8)  # short side in pixels for random crops; null: short_side
     skip_bad: bool = False
-    lazy: bool | None = None  # read as needed; null: only where the decoded array would fill half of the free disk
-    keep_aspect: bool | None = None  # nothing is cut off; null: where training crops at random (augment=resized-crop)
+    lazy: bool | None = (
+        None  # decode on access; null: only if the decoded array would exceed half of the free disk space
+    )
+    keep_aspect: bool | None = None  # store without cropping; null: only with augment=resized-crop
 
 
 class FolderOptions(FilesOptions):
     """Options of `folder`."""
 
     short_side: int = Field(default=64, ge=8)
-    test_share: float = Field(default=0.2, gt=0, lt=1)  # where there is no test/ folder
-    seed: int = Field(default=0, ge=0)  # of that split
+    test_share: float = Field(default=0.2, gt=0, lt=1)  # share of test images, if there is no test/ folder
+    seed: int = Field(default=0, ge=0)  # seed of that split
 
 
 class TinyImageNetOptions(FilesOptions):
@@ -64,22 +64,24 @@ class TinyImageNetOptions(FilesOptions):
 class ImageNet100Options(FilesOptions):
     """Options of `imagenet100`."""
 
-    class_list: str = "folders"  # the class folders there are, a list of class_lists/ or a file
+    class_list: str = "folders"  # "folders": existing class folders; else a list in class_lists/ or a file
 
 
 @dataclass(frozen=True)
 class DatasetSpec:
-    """A source by name: what it is, what it takes."""
+    """Description of a data set: name, source, options and loader."""
 
     name: str
     description: str
     license: str
-    url: str  # where to get it
+    url: str  # download page
     directory: bool = False  # needs --data
     options: type[Options] = NoOptions
     fetchable: bool = False
-    loader: Callable[..., DataSet] | None = None  # load(directory, **options) or load(**options); ours: by name
-    size: str = "size unknown"  # to download, and decoded where that is kept
+    loader: Callable[..., DataSet] | None = (
+        None  # load(directory, **options) or load(**options); None for built-in sets
+    )
+    size: str = "size unknown"  # download size, and size of the decoded cache
 
 
 OWN = {
@@ -94,7 +96,7 @@ OWN = {
         ),
         DatasetSpec(
             "glyphs",
-            "rendered characters in many fonts and colours, any number of classes, any size",
+            "rendered characters in many fonts and colors, any number of classes, any size",
             "MIT",
             "built in (drawn with matplotlib's fonts)",
             options=GlyphsOptions,
@@ -122,7 +124,7 @@ OWN = {
             "imagenet100",
             "ImageNet-100, 100 classes of ImageNet, about 128,000 + 5,000 photographs",
             "ImageNet's terms: non-commercial research and education",
-            "as imagenet1k; --set data.class_list=LIST says which hundred of its classes",
+            "as imagenet1k; --set data.class_list=LIST selects the hundred classes",
             directory=True,
             options=ImageNet100Options,
             size="about 15 GB; 39 GB decoded, short side 256",
@@ -138,7 +140,7 @@ OWN = {
         ),
         DatasetSpec(
             "cub200",
-            "CUB-200-2011, 200 kinds of birds, 5,994 + 5,794 photographs",
+            "CUB-200-2011, 200 bird species, 5,994 + 5,794 photographs",
             "the images are their owners': non-commercial research and education",
             "https://www.vision.caltech.edu/datasets/cub_200_2011/",
             directory=True,
@@ -147,12 +149,12 @@ OWN = {
         ),
         DatasetSpec(
             "folder",
-            "your pictures: class folders, with train/ and test/ or split once",
+            "your images: class folders, with train/ and test/ or an automatic split",
             "yours",
             "--data DIR",
             directory=True,
             options=FolderOptions,
-            size="as large as it is",
+            size="size of your folder",
         ),
     )
 }
@@ -160,7 +162,9 @@ OWN = {
 
 def _check(name: str, spec: DatasetSpec) -> None:
     if spec.loader is None:
-        raise ConfigError(f"data set '{name}' has no loader: give DatasetSpec a function that returns a DataSet")
+        raise ConfigError(
+            f"data set '{name}' has no loader; set DatasetSpec.loader to a function that returns a DataSet"
+        )
 
 
 DATASETS: Registry[DatasetSpec] = Registry(
@@ -175,7 +179,7 @@ DATASETS: Registry[DatasetSpec] = Registry(
 
 
 def register_dataset(spec: DatasetSpec) -> DatasetSpec:
-    """Let a data set be found by its name, as the entry points `efcil.datasets` do."""
+    """Register a data set by its name, like the entry points `efcil.datasets`."""
     DATASETS.register(spec.name, spec)
     return spec
 
@@ -186,24 +190,24 @@ def find(name: str) -> DatasetSpec:
 
 
 def module(name: str) -> Any:
-    """Return the module that reads one of our sets."""
+    """Return the module of a built-in data set."""
     return import_module(f"efcil.data.{name.replace('-', '_')}")
 
 
 def remote(name: str) -> Remote:
-    """Where a data set is downloaded from."""
+    """Return the download source of a data set."""
     address: Remote = module(find(name).name).REMOTE
     return address
 
 
 def check_directory(spec: DatasetSpec, directory: Path | None) -> None:
-    """Refuse to go on without the directory that a source needs."""
+    """Raise DataError if a data set needs a directory and none is given."""
     if spec.directory and directory is None:
-        raise DataError(f"{spec.name} needs --data DIR, the directory it lies in; to get it: {spec.url}")
+        raise DataError(f"{spec.name} needs --data DIR, the dataset directory; to get it: {spec.url}")
 
 
 def load(name: str, directory: Path | None, options: Options, progress: Progress | None = None) -> DataSet:
-    """Read a data set."""
+    """Load a data set."""
     spec = find(name)
     check_directory(spec, directory)
     read = spec.loader or module(spec.name).load
@@ -215,8 +219,8 @@ def load(name: str, directory: Path | None, options: Options, progress: Progress
         train_short_side = arguments.pop("train_short_side")
         if train_short_side is not None and train_short_side < options.short_side:
             raise ConfigError(
-                f"data.train_short_side={train_short_side} is less than data.short_side="
-                f"{options.short_side}, which centers are cut from"
+                f"data.train_short_side={train_short_side} is smaller than data.short_side="
+                f"{options.short_side}; raise it or lower data.short_side"
             )
         if train_short_side not in (None, options.short_side):
             arguments["size"], short = train_short_side, options.short_side

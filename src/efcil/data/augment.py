@@ -1,7 +1,7 @@
-"""Augmentation of whole batches of uint8 images (n, channels, height, width), the same on the CPU and on CUDA.
+"""Batched augmentation of uint8 images (n, channels, height, width), with equal results on CPU and CUDA.
 
-A transform draws its random numbers for all images first and applies them afterwards as a pure function of each image,
-so that splitting the work into chunks never changes a byte.
+A transform first draws random parameters for all images, then applies them as a pure function of each image, so results
+do not depend on the chunk size.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from efcil.data import letterbox
 from efcil.data.autoaugment import AutoAugmentCifar10, brightness, windows
 from efcil.errors import ConfigError, TrainingError, nearest
 
-Parameters = dict[str, Tensor]  # random numbers; the first dimension is the image
+Parameters = dict[str, Tensor]  # random parameters; the first dimension is the image
 
-CHUNK_BYTES = {"cpu": 3 * 2**20, "cuda": 2**28}  # pixels worked on at once: the CPU's cache, a part of the GPU's memory
+CHUNK_BYTES = {"cpu": 3 * 2**20, "cuda": 2**28}  # chunk size: CPU cache, part of GPU memory
 
 
 class Transform(Protocol):
-    """A random change of images, in two steps."""
+    """Random image transform in two steps, drawing and applying."""
 
     def draw(self, count: int, generator: torch.Generator) -> Parameters:
-        """Draw the random numbers of `count` images on the generator's device."""
+        """Draw the parameters of `count` images on the generator's device."""
         ...
 
     def apply(self, images: Tensor, parameters: Parameters) -> Tensor:
-        """Change images (n, channels, height, width) uint8 by the numbers drawn for them; the input stays as it is."""
+        """Transform uint8 images (n, channels, height, width) with these parameters, not in place."""
         ...
 
 
@@ -60,13 +60,12 @@ def apply(transform: Transform, images: Tensor, drawn: Parameters) -> Tensor:
 
 
 def augment(images: Tensor, transform: Transform, generator: torch.Generator, chunk: int | None = None) -> Tensor:
-    """Draw for all images, then apply in chunks, which bounds the memory and does not change the result.
+    """Draw parameters for all images and apply them in chunks, to bound memory.
 
     Args:
-        images: (n, channels, height, width) uint8.
-        transform: what to do.
-        generator: source of all randomness; with one on the CPU the result is the same for images on any device.
-        chunk: images at a time; by default as many as CHUNK_BYTES hold.
+        images: (n, channels, height, width) uint8. transform: the transform to apply. generator: random generator; with
+        a CPU generator, results are equal on all devices. chunk: images per chunk; by default as many as fit
+        CHUNK_BYTES.
 
     >>> images = torch.arange(8, dtype=torch.uint8).view(2, 1, 2, 2)
     >>> augment(images, RandomCrop(1), torch.Generator().manual_seed(0), chunk=1).shape
@@ -91,7 +90,7 @@ def augment(images: Tensor, transform: Transform, generator: torch.Generator, ch
 
 
 class Compose:
-    """Transforms one after another.
+    """Apply transforms in sequence.
 
     >>> Compose([HorizontalFlip()]).draw(2, torch.Generator().manual_seed(0)).keys()
     dict_keys(['0.flip'])
@@ -106,7 +105,7 @@ class Compose:
         return {f"{place}.{name}": value for place, part in drawn for name, value in part.items()}
 
     def apply(self, images: Tensor, parameters: Parameters) -> Tensor:
-        """Apply the parts in order to images (n, channels, height, width)."""
+        """Apply the transforms in order to images (n, channels, height, width)."""
         for place, transform in enumerate(self.transforms):
             start = f"{place}."
             own = {name.removeprefix(start): value for name, value in parameters.items() if name.startswith(start)}
@@ -115,13 +114,13 @@ class Compose:
 
 
 class RandomCrop:
-    """Pad with zeros on all sides and cut out the old size somewhere."""
+    """Pad with zeros on all sides and crop the original size at a random position."""
 
     def __init__(self, padding: int) -> None:
         self.padding = padding
 
     def draw(self, count: int, generator: torch.Generator) -> Parameters:
-        """Upper left corner (count, 2), row and column in the padded image."""
+        """Draw the top left corner (count, 2), row and column in the padded image."""
         size = (count, 2)
         return {"corner": torch.randint(2 * self.padding + 1, size, generator=generator, device=generator.device)}
 
@@ -132,15 +131,15 @@ class RandomCrop:
 
 
 class HorizontalFlip:
-    """Mirror left and right with probability one half."""
+    """Flip horizontally with probability 0.5."""
 
     def draw(self, count: int, generator: torch.Generator) -> Parameters:
-        """Zero or one (count,)."""
+        """Draw zero or one (count,)."""
         return {"flip": torch.randint(2, (count,), generator=generator, device=generator.device)}
 
     def apply(self, images: Tensor, parameters: Parameters) -> Tensor:
-        """Mirror some of the images (n, channels, height, width)."""
-        if images.device.type == "cpu":  # half the images, where asking which costs nothing
+        """Flip the selected images (n, channels, height, width)."""
+        if images.device.type == "cpu":  # only the flipped half; indexing needs no sync on the CPU
             rows = parameters["flip"].nonzero()[:, 0]
             return images.index_copy(0, rows, images.index_select(0, rows).flip(-1))
         both = torch.cat([images, images.flip(-1)])
@@ -148,26 +147,26 @@ class HorizontalFlip:
 
 
 class BrightnessJitter:
-    """Multiply by a factor uniform in 1 - strength .. 1 + strength."""
+    """Multiply by a factor uniform in [1 - strength, 1 + strength]."""
 
     def __init__(self, strength: float) -> None:
         self.strength = strength
 
     def draw(self, count: int, generator: torch.Generator) -> Parameters:
-        """Factor (count,)."""
+        """Draw the factors (count,)."""
         uniform = torch.rand(count, generator=generator, device=generator.device)
         return {"factor": 1 + self.strength * (2 * uniform - 1)}
 
     def apply(self, images: Tensor, parameters: Parameters) -> Tensor:
-        """Brighten or darken images (n, channels, height, width)."""
+        """Scale the brightness of images (n, channels, height, width)."""
         return brightness(images, parameters["factor"])
 
 
 class RandomResizedCrop:
-    """Cut out a box of random area and shape and resize it to `size` x `size`, bilinear with antialias.
+    """Crop a box of random area and aspect ratio and resize it to `size` x `size`, bilinear with antialias.
 
-    The box is drawn as torchvision draws it: area uniform in `scale`, width / height log-uniform in `ratio`, ten tries,
-    then the largest central box. The result is that of Pillow's `crop(box).resize(size, BILINEAR)` within one level.
+    Boxes are sampled as in torchvision: area uniform in `scale`, width / height log-uniform in `ratio`, ten attempts,
+    then the largest central box. The result equals Pillow's `crop(box).resize(size, BILINEAR)` up to one gray level.
     """
 
     TRIES = 10
@@ -178,7 +177,7 @@ class RandomResizedCrop:
         self.size, self.scale, self.ratio = size, scale, ratio
 
     def draw(self, count: int, generator: torch.Generator) -> Parameters:
-        """Share of the area and ratio of ten tries (count, 10), place (count, 2) in 0 .. 1."""
+        """Draw relative area and ratio of ten attempts (count, 10), and relative position (count, 2) in [0, 1]."""
         tries = torch.rand(2, count, self.TRIES, generator=generator, device=generator.device)
         low, high = math.log(self.ratio[0]), math.log(self.ratio[1])
         return {
@@ -188,21 +187,22 @@ class RandomResizedCrop:
         }
 
     def boxes(self, parameters: Parameters, height: int, width: int | Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Top, left, height, width (n,) int64 of the box of each image, all of one height, each of its width (n,)."""
+        """Return top, left, height and width (n,) int64 of each box; images have one height and individual widths
+        (n,)."""
         if isinstance(width, int):
             width = torch.full_like(parameters["area"][:, 0], width, dtype=torch.int64)
         area = parameters["area"] * (height * width)[:, None]
         tall, wide = (area / parameters["ratio"]).sqrt().round(), (area * parameters["ratio"]).sqrt().round()
         fits = (tall > 0) & (tall <= height) & (wide > 0) & (wide <= width[:, None])
-        found = fits.any(1)
+        valid = fits.any(1)
         first = fits.int().argmax(1, keepdim=True)
         most_tall = (width.double() / self.ratio[0]).round().long().clamp(max=height)
         most_wide = torch.minimum(width, torch.full_like(width, round(height * self.ratio[1])))
-        tall = tall.gather(1, first)[:, 0].long().where(found, most_tall)
-        wide = wide.gather(1, first)[:, 0].long().where(found, most_wide)
+        tall = tall.gather(1, first)[:, 0].long().where(valid, most_tall)
+        wide = wide.gather(1, first)[:, 0].long().where(valid, most_wide)
         place = parameters["place"].double()
-        top = (place[:, 0] * (height - tall + 1)).long().where(found, (height - tall) // 2)
-        left = (place[:, 1] * (width - wide + 1)).long().where(found, (width - wide) // 2)
+        top = (place[:, 0] * (height - tall + 1)).long().where(valid, (height - tall) // 2)
+        left = (place[:, 1] * (width - wide + 1)).long().where(valid, (width - wide) // 2)
         return top, left, tall, wide
 
     def apply(self, images: Tensor, parameters: Parameters) -> Tensor:
@@ -217,20 +217,20 @@ class RandomResizedCrop:
 
 
 def _rotate_back(squares: Tensor, is_portrait: Tensor) -> Tensor:
-    """Stand squares (n, channels, size, size) of pictures that lie on their side (n,) up again."""
+    """Undo the rotation of portrait images (n, channels, size, size), flagged by `is_portrait` (n,)."""
     return torch.where(is_portrait[:, None, None, None], squares.transpose(2, 3), squares)
 
 
 def resize_boxes(
     images: Tensor, top: Tensor, left: Tensor, tall: Tensor, wide: Tensor, size: int, widths: Tensor | None = None
 ) -> Tensor:
-    """Resize one box (n,) of each image (n, channels, height, width) to `size` x `size`, first across, then down.
+    """Resize one box (n,) of each image (n, channels, height, width) to `size` x `size`, first columns, then rows.
 
-    Nothing outside the box counts, as when it is cut out first. With `widths` (n,) of the pictures it is the other way
-    round: what lies next to the box has its part in the pixels at its edge, as when a resized picture is cut.
+    Pixels outside the box are ignored, as if cropping came first. With image `widths` (n,), neighbors of the box
+    contribute to its edge pixels, as if resizing came first.
 
-    Two matrix products with Pillow's triangle filter. Weights are multiples of 2**-16, so that every sum is exact in
-    float32 and the result does not depend on the order of adding: the same bytes on every device.
+    It takes two matrix products with Pillow's triangle filter. Weights are multiples of 2**-16, so that sums are exact
+    in float32 and results are identical on every device.
     """
     n, channels, height, width = images.shape
     beside = None if widths is None else (torch.zeros_like(widths), widths)
@@ -245,9 +245,10 @@ def resize_boxes(
 def _triangle(
     start: Tensor, length: Tensor, limit: int, size: int, within: tuple[Tensor, Tensor] | None = None
 ) -> Tensor:
-    """Weight (n, size, limit) of `limit` pixels in each of `size` new ones, which cover start .. start + length.
+    """Return the weights (n, size, limit) of `limit` input pixels in `size` output pixels, which cover start to start +
+    length.
 
-    Pixels that count are those from the first to before the second of `within`; None: those that are covered.
+    Only pixels in the half-open range `within` contribute; None: the covered ones.
     """
     begin, end = (edge[:, None, None] for edge in within or (start, start + length))
     start, length = start[:, None, None], length[:, None, None]
@@ -262,7 +263,7 @@ def _triangle(
 
 @contextmanager
 def _full_precision() -> Iterator[None]:
-    """Keep matrix products out of TF32, which would cut the weights to eleven bits, whatever training asked for."""
+    """Disable TF32, which would round the weights to eleven bits."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest")
     try:
@@ -272,17 +273,17 @@ def _full_precision() -> Iterator[None]:
 
 
 class CenterCrop:
-    """Cut the middle `size` x `size` out; nothing is random.
+    """Crop the central `size` x `size`, deterministically.
 
-    Images may be stored larger than they are looked at: those whose short side is not `short` get it first, as by
-    torchvision's `Resize(short)` and `CenterCrop(size)`.
+    Images with another short side than `short` are resized first, as by torchvision's `Resize(short)` and
+    `CenterCrop(size)`.
     """
 
     def __init__(self, size: int, short: int | None = None) -> None:
         self.size, self.short = size, short
 
     def draw(self, count: int, generator: torch.Generator) -> Parameters:
-        """Nothing."""
+        """Return no parameters."""
         return {}
 
     def apply(self, images: Tensor, parameters: Parameters) -> Tensor:
@@ -290,7 +291,9 @@ class CenterCrop:
         height, across = images.shape[2:]
         short = self.short or min(height, across)
         if short < self.size:
-            raise ConfigError(f"a center crop of {self.size} needs images at least that large, got {height} x {across}")
+            raise ConfigError(
+                f"center crop of size {self.size} is larger than the images, {height} x {across}; lower crop"
+            )
         letterboxed = letterbox.is_letterboxed(images)
         if letterboxed:
             widths, is_portrait = letterbox.read_header(images)
@@ -300,7 +303,7 @@ class CenterCrop:
             return images[:, :, top : top + self.size, left : left + self.size]
         else:
             widths = torch.full((len(images),), across, device=images.device)
-        whole = letterboxed and short == height  # as stored
+        whole = letterboxed and short == height  # uncropped images at their stored size
         cut = self._crop(images, widths, short) if whole else self._resize_and_crop(images, widths, short)
         return _rotate_back(cut, is_portrait) if letterboxed else cut
 
@@ -323,7 +326,7 @@ class CenterCrop:
 
 
 def _margin(sides: Tensor, size: int) -> Tensor:
-    """Return what is left of `size` in sides (n,), halved: to even, as Python's `round`."""
+    """Return half the margin of `size` in sides (n,), rounded half to even like Python's `round`."""
     return ((sides - size).double() / 2).round().long()
 
 
@@ -332,7 +335,7 @@ _TRANSFORMS: dict[str, Callable[[int], Transform | None]] = {
     "none": lambda size: None,
     "cifar": lambda size: Compose([RandomCrop(4), HorizontalFlip()]),
     "cifar-brightness": lambda size: Compose([RandomCrop(4), HorizontalFlip(), BrightnessJitter(_JITTER)]),  # PyCIL's
-    "cifar-autoaugment": lambda size: Compose(  # the paper's CIFAR-100 setting, in its order
+    "cifar-autoaugment": lambda size: Compose(  # CIFAR-100 setting of the paper
         [RandomCrop(4), HorizontalFlip(), BrightnessJitter(_JITTER), AutoAugmentCifar10()]
     ),
     "digits": lambda size: RandomCrop(1),
@@ -343,7 +346,7 @@ _TRANSFORMS: dict[str, Callable[[int], Transform | None]] = {
 
 
 def make_transform(name: str, size: int) -> Transform | None:
-    """The training transform of that name for images of `size` x `size`; None for "none".
+    """Return the training transform by name for images of `size` x `size`; None for "none".
 
     >>> make_transform("none", 32) is None, type(make_transform("digits", 8)).__name__
     (True, 'RandomCrop')

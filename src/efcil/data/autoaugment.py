@@ -1,8 +1,9 @@
 """AutoAugment's CIFAR-10 policy on batches (Cubuk et al., "AutoAugment: Learning Augmentation Strategies ...", 2019).
 
 Every operation is a function of uint8 images (n, channels, height, width) and, if it has one, an amount per image (n,).
-Each does Pillow's arithmetic (the same truncations, the same fixed point), so the pixels are Pillow's on any device.
-A policy gathers the images of each operation, applies it once to all of them, and puts them back: no loop over images.
+Each reproduces Pillow's arithmetic (truncation, fixed point), so results equal Pillow's on any device. The policy
+gathers the images of each operation, applies it to all of them at once and scatters the result, without a loop over
+images.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ from torch.nn import functional
 
 from efcil.errors import ConfigError
 
-FILL = 128  # what geometric operations put where no pixel lands
+FILL = 128  # fill value of geometric operations
 LEVELS = 10
 
-Step = tuple[str, float, int]  # operation, probability, level (0 for an operation that has none)
+Step = tuple[str, float, int]  # operation, probability, level (0 if it has none)
 
 CIFAR10_POLICY: tuple[tuple[Step, Step], ...] = (
     (("Invert", 0.1, 0), ("Contrast", 0.2, 6)),
@@ -50,11 +51,11 @@ CIFAR10_POLICY: tuple[tuple[Step, Step], ...] = (
 )
 
 
-# Point operations; where the new value depends on the whole channel, a table of 256 values per channel is looked up.
+# Point operations; those that depend on channel statistics use a lookup table of 256 values per channel.
 
 
 def invert(images: Tensor) -> Tensor:
-    """255 - value."""
+    """Return 255 - value."""
     return 255 - images
 
 
@@ -70,7 +71,7 @@ def solarize(images: Tensor, threshold: Tensor) -> Tensor:
     return above.view(torch.uint8).mul_(255).bitwise_xor_(images)  # 255 - value flips all bits
 
 
-CACHED = 32  # images of 32 x 32 that are worked on at once in float32: 0.4 MB
+CACHED = 32  # images of 32 x 32 per block in float32: 0.4 MB
 
 
 def brightness(images: Tensor, factor: Tensor) -> Tensor:
@@ -78,7 +79,7 @@ def brightness(images: Tensor, factor: Tensor) -> Tensor:
     factor = factor.float()[:, None, None, None]
     if images.device.type != "cpu":
         return _truncated(images * factor)
-    result = torch.empty_like(images)  # on the CPU in blocks: what is between uint8 and uint8 stays in the cache
+    result = torch.empty_like(images)  # in blocks on the CPU, so that float32 intermediates stay in the cache
     for block in range(0, len(images), CACHED):
         rows = slice(block, block + CACHED)
         result[rows] = images[rows].float().mul_(factor[rows]).clamp_(0, 255)
@@ -86,9 +87,9 @@ def brightness(images: Tensor, factor: Tensor) -> Tensor:
 
 
 def contrast(images: Tensor, factor: Tensor) -> Tensor:
-    """Blend with the image's mean gray: 0 gives that gray, 1 the image; `factor` is (n,)."""
+    """Blend with the mean gray value: 0 gives gray, 1 the image; `factor` is (n,)."""
     pixels = images.float()
-    total = grey(pixels).flatten(1).sum(1, dtype=torch.float64)  # whole numbers: exact in any order
+    total = grey(pixels).flatten(1).sum(1, dtype=torch.float64)  # integers: exact in any order
     mean = (total / (images.shape[2] * images.shape[3]) + 0.5).floor().float()[:, None, None, None]
     return _truncated(_blend(mean, pixels, factor))
 
@@ -98,18 +99,18 @@ def autocontrast(images: Tensor) -> Tensor:
     flat = images.flatten(2).flatten(0, 1)  # (n * channels, pixels)
     value = torch.arange(256, dtype=torch.float64, device=images.device)
     low, high = flat.amin(1, keepdim=True).double(), flat.amax(1, keepdim=True).double()
-    scale = 255.0 / (high - low).clamp_(min=1)  # float64 as in Pillow: the cut to whole numbers hangs on the last bit
+    scale = 255.0 / (high - low).clamp_(min=1)  # float64 as in Pillow: truncation depends on the last bit
     table = torch.where(high > low, (value * scale - low * scale).clamp_(0, 255), value).to(torch.uint8)
     return table.gather(1, flat.long()).view(images.shape)
 
 
 def equalize(images: Tensor) -> Tensor:
-    """Flatten the histogram of each channel, by the whole-number rule of Pillow."""
+    """Equalize the histogram of each channel with Pillow's integer rule."""
     flat = images.flatten(2).flatten(0, 1)  # (n * channels, pixels)
     index = flat.long()
     one = torch.ones((), dtype=torch.int32, device=images.device)
     histogram = torch.zeros(len(flat), 256, dtype=torch.int32, device=images.device)
-    histogram.scatter_add_(1, index, one.expand(index.shape))  # whole numbers: the order of adding does not matter
+    histogram.scatter_add_(1, index, one.expand(index.shape))  # integers: independent of order
     last = histogram.gather(1, flat.amax(1, keepdim=True).long())
     step = (flat.shape[1] - last) // 255
     below = histogram.cumsum(1, dtype=torch.int32) - histogram
@@ -122,12 +123,12 @@ def equalize(images: Tensor) -> Tensor:
 
 
 def grey(pixels: Tensor) -> Tensor:
-    """Luma (n, 1, height, width) of float32 pixels (n, 1 or 3, height, width), in whole numbers as in Pillow."""
+    """Return integer-valued luma (n, 1, height, width) of float32 pixels (n, 1 or 3, height, width), as in Pillow."""
     if pixels.shape[1] == 1:
         return pixels
     if pixels.shape[1] != 3:
         raise ConfigError(
-            f"color operations need images of 1 or 3 channels, got {pixels.shape[1]}: choose another augmentation"
+            f"color operations need images of 1 or 3 channels, got {pixels.shape[1]}; use another augmentation"
         )
     red, green, blue = pixels.unsqueeze(1).unbind(2)
     luma = (red * 19595).add_(green * 38470).add_(blue * 7471).add_(32768)  # below 2**24: exact in float32
@@ -141,20 +142,21 @@ def color(images: Tensor, factor: Tensor) -> Tensor:
 
 
 def sharpness(images: Tensor, factor: Tensor) -> Tensor:
-    """Blend with the image smoothed by (1 1 1, 1 5 1, 1 1 1) / 13, border kept; `factor` (n,): 1 gives the image."""
+    """Blend with the image smoothed by (1 1 1, 1 5 1, 1 1 1) / 13 except its border; `factor` (n,): 1 gives the
+    image."""
     width = images.shape[3]
     if min(images.shape[2:]) < 3:
         return images
     pixels = images.float()
     line = (
         pixels.flatten()
-    )  # sums over all images as one line: what runs over an edge lands in a border and is replaced
+    )  # sums over the flattened images; values that cross an edge lie in a border, which is replaced
     total = (line[:-2] + line[1:-1]).add_(line[2:])
     total = (
         (total[: -2 * width] + total[width:-width]).add_(total[2 * width :]).add_(line[width + 1 : -width - 1], alpha=4)
     )
     smooth = torch.empty_like(pixels)
-    # A sum over 13 is never half-way between two numbers, so float32 rounds it as Pillow does.
+    # An integer over 13 is never halfway between two integers, so float32 rounds like Pillow.
     torch.floor(total.mul_(1 / 13).add_(0.5), out=smooth.view(-1)[width + 1 : -width - 1])
     smooth[:, :, :: images.shape[2] - 1] = pixels[:, :, :: images.shape[2] - 1]
     smooth[..., :: width - 1] = pixels[..., :: width - 1]
@@ -173,7 +175,7 @@ def _truncated(pixels: Tensor) -> Tensor:
 
 
 def windows(images: Tensor, row: Tensor, column: Tensor, height: int, width: int) -> Tensor:
-    """Cut `height` x `width` out of each image (n, channels, .., ..) from its own `row` (n,) and `column` (n,) on."""
+    """Crop `height` x `width` from images (n, channels, .., ..) at `row` (n,) and `column` (n,)."""
     n, channels, tall, wide = images.shape
     plane = torch.arange(n * channels, device=images.device).view(n, channels, 1)
     line = plane * tall + row[:, None, None] + torch.arange(height, device=images.device)  # (n, channels, height)
@@ -182,14 +184,14 @@ def windows(images: Tensor, row: Tensor, column: Tensor, height: int, width: int
 
 
 def _runs(images: Tensor, start: Tensor, length: int) -> Tensor:
-    """Bytes (m, length) of images from each `start` (m,) on, as they lie in memory."""
-    # Every run of bytes as a row of one overlapping view: cutting is choosing rows, which is copying memory.
+    """Return contiguous bytes (m, length) from each `start` (m,)."""
+    # An overlapping view has every run of bytes as a row, so cropping is row indexing.
     runs = images.contiguous().as_strided((max(images.numel() - length + 1, 0), length), (1, 1))
     return runs.index_select(0, start)
 
 
 def translate_x(images: Tensor, share: Tensor) -> Tensor:
-    """Move left by `share` (n,) of the width, in whole pixels."""
+    """Translate left by a fraction `share` (n,) of the width, in whole pixels."""
     height, width = images.shape[2:]
     column = (share.double() * width + 0.5).floor().long().clamp_(-width, width) + width
     padded = functional.pad(images, (width, width, 0, 0), value=FILL)
@@ -197,7 +199,7 @@ def translate_x(images: Tensor, share: Tensor) -> Tensor:
 
 
 def translate_y(images: Tensor, share: Tensor) -> Tensor:
-    """Move up by `share` (n,) of the height, in whole pixels."""
+    """Translate up by a fraction `share` (n,) of the height, in whole pixels."""
     height, width = images.shape[2:]
     row = (share.double() * height + 0.5).floor().long().clamp_(-height, height) + height
     padded = functional.pad(images, (0, 0, height, height), value=FILL)
@@ -205,7 +207,7 @@ def translate_y(images: Tensor, share: Tensor) -> Tensor:
 
 
 def rotate(images: Tensor, degrees: Tensor) -> Tensor:
-    """Turn counter-clockwise about the center by `degrees` (n,), nearest pixel."""
+    """Rotate counter-clockwise about the center by `degrees` (n,), nearest neighbor."""
     angle = -torch.deg2rad(degrees.double())
     cos, sin = angle.cos(), angle.sin()
     x, y = images.shape[3] / 2, images.shape[2] / 2
@@ -213,7 +215,8 @@ def rotate(images: Tensor, degrees: Tensor) -> Tensor:
 
 
 def _affine(images: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor, e: Tensor, f: Tensor) -> Tensor:
-    """Pixel (x, y) comes from (a x + b y + c, d x + e y + f), nearest, in Pillow's 16.16 fixed point; all are (n,)."""
+    """Sample pixel (x, y) at (a x + b y + c, d x + e y + f), nearest neighbor, in Pillow's 16.16 fixed point; all
+    (n,)."""
     _, channels, height, width = images.shape
     x = torch.arange(width, dtype=torch.int32, device=images.device)
     y = torch.arange(height, dtype=torch.int32, device=images.device)[:, None]
@@ -230,14 +233,14 @@ def _fixed(value: Tensor) -> Tensor:
 
 
 def shear_x(images: Tensor, slope: Tensor) -> Tensor:
-    """Move row y left by `slope` (n,) * y, bicubic."""
+    """Shear: translate row y left by `slope` (n,) * y, bicubic."""
     return shear_y(images.transpose(2, 3), slope).transpose(2, 3)
 
 
 def shear_y(images: Tensor, slope: Tensor) -> Tensor:
-    """Move column x up by `slope` (n,) * x, bicubic (a = -1); one-dimensional, since columns stay columns.
+    """Shear: translate column x up by `slope` (n,) * x, with one-dimensional bicubic interpolation (a = -1).
 
-    A column moves as a whole: it is cut out once, as a run of bytes, and its four taps are slices of that run.
+    Each column is cropped once as a run of bytes, and the four taps are slices of it.
     """
     n, channels, height, width = images.shape
     x = torch.arange(width, device=images.device)[:, None]
@@ -247,7 +250,7 @@ def shear_y(images: Tensor, slope: Tensor) -> Tensor:
     first = (place - 0.5).floor()
     d = (place - 0.5 - first)[:, None]  # float64 as in Pillow
     top = first[:, :, :1]
-    ahead = (first - top - y)[:, None]  # 0; where a place is a whole number, rounding may make it one more or less
+    ahead = (first - top - y)[:, None]  # 0, or -1 or 1 by rounding at integer positions
     margin = height + 3
     columns = images.transpose(2, 3)  # (n, channels, width, height), edges repeated beyond it
     above, below = (columns[..., k : k + 1].expand(-1, -1, -1, margin) for k in (0, height - 1))
@@ -276,7 +279,7 @@ def _spread(start: float, stop: float) -> tuple[float, ...]:
     return tuple(start + (stop - start) * level / (LEVELS - 1) for level in range(LEVELS))
 
 
-AMOUNTS: dict[str, tuple[float, ...]] = {  # by level; an operation that is not here has none
+AMOUNTS: dict[str, tuple[float, ...]] = {  # by level, for operations with an amount
     "ShearX": _spread(0, 0.3),
     "ShearY": _spread(0, 0.3),
     "TranslateX": _spread(0, 150 / 331),
@@ -311,7 +314,7 @@ OPERATIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 def amount(operation: str, level: int, sign: int = 1) -> float:
-    """What an operation receives at a level.
+    """Return the argument of an operation at a level.
 
     >>> amount("Rotate", 9, -1), amount("Posterize", 7, -1), round(amount("Color", 3, -1), 6)
     (-30.0, 5.0, 0.7)
@@ -324,7 +327,7 @@ def amount(operation: str, level: int, sign: int = 1) -> float:
 
 @functools.cache
 def _cifar10_tables(device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """Number of the operation (25, 2), its probability (25, 2), its amount with sign -1 and +1 (25, 2, 2)."""
+    """Return operation indices (25, 2), probabilities (25, 2) and amounts for signs -1 and +1 (25, 2, 2)."""
     numbers = {name: number for number, name in enumerate(OPERATIONS)}
     steps = CIFAR10_POLICY
     return (
@@ -339,10 +342,11 @@ def _cifar10_tables(device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
 
 
 class AutoAugmentCifar10:
-    """Each image takes one of 25 pairs of operations, and each of the two happens with its own probability."""
+    """Apply to each image one of 25 pairs of operations, each with its own probability."""
 
     def draw(self, count: int, generator: torch.Generator) -> dict[str, Tensor]:
-        """Row of the policy (count,), uniform number (count, 2) against each probability, sign 0 or 1 (count, 2)."""
+        """Draw the policy row (count,), uniform numbers for the probabilities (count, 2) and signs 0 or 1 (count,
+        2)."""
         device = generator.device
         return {
             "row": torch.randint(len(CIFAR10_POLICY), (count,), generator=generator, device=device),
@@ -351,15 +355,15 @@ class AutoAugmentCifar10:
         }
 
     def apply(self, images: Tensor, parameters: dict[str, Tensor]) -> Tensor:
-        """Apply to all images (n, channels, height, width) the first operation of their row, then the second."""
+        """Apply both operations of each policy row in turn to images (n, channels, height, width)."""
         operations, probabilities, amounts = _cifar10_tables(images.device)
         row = parameters["row"]
         skipped = len(OPERATIONS)
         number = operations[row].masked_fill_(parameters["chance"] >= probabilities[row], skipped)  # (n, 2)
         value = amounts[row].gather(2, parameters["sign"][..., None]).squeeze(2)  # (n, 2)
         everything = torch.arange(skipped, device=images.device)
-        counts = (number[:, :, None] == everything).sum(0).tolist()  # the only wait for the device
-        order = number.argsort(dim=0, stable=True)  # the images of one operation lie together, the skipped ones last
+        counts = (number[:, :, None] == everything).sum(0).tolist()  # the only device synchronization
+        order = number.argsort(dim=0, stable=True)  # group images by operation, skipped ones last
         back = order.argsort(dim=0)
         for step, sizes in enumerate(counts):
             moves = order[:, 0] if step == 0 else back[:, step - 1][order[:, step]]

@@ -1,10 +1,9 @@
-"""Trees of image files, decoded once: by several processes, into one array on disk that later calls only map.
+"""Cache of decoded image trees: worker processes decode into an array file, which later calls memory-map.
 
-Everything kept lies in the cache, never among the user's images:
+Files are written only to the cache, never to the image folder:
 
     <cache>/<folder>-<key>/<split>-<size>px-<fingerprint>.npy    uint8 (n, 3, size, size), training images first
-                           <split>-<size>px-<fingerprint>.json   its files and labels; written last: without it the
-                                                                 array is void
+                           <split>-<size>px-<fingerprint>.json   its files and labels; written last
 """
 
 from __future__ import annotations
@@ -37,60 +36,60 @@ from efcil.errors import ConfigError, DataError
 from efcil.files import StrPath, atomic_replace, read_json, write_json
 
 SUFFIXES = frozenset(".jpg .jpeg .png .bmp .gif .tif .tiff .webp .ppm .pgm .heic .heif".split())
-IGNORED = frozenset({"thumbs.db", "desktop.ini", "__macosx"})  # what file managers leave behind
-MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # ImageNet's, as for every set of photographs
+IGNORED = frozenset({"thumbs.db", "desktop.ini", "__macosx"})  # created by file managers
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet, used for all photographs
 
 Progress = Callable[[int, int], None]
 
-_VERSION = 1  # of the cache: raise it when decoding or the files' layout changes
-_CHUNK = 32  # images a worker decodes before it reports
-MIN_PARALLEL = 512  # below this, starting processes costs more than they save
-_STALE_SECONDS = 3600.0  # a temporary array that nobody wrote to for so long was left by a killed build
-PROBE_SIZE = 8  # side at which images are decoded only to see that they can be
+_VERSION = 1  # of the cache format; increase when decoding or layout changes
+_CHUNK = 32  # images per job of a worker
+MIN_PARALLEL = 512  # fewer images are decoded faster without processes
+_STALE_SECONDS = 3600.0  # age of a temporary array after which its build counts as killed
+PROBE_SIZE = 8  # image size for checks that a file can be decoded
 
 
 @dataclass(frozen=True)
 class File:
     """An image file of a tree."""
 
-    name: str  # relative to the root, with slashes
+    name: str  # relative path with slashes
     label: int
     size: int
     mtime_ns: int
-    side: str | None  # "train" or "test", or None where the split is ours to make
+    side: str | None  # "train", "test", or None if the split is generated
 
 
 class Split(Protocol):
-    """How the files of a tree come to be on the training or the test side; `home` is the tree's place in the cache."""
+    """Assigns the files of a tree to train or test; `home` is the cache directory of the tree."""
 
     @property
     def key(self) -> str:
-        """Name of the split, for its files in the cache."""
+        """Name of the split in cache file names."""
         ...
 
     def check(self, tree: Tree, files: Iterable[File]) -> None:
-        """Refuse a class that cannot be both learned and tested."""
+        """Raise DataError if a class lacks training or test images."""
         ...
 
     def split_of(self, tree: Tree, files: Sequence[File], home: Path) -> dict[str, str]:
-        """Say for each file whether it is on the "train" or the "test" side."""
+        """Return "train" or "test" for each file."""
         ...
 
     def record(self, sides: dict[str, str], home: Path) -> None:
-        """Write the sides down, where they are not in the tree itself."""
+        """Save the split, if the tree does not define it."""
         ...
 
 
 @dataclass(frozen=True)
 class GivenSplit:
-    """The split of the files' own sides: two parts with names such as train/ and test/."""
+    """Split defined by folders such as train/ and test/."""
 
     train: str = "train"  # for messages
     test: str = "test"
     key: str = "given"
 
     def check(self, tree: Tree, files: Iterable[File]) -> None:
-        """Refuse a class that is missing on a side."""
+        """Raise DataError if a class is missing in one part."""
         present = {(file.label, file.side) for file in files}
         for label, name in enumerate(tree.class_names):
             for side, part in (("train", self.train), ("test", self.test)):
@@ -101,16 +100,16 @@ class GivenSplit:
                     )
 
     def split_of(self, tree: Tree, files: Sequence[File], home: Path) -> dict[str, str]:
-        """The side of each file."""
+        """Return the side of each file."""
         return {file.name: str(file.side) for file in files}
 
     def record(self, sides: dict[str, str], home: Path) -> None:
-        """Nothing: the tree holds them."""
+        """Do nothing; the folders define the split."""
 
 
 @dataclass
 class Tree:
-    """Image files with their labels, found but not yet read."""
+    """Image files with labels, before decoding."""
 
     root: Path
     class_names: tuple[str, ...] = ()
@@ -133,13 +132,12 @@ def load_decoded(
     keep_aspect: bool | None = None,
     progress: Progress | None = None,
 ) -> DataSet:
-    """Return the images of a tree as squares of `size` pixels, decoded once and mapped from the cache ever after.
+    """Load the images of a tree as squares of `size` pixels, decoded once and then memory-mapped from the cache.
 
-    With `whole` nothing is cut off: they come in frames (`efcil.data.letterbox`), for random crops.
-    With `lazy`, or without it where the array would take more than half of the free disk, nothing is decoded now:
-    the images are read as they are needed, each time again, by worker processes.
-    Files that are no images, or damaged, raise one DataError that names them, or are skipped and noted (`skip_bad`).
-    `workers` defaults to one process per core, or none for few images; `progress(done, total)` follows the decoding.
+    With `keep_aspect` images are letterboxed instead of cropped (`efcil.data.letterbox`), for random crops. With
+    `lazy`, or by default if the array would take more than half of the free disk space, worker processes decode images
+    on every access. Unreadable files raise one DataError that names them, or are skipped and noted (`skip_bad`).
+    `workers` defaults to one process per core, or none for few images; `progress(done, total)` reports decoding.
     """
     check_decoding(size, workers)
     if tree.strays and not skip_bad:
@@ -160,7 +158,7 @@ def load_decoded(
 
 
 def loader(name: str, scan: Callable[[StrPath], Tree], side: int) -> Callable[..., DataSet]:
-    """Return a data set's `load`, given its `scan` and the side at which it is stored unless told otherwise."""
+    """Return the `load` function of a data set from its `scan` and default image size."""
 
     def load(
         directory: StrPath,
@@ -171,7 +169,7 @@ def loader(name: str, scan: Callable[[StrPath], Tree], side: int) -> Callable[..
         keep_aspect: bool | None = None,
         progress: Progress | None = None,
     ) -> DataSet:
-        """Load the set from its folder; the options are those of `load_decoded`."""
+        """Load the data set from its folder; options as in `load_decoded`."""
         tree = scan(directory)
         return load_decoded(
             tree, name, size=size, skip_bad=skip_bad, lazy=lazy, keep_aspect=keep_aspect, progress=progress
@@ -183,7 +181,7 @@ def loader(name: str, scan: Callable[[StrPath], Tree], side: int) -> Callable[..
 def _data_set(
     tree: Tree, name: str, images: Any, labels: Sequence[int], train: int, skipped: Sequence[str], notes: Sequence[str]
 ) -> DataSet:
-    """Put images, the first `train` of them for training, and what there is to say together."""
+    """Build the data set from images, the first `train` of which are for training, and notes."""
     notes = [*tree.notes, *notes]
     if skipped:
         notes.append(f"skipped {format_list(skipped)}")
@@ -212,12 +210,12 @@ def _lazy_data_set(tree: Tree, name: str, store: _Store, workers: int | None) ->
         tree.split.record(tree.split.split_of(tree, rows, store.folder), store.folder)
     decoder = Decoder(tree.root, [file.name for file in rows], store.size, workers, store.keep_aspect)
     images = LazyImageFolder(decoder, np.arange(len(rows)))
-    note = f"{len(rows):,} images are read as they are needed, by {decoder.workers} processes"
+    note = f"{len(rows):,} images are decoded on access by {decoder.workers} processes"
     return _data_set(tree, name, images, [file.label for file in rows], train, tree.strays, [note])
 
 
 def check_decoding(size: int, workers: int | None) -> None:
-    """Refuse impossible options of `load_decoded`, before a large tree is looked through."""
+    """Raise ConfigError for invalid options of `load_decoded`, before a large tree is scanned."""
     if size < 1:
         raise ConfigError(f"size must be at least 1, got {size}")
     if workers is not None and workers < 1:
@@ -225,7 +223,7 @@ def check_decoding(size: int, workers: int | None) -> None:
 
 
 def unreadable(tree: Tree, workers: int | None = None, progress: Progress | None = None) -> dict[str, str]:
-    """Decode every file of a tree, keep nothing, and return what is wrong with which."""
+    """Decode every file of a tree and return the problem of each unreadable one."""
     with tempfile.TemporaryDirectory(prefix="efcil-") as folder:
         names = [file.name for file in tree.files]
         return _decode_all(tree.root, names, Path(folder) / "glance.npy", PROBE_SIZE, workers, progress)
@@ -234,9 +232,9 @@ def unreadable(tree: Tree, workers: int | None = None, progress: Progress | None
 def decode_to_memory(
     root: Path, names: Sequence[str], *, size: int, workers: int | None = None, progress: Progress | None = None
 ) -> tuple[npt.NDArray[np.uint8], dict[int, str]]:
-    """Decode files into memory, (n, channels, size, size), and say what is wrong with which row; no copy stays on disk.
+    """Decode files into memory, (n, channels, size, size), and return the problem of each unreadable row.
 
-    Rows that could not be decoded are black. Many files are decoded by several processes, through a temporary file.
+    Unreadable rows are black. Many files are decoded by several processes through a temporary file.
     """
     check_decoding(size, workers)
     if _processes(workers, len(names)) > 1:
@@ -258,11 +256,11 @@ def decode_to_memory(
 
 
 def cache_directory() -> Path:
-    """Where decoded images are kept: EFCIL_CACHE, or `efcil` in XDG_CACHE_HOME or the system's cache directory."""
-    if own := os.environ.get("EFCIL_CACHE"):
-        return Path(own).expanduser()
+    """Return the cache directory: EFCIL_CACHE, or `efcil` in XDG_CACHE_HOME or the system's cache directory."""
+    if custom := os.environ.get("EFCIL_CACHE"):
+        return Path(custom).expanduser()
     base = os.environ.get("XDG_CACHE_HOME", "")
-    if os.path.isabs(base):  # the XDG rules say to ignore a relative one
+    if os.path.isabs(base):  # the XDG specification ignores relative paths
         return Path(base) / "efcil"
     if sys.platform == "darwin":
         return Path.home() / "Library" / "Caches" / "efcil"
@@ -272,10 +270,10 @@ def cache_directory() -> Path:
 
 
 def home(tree: Tree, cache: StrPath | None = None) -> Path:
-    """Where the cache keeps what belongs to a tree."""
+    """Return the cache directory of a tree."""
     cache = Path(os.path.realpath(cache if cache is not None else cache_directory()))
     if cache.is_relative_to(tree.root):
-        raise DataError(f"{cache}: the cache lies among the images; choose another with cache= or EFCIL_CACHE")
+        raise DataError(f"{cache}: the cache is inside the image folder; choose another with cache= or EFCIL_CACHE")
     key = hashlib.sha256(os.fsencode(tree.root)).hexdigest()[:12]
     label = re.sub(r"[^A-Za-z0-9_-]+", "_", tree.root.name)[:40]
     return cache / f"{label}-{key}"
@@ -283,8 +281,8 @@ def home(tree: Tree, cache: StrPath | None = None) -> Path:
 
 def _bad_files(problems: Sequence[str]) -> DataError:
     head = "" if len(problems) == 1 else f"{len(problems)} files cannot be used: "
-    it = "it" if len(problems) == 1 else "them"
-    return DataError(f"{head}{format_list(problems)}; remove {it} or pass --skip-bad (skip_bad=True)")
+    pronoun = "it" if len(problems) == 1 else "them"
+    return DataError(f"{head}{format_list(problems)}; remove {pronoun} or pass --skip-bad (skip_bad=True)")
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -295,13 +293,13 @@ def _bad_files(problems: Sequence[str]) -> DataError:
 class _Entry:
     images: npt.NDArray[np.uint8]
     labels: list[int]
-    train: int  # the first so many are for training
+    train: int  # number of leading training images
     bad: list[str]
 
 
 @dataclass(frozen=True)
 class _Store:
-    """The cache of one tree at one size and split."""
+    """Cache of one tree at one size and split."""
 
     folder: Path
     stem: str  # split, size and fingerprint of the files
@@ -318,7 +316,7 @@ class _Store:
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """Of an image."""
+        """Shape of an image."""
         return stored_shape(CHANNELS, self.size, self.keep_aspect)
 
     @property
@@ -330,41 +328,41 @@ class _Store:
         return self.folder / f"{self.stem}.json"
 
     def find(self, tree: Tree) -> _Entry | None:
-        """The images decoded before, or None where they are not there, not whole or not up to date."""
+        """Return the cached images, or None if missing, incomplete or outdated."""
         try:
             kept = read_json(self.index)
             images = np.load(self.array, mmap_mode="r", allow_pickle=False)
             names, labels, train, bad = kept["files"], kept["labels"], kept["train"], kept["bad"]
-        except Exception:  # numpy answers a damaged header with nearly every kind of error, and all are mended alike
+        except Exception:  # numpy raises various errors for a damaged header; rebuild in any case
             return None
         if not isinstance(names, list) or not isinstance(bad, dict):
             return None
         if images.shape != (len(names), *self.shape) or images.dtype != np.uint8:
             return None
-        # Bad files are tried again: a missing permission or a failing network leaves no trace in the fingerprint.
+        # Retry bad files: permission and network errors do not change the fingerprint.
         if any(problem(tree.root, name, self.size) is None for name in bad):
             return None
         rows, count = self.rows(tree, [file for file in tree.files if file.name not in bad])
         if ([file.name for file in rows], [file.label for file in rows], count) != (names, labels, train):
-            return None  # a recorded split was deleted, or labels and sides come from another state of the tree
+            return None  # the recorded split was deleted, or labels or sides are outdated
         return _Entry(images, labels, train, [bad[name] for name in bad])
 
     def rows(self, tree: Tree, files: Sequence[File]) -> tuple[list[File], int]:
-        """Files in the order of the array, training images first, and how many of those there are."""
+        """Return the files in array order, training images first, and the number of training images."""
         sides = tree.split.split_of(tree, files, self.folder)
         train = [file for file in files if sides[file.name] == "train"]
         return train + [file for file in files if sides[file.name] == "test"], len(train)
 
     def build(self, tree: Tree, *, skip_bad: bool, workers: int | None, progress: Progress | None) -> _Entry:
-        """Decode all images; the array takes its name when it is whole, and counts once its index is there."""
+        """Decode all images; the complete array is renamed, and valid once its index is written."""
         self.folder.mkdir(parents=True, exist_ok=True)
         self.clear_stale()
         rows, train = self.rows(tree, tree.files)
         needed = self.needed(len(rows))
         if needed > (free := shutil.disk_usage(self.folder).free):
             raise DataError(
-                f"{self.folder}: {needed / 1e9:.1f} GB are needed for {len(rows)} decoded images, {free / 1e9:.1f} GB "
-                "are free; make room, choose another cache (EFCIL_CACHE), a smaller size or --set data.lazy=true"
+                f"{self.folder}: {len(rows)} decoded images need {needed / 1e9:.1f} GB, but {free / 1e9:.1f} GB "
+                "are free; free some space, set EFCIL_CACHE, use a smaller size or --set data.lazy=true"
             )
         with atomic_replace(self.array) as temporary:
             names = [file.name for file in rows]
@@ -398,23 +396,23 @@ class _Store:
         return _Entry(np.load(self.array, mmap_mode="r", allow_pickle=False), labels, train, list(bad.values()))
 
     def needed(self, count: int) -> int:
-        """Bytes that the array of so many images takes."""
+        """Return the size in bytes of the array of `count` images."""
         return count * math.prod(self.shape)
 
     def fits(self, tree: Tree) -> bool:
-        """Whether the array leaves half of the free disk to others."""
-        there = next(folder for folder in (self.folder, *self.folder.parents) if folder.exists())
-        return self.needed(len(tree.files)) <= shutil.disk_usage(there).free / 2
+        """Return whether the array takes at most half of the free disk space."""
+        existing = next(folder for folder in (self.folder, *self.folder.parents) if folder.exists())
+        return self.needed(len(tree.files)) <= shutil.disk_usage(existing).free / 2
 
     def clear_stale(self) -> None:
-        """Remove what killed builds left."""
+        """Remove temporary files of killed builds."""
         for path in self.folder.glob(".*.tmp.npy"):
             with contextlib.suppress(OSError):
                 if time.time() - path.stat().st_mtime > _STALE_SECONDS:
                     path.unlink()
 
     def clear_superseded(self) -> None:
-        """Remove arrays of earlier states of the tree; a process that has one mapped keeps it until it ends."""
+        """Remove outdated arrays; processes that have mapped one can still read it."""
         prefix = self.stem.rpartition("-")[0]
         for path in self.folder.iterdir():
             if path.name.startswith(prefix + "-") and path.stem != self.stem:
@@ -428,7 +426,7 @@ def _disk_errors(folder: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise DataError(
-            f"{folder}: the cache cannot be written: {error.strerror or error}; choose another with EFCIL_CACHE"
+            f"cannot write the cache {folder}: {error.strerror or error}; choose another with EFCIL_CACHE"
         ) from error
 
 
@@ -445,8 +443,8 @@ def _decode_all(
     progress: Progress | None,
     keep_aspect: bool = False,
 ) -> dict[str, str]:
-    """Decode the files into a new array file, one row each; returns what is wrong with which."""
-    # Rows are written, not mapped: on a full disk a write fails with an error, a map kills the process.
+    """Decode the files into the rows of a new array file; return the problem of each unreadable one."""
+    # Write instead of mapping: on a full disk, writing raises an error while a mapping kills the process.
     with open(target, "wb") as file:
         shape = (len(names), *stored_shape(CHANNELS, size, keep_aspect))
         np.lib.format.write_array_header_1_0(file, {"descr": "|u1", "fortran_order": False, "shape": shape})
@@ -465,11 +463,11 @@ def _decode_all(
             done += count
             if progress is not None:
                 progress(done, len(names))
-    return {name: bad[name] for name in names if name in bad}  # in the order of the files, whichever worker was first
+    return {name: bad[name] for name in names if name in bad}  # in file order
 
 
 def _processes(wanted: int | None, count: int) -> int:
-    if multiprocessing.current_process().daemon:  # such a process may not have children
+    if multiprocessing.current_process().daemon:  # daemons cannot have children
         return 1
     if wanted is None:
         wanted = 1 if count < MIN_PARALLEL else min(cores(), 32)
@@ -492,21 +490,21 @@ def _results(
         finished = True
     except BrokenProcessPool as error:
         raise DataError(
-            "a decoding process died, perhaps for want of memory; free some, or decode with fewer (workers=1)"
+            "a decoding process died, perhaps out of memory; free memory or use fewer processes (workers=1)"
         ) from error
     finally:
         if not finished:
             with contextlib.suppress(OSError):
-                target.unlink()  # tells the workers to stop at the next image
+                target.unlink()  # makes the workers stop at the next image
         pool.shutdown(wait=True, cancel_futures=True)
 
 
 def _reorder(path: Path, order: Sequence[int]) -> None:
-    """Rewrite an array file with the rows of `order` alone."""
+    """Rewrite an array file with only the rows of `order`."""
     rows = np.load(path, mmap_mode="r", allow_pickle=False)
     with atomic_replace(path) as temporary, open(temporary, "wb") as file:
         header = {"descr": "|u1", "fortran_order": False, "shape": (len(order), *rows.shape[1:])}
         np.lib.format.write_array_header_1_0(file, header)
         for start in range(0, len(order), 256):
             file.write(rows[order[start : start + 256]].tobytes())
-        del rows  # Windows does not replace a file that is mapped
+        del rows  # Windows cannot replace a mapped file

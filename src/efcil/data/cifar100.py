@@ -1,16 +1,16 @@
-"""CIFAR-100 from its official files, the python edition or the binary one.
+"""CIFAR-100 from its official files, the python or the binary version.
 
-The python edition is three pickles, and a pickle can name any function to be called on reading. Here the few names that
-arrays need lead to stand-ins, which only note shape, type and bytes; any other name is refused before it is called. It
-can also make a few bytes stand for billions of values, or ask for a place far out in a table; what would walk through
-those, or make that table, is not used.
+The python version consists of three pickles, and a pickle can call any function when it is loaded. The names that
+arrays need are mapped to stand-ins that only record shape, dtype and bytes; other names are refused. A small pickle can
+also represent billions of nested values or a huge memo table; operations that would traverse or allocate them are not
+used.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-import pickle  # nosec B403 # only as _ArraysOnly, which admits the names of arrays and nothing else
+import pickle  # nosec B403 # only through _ArraysOnly, which refuses everything but arrays
 import shlex
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -41,15 +41,15 @@ REMOTE = Remote(
 OFFICIAL = Official(100, 50_000, 10_000, train_each=500, test_each=100)
 
 _PIXELS = 3 * 32 * 32
-_BLOCK = 2**25  # bytes of a file that are summed up at once: between two of them the interpreter has to be had again
+_BLOCK = 2**25  # bytes per hash update, which releases the GIL
 _PYTHON, _BINARY = ("train", "test", "meta"), ("train.bin", "test.bin", "fine_label_names.txt")
 
 
 def load(directory: str | os.PathLike[str]) -> DataSet:
-    """Load CIFAR-100 with its hundred fine labels from `directory`, or from the edition's own folder inside it.
+    """Load CIFAR-100 with its hundred fine labels from `directory` or its extracted subfolder.
 
-    A copy that can be read but is not the official one, byte for byte or in its number of images, is accepted; the
-    `notes` of the result say so. (No checksums of the binary edition's files were published.)
+    A readable copy that differs from the official one in bytes or number of images is accepted with a note in the
+    result's `notes`. (No checksums were published for the binary version.)
     """
     directory = Path(directory)
     folder, names = _find(directory)
@@ -65,9 +65,9 @@ def load(directory: str | os.PathLike[str]) -> DataSet:
 
 
 def _find(directory: Path) -> tuple[Path, tuple[str, ...]]:
-    """Find the folder that holds a whole edition."""
+    """Find the folder with a complete version."""
     if not directory.is_dir():
-        what = "is no folder" if directory.exists() else "does not exist"
+        what = "is not a folder" if directory.exists() else "does not exist"
         raise DataError(f"cifar100: {directory} {what}; {_fetch_command(directory)}")
     lacking: dict[Path, str] = {}
     for names, own in ((_PYTHON, "cifar-100-python"), (_BINARY, "cifar-100-binary")):
@@ -85,12 +85,12 @@ def _find(directory: Path) -> tuple[Path, tuple[str, ...]]:
     for folder, missing_names in lacking.items():
         _damaged(folder, f"{folder} lacks {missing_names}")
     if archive.is_file():
-        raise DataError(f"cifar100: {archive} is not unpacked; {_fetch_command(home)} to check and unpack it")
+        raise DataError(f"cifar100: {archive} is not extracted; {_fetch_command(home)} to check and unpack it")
     raise DataError(f"cifar100: no cifar-100-python or cifar-100-binary in {directory}; {_fetch_command(home)}")
 
 
 def _home(folder: Path) -> Path:
-    """Tell the folder to fetch into: the one that holds the edition's own."""
+    """Return the folder to fetch into: the parent of the extracted folder."""
     return folder.parent if folder.name.startswith("cifar-100-") else folder
 
 
@@ -99,20 +99,20 @@ def _fetch_command(folder: Path) -> str:
 
 
 def _damaged(folder: Path, what: str) -> NoReturn:
-    # a whole cifar-100-python inside another folder is found before loose files there: only its own must go
+    # A complete subfolder takes precedence over loose files, so only the subfolder needs to be removed.
     first = f"remove {folder} and " if _home(folder) != folder else ""
     raise DataError(f"cifar100: {what}; {first}{_fetch_command(folder)}")
 
 
 def _unreadable(path: Path, error: OSError) -> DataError:
-    return DataError(f"cifar100: {path} cannot be read ({error.strerror}); make it readable")
+    return DataError(f"cannot read cifar100 file {path} ({error.strerror}); make it readable")
 
 
-# ------------------------------------------------------------------------------------------------------ binary edition
+# ------------------------------------------------------------------------------------------------------ binary version
 
 
 def _read_binary(folder: Path) -> tuple[ImageSet, ImageSet, tuple[str, ...], list[str]]:
-    """Read records of one byte of coarse label, one of fine label and 3072 of pixels."""
+    """Read records of one coarse label byte, one fine label byte and 3072 pixel bytes."""
     text = _bytes(folder / "fine_label_names.txt").tobytes().decode("utf-8", "replace")
     class_names = tuple(line.strip() for line in text.splitlines() if line.strip())
     parts = []
@@ -135,7 +135,7 @@ def _bytes(path: Path) -> npt.NDArray[np.uint8]:
         raise _unreadable(path, error) from None
 
 
-# ------------------------------------------------------------------------------------------------------ python edition
+# ------------------------------------------------------------------------------------------------------ python version
 
 
 def _read_python(folder: Path) -> tuple[ImageSet, ImageSet, tuple[str, ...], list[str]]:
@@ -151,7 +151,7 @@ def _contents(folder: Path) -> tuple[ImageSet, ImageSet, tuple[str, ...]]:
     meta = _unpickle(folder / "meta")
     class_names = tuple(_entry(folder / "meta", meta, "fine_label_names", list))
     if not all(isinstance(name, str | bytes) for name in class_names):
-        _damaged(folder, f"{folder / 'meta'}: the names of the classes are not all text")
+        _damaged(folder, f"{folder / 'meta'}: some class names are not text")
     class_names = tuple(map(_text, class_names))
     parts = []
     for name in ("train", "test"):
@@ -165,32 +165,32 @@ def _contents(folder: Path) -> tuple[ImageSet, ImageSet, tuple[str, ...]]:
         if len(data) != len(labels):
             _damaged(folder, f"{path} holds {len(data):,} images but {len(labels):,} labels")
         _check_labels(path, labels, class_names)
-        parts.append(ImageSet(np.array(data, order="C").reshape(-1, 3, 32, 32), labels))  # a copy that can be written
+        parts.append(ImageSet(np.array(data, order="C").reshape(-1, 3, 32, 32), labels))  # a writable copy
     return parts[0], parts[1], class_names
 
 
 def _unpickle(path: Path) -> dict[str, Any]:
     try:
         with path.open("rb") as file:
-            # official files are of Python 2: with "bytes" its strings, pixels among them, are not decoded
+            # The official files are from Python 2; encoding="bytes" leaves its strings, pixels included, undecoded.
             content = _ArraysOnly(file, encoding="bytes").load()
     except OSError as error:
         raise _unreadable(path, error) from None
     except _ForbiddenError as error:
-        _damaged(path.parent, f"{path} is no CIFAR file: it asks for {error}, which was refused and not run")
-    except Exception as error:  # a broken pickle raises nearly anything
+        _damaged(path.parent, f"{path} is not a CIFAR file: it tries to load {error}, which was refused")
+    except Exception as error:  # a broken pickle raises arbitrary errors
         _damaged(path.parent, f"{path} is truncated or damaged ({type(error).__name__}, {path.stat().st_size:,} bytes)")
     if not isinstance(content, dict):
-        _damaged(path.parent, f"{path} holds no table of arrays")
+        _damaged(path.parent, f"{path} does not contain a dictionary of arrays")
     return {_text(key): value for key, value in content.items()}
 
 
 def _md5(path: Path) -> str:
-    found = hashlib.md5(usedforsecurity=False)
+    md5 = hashlib.md5(usedforsecurity=False)
     with path.open("rb") as file:
         while block := file.read(_BLOCK):
-            found.update(block)
-    return found.hexdigest()
+            md5.update(block)
+    return md5.hexdigest()
 
 
 def _entry(path: Path, content: dict[str, Any], key: str, kind: Any) -> Any:
@@ -204,10 +204,10 @@ def _labels(path: Path, labels: Any) -> npt.NDArray[np.int64]:
     if isinstance(values, list):
         values = [item.value.item() if _is_scalar(item) else item for item in values]
         if not all(type(value) is int and abs(value) < 2**31 for value in values):
-            values = None  # nor is it looked into: lists of lists of lists may be endless
+            values = None  # do not traverse: nested lists may be unbounded
     array = np.array(values)
     if array.ndim != 1 or array.dtype.kind not in "iu":
-        _damaged(path.parent, f"{path}: the fine labels are not whole numbers")
+        _damaged(path.parent, f"{path}: the fine labels are not integers")
     return array.astype(np.int64)
 
 
@@ -223,16 +223,16 @@ def _check_labels(path: Path, labels: npt.NDArray[np.int64], class_names: tuple[
 
 def _text(name: Any) -> str:
     if not isinstance(name, str | bytes):
-        raise ValueError(f"text was expected, not {type(name).__name__}")
+        raise ValueError(f"expected text, got {type(name).__name__}")
     return name.decode("utf-8", "replace") if isinstance(name, bytes) else name
 
 
 class _ForbiddenError(Exception):
-    """The pickle names something that is not part of an array."""
+    """The pickle refers to something that is not part of an array."""
 
 
 class _Type:
-    """Stands for numpy.dtype: the code of a whole-number type, and its byte order."""
+    """Stand-in for numpy.dtype: an integer type code and its byte order."""
 
     __slots__ = ("code",)
 
@@ -244,7 +244,7 @@ class _Type:
         self.code = (order if order in "<>" else "") + self.code
 
     def resolve(self) -> np.dtype[Any]:
-        """Return the real type."""
+        """Return the numpy dtype."""
         dtype = np.dtype(self.code)
         if dtype.kind not in "iu":
             raise ValueError(f"unexpected array type {dtype}")
@@ -252,7 +252,7 @@ class _Type:
 
 
 class _Array:
-    """Stands for numpy.ndarray (and for a numpy scalar, with no dimensions)."""
+    """Stand-in for numpy.ndarray and, with no dimensions, for numpy scalars."""
 
     __slots__ = ("value",)
 
@@ -266,21 +266,21 @@ class _Array:
     def fill(self, raw: Any, dtype: Any, shape: Any, order: Any) -> None:
         """View the bytes as an array."""
         if not isinstance(dtype, _Type) or not isinstance(raw, (bytes, bytearray)):
-            raise ValueError("not an array of whole numbers")
+            raise ValueError("not an integer array")
         self.value = np.frombuffer(raw, dtype.resolve()).reshape(shape, order="F" if order == "F" else "C")
 
 
-# The one that is written in Python: the other's table of what was read before is as long as a file says, up to 32 GiB.
+# The Python implementation: the C one allocates its memo table with the size given in the file, up to 32 GiB.
 class _ArraysOnly(pickle._Unpickler):
-    """Reads plain values and numpy arrays. Whatever else a pickle names is refused, and nothing real is ever called."""
+    """Unpickler of plain values and numpy arrays that refuses all other names and calls only stand-ins."""
 
     dispatch: ClassVar[dict[int, Any]] = dict(pickle._Unpickler.dispatch)
-    stack: list[Any]  # what was read since the last mark
+    stack: list[Any]  # values since the last mark
 
     def find_class(self, module: str, name: str, /) -> Any:
-        """Give the stand-in for a name."""
-        package = module.replace("numpy._core", "numpy.core", 1)  # its name since NumPy 2
-        # bound methods, since a pickle could set attributes of plain functions
+        """Return the stand-in for a name."""
+        package = module.replace("numpy._core", "numpy.core", 1)  # renamed in NumPy 2
+        # bound methods, as a pickle could set attributes of plain functions
         stand_ins: dict[tuple[str, str], Any] = {
             ("numpy", "ndarray"): _Array,
             ("numpy", "dtype"): _Type,
@@ -310,16 +310,16 @@ class _ArraysOnly(pickle._Unpickler):
         return array
 
     def _encode(self, text: str, encoding: str = "latin1") -> bytes:
-        """Bytes in a pickle that Python 3 wrote in protocol 2."""
+        """Decode bytes from a Python 3 pickle in protocol 2."""
         if _text(encoding) not in ("latin1", "latin-1"):
             raise ValueError(f"unexpected encoding {encoding}")
         return text.encode("latin1")
 
 
 def _with_text_keys(code: bytes, keys: slice) -> Callable[[_ArraysOnly], None]:
-    """Do what the library does at a code, if the keys among what was read are text.
+    """Wrap the library's handler of an opcode with a check that dictionary keys are text.
 
-    To hash a tuple is to walk through it, and a pair of the same pair, forty times over, has no end.
+    Hashing a tuple traverses it, which takes exponential time for nested pairs of the same pair.
     """
     load: Any = pickle._Unpickler.dispatch[code[0]]
 

@@ -1,9 +1,9 @@
 """CUB-200-2011 (Caltech-UCSD Birds): 200 classes, 5,994 + 5,794 images, in either of two layouts.
 
     CUB_200_2011/images/<class>/*.jpg      with images.txt, image_class_labels.txt, train_test_split.txt, classes.txt
-    train/<class>/*.jpg, test/<class>/*    as many people rearrange it; val/ is taken for test/
+    train/<class>/*.jpg, test/<class>/*    common rearrangement; val/ is used as test/
 
-Labels follow the official class numbers, which are also the order of the sorted folders (001.Black_footed_Albatross).
+Labels follow the official class numbers, which equal the order of the sorted folders (001.Black_footed_Albatross).
 """
 
 from __future__ import annotations
@@ -58,23 +58,23 @@ def _scan_official(root: Path) -> Tree:
             raise DataError(f"{NAME}: {root / path} and images.txt differ in image {format_list(odd)}; {_AGAIN}")
     numbers = sorted(classes, key=int)
     tree = Tree(root, tuple(classes[n] for n in numbers), split=GivenSplit(key=NAME), official=OFFICIAL)
-    known = {number: label for label, number in enumerate(numbers)}
+    label_of = {number: label for label, number in enumerate(numbers)}
     missing = []
     for number, name in images.items():
-        if labels[number] not in known or sides[number] not in ("0", "1"):
+        if labels[number] not in label_of or sides[number] not in ("0", "1"):
             raise DataError(
                 f"{NAME}: image {number} has class '{labels[number]}' and side '{sides[number]}', "
-                f"not one of the {len(known)} classes of classes.txt and 0 or 1; {_AGAIN}"
+                f"not one of the {len(label_of)} classes of classes.txt and 0 or 1; {_AGAIN}"
             )
         if "\0" in name or name.startswith("/") or ".." in name.split("/"):
-            raise DataError(f"{NAME}: image {number} is {name[:60]!r}, not a file below images/; {_AGAIN}")
+            raise DataError(f"{NAME}: image {number} is {name[:60]!r}, not a file in images/; {_AGAIN}")
         try:
             status = os.stat(root / "images" / name)
         except FileNotFoundError:
             missing.append(name)
             continue
         side = "train" if sides[number] == "1" else "test"
-        tree.files.append(File(f"images/{name}", known[labels[number]], status.st_size, status.st_mtime_ns, side))
+        tree.files.append(File(f"images/{name}", label_of[labels[number]], status.st_size, status.st_mtime_ns, side))
     if missing:
         raise DataError(
             f"{NAME}: {len(missing)} images of images.txt are not in {root / 'images'}: "
@@ -84,12 +84,12 @@ def _scan_official(root: Path) -> Tree:
     for label, name in enumerate(tree.class_names):
         for side in ("train", "test"):
             if (label, side) not in present:
-                raise DataError(f"{NAME}: the lists in {root} give class '{name}' no {side} images; {_AGAIN}")
+                raise DataError(f"{NAME}: class '{name}' has no {side} images in the lists of {root}; {_AGAIN}")
     return tree
 
 
 def _table(path: Path) -> dict[str, str]:
-    """Read lines of a number and a value."""
+    """Read lines with a number and a value."""
     table = {}
     for count, line in enumerate(lines(path), 1):
         number, _, value = line.partition(" ")

@@ -1,4 +1,4 @@
-"""What every source of images delivers: two sets of uint8 images with labels, and the names of the classes."""
+"""Data sets: training and test images as uint8 arrays with labels and class names."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from efcil.errors import DataError
 
 
 def format_list(items: Sequence[str]) -> str:
-    """Name the first five of some things, and how many more there are.
+    """Join up to five items and the number of further ones.
 
     >>> format_list(["a", "b", "c", "d", "e", "f", "g"])
     'a, b, c, d, e and 2 more'
@@ -24,7 +24,7 @@ def format_list(items: Sequence[str]) -> str:
 
 @dataclass(frozen=True)
 class Official:
-    """How many classes and images the official set has, in all and in each class; None where that varies."""
+    """Number of classes and images of the official data set, in total and per class; None where it varies."""
 
     classes: int
     train: int | None
@@ -33,30 +33,30 @@ class Official:
     test_each: int | None = None
 
     def differences(self, names: Sequence[str], train: npt.NDArray[np.int64], test: npt.NDArray[np.int64]) -> list[str]:
-        """Say in what a copy with so many images of each class differs.
+        """Describe how a copy with these numbers of images per class differs.
 
         >>> Official(2, 4, 2, train_each=2).differences(["a", "b"], np.array([2, 1]), np.array([1, 1]))
         ['3 training images, the official set has 4', '1 class without 2 training images: b (1)']
         """
-        found = []
+        messages = []
         if len(names) != self.classes:
-            found.append(f"{len(names):,} classes, the official set has {self.classes:,}")
+            messages.append(f"{len(names):,} classes, the official set has {self.classes:,}")
         for part, counts, total, each in (
             ("training", train, self.train, self.train_each),
             ("test", test, self.test, self.test_each),
         ):
             if total is not None and counts.sum() != total:
-                found.append(f"{counts.sum():,} {part} images, the official set has {total:,}")
+                messages.append(f"{counts.sum():,} {part} images, the official set has {total:,}")
             odd = [f"{name} ({count})" for name, count in zip(names, counts, strict=True) if each not in (None, count)]
             if odd:
                 classes = "class" if len(odd) == 1 else "classes"
-                found.append(f"{len(odd)} {classes} without {each} {part} images: {format_list(odd)}")
-        return found
+                messages.append(f"{len(odd)} {classes} without {each} {part} images: {format_list(odd)}")
+        return messages
 
 
 @dataclass(frozen=True)
 class ImageSet:
-    """Images of one size with their labels; `images` may be a read-only memory map."""
+    """Images of equal size with labels; `images` may be a read-only memory map."""
 
     images: npt.NDArray[np.uint8]  # (n, channels, height, width)
     labels: npt.NDArray[np.int64]  # (n,), 0 .. classes - 1
@@ -75,16 +75,16 @@ class ImageSet:
 
 @dataclass(frozen=True)
 class DataSet:
-    """A named problem: what may be learned from (`train`) and what only the protocol may look at (`test`)."""
+    """Data set with training images and test images, which only the evaluation protocol accesses."""
 
     name: str
     class_names: tuple[str, ...]
     train: ImageSet
     test: ImageSet
-    mean: tuple[float, ...]  # per channel, of pixels in 0 .. 1
+    mean: tuple[float, ...]  # per channel, of pixels in [0, 1]
     std: tuple[float, ...]
-    notes: tuple[str, ...] = ()  # what the user should know, e.g. a copy whose hash differs from the official one
-    short: int | None = None  # short side at which the center of an image is cut out; None: the stored one
+    notes: tuple[str, ...] = ()  # for the user, such as differences from the official files
+    short: int | None = None  # short side for center crops; None: the stored size
 
     def __post_init__(self) -> None:
         for part, name in ((self.train, "training"), (self.test, "test")):
@@ -101,7 +101,7 @@ class DataSet:
 
     @property
     def channels(self) -> int:
-        """Colour channels of an image."""
+        """Number of color channels."""
         return self.train.images.shape[1]
 
     @property
@@ -110,25 +110,27 @@ class DataSet:
         return self.train.images.shape[2]
 
     def split_validation(self, share: float, seed: int) -> DataSet:
-        """Return the same problem without its test images: a share of each class's training images is in their place.
+        """Replace the test images by a held-out fraction of the training images of each class.
 
-        At least one image of a class is held out and at least one is left, drawn by the seed; the same ones each time.
+        At least one image per class is held out and at least one remains; the split is deterministic in the seed.
         """
         draw = np.random.default_rng(seed)
-        held = []
+        held_out = []
         for label, name in enumerate(self.class_names):
             rows = np.flatnonzero(self.train.labels == label)
             if len(rows) < 2:
-                raise DataError(f"{self.name}: class {name} has one training image, so none can be held out")
+                raise DataError(
+                    f"{self.name}: class {name} has one training image, so none can be held out; add images"
+                )
             count = min(max(1, round(share * len(rows))), len(rows) - 1)
-            held.append(draw.choice(rows, count, replace=False))
+            held_out.append(draw.choice(rows, count, replace=False))
         chosen = np.zeros(len(self.train), dtype=bool)
-        chosen[np.concatenate(held)] = True
+        chosen[np.concatenate(held_out)] = True
         left, out = (ImageSet(self.train.images[rows], self.train.labels[rows]) for rows in (~chosen, chosen))
         return replace(self, train=left, test=out)
 
     def fingerprint(self) -> str:
-        """A short hash of names, labels and a sample of pixels: tells a resumed run that its data are the same."""
+        """Hash names, labels and a sample of pixels, so that a resumed run can check its data."""
         digest = hashlib.sha256(repr((self.class_names, self.train.images.shape, self.test.images.shape)).encode())
         for part in (self.train, self.test):
             digest.update(np.ascontiguousarray(part.labels).tobytes())

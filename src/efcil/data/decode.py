@@ -1,4 +1,4 @@
-"""One image, of any kind that people keep in folders, as a uint8 square: the only place that calls Pillow to decode."""
+"""Decode image files of common formats into uint8 squares; the only module that decodes with Pillow."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from PIL import Image, UnidentifiedImageError
 from efcil.data.letterbox import max_width, pad
 from efcil.errors import ConfigError, DataError
 
-# What may be opened. Not everything that Pillow knows: an EPS upload, for one, would start Ghostscript.
+# Allowed formats, fewer than Pillow supports: an EPS upload, for example, would start Ghostscript.
 FORMATS = ("JPEG", "PNG", "BMP", "GIF", "TIFF", "WEBP", "PPM")
-_HEIF_BRANDS = (b"heic", b"heix", b"hevc", b"hevx", b"heim", b"heis", b"mif1", b"msf1")  # behind "ftyp", bytes 8 to 12
-MAX_PIXELS = 178_956_970  # where Pillow itself refuses to go on (two thirds of a GiB at its four bytes a pixel)
+_HEIF_BRANDS = (b"heic", b"heix", b"hevc", b"hevx", b"heim", b"heis", b"mif1", b"msf1")  # bytes 8 to 12, after "ftyp"
+MAX_PIXELS = 178_956_970  # Pillow's own limit (two thirds of a GiB at four bytes per pixel)
 
-# Orientation (EXIF tag 274) -> what has to be done to see the picture upright; 1 is upright already.
+# EXIF orientation (tag 274) -> transposition that makes the image upright; 1 is upright.
 _ORIENTATION = 0x0112
 _UPRIGHT = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -34,10 +34,10 @@ _UPRIGHT = {
 
 
 class _SuppressWarnings:
-    """No warnings while a picture is decoded: they are of odd metadata and of images of half Pillow's limit.
+    """Suppress warnings of Pillow about odd metadata and images above half its size limit.
 
-    What matters is an error or is checked here. The filters belong to the whole process: of threads that decode at once
-    the first sets them and the last sets them back, or one would end the silence of another, or leave its own behind.
+    Real problems raise errors or are checked here. Warning filters are process-wide, so the first of several decoding
+    threads sets them and the last one restores them.
     """
 
     def __init__(self) -> None:
@@ -72,10 +72,9 @@ def read_image(
 ) -> npt.NDArray[np.uint8]:
     """Decode an image into uint8 (channels, size, size): short side to `size`, center crop, alpha over white.
 
-    With `whole` nothing but ends beyond 3:2 is cut off, and the picture comes in a frame (`efcil.data.letterbox`).
-
-    `source` is a file, its bytes or a Pillow image (which is left as it is); of an animation the first frame counts.
-    A file that is missing, truncated, damaged, not an image or larger than `max_pixels` raises DataError with `name`.
+    With `keep_aspect` the image is letterboxed (`efcil.data.letterbox`), and only ends beyond 3:2 are cropped. `source`
+    is a file, its bytes or a Pillow image (not modified); of an animation, the first frame is used. A file that is
+    missing, truncated, damaged, not an image or larger than `max_pixels` raises DataError with `name`.
 
     >>> read_image(Image.new("RGBA", (30, 20), (255, 0, 0, 0)), 4)[:, 0, 0]
     array([255, 255, 255], dtype=uint8)
@@ -108,9 +107,9 @@ def read_image(
             raise DataError(f"{name}: {error}") from None
         except FileNotFoundError:
             raise DataError(f"{name}: no such file") from None
-        except Exception as error:  # decoders answer damaged data with nearly every kind of error
+        except Exception as error:  # decoders raise arbitrary errors for damaged data
             if isinstance(error, OSError) and error.errno is not None:
-                raise DataError(f"{name}: cannot be read: {error.strerror}") from error
+                raise DataError(f"cannot read {name}: {error.strerror}") from error
             what = "truncated" if "truncated" in str(error).lower() else "damaged"
             raise DataError(f"{name}: {what} image ({str(error) or type(error).__name__})") from error
 
@@ -121,7 +120,7 @@ def _refuse_empty(data: bytes | Path) -> None:
 
 
 def _is_heif(data: bytes | Path) -> bool:
-    """Whether it is a HEIC photograph, by its first bytes."""
+    """Return whether the first bytes are those of a HEIC image."""
     if isinstance(data, bytes):
         head = data[:12]
     else:
@@ -131,45 +130,45 @@ def _is_heif(data: bytes | Path) -> bool:
 
 
 def _with_heif(formats: tuple[str, ...]) -> tuple[str, ...]:
-    """Teach Pillow to read HEIC, with an extra; it is registered when the first such picture comes."""
+    """Register HEIC support in Pillow on first use (optional extra)."""
     try:
         import pillow_heif
     except ImportError:
-        raise DataError("HEIC pictures need pillow-heif: pip install 'efcil[heic]'") from None
+        raise DataError("HEIC images need pillow-heif: pip install 'efcil[heic]'") from None
     pillow_heif.register_heif_opener()
     return (*formats, "HEIF")
 
 
 def _refuse_endless(data: bytes | Path) -> None:
-    """Pillow takes a PNG that was cut behind its last pixel; cut it is all the same."""
+    """Raise DataError for a PNG without end marker, which Pillow accepts if all pixels are present."""
     if b"IEND" not in (data if isinstance(data, bytes) else data.read_bytes()):
-        raise DataError("truncated image (its end mark is missing)")
+        raise DataError("truncated image (its end marker is missing)")
 
 
 def _decode(
     image: Image.Image, size: int, channels: int, max_pixels: int, *, keep_aspect: bool, fresh: bool = False
 ) -> npt.NDArray[np.uint8]:
     width, height = image.size
-    if width * height > max_pixels:  # known from the header, before any memory is spent
-        raise DataError(f"{width} x {height} pixels are more than the limit of {max_pixels}; make the image smaller")
+    if width * height > max_pixels:  # from the header, before memory is allocated
+        raise DataError(f"image of {width} x {height} exceeds the limit of {max_pixels} pixels; make it smaller")
     if fresh:
-        # JPEG only: decode at 1/2, 1/4 or 1/8 of the size. Twice the wanted size leaves the resize something to filter.
+        # JPEG only: decode at 1/2, 1/4 or 1/8 of the size, but at least twice the target size for resize quality.
         image.draft(None, (2 * size, 2 * size))
     image.load()
-    orientation = _orientation(image)  # after load: PNG keeps it at the end, and TIFF is turned while it is loaded
+    orientation = _orientation(image)  # after load: PNG stores it at the end, and TIFF is rotated while loading
     image = _eight_bits(image, channels)
     if orientation in _UPRIGHT:
         image = image.transpose(_UPRIGHT[orientation])
-    # The square is cut by the resize itself. To resize first would make 64 x 6,400,000 pixels of a 1 x 100,000 image.
+    # Crop within resize: resizing first would turn a 1 x 100,000 image into 64 x 6,400,000 pixels.
     is_portrait = keep_aspect and image.size[1] > image.size[0]
     if is_portrait:
         image = image.transpose(Image.Transpose.TRANSPOSE)
     width, height = image.size
     short = min(width, height)
-    kept = min(width, short * max_width(size) / size) if keep_aspect else short
-    left, top = (width - kept) / 2, (height - short) / 2
-    wide = int(size * kept / short)  # as torchvision's Resize rounds
-    image = image.resize((wide, size), Image.Resampling.BILINEAR, box=(left, top, left + kept, top + short))
+    across = min(width, short * max_width(size) / size) if keep_aspect else short
+    left, top = (width - across) / 2, (height - short) / 2
+    wide = int(size * across / short)  # as torchvision's Resize rounds
+    image = image.resize((wide, size), Image.Resampling.BILINEAR, box=(left, top, left + across, top + short))
     pixels = np.asarray(image)
     pixels = np.ascontiguousarray(pixels[None] if channels == 1 else pixels.transpose(2, 0, 1))
     return pad(pixels, is_portrait) if keep_aspect else pixels
@@ -178,26 +177,26 @@ def _decode(
 def _orientation(image: Image.Image) -> int:
     try:
         return int(image.getexif().get(_ORIENTATION, 1))
-    except Exception:  # damaged metadata are no reason to refuse sound pixels
+    except Exception:  # ignore damaged metadata if the pixels are readable
         return 1
 
 
 def _eight_bits(image: Image.Image, channels: int) -> Image.Image:
-    """RGB or L of any mode, transparent parts white."""
+    """Convert any mode to RGB or L, with transparency over white."""
     if image.mode.startswith("I") or image.mode == "F":
         image = Image.fromarray(_scaled(np.asarray(image), sixteen=image.mode.startswith("I;16")))
     elif image.has_transparency_data:
         image = image.convert("RGBA")
         image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
-    image = image.convert("RGB")  # also for one channel: CMYK and palettes know the way to L only through RGB
+    image = image.convert("RGB")  # also for one channel: CMYK and palettes convert to L only via RGB
     return image if channels == 3 else image.convert("L")
 
 
 def _scaled(values: npt.NDArray[np.generic], *, sixteen: bool) -> npt.NDArray[np.uint8]:
-    """Deep values as 0 .. 255.
+    """Scale values of high bit depth to 0 .. 255.
 
-    16-bit images use the whole range of their type. 32-bit and float images have no such range: values that fit
-    0 .. 1 (float only), 0 .. 255 or 0 .. 65535 are read so, anything else is stretched from its least to its greatest.
+    16-bit images use the full range of their type. 32-bit and float images have no fixed range: values within 0 .. 1
+    (float only), 0 .. 255 or 0 .. 65535 are interpreted as such, others are stretched from minimum to maximum.
     """
     wide = values.astype(np.float64)
     wide[~np.isfinite(wide)] = 0.0

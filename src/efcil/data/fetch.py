@@ -1,8 +1,8 @@
-"""Download a file once: resumable, checked against its checksum, unpacked without half-done states.
+"""Resumable downloads with checksum verification and atomic extraction.
 
-While bytes come, `<name>.part` grows; `<name>.part.json` beside it tells of which version of the file it is a part.
-Only a part whose checksum is right becomes `<name>`, and only a whole unpacked folder gets its final name, each by one
-rename. So whatever carries a final name is complete, however the process ended.
+Data is downloaded to `<name>.part`; `<name>.part.json` identifies the version of the remote file. After the checksum is
+verified the part is renamed to `<name>`, and an extracted folder is renamed when it is complete. Files with final names
+are therefore always complete, even after a crash.
 """
 
 from __future__ import annotations
@@ -28,29 +28,29 @@ from urllib.parse import urlsplit
 from efcil.errors import DataError
 from efcil.files import exclusive_lock, sync_directory, sync_file
 
-Progress = Callable[[int, int | None], None]  # bytes that are here, bytes in all (None: not known)
+Progress = Callable[[int, int | None], None]  # bytes downloaded, total bytes (None: unknown)
 
 _CHUNK = 1 << 18
-_DIGESTS = {"md5": 32, "sha256": 64}  # hexadecimal digits
+_DIGESTS = {"md5": 32, "sha256": 64}  # number of hexadecimal digits
 
 
 @dataclass(frozen=True)
 class Remote:
-    """A file on a server, and what it must be once it is here."""
+    """Remote file with its expected checksum, size and contents."""
 
     url: str  # http or https
     name: str  # of the downloaded file
     checksum: str  # "md5:..." or "sha256:..."
     size: int | None = None  # bytes
-    unpack: str | None = None  # the folder that this archive (tar, compressed or not) holds; None: a file as it is
-    files: Mapping[str, str] = field(default_factory=dict)  # path inside that folder -> checksum
+    unpack: str | None = None  # folder inside the tar archive; None: do not extract
+    files: Mapping[str, str] = field(default_factory=dict)  # path in that folder -> checksum
 
     def __post_init__(self) -> None:
         if urlsplit(self.url).scheme not in ("http", "https"):
-            raise DataError(f"{self.url}: only http and https addresses can be fetched")
+            raise DataError(f"{self.url}: only http and https URLs are supported")
         for plain in (self.name, self.unpack):
             if plain is not None and (plain in ("", ".", "..") or re.search(r"[/\\]", plain)):
-                raise DataError(f"{self.url}: '{plain}' must be a plain name, without a folder")
+                raise DataError(f"{self.url}: '{plain}' must be a file name without a folder")
         for checksum in (self.checksum, *self.files.values()):
             algorithm, _, digest = checksum.partition(":")
             if len(digest) != _DIGESTS.get(algorithm, -1) or not re.fullmatch("[0-9a-f]+", digest):
@@ -60,24 +60,24 @@ class Remote:
 def fetch(
     source: Remote, directory: str | os.PathLike[str], *, progress: Progress | None = None, timeout: float = 30.0
 ) -> Path:
-    """Download `source` into `directory` and return the path of the file, or of the folder when it is to be unpacked.
+    """Download `source` into `directory` and return the path of the file or of the extracted folder.
 
-    What is complete is not downloaded again, a broken download is resumed, and nothing that lies there under a final
-    name is overwritten. The archive stays beside the unpacked folder; it may be deleted. `timeout` is the longest
-    silence of the server in seconds.
+    Complete files are not downloaded again, interrupted downloads are resumed, and existing files are never
+    overwritten. The archive is kept beside the extracted folder and may be deleted. `timeout` is that of the
+    connection, in seconds.
     """
     directory = Path(directory)
     archive, target = directory / source.name, directory / (source.unpack or source.name)
     with _disk(directory):
         directory.mkdir(parents=True, exist_ok=True)
-        if target.exists():  # nothing to write: the folder may be read-only
+        if target.exists():  # before locking: the folder may be read-only
             return _checked(source, target)
         try:
             lock = exclusive_lock(directory / ".lock", remove=True)
         except BlockingIOError:
-            raise DataError(f"{directory}: another process is fetching into this folder; wait for it") from None
+            raise DataError(f"{directory}: another process is downloading into this folder; wait for it") from None
     with lock:
-        if target.exists():  # another process has just finished
+        if target.exists():  # finished by another process
             return _checked(source, target)
         if archive.exists():
             _checked(source, archive)
@@ -87,21 +87,21 @@ def fetch(
 
 
 def _checked(source: Remote, path: Path) -> Path:
-    """Return what is complete already; refuse anything else under its name."""
+    """Return an existing complete file or folder; raise DataError if it is something else."""
     if path.name == source.unpack:
         wrong = _wrong_files(source, path)
     elif wrong := _other_checksum(path, source.checksum):
-        wrong = f"it is not the file that was to be fetched (expected {source.checksum}, got {wrong})"
+        wrong = f"it is another file (expected {source.checksum}, got {wrong})"
     if wrong:
-        remedy = "to fetch the official files move it away and run the same command again"
-        raise DataError(f"{path} is there, but {wrong}; {remedy}")
+        remedy = "move it away and run the same command again to fetch the official files"
+        raise DataError(f"{path} exists, but {wrong}; {remedy}")
     return path
 
 
 def _wrong_files(source: Remote, folder: Path) -> str:
-    """Say what is wrong with the unpacked files; empty when nothing is."""
+    """Describe the first problem of the extracted files; empty if there is none."""
     if not folder.is_dir():
-        return "it is no folder"
+        return "it is not a folder"
     for name, checksum in source.files.items():
         if not (folder / name).is_file():
             return f"its file {name} is missing"
@@ -111,16 +111,16 @@ def _wrong_files(source: Remote, folder: Path) -> str:
 
 
 def _other_checksum(path: Path, checksum: str) -> str:
-    """Return a file's checksum, or nothing when it is the given one."""
+    """Return the checksum of a file if it differs from the given one, else an empty string."""
     algorithm = checksum.partition(":")[0]
     with _disk(path), path.open("rb") as file:
-        # The makers of the data published md5, which detects damage but no malice.
+        # The authors published md5, which detects damage but not tampering.
         digest = hashlib.file_digest(file, lambda: hashlib.new(algorithm, usedforsecurity=False)).hexdigest()
     return "" if f"{algorithm}:{digest}" == checksum else f"{algorithm}:{digest}"
 
 
 class _StaleError(Exception):
-    """The part that is here is of no use for what the server has: start again."""
+    """The partial file does not match the file on the server; restart the download."""
 
 
 def _download(source: Remote, archive: Path, progress: Progress, timeout: float) -> None:
@@ -141,35 +141,35 @@ def _download(source: Remote, archive: Path, progress: Progress, timeout: float)
         label.unlink(missing_ok=True)
         sync_directory(archive.parent)
     if got:
-        remedy = f"the bytes were moved to {bad}; run the same command again to download afresh"
+        remedy = f"the file was moved to {bad}; run the same command again to download it anew"
         raise DataError(f"{source.url}: wrong checksum, expected {source.checksum}, got {got}; {remedy}")
 
 
 def _receive(source: Remote, part: Path, label: Path, progress: Progress, timeout: float) -> None:
-    """Fill `part`, from its end if the server still has the version that it is a part of."""
+    """Download to `part`, resuming if the server still has the same version."""
     done = part.stat().st_size if part.exists() else 0
     known = _read_label(label) if done else {}
     if known.get("url", source.url) != source.url or done > (source.size or done):
-        raise _StaleError("the part is of another file")
+        raise _StaleError("the partial file belongs to another file")
     if done and done == source.size:
-        return  # stopped between the last byte and the rename
+        return  # interrupted before the rename
     headers = {"User-Agent": "efcil", "Accept-Encoding": "identity"}
     if done:
         headers["Range"] = f"bytes={done}-"
         if "version" in known:
-            headers["If-Range"] = known["version"]  # a server whose file has changed then sends all of it
+            headers["If-Range"] = known["version"]  # if the file has changed, the server sends all of it
     with _network(source, part):
-        request = urllib.request.Request(source.url, headers=headers)  # http or https: Remote refuses anything else
-        response = urllib.request.urlopen(request, timeout=timeout)  # nosec B310 # checked, as the line above says
+        request = urllib.request.Request(source.url, headers=headers)  # Remote allows only http and https
+        response = urllib.request.urlopen(request, timeout=timeout)  # nosec B310 # scheme checked, see above
     with response:
         tag = response.headers.get("ETag", "W/")
         version = response.headers.get("Last-Modified") if tag.startswith("W/") else tag
         if response.status == 206:
             span = re.fullmatch(r"bytes (\d+)-\d+/(\d+|\*)", response.headers.get("Content-Range", "").strip())
             if span is None or int(span[1]) != done or (version or "") != known.get("version", version or ""):
-                raise _StaleError("the server sent another part than was asked for")
+                raise _StaleError("the server sent another range than requested")
             length = span[2]
-        else:  # the whole file: the first time, or the server does not resume, or its file has changed
+        else:  # full file: first attempt, no resume support, or the file has changed
             done, length = 0, response.headers.get("Content-Length", "")
         total = int(length) if length.isdecimal() else source.size
         if total is not None and source.size not in (None, total):
@@ -181,7 +181,7 @@ def _receive(source: Remote, part: Path, label: Path, progress: Progress, timeou
             progress(done, total)
             while True:
                 with _network(source, part):
-                    chunk = response.read1(_CHUNK)  # what has come: a broken connection loses nothing that arrived
+                    chunk = response.read1(_CHUNK)  # returns available bytes, so a broken connection loses none
                 if not chunk:
                     break
                 file.write(chunk)
@@ -193,7 +193,7 @@ def _receive(source: Remote, part: Path, label: Path, progress: Progress, timeou
             os.fsync(file.fileno())
     if total is not None and done < total:
         what = f"the connection ended after {done:,} of {total:,} bytes"
-        raise DataError(f"{source.url}: {what}; they are kept in {part}, and the same command resumes")
+        raise DataError(f"{source.url}: {what}; run the same command again to resume from {part}")
 
 
 def _read_label(label: Path) -> dict[str, str]:
@@ -201,10 +201,10 @@ def _read_label(label: Path) -> dict[str, str]:
         read = json.loads(label.read_text(encoding="utf-8"))
         return {key: value for key, value in read.items() if isinstance(value, str)}
     except (OSError, ValueError, AttributeError, RecursionError):
-        return {}  # without it the checksum alone tells whether the part was of the same file
+        return {}  # the checksum of the finished file is still verified
 
 
-# What reading an archive may end with; the last two where a header claims a length that no memory or number holds.
+# Errors of reading an archive; the last two occur if a header claims an excessive length.
 _DAMAGED = (tarfile.TarError, gzip.BadGzipFile, EOFError, zlib.error, ValueError, MemoryError, OverflowError)
 
 
@@ -213,34 +213,34 @@ def _unpack(source: Remote, archive: Path, target: Path) -> Path:
     folder = working / target.name
     with _disk(target):
         if working.exists():
-            shutil.rmtree(working)  # left by a process that was killed
+            shutil.rmtree(working)  # from a killed process
         working.mkdir()
         try:
             with tarfile.open(archive) as tar:
                 _extract(tar, working)
-            if wrong := _wrong_files(source, folder) if folder.is_dir() else f"it holds no folder {target.name}":
-                raise DataError(f"{archive}: {wrong}; nothing was unpacked")
+            if wrong := _wrong_files(source, folder) if folder.is_dir() else f"it contains no folder {target.name}":
+                raise DataError(f"{archive}: {wrong}; nothing was extracted")
             for path in (*folder.rglob("*"), folder):
                 (sync_directory if path.is_dir() else sync_file)(path)
             os.rename(folder, target)
             sync_directory(target.parent)
         except _DAMAGED as error:
-            raise DataError(f"{archive} cannot be unpacked safely ({error!r}); nothing was unpacked") from None
+            raise DataError(f"{archive} cannot be unpacked safely ({error!r}); nothing was extracted") from None
         finally:
             shutil.rmtree(working, ignore_errors=True)
     return target
 
 
 def _extract(tar: tarfile.TarFile, folder: Path) -> None:
-    """Write the plain files and folders of an archive; TarError at anything else, and at what leads out of the folder.
+    """Extract regular files and folders; raise TarError for other members and paths outside the folder.
 
-    The library's own filter for this is missing in Python 3.11.2, which is Debian 12's.
+    The standard extraction filter is missing in Python 3.11.2 of Debian 12.
     """
     tar.extraction_filter = lambda member, path: member
     for member in tar:
         place = Path(os.path.normpath(folder / member.name))
         if place != folder and folder not in place.parents:
-            raise tarfile.TarError(f"{member.name!r} leads out of the folder")
+            raise tarfile.TarError(f"{member.name!r} is outside the folder")
         if member.isdir():
             place.mkdir(parents=True, exist_ok=True)
         elif member.isfile():
@@ -251,7 +251,7 @@ def _extract(tar: tarfile.TarFile, folder: Path) -> None:
 
 @contextlib.contextmanager
 def _network(source: Remote, part: Path) -> Iterator[None]:
-    """Report what the network did in one line."""
+    """Convert network errors to one-line DataErrors."""
     try:
         yield
         return
@@ -261,22 +261,22 @@ def _network(source: Remote, part: Path) -> Iterator[None]:
             raise _StaleError("the server refuses to resume (HTTP 416)") from None
         what = f"the server answered HTTP {error.code} {error.reason}"
     except TimeoutError:
-        what = "the server is silent"
+        what = "the server does not respond"
     except urllib.error.URLError as error:
         what = f"no connection ({error.reason!r})"
     except (OSError, http.client.HTTPException) as error:
         what = f"the connection broke ({error!r})"
-    kept = f"what has come is kept in {part}, and the same command resumes"
-    raise DataError(f"{source.url}: {what}; {kept if part.exists() else 'run the same command again later'}")
+    resume = f"run the same command again to resume from {part}"
+    raise DataError(f"{source.url}: {what}; {resume if part.exists() else 'run the same command again later'}")
 
 
 @contextlib.contextmanager
 def _disk(path: Path) -> Iterator[None]:
-    """Report what the disk did in one line."""
+    """Convert disk errors to one-line DataErrors."""
     try:
         yield
     except OSError as error:
         what, remedy = error.strerror or repr(error), "make it readable and writable, and run again"
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            what, remedy = "the disk is full", "make room and run the same command again, it resumes"
+            what, remedy = "the disk is full", "free some space and run the same command again to resume"
         raise DataError(f"{path}: {what}; {remedy}") from None

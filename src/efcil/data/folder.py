@@ -1,8 +1,8 @@
 """Folders of images as a data set: `train/<class>/**` with `test/<class>/**`, or `<class>/**` with a recorded split.
 
-The split lies in the cache, beside the decoded images (see cache.py):
+The split is stored in the cache with the decoded images (see cache.py):
 
-    <cache>/<folder>-<key>/split-<seed>-<share>.json    which image is on which side; it never changes sides
+    <cache>/<folder>-<key>/split-<seed>-<share>.json    side of each image, which never changes
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ def load(
     keep_aspect: bool | None = None,
     progress: Progress | None = None,
 ) -> DataSet:
-    """Load a tree of class folders as squares of `size` pixels, decoded once and mapped from the cache ever after.
+    """Load a tree of class folders as squares of `size` pixels, decoded once and then memory-mapped from the cache.
 
-    With `train/` and `test/` (or `val/`) the split is the user's. Otherwise `test_share` of each class is set aside by
-    a rule that depends on `seed` and the file names, and recorded: when images are added, the others keep their side.
-    What the other options mean is said in `cache.load_decoded`.
+    With `train/` and `test/` (or `val/`) these folders define the split. Otherwise a fraction `test_share` of each
+    class becomes test images, depending on `seed` and the file names. The split is recorded, so that adding images does
+    not change it for others. For the other options see `cache.load_decoded`.
     """
     check_decoding(size, workers)
     tree = scan(directory, test_share=test_share, seed=seed)
@@ -82,14 +82,14 @@ def load_parts(train: StrPath, test: StrPath, *, size: int = 64, **options: Any)
 
 
 def scan(directory: StrPath, *, test_share: float = 0.2, seed: int = 0) -> Tree:
-    """Find the images of a tree of class folders."""
+    """List the images of a tree of class folders."""
     if not 0.0 < test_share < 1.0:
         raise ConfigError(f"test_share must lie between 0 and 1, got {test_share}")
     root = Path(directory)
     if not root.exists():
-        raise DataError(f"{root}: no such directory; give a folder that holds one folder of images per class")
+        raise DataError(f"{root}: no such directory; give a folder with one subfolder of images per class")
     if not root.is_dir():
-        raise DataError(f"{root}: not a directory; give a folder that holds one folder of images per class")
+        raise DataError(f"{root}: not a directory; give a folder with one subfolder of images per class")
     root = Path(os.path.realpath(root))
     try:
         folders, loose = _listing(root)
@@ -99,32 +99,32 @@ def scan(directory: StrPath, *, test_share: float = 0.2, seed: int = 0) -> Tree:
             return _scan_given(root, by_name["train"], tests[0], folders, loose)
         if folders == [by_name.get("train")]:
             raise DataError(
-                f"{root}: there is {folders[0]}/ but neither test/ nor val/; add one of them, or give "
-                f"{root / folders[0]} itself to have a split made"
+                f"{root} has {folders[0]}/ but neither test/ nor val/; add one of them, or give "
+                f"{root / folders[0]} for an automatic split"
             )
         tree = Tree(root, split=_RecordedSplit(seed, test_share))
         _collect(tree, [(None, "", folders, loose)])
         return tree
     except OSError as error:
-        raise DataError(f"{error.filename}: cannot be read: {error.strerror}") from error
+        raise DataError(f"cannot read {error.filename}: {error.strerror}") from error
 
 
 def _scan_given(root: Path, train: str, test: str, folders: list[str], loose: list[str]) -> Tree:
     tree = Tree(root, split=GivenSplit(test=test))
     if unused := [folder for folder in folders if folder not in (train, test)]:
-        tree.notes.append(f"not used, since there are {train}/ and {test}/: {format_list(unused)}")
+        tree.notes.append(f"ignored folders beside {train}/ and {test}/: {format_list(unused)}")
     _collect(tree, [("train", train, *_listing(root / train)), ("test", test, *_listing(root / test))])
     _collect_loose(tree, "", loose)
     return tree
 
 
 def _collect(tree: Tree, parts: Sequence[tuple[str | None, str, list[str], list[str]]]) -> None:
-    """Fill the tree from its parts, each a side with the folder that holds its class folders."""
-    # Unicode can write one name in two ways; train/ and test/ unpacked on different systems are to agree.
+    """Fill the tree from its parts, each a side and the folder with its class folders."""
+    # Normalize Unicode: systems encode the same folder name differently.
     names = {unicodedata.normalize("NFC", folder) for _, _, folders, _ in parts for folder in folders}
     tree.class_names = tuple(sorted(names, key=natural_key))
     if not tree.class_names:
-        raise DataError(f"{tree.root}: no class folders; put the images of each class into a folder of its own")
+        raise DataError(f"{tree.root}: no class folders; put the images of each class into a separate folder")
     labels = {name: label for label, name in enumerate(tree.class_names)}
     for side, part, folders, loose in parts:
         for folder in sorted(folders, key=natural_key):
@@ -138,18 +138,18 @@ def _collect(tree: Tree, parts: Sequence[tuple[str | None, str, list[str], list[
 
 
 def _collect_loose(tree: Tree, part: str, loose: list[str]) -> None:
-    """Files beside the class folders: a read-me is in its place there, an image is not."""
+    """Report files beside the class folders: images are errors, other files are noted."""
     for name in loose:
         if os.path.splitext(name)[1].lower() in SUFFIXES:
-            tree.strays.append(f"{_joined(part, name)} lies outside the class folders")
+            tree.strays.append(f"{_joined(part, name)} is outside the class folders")
         else:
-            tree.notes.append(f"{_joined(part, name)} is not an image and was left aside")
+            tree.notes.append(f"{_joined(part, name)} is not an image and was ignored")
 
 
 def _files_below(tree: Tree, folder: str, above: frozenset[str]) -> Iterator[str]:
     real = os.path.realpath(tree.root / folder)
     if real in above or tree.root.is_relative_to(real):
-        tree.strays.append(f"{folder} is a link to a folder that holds it")
+        tree.strays.append(f"{folder} is a link to a parent folder")
         return
     folders, files = _listing(tree.root / folder)
     for file in files:
@@ -157,7 +157,7 @@ def _files_below(tree: Tree, folder: str, above: frozenset[str]) -> Iterator[str
         if os.path.splitext(file)[1].lower() not in SUFFIXES:
             tree.strays.append(f"{name} is not an image")
         elif not os.path.isfile(tree.root / name):
-            tree.strays.append(f"{name} is a link to nothing or not a file")
+            tree.strays.append(f"{name} is a broken link or not a file")
         else:
             yield name
     for inner in folders:
@@ -165,7 +165,7 @@ def _files_below(tree: Tree, folder: str, above: frozenset[str]) -> Iterator[str
 
 
 def _listing(folder: Path) -> tuple[list[str], list[str]]:
-    """Names of the folders and of the other things in a folder, sorted, without what is hidden."""
+    """Return the sorted names of subfolders and of other entries, without hidden ones."""
     folders: list[str] = []
     files: list[str] = []
     with os.scandir(folder) as entries:
@@ -176,7 +176,7 @@ def _listing(folder: Path) -> tuple[list[str], list[str]]:
 
 
 def is_hidden(name: str) -> bool:
-    """Whether a file or folder is none of the user's: hidden, or left behind by a system."""
+    """Return whether an entry is hidden or a system file."""
     return name.startswith(".") or name.casefold() in IGNORED
 
 
@@ -185,12 +185,12 @@ def _joined(folder: str, name: str) -> str:
 
 
 def natural_key(name: str) -> tuple[list[str | int], str]:
-    """Sort key under which numbers count as numbers.
+    """Return a sort key that compares numbers by value.
 
     >>> sorted(["dog10", "Cat", "dog9", "dog"], key=natural_key)
     ['Cat', 'dog', 'dog9', 'dog10']
     """
-    parts = re.split(r"([0-9]+)", name.casefold())  # text, number, text, ...: equal places hold equal types
+    parts = re.split(r"([0-9]+)", name.casefold())  # text, number, text, ...: comparable element by element
     return [int(part) if place % 2 else part for place, part in enumerate(parts)], name
 
 
@@ -206,10 +206,10 @@ def split_sides(
     test_share: float,
     seed: int,
 ) -> dict[str, str]:
-    """Say for each name whether it is on the "train" or the "test" side.
+    """Assign each name to "train" or "test".
 
-    A recorded name keeps its side. The others of each class are ranked by a hash of seed and name, and fill the test
-    side up to its share of the class, at least one image on either side; the rest is for training.
+    Recorded names keep their side. The others of each class are ranked by a hash of seed and name; the first become
+    test images up to the share of the class, with at least one image on either side.
 
     >>> sides = split_sides(["a", "b", "c", "d"], [0, 0, 0, 0], {"a": "test"}, test_share=0.25, seed=0)
     >>> sorted(sides.items())
@@ -222,8 +222,8 @@ def split_sides(
     for group in members.values():
         old = {name: recorded[name] for name in group if name in recorded}
         new = sorted((name for name in group if name not in old), key=lambda name: _rank(name, seed))
-        wanted = min(max(round(test_share * len(group)), 1), len(group) - 1)
-        missing = max(wanted - sum(side == "test" for side in old.values()), 0)
+        num_test = min(max(round(test_share * len(group)), 1), len(group) - 1)
+        missing = max(num_test - sum(side == "test" for side in old.values()), 0)
         sides |= old
         sides |= {name: "test" if place < missing else "train" for place, name in enumerate(new)}
     return sides
@@ -239,7 +239,7 @@ def _is_path(name: object) -> bool:
 
 @dataclass(frozen=True)
 class _RecordedSplit:
-    """A split by rule, written down in the cache."""
+    """Automatic split, recorded in the cache."""
 
     seed: int
     test_share: float
@@ -252,18 +252,18 @@ class _RecordedSplit:
         return home / f"split-{self.key}.json"
 
     def check(self, tree: Tree, files: Iterable[File]) -> None:
-        """Refuse a class that has no image for a side."""
+        """Raise DataError if a class has fewer than two images."""
         counts = Counter(file.label for file in files)
         for label, name in enumerate(tree.class_names):
             if (count := counts[label]) < 2:
                 has = "no images" if count == 0 else "only one image"
                 raise DataError(
-                    f"{tree.root}: class '{name}' has {has}, but needs at least two, one to learn from and one to "
-                    f"test on; add images to {name} or remove the folder"
+                    f"{tree.root}: class '{name}' has {has}, but needs at least two, for training and "
+                    f"testing; add images to {name} or remove the folder"
                 )
 
     def split_of(self, tree: Tree, files: Sequence[File], home: Path) -> dict[str, str]:
-        """The recorded side of every file, or that by the rule for files not seen before."""
+        """Return the recorded side of each file, and a computed one for new files."""
         names, labels = [file.name for file in files], [file.label for file in files]
         sides = split_sides(names, labels, self.recorded(home), test_share=self.test_share, seed=self.seed)
         present = {(file.label, sides[file.name]) for file in files}
@@ -271,24 +271,24 @@ class _RecordedSplit:
             for side in ("train", "test"):
                 if (label, side) not in present and label in labels:
                     raise DataError(
-                        f"{tree.root}: all {side} images of class '{name}' are gone; add images to {name}, or delete "
-                        f"{self.path(home)} to have a new split made (old results then no longer compare)"
+                        f"{tree.root}: all {side} images of class '{name}' are missing; add images to {name}, or "
+                        f"delete {self.path(home)} for a new split (results are then not comparable)"
                     )
         return sides
 
     def recorded(self, home: Path) -> dict[str, str]:
-        """The sides written down by earlier calls."""
+        """Return the recorded sides."""
         path = self.path(home)
         if not path.exists():
             return {}
         record = read_json(path, error=DataError)
         parts = [record.get(side) if isinstance(record, dict) else None for side in ("train", "test")]
         if not all(isinstance(part, list) and all(_is_path(name) for name in part) for part in parts):
-            raise DataError(f"{path}: not a record of a split; delete it to have a new split made")
+            raise DataError(f"{path} is not a split file; delete it for a new split")
         return {name: side for side in ("train", "test") for name in record[side]}
 
     def record(self, sides: dict[str, str], home: Path) -> None:
-        """Write the split down; images that are gone stay in it, since they may come back."""
+        """Save the split, including removed images, which may be added again."""
         merged = self.recorded(home) | sides
-        kept = {s: sorted((n for n in merged if merged[n] == s), key=natural_key) for s in ("train", "test")}
-        write_json(self.path(home), {"seed": self.seed, "test_share": self.test_share, **kept})
+        split = {s: sorted((n for n in merged if merged[n] == s), key=natural_key) for s in ("train", "test")}
+        write_json(self.path(home), {"seed": self.seed, "test_share": self.test_share, **split})

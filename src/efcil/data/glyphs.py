@@ -1,7 +1,7 @@
-"""Rendered characters: a color problem of up to some five hundred classes and any size, with no download.
+"""Rendered characters: synthetic color images of up to about five hundred classes and any size.
 
-A class is a character. Its images differ in font, size, position, slant, turn, colors, shading and noise. Every image
-is made from its own seed, so it does not depend on how many others are asked for, nor in which order.
+A class is a character. Images vary in font, size, position, slant, rotation, colors, shading and noise. Each image has
+its own seed, independent of the number and order of images.
 """
 
 from __future__ import annotations
@@ -52,16 +52,16 @@ _FONTS = tuple(
     }.items()
     for style in styles
 )
-# Computer Modern keeps TeX's own order of symbols: only its letters and digits are where Unicode has them.
+# Computer Modern uses TeX's symbol order; only its letters and digits have Unicode positions.
 _ASCII_FONTS = ("cmr10", "cmb10", "cmss10", "cmtt10", "cmti10")
 
 _LUMA = np.array([0.299, 0.587, 0.114])
-_CONTRAST = 0.4  # least difference of brightness between ink and ground, of 1
-_TRIES = 8  # colors of ink drawn; the first with enough contrast is taken, else the best
+_CONTRAST = 0.4  # minimum brightness difference of foreground and background, in [0, 1]
+_TRIES = 8  # foreground colors to try: the first with enough contrast, else the best
 
 
 def characters() -> tuple[str, ...]:
-    """List every character there is a class for, in the order of the classes.
+    """Return the characters of all classes, in class order.
 
     >>> "".join(characters()[:16])
     '0123456789ABCDEF'
@@ -78,14 +78,14 @@ def load(
 ) -> DataSet:
     """Render `classes` characters as images of `size` x `size` pixels in three channels.
 
-    The same arguments give the same images; image i of class c depends on nothing but (seed, part, c, i, size) and on
-    the versions of FreeType and NumPy.
+    Rendering is deterministic: image i of class c depends only on (seed, part, c, i, size) and the versions of FreeType
+    and NumPy.
 
     >>> data = load(classes=3, size=16, train_per_class=4, test_per_class=2)
     >>> data.train.images.shape, data.test.labels.tolist(), data.class_names[2]
     ((12, 3, 16, 16), [0, 0, 1, 1, 2, 2], 'DIGIT TWO')
     """
-    known = characters()
+    available = characters()
     for name, value, least in (
         ("classes", classes, 2),
         ("size", size, 8),
@@ -94,13 +94,13 @@ def load(
         ("seed", seed, 0),
     ):
         if value < least:
-            raise ConfigError(f"glyphs: {name} is {value}, but must be {least} or more")
-    if classes > len(known):
-        raise DataError(f"glyphs: {classes} classes asked for, but there are at most {len(known)}; ask for fewer")
+            raise ConfigError(f"glyphs: {name} is {value}; wanted {least} or more")
+    if classes > len(available):
+        raise DataError(f"glyphs: {classes} classes requested, but at most {len(available)} are available")
     counts = (train_per_class, test_per_class)
     parts = [np.empty((classes * count, 3, size, size), np.uint8) for count in counts]
     ramp = ((np.arange(size) + 0.5) / size - 0.5).astype(np.float32)
-    for label, character in enumerate(known[:classes]):
+    for label, character in enumerate(available[:classes]):
         masks = _masks(character, size)
         for part, (images, count) in enumerate(zip(parts, counts, strict=True)):
             for index in range(count):
@@ -111,24 +111,24 @@ def load(
         for images, count in zip(parts, counts, strict=True)
     )
     mean, std = _channel_statistics(train.images)
-    names = tuple(unicodedata.name(character) for character in known[:classes])
+    names = tuple(unicodedata.name(character) for character in available[:classes])
     return DataSet(name="glyphs", class_names=names, train=train, test=test, mean=mean, std=std)
 
 
 def _draw(
     out: npt.NDArray[np.uint8], masks: list[Image.Image], ramp: npt.NDArray[np.float32], rng: np.random.Generator
 ) -> None:
-    """Draw one image into `out` (3, size, size): one of the masks, moved and colored at random."""
+    """Draw a randomly transformed and colored mask into `out` (3, size, size)."""
     size = len(ramp)
     mask = masks[rng.integers(len(masks))]
     draw = rng.random(9)
-    scale = 0.72 + 0.38 * draw[0]  # of the mask, whose longer side is 0.8 of the image's
+    scale = 0.72 + 0.38 * draw[0]  # of the mask, whose longer side is 0.8 of the image size
     turn = math.radians(20 * draw[1] - 10)
     slant = 0.2 * draw[2] - 0.1
-    room = 0.5 * size * (1 - 0.8 * scale) + 0.04 * size  # the character may touch the edge, and lose a little there
+    room = 0.5 * size * (1 - 0.8 * scale) + 0.04 * size  # the character may be slightly clipped
     centre_x, centre_y = size / 2 + room * (2 * draw[3] - 1), size / 2 + room * (2 * draw[4] - 1)
     cos, sin = math.cos(turn) / scale, math.sin(turn) / scale
-    a, b, d, e = cos + slant * sin, sin - slant * cos, -sin, cos  # from a place in the image back to one in the mask
+    a, b, d, e = cos + slant * sin, sin - slant * cos, -sin, cos  # from image to mask coordinates
     c = mask.width / 2 - a * centre_x - b * centre_y
     f = mask.height / 2 - d * centre_x - e * centre_y
     moved = mask.transform((size, size), Image.Transform.AFFINE, (a, b, c, d, e, f), Image.Resampling.BILINEAR)
@@ -152,7 +152,7 @@ def _draw(
 
 
 def _masks(character: str, size: int) -> list[Image.Image]:
-    """Render a character in every font that has it, cropped, with the longer side 0.8 of the image's."""
+    """Render a character in every font that has it, cropped, the longer side 0.8 of the image size."""
     masks = []
     for font in _fonts_with(character, 3 * size):
         left, top, right, bottom = map(int, font.getbbox(character))
@@ -161,14 +161,14 @@ def _masks(character: str, size: int) -> list[Image.Image]:
         canvas = canvas.crop(canvas.getbbox())
         ratio = 0.8 * size / max(canvas.size)
         width, height = (max(1, round(side * ratio)) for side in canvas.size)
-        framed = Image.new("L", (width + 2, height + 2))  # an empty rim, so that interpolation fades out at the edge
+        framed = Image.new("L", (width + 2, height + 2))  # empty border for interpolation
         framed.paste(canvas.resize((width, height), Image.Resampling.BOX), (1, 1))
         masks.append(framed)
     return masks
 
 
 def _fonts_with(character: str, pixels: int) -> list[ImageFont.FreeTypeFont]:
-    """Open every font that holds the character."""
+    """Open every font that has the character."""
     point = ord(character)
     names = [name for name in _FONTS if point in _coverage(name)]
     if character.isascii() and character.isalnum():
@@ -178,29 +178,29 @@ def _fonts_with(character: str, pixels: int) -> list[ImageFont.FreeTypeFont]:
 
 @functools.lru_cache(maxsize=64)
 def _font(name: str, pixels: int) -> ImageFont.FreeTypeFont:
-    # the basic layout, because the other one needs a library that not every Pillow has
+    # the basic layout; the other one needs an optional library of Pillow
     return ImageFont.truetype(str(_font_file(name)), pixels, layout_engine=ImageFont.Layout.BASIC)
 
 
 @functools.lru_cache(maxsize=64)
 def _coverage(name: str) -> frozenset[int]:
-    """Read the code points that a font holds."""
-    from matplotlib.ft2font import FT2Font  # not at import time
+    """Return the code points of a font."""
+    from matplotlib.ft2font import FT2Font  # slow import
 
     return frozenset(FT2Font(str(_font_file(name))).get_charmap())
 
 
 def _font_file(name: str) -> Path:
-    import matplotlib  # without pyplot, so no backend is chosen
+    import matplotlib  # not pyplot, which would select a backend
 
     path = Path(matplotlib.get_data_path(), "fonts", "ttf", f"{name}.ttf")
     if not path.is_file():
-        raise DataError(f"glyphs: the font {path} is missing; reinstall matplotlib with pip, which carries it")
+        raise DataError(f"glyphs: the font {path} is missing; reinstall matplotlib, which includes it")
     return path
 
 
 def _channel_statistics(images: npt.NDArray[np.uint8]) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and deviation of every channel, of pixels in 0 .. 1, from counts of the 256 values: exact, little memory."""
+    """Compute mean and standard deviation per channel, of pixels in [0, 1], from exact counts of the 256 values."""
     value = np.arange(256) / 255
     means, deviations = [], []
     for channel in range(images.shape[1]):

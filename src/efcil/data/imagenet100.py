@@ -1,11 +1,11 @@
-"""ImageNet-100: a hundred classes of ImageNet-1k, in the same layout. Which hundred, papers do not agree on.
+"""ImageNet-100: a hundred classes of ImageNet-1k, in the same layout; papers use different subsets.
 
-`class_list` says which: "folders" takes the class folders that are there; a name takes a list of class_lists/, which
-says where it comes from; anything else is a text file with a class folder's name (a wnid) on each line. The DPCR paper
-cites PODNet, whose list is `first-100`; its code takes whatever folders there are.
+`class_list` selects the subset: "folders" uses the existing class folders; a name refers to a list in class_lists/,
+which cites its source; anything else is a text file with a class folder name (wnid) per line. The DPCR paper cites
+PODNet, whose list is `first-100`; its code uses the existing folders.
 
-Whatever the order of a list, labels follow the sorted wnids, as torchvision's ImageFolder gives them; so the class
-order "1993" permutes those.
+Labels follow the sorted wnids, as in torchvision's ImageFolder, for any order of the list; the class order "1993"
+permutes these.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from efcil.errors import ConfigError
 from efcil.files import StrPath
 
 NAME = "imagenet100"
-OFFICIAL = Official(100, None, 5_000, test_each=50)  # at most 1,300 training images a class
+OFFICIAL = Official(100, None, 5_000, test_each=50)  # at most 1,300 training images per class
 FOLDERS = "folders"
 
 
@@ -38,7 +38,7 @@ def load(
     keep_aspect: bool | None = None,
     progress: Progress | None = None,
 ) -> DataSet:
-    """Load a hundred classes from a folder that holds train/ and val/, of these classes alone or of all 1,000."""
+    """Load a hundred classes from a folder with train/ and val/, which may contain all 1,000 classes."""
     tree = scan(directory, class_list=class_list)
     return load_decoded(tree, NAME, size=size, skip_bad=skip_bad, lazy=lazy, keep_aspect=keep_aspect, progress=progress)
 
@@ -48,31 +48,31 @@ def scan(directory: StrPath, *, class_list: str = FOLDERS) -> Tree:
     wanted = None if class_list == FOLDERS else read_list(class_list)
     with read_errors(NAME):
         root = parts(NAME, directory)
-        here = class_folders(root)
+        available = class_folders(root)
         if wanted is not None:
             of_file = hashlib.sha256(" ".join(wanted).encode()).hexdigest()[:8]
             key = f"{NAME}-{class_list if class_list in bundled_lists() else of_file}"
             return tree_of(NAME, root, wanted, key, OFFICIAL)
-        if len(here) >= IMAGENET1K.classes:
+        if len(available) >= IMAGENET1K.classes:
             raise ConfigError(
-                f"{NAME}: {root} holds all {len(here):,} classes; say which hundred with --set data.class_list=LIST "
+                f"{NAME}: {root} has all {len(available):,} classes; select a hundred with --set data.class_list=LIST "
                 f"({', '.join(bundled_lists())}, or a file), or run imagenet1k"
             )
-        tree = tree_of(NAME, root, here, f"{NAME}-{FOLDERS}", OFFICIAL)
-    same = [name for name in bundled_lists() if read_list(name) == here]
+        tree = tree_of(NAME, root, available, f"{NAME}-{FOLDERS}", OFFICIAL)
+    same = [name for name in bundled_lists() if read_list(name) == available]
     which = f"those of the list '{same[0]}'" if same else f"none of the known lists ({', '.join(bundled_lists())})"
-    tree.notes.append(f"the {len(here)} class folders are {which}")
+    tree.notes.append(f"the {len(available)} class folders are {which}")
     return tree
 
 
 def bundled_lists() -> list[str]:
-    """Name the class lists that come with the package."""
+    """Return the names of the bundled class lists."""
     files = resources.files("efcil.data").joinpath("class_lists").iterdir()
     return sorted(file.name.removesuffix(".txt") for file in files if file.name.endswith(".txt"))
 
 
 def read_list(which: str) -> list[str]:
-    """Return the classes of a list, sorted: a list of ours by name, or a text file.
+    """Return the sorted classes of a bundled list or a text file.
 
     >>> len(read_list("seed-1993")), read_list("first-100")[:2]
     (100, ['n01440764', 'n01443537'])
@@ -87,9 +87,11 @@ def read_list(which: str) -> list[str]:
             known = ", ".join((FOLDERS, *bundled_lists()))
             raise ConfigError(f"class_list={which}: neither one of {known} nor a file ({why})") from None
     names = [line.strip() for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
-    names = [wnid[0] if (wnid := re.match(r"n\d{8}\b", name)) else name for name in names]  # words may follow
+    names = [
+        wnid[0] if (wnid := re.match(r"n\d{8}\b", name)) else name for name in names
+    ]  # ignore words after the wnid
     if not names:
-        raise ConfigError(f"class_list={which}: no class in it; write the name of a class folder on each line")
+        raise ConfigError(f"class_list={which}: the list is empty; write one class folder name per line")
     if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise ConfigError(f"class_list={which}: '{twice[0]}' is there more than once; name each class once")
+        raise ConfigError(f"class_list={which}: '{twice[0]}' is listed more than once; list each class once")
     return sorted(names)

@@ -1,7 +1,7 @@
-"""Images that are read as they are needed: for sets too large to be decoded beforehand.
+"""Lazily decoded images, for data sets too large for the cache.
 
-Worker processes decode files into slots, files in shared memory that the parent maps; several requests are under way at
-once, so that the workers are never idle while the device computes.
+Worker processes decode into slots, shared-memory files that the parent maps. Several requests are in flight, so that
+decoding overlaps with computation.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from efcil.data.workers import CHANNELS, decode_chunk, own_cores, pool_of, start
 from efcil.errors import DataError
 
 Images = npt.NDArray[np.uint8]
-JOB = 16  # images that a worker decodes at a time
+JOB = 16  # images per job of a worker
 
 
 class Decoder:
-    """Decodes the files of a list as squares of `size` pixels, or whole in frames, in worker processes.
+    """Pool of processes that decode files to squares of `size` pixels or letterboxed images.
 
-    They start when first needed.
+    Processes start on first use.
     """
 
     def __init__(
@@ -41,12 +41,12 @@ class Decoder:
         self.workers = workers or own_cores()
         self._pool: ProcessPoolExecutor | None = None
         self._home: tempfile.TemporaryDirectory[str] | None = None
-        self._free: list[tuple[int, Path]] = []  # slots: images that fit, file
+        self._free: list[tuple[int, Path]] = []  # slots: capacity in images, file
         self._slots = 0
 
     def _start_pool(self) -> ProcessPoolExecutor:
         if self._pool is None:
-            memory = "/dev/shm"  # nosec B108 # inside it a directory of a random name that only its owner can enter
+            memory = "/dev/shm"  # nosec B108 # a private directory with a random name inside it
             shared = memory if os.access(memory, os.W_OK) else None
             self._home = tempfile.TemporaryDirectory(prefix="efcil-", dir=shared)
             self._pool = pool_of(self.workers)
@@ -54,7 +54,7 @@ class Decoder:
         return self._pool
 
     def submit(self, rows: Sequence[int]) -> DecodeRequest:
-        """Start to decode rows of the list; the result is waited for with `DecodeRequest.wait`."""
+        """Start decoding rows of the list; see `DecodeRequest.wait`."""
         pool = self._start_pool()
         assert self._home is not None
         slot = next((s for s in self._free if s[0] >= len(rows)), None)
@@ -88,12 +88,12 @@ class Decoder:
         return DecodeRequest(self, slot, jobs, (len(rows), *self.shape))
 
     def release(self, slot: tuple[int, Path]) -> None:
-        """Let a slot be used again."""
+        """Return a slot to the free list."""
         self._free.append(slot)
 
 
 class DecodeRequest:
-    """Rows that are being decoded."""
+    """Pending decoding of some rows."""
 
     def __init__(
         self,
@@ -106,33 +106,33 @@ class DecodeRequest:
 
     @contextlib.contextmanager
     def wait(self) -> Iterator[Images]:
-        """Wait for the images and lend them until the block ends. A file that is no image is a DataError."""
+        """Wait for the images, valid within the context; raise DataError for unreadable files."""
         with _explain_dead_worker():
             bad = [problem for job in self.jobs for problem in job.result()[1].values()]
         if bad:
-            raise DataError(f"{bad[0]}; `efcil data verify` finds all such files")
+            raise DataError(f"{bad[0]}; `efcil data verify` lists all such files")
         yield np.memmap(self.slot[1], np.uint8, "r+", shape=self.shape)
         self.decoder.release(self.slot)
 
 
 @contextlib.contextmanager
 def _explain_dead_worker() -> Iterator[None]:
-    """Turn the death of a worker into one line; the pool reports it for every later job too."""
+    """Convert the death of a worker to DataError; the pool reports it for every later job too."""
     try:
         yield
     except BrokenProcessPool as error:
         raise DataError(
-            "a decoding process died, perhaps for want of memory; free some and go on with --resume"
+            "a decoding process died, perhaps out of memory; free memory and continue with --resume"
         ) from error
 
 
 def _shut_down(pool: ProcessPoolExecutor, home: tempfile.TemporaryDirectory[str]) -> None:
-    home.cleanup()  # tells the workers to stop at the next image
+    home.cleanup()  # makes the workers stop at the next image
     pool.shutdown(wait=True, cancel_futures=True)
 
 
 class LazyImageFolder:
-    """Rows of a `Decoder` that look like an array (n, channels, size, size) of uint8; read when they are used."""
+    """Rows of a `Decoder` with the interface of a uint8 array (n, channels, size, size), decoded on access."""
 
     ndim = 4
     dtype = np.dtype(np.uint8)
@@ -142,7 +142,7 @@ class LazyImageFolder:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """As of an array."""
+        """Shape of the array."""
         return (len(self.rows), *self.decoder.shape)
 
     def __len__(self) -> int:
@@ -152,10 +152,10 @@ class LazyImageFolder:
         return LazyImageFolder(self.decoder, np.atleast_1d(self.rows[key]))
 
     def submit(self, rows: npt.NDArray[np.int64]) -> DecodeRequest:
-        """Start to decode some of the rows."""
+        """Start decoding some of the rows."""
         return self.decoder.submit(self.rows[rows].tolist())
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[Any]:
-        """Decode all rows now."""
+        """Decode all rows."""
         with self.submit(np.arange(len(self))).wait() as images:
             return np.array(images, dtype=dtype)

@@ -1,11 +1,11 @@
-"""Tiny-ImageNet as it is unpacked: 200 classes of ImageNet, 500 + 50 images of 64 x 64 each.
+"""Tiny-ImageNet in its original layout: 200 classes of ImageNet, 500 + 50 images of 64 x 64 each.
 
     tiny-imagenet-200/wnids.txt                      the classes; words.txt has their names
                       train/<wnid>/images/*.JPEG
                       val/images/*.JPEG              with val/val_annotations.txt, or rearranged: val/<wnid>/[images/]
-                      test/                          has no labels and is not used
+                      test/                          without labels, not used
 
-Labels follow the sorted wnids, as torchvision's ImageFolder gives them, so "identity" means what others mean by it.
+Labels follow the sorted wnids, as in torchvision's ImageFolder.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def scan(directory: StrPath) -> Tree:
     with read_errors(NAME):
         root = find_folder(NAME, directory, "train/ and val/", ["tiny-imagenet-200"], lambda f: (f / "train").is_dir())
         if not (root / "val").is_dir():
-            raise DataError(f"{NAME}: {root} has train/ but no val/, which holds the test images; {_AGAIN}")
+            raise DataError(f"{NAME}: {root} has train/ but no val/ with the test images; {_AGAIN}")
         tree = Tree(root, _classes(root), split=GivenSplit(test="val", key=NAME), official=OFFICIAL)
         add_part(NAME, tree, "train", "train")
         if _rearranged(root):
@@ -44,38 +44,38 @@ load = loader(NAME, scan, 64)
 
 
 def _classes(root: Path) -> tuple[str, ...]:
-    here = folders(root / "train")
-    if not here:
+    class_folders = folders(root / "train")
+    if not class_folders:
         raise DataError(f"{NAME}: {root / 'train'} has no class folders; {_AGAIN}")
-    listing = root / "wnids.txt"  # some copies lack it
-    return tuple(sorted(lines(listing))) if listing.is_file() else tuple(here)
+    listing = root / "wnids.txt"  # missing in some copies
+    return tuple(sorted(lines(listing))) if listing.is_file() else tuple(class_folders)
 
 
 def _rearranged(root: Path) -> bool:
-    """Whether val/ holds class folders: an images/ of the official layout is not one of them."""
+    """Return whether val/ has class folders instead of the images/ of the official layout."""
     images = root / "val" / "images"
     if images.is_dir() and any(is_image(name) for name in os.listdir(images)):
         return False
     if not any(folder != "images" for folder in folders(root / "val")):
-        raise DataError(f"{NAME}: {root / 'val'} holds neither images/ with images nor class folders; {_AGAIN}")
+        raise DataError(f"{NAME}: {root / 'val'} has neither images/ with images nor class folders; {_AGAIN}")
     return True
 
 
 def _add_annotated(tree: Tree) -> None:
     path = tree.root / "val" / "val_annotations.txt"
     if not path.is_file():
-        raise DataError(f"{NAME}: {path}, which names the class of each image in val/images, is missing; {_AGAIN}")
-    known = {name: label for label, name in enumerate(tree.class_names)}
+        raise DataError(f"{NAME}: {path} with the class of each image in val/images is missing; {_AGAIN}")
+    classes = {name: label for label, name in enumerate(tree.class_names)}
     labels: dict[str, int] = {}
     for number, line in enumerate(lines(path), 1):
         words = line.split()
-        if len(words) < 2 or words[1] not in known:
-            what = f"'{' '.join(words[:2])}' is not an image with one of the {len(known)} classes"
+        if len(words) < 2 or words[1] not in classes:
+            what = f"'{' '.join(words[:2])}' is not an image with one of the {len(classes)} classes"
             raise DataError(f"{NAME}: {path}, line {number}: {what}; {_AGAIN}")
-        labels[words[0]] = known[words[1]]
+        labels[words[0]] = classes[words[1]]
     add_images(tree, "val/images", "test", labels)
-    there = {os.path.basename(file.name) for file in tree.files if file.side == "test"}
-    if missing := sorted(labels.keys() - there):
+    existing = {os.path.basename(file.name) for file in tree.files if file.side == "test"}
+    if missing := sorted(labels.keys() - existing):
         raise DataError(
             f"{NAME}: {len(missing)} images of {path} are not in val/images: {format_list(missing)}; {_AGAIN}"
         )

@@ -1,4 +1,4 @@
-"""Whether a copy of a data set is whole: every image is decoded, and the counts are compared with the official ones."""
+"""Verify a copy of a data set: decode every image and compare the counts with the official ones."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Counts = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Findings:
-    """What was found: a line that sums it up, what is wrong, and what is worth knowing."""
+    """Result of a verification: summary line, problems and notes."""
 
     summary: str
     problems: list[str]
@@ -28,7 +28,7 @@ class Findings:
 
 
 def verify(name: str, directory: Path | None, options: Options, progress: datasets.Progress | None = None) -> Findings:
-    """Read every image of a data set; a copy that cannot even be looked through raises DataError."""
+    """Decode every image of a data set; raise DataError if it cannot be scanned."""
     spec = datasets.find(name)
     name = spec.name
     datasets.check_directory(spec, directory)
@@ -36,11 +36,11 @@ def verify(name: str, directory: Path | None, options: Options, progress: datase
         chosen = options.model_dump(exclude={"short_side", "train_short_side", "skip_bad", "lazy", "keep_aspect"})
         tree: Tree = datasets.module(name).scan(directory, **chosen)
         return _of_tree(name, tree, options.skip_bad, progress)
-    found = datasets.load(name, directory, options, progress)
-    train, test = (np.bincount(part.labels, minlength=len(found.class_names)) for part in (found.train, found.test))
+    data = datasets.load(name, directory, options, progress)
+    train, test = (np.bincount(part.labels, minlength=len(data.class_names)) for part in (data.train, data.test))
     official = getattr(datasets.module(name), "OFFICIAL", None) if spec.loader is None else None
-    problems = official.differences(found.class_names, train, test) if official is not None else []
-    return Findings(_summary(name, train, test, official), problems, list(found.notes))
+    problems = official.differences(data.class_names, train, test) if official is not None else []
+    return Findings(_summary(name, train, test, official), problems, list(data.notes))
 
 
 def _of_tree(name: str, tree: Tree, skip_bad: bool, progress: Any) -> Findings:
@@ -62,8 +62,8 @@ def _of_tree(name: str, tree: Tree, skip_bad: bool, progress: Any) -> Findings:
 
 def _summary(name: str, train: Counts, test: Counts, official: object | None) -> str:
     counts = f"{len(train):,} classes, {train.sum():,} training and {test.sum():,} test images"
-    end = ", the counts of the official set" if official is not None else ""
-    return f"{name}: {counts} ({_each(train)} and {_each(test)} a class), all readable{end}"
+    end = ", as in the official set" if official is not None else ""
+    return f"{name}: {counts} ({_each(train)} and {_each(test)} per class), all readable{end}"
 
 
 def _each(counts: Sequence[int] | Counts) -> str:

@@ -1,4 +1,4 @@
-"""Processes that decode images: no script runs twice for them, Ctrl-C is not theirs, none outlives its parent."""
+"""Image decoding processes that do not re-run the user's script, ignore Ctrl-C and exit with their parent."""
 
 from __future__ import annotations
 
@@ -24,32 +24,32 @@ _starting = threading.Lock()
 
 
 def cores() -> int:
-    """Return how many cores this process may use."""
+    """Return the number of cores available to this process."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def own_cores() -> int:
-    """Return this process's part of the cores, where torchrun started several on this machine."""
+    """Return the number of cores per process, if torchrun started several on this machine."""
     return max(1, cores() // int(os.environ.get("LOCAL_WORLD_SIZE") or 1))
 
 
 def pool_of(processes: int) -> ProcessPoolExecutor:
-    """Return a pool of decoding processes; they start at the first `submit`, which `starting` must surround."""
-    context = multiprocessing.get_context("spawn")  # fork is unsafe beside CUDA and threads
+    """Return a pool of decoding processes, which start in `submit`, inside a `starting` context."""
+    context = multiprocessing.get_context("spawn")  # fork is unsafe with CUDA and threads
     return ProcessPoolExecutor(processes, mp_context=context, initializer=_start_worker)
 
 
 @contextlib.contextmanager
 def starting() -> Iterator[None]:
-    """Surround every `submit`: it may start a process."""
-    with _starting, _hidden_main(), _blocked_interrupt():  # in one thread at a time: there is one __main__
+    """Context for every `submit`, which may start a process."""
+    with _starting, _hidden_main(), _blocked_interrupt():  # one thread at a time: __main__ is global
         yield
 
 
 @contextlib.contextmanager
 def _hidden_main() -> Iterator[None]:
-    """Keep spawned workers from running the user's script again, which needs a main guard otherwise."""
-    # multiprocessing looks at __main__ when it starts a process, that is inside `submit`; a worker needs nothing of it.
+    """Keep spawned workers from running the user's script again if it has no main guard."""
+    # multiprocessing reads __main__ when `submit` starts a process; the workers do not need it.
     main = sys.modules["__main__"]
     sys.modules["__main__"] = types.ModuleType("__main__")
     try:
@@ -60,11 +60,13 @@ def _hidden_main() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _blocked_interrupt() -> Iterator[None]:
-    """Start processes deaf to Ctrl-C, which reaches the whole group: the parent ends them, without their tracebacks."""
+    """Start processes with Ctrl-C blocked: it reaches the whole process group, and the parent stops its workers."""
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # children inherit it; here it comes later
+    before = signal.pthread_sigmask(
+        signal.SIG_BLOCK, {signal.SIGINT}
+    )  # inherited by children; delivered to the parent later
     try:
         yield
     finally:
@@ -72,26 +74,26 @@ def _blocked_interrupt() -> Iterator[None]:
 
 
 def _start_worker() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # for systems without masks
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # for systems without signal masks
     threading.Thread(target=_follow_parent, daemon=True).start()
 
 
 def _follow_parent() -> None:
     parent = multiprocessing.parent_process()
     if parent is not None:
-        parent.join()  # returns when it has died, however it died: no orphan waits for work for ever
+        parent.join()  # returns when the parent has died, for any reason
         os._exit(1)
 
 
 def decode_chunk(
     root: str, names: Sequence[str], target: str, offset: int, size: int, keep_aspect: bool
 ) -> tuple[int, dict[str, str]]:
-    """Decode consecutive rows into the array file; bad ones stay black and are reported."""
+    """Decode consecutive rows into the array file; unreadable ones stay black and are reported."""
     rows = np.zeros((len(names), *stored_shape(CHANNELS, size, keep_aspect)), dtype=np.uint8)
     bad: dict[str, str] = {}
     for row, name in zip(rows, names, strict=True):
         if not os.path.exists(target):
-            return 0, {}  # the build was given up
+            return 0, {}  # the build was aborted
         try:
             row[:] = read_image(os.path.join(root, name), size, CHANNELS, name=name, keep_aspect=keep_aspect)
         except DataError as error:
@@ -103,7 +105,7 @@ def decode_chunk(
 
 
 def problem(root: Path, name: str, size: int, keep_aspect: bool = False) -> str | None:
-    """Say why an image cannot be decoded, or nothing."""
+    """Return why an image cannot be decoded, or None."""
     try:
         read_image(root / name, size, CHANNELS, name=name, keep_aspect=keep_aspect)
     except DataError as error:
