@@ -1,4 +1,4 @@
-"""Classifiers of plain feature vectors with scikit-learn's interface: what the methods solve, without the network."""
+"""scikit-learn estimators for precomputed features: the incremental classifiers of the methods, without a network."""
 
 from efcil.estimators.nearest_mean import NearestMeanClassifier
 from efcil.estimators.ridge import RidgeReconstructionClassifier

@@ -1,4 +1,4 @@
-"""What the estimators share: checking input, and the classes that come with it."""
+"""Base class of the estimators: input validation and class bookkeeping."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ try:
 except ImportError:  # scikit-learn 1.5
 
     def validate_data(estimator: Any, X: Any, y: Any = "no_validation", **options: Any) -> Any:
-        """Do what 1.6 and later do, by the method that was there before."""
+        """Provide scikit-learn 1.6's function on older versions."""
         return estimator._validate_data(X=X, y=y, **options)
 
 
@@ -29,11 +29,11 @@ FAMILY = {"b": "bool", "i": "number", "u": "number", "f": "number", "U": "string
 
 
 class ParameterError(ConfigError, ValueError):
-    """A parameter or an argument that cannot be used; a ValueError too, as scikit-learn's users expect."""
+    """Invalid parameter or argument; also a ValueError, as in scikit-learn."""
 
 
 def union(known: NDArray[Any], new: NDArray[Any]) -> NDArray[Any]:
-    """All labels, sorted, each once; numbers and strings do not mix, since numpy would make strings of the numbers.
+    """Return the sorted unique labels; raise ParameterError for mixed numbers and strings, which numpy would convert.
 
     >>> union(np.array(["cat"]), np.array(["horse", "cat"])).tolist()
     ['cat', 'horse']
@@ -47,7 +47,7 @@ def union(known: NDArray[Any], new: NDArray[Any]) -> NDArray[Any]:
     if families[0] != families[1] and set(families) != {"object", "string"}:
         raise ParameterError(
             f"labels are {families[1]} ({_some(new)}), the classes so far {families[0]} ({_some(known)}); "
-            f"give all labels as one kind"
+            f"use labels of one kind"
         )
     return np.union1d(known, new)
 
@@ -58,9 +58,9 @@ def _some(labels: NDArray[Any]) -> str:
 
 
 class IncrementalEstimator(ClassifierMixin, BaseEstimator, ABC):  # type: ignore[misc]
-    """A classifier that is a function of `FeatureSums`: any batches of the same rows give the same classifier.
+    """Classifier computed from `FeatureSums`, so that the result does not depend on the batches.
 
-    A subclass says how sums become attributes (`_solved`) and attributes scores (`_scores`).
+    Subclasses compute fitted attributes from sums (`_solved`) and scores from attributes (`_scores`).
     """
 
     _scatter = True  # whether it needs X'X
@@ -70,9 +70,9 @@ class IncrementalEstimator(ClassifierMixin, BaseEstimator, ABC):  # type: ignore
     n_features_in_: int
 
     def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
-        """Learn from rows X (n, n_features) and labels y (n,) alone; what was learned before is dropped.
+        """Fit to rows X (n, n_features) and labels y (n,), discarding earlier data.
 
-        `sample_weight` (n,), zero or more: a row of weight two counts as two rows, one of weight zero as none.
+        `sample_weight` (n,) must be non-negative; a row of weight two counts as two rows.
         """
         rows, labels, weight = self._checked(X, y, sample_weight, first=True)
         classes = np.unique(labels)
@@ -82,24 +82,24 @@ class IncrementalEstimator(ClassifierMixin, BaseEstimator, ABC):  # type: ignore
     def partial_fit(
         self, X: ArrayLike, y: ArrayLike, classes: ArrayLike | None = None, sample_weight: ArrayLike | None = None
     ) -> Self:
-        """Learn from more rows, of old classes, new ones or both; the result is that of `fit` on all rows so far.
+        """Update with further rows of old or new classes; the result equals `fit` on all rows so far.
 
-        Without `classes`, a label that was not seen before is a new class. With `classes`, these are the labels that
-        may come, in this call and later ones, and any other is an error; giving it again adds to them. A class
-        without a row has a place in `classes_` and is never predicted. Where a call fails, nothing has changed.
+        Without `classes`, unknown labels become new classes. With `classes`, only these labels are allowed, in this and
+        later calls; passing it again adds labels. Classes without rows are in `classes_` but never predicted. A failed
+        call leaves the estimator unchanged.
         """
         first = not hasattr(self, "_sums")
         rows, labels, weight = self._checked(X, y, sample_weight, first)
-        known = np.empty(0) if first else self.classes_
+        allowed = np.empty(0) if first else self.classes_
         announced = classes is not None or (not first and self._announced)
         if classes is not None:
-            known = union(known, np.atleast_1d(np.asarray(classes)))
-        every = union(known, labels)
-        if announced and len(every) > len(known):
-            unknown = np.setdiff1d(every, known)
+            allowed = union(allowed, np.atleast_1d(np.asarray(classes)))
+        every = union(allowed, labels)
+        if announced and len(every) > len(allowed):
+            unknown = np.setdiff1d(every, allowed)
             raise ParameterError(
-                f"y holds {_some(unknown)}, not among the announced classes ({_some(known)}); "
-                f"give partial_fit `classes` with them, or leave `classes` out from the first call on"
+                f"y has labels {_some(unknown)} that are not in classes ({_some(allowed)}); "
+                f"pass `classes` with them to partial_fit, or omit `classes` from the first call on"
             )
         sums = self._sums_of(rows, labels, weight, every)
         if not first:
@@ -108,12 +108,12 @@ class IncrementalEstimator(ClassifierMixin, BaseEstimator, ABC):  # type: ignore
         return self
 
     def decision_function(self, X: ArrayLike) -> NDArray[np.float64]:
-        """Return the score of each class, (n, n_classes); for two classes that of the second less the first's, (n,)."""
+        """Return class scores (n, n_classes), or for two classes the difference of the second and the first, (n,)."""
         scores = self._scores_of(X)
         return scores[:, 1] - scores[:, 0] if len(self.classes_) == 2 else scores
 
     def predict(self, X: ArrayLike) -> NDArray[Any]:
-        """Return the class of the highest score among those that had a row, (n,)."""
+        """Return the class with the highest score, (n,)."""
         scores = self._scores_of(X)
         return self.classes_[np.where(self.class_count_ > 0, scores, -np.inf).argmax(1)]
 
@@ -121,11 +121,11 @@ class IncrementalEstimator(ClassifierMixin, BaseEstimator, ABC):  # type: ignore
 
     @abstractmethod
     def _solved(self, sums: FeatureSums) -> Mapping[str, Any]:
-        """Attributes of the classifier that these sums give."""
+        """Compute the fitted attributes from sums."""
 
     @abstractmethod
     def _scores(self, rows: NDArray[Any]) -> NDArray[np.float64]:
-        """Score rows (n, n_features) for each class, (n, n_classes)."""
+        """Return scores (n, n_classes) of rows (n, n_features)."""
 
     def _scores_of(self, X: ArrayLike) -> NDArray[np.float64]:
         check_is_fitted(self, "classes_")
@@ -151,13 +151,13 @@ class IncrementalEstimator(ClassifierMixin, BaseEstimator, ABC):  # type: ignore
         sums = FeatureSums.from_rows(rows, index, weight, len(classes), self._scatter)
         if not (bool(sums.scatter.isfinite().all()) and bool(sums.mean.isfinite().all())):
             raise ParameterError(
-                f"X holds values up to {np.abs(rows).max():.3g}, whose squares overflow; scale the features first, "
+                f"X has values up to {np.abs(rows).max():.3g}, whose squares overflow; scale the features first, "
                 f"for example with StandardScaler"
             )
         return sums
 
     def _take(self, sums: FeatureSums, classes: NDArray[Any], announced: bool) -> None:
-        solved = self._solved(sums)  # may fail: before anything is changed
+        solved = self._solved(sums)  # may fail, so solve before changing attributes
         self.classes_, self._sums, self._announced = classes, sums, announced
         self.class_count_ = sums.count.numpy().copy()
         for name, value in solved.items():

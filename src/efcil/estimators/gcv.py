@@ -1,17 +1,17 @@
-"""Choose a ridge by generalized cross-validation, from sums alone: the rows are gone.
+"""Ridge selection by generalized cross-validation (GCV) from sums, without the rows.
 
 With H = X (X'X + r I)^-1 X' the score of a ridge r is (Golub, Heath and Wahba 1979)
 
     GCV(r) = n |(I - H) Y|^2 / trace(I - H)^2
 
-Let X'X = V diag(l) V', and e_i = |v_i' X'Y|^2 / l_i the part of |Y|^2 that lies along the i-th direction of the rows.
-Then H keeps the share l_i / (l_i + r) of it, so that with the rank p
+Let X'X = V diag(l) V', and e_i = |v_i' X'Y|^2 / l_i the component of |Y|^2 along the i-th left singular vector of X. H
+scales this component of Y by l_i / (l_i + r), so with rank p
 
     |(I - H) Y|^2 = |Y|^2 - sum_i e_i + sum_i e_i (r / (l_i + r))^2
     trace(I - H)  = n - p + sum_i r / (l_i + r)
 
-in which nothing cancels but the first difference, which does not depend on r. An intercept takes one more degree of
-freedom (`free`), and X and Y are then centered. Y is one-hot: |Y|^2 = n, or n - sum_c n_c^2 / n when centered.
+Cancellation occurs only in the first difference, which does not depend on r. An intercept uses one more degree of
+freedom (`free`), with centered X and Y. Y is one-hot: |Y|^2 = n, or n - sum_c n_c^2 / n when centered.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from efcil.core.linear_algebra import DTYPE, EPS, relative_ridge
 from efcil.estimators.sums import FeatureSums
 
 LOWEST, HIGHEST = 1e-6, 1e3
-"""Ridges tried, in units of the mean eigenvalue of X'X."""
+"""Range of candidate ridges, relative to the mean eigenvalue of X'X."""
 
 STEPS = 4
-"""Ridges tried in a decade: the same numbers whatever the data, so that rounding does not change the choice."""
+"""Candidates per decade, on a fixed grid so that rounding does not change the choice."""
 
 NOTHING = 1e-9
-"""Share of |Y|^2 below which the part that no direction explains is rounding."""
+"""Fraction of |Y|^2 below which the unexplained part is rounding error."""
 
 AS_GOOD = 1e-6
-"""Among scores that differ relatively by less than this, the largest ridge is taken."""
+"""Relative tolerance of scores; among ties, the largest ridge is selected."""
 
 
 def gcv_scores(gram: Tensor, cross: Tensor, square: float, rows: float, ridges: Tensor, free: int = 0) -> Tensor:
-    """GCV of each of `ridges` (m,) from X'X (dim, dim), X'Y (dim, k), |Y|^2 and n: (m,), infinite where n is too small.
+    """Compute GCV scores (m,) of `ridges` (m,) from X'X (dim, dim), X'Y (dim, k), |Y|^2 and n; inf if n is too small.
 
     >>> gcv_scores(torch.eye(1).double(), torch.ones(1, 1).double(), 1.0, 2.0, torch.tensor([1.0])).tolist()
     [0.2222222222222222]
@@ -57,7 +57,8 @@ def gcv_scores(gram: Tensor, cross: Tensor, square: float, rows: float, ridges: 
 
 
 def candidates(gram: Tensor) -> Tensor:
-    """Ridges to try for X'X: powers 10^(j / STEPS) from LOWEST to HIGHEST times its mean eigenvalue; 1 if that is zero.
+    """Return candidate ridges: powers 10^(j / STEPS) from LOWEST to HIGHEST times the mean eigenvalue, or 1 if it is
+    zero.
 
     >>> found = candidates(torch.eye(3))
     >>> len(found), float(found[0]), float(found[-1])
@@ -71,7 +72,7 @@ def candidates(gram: Tensor) -> Tensor:
 
 
 def best_ridge(sums: FeatureSums, intercept: bool) -> float:
-    """Return the ridge of least GCV; of equally good ones the largest."""
+    """Return the ridge with the smallest GCV score, the largest of ties."""
     square = sums.total
     if intercept:
         square -= float(sums.count.square().sum()) / sums.total

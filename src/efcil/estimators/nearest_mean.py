@@ -1,4 +1,4 @@
-"""The nearest class mean by cosine, for plain features."""
+"""Incremental nearest class mean with cosine similarity."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from efcil.estimators.sums import FeatureSums
 
 
 class NearestMeanClassifier(IncrementalEstimator):
-    """The class whose mean has the smallest angle to the row; it can be taught further without the old rows.
+    """Nearest class mean by cosine similarity, with incremental updates that do not need old rows.
 
-    It keeps weight and mean of each class, and `partial_fit` in any batches gives the means of one `fit` on everything.
-    The angle is seen from zero, so features should lie around it (``StandardScaler``) or, as behind a ReLU, tell their
-    class by direction. It differs from scikit-learn's ``NearestCentroid`` in that the lengths do not matter.
+    It stores weight and mean of each class, and `partial_fit` in any batches gives the means of a single `fit`. Angles
+    are measured at the origin, so features should be centered (``StandardScaler``) or non-negative, as after a ReLU.
+    Unlike scikit-learn's ``NearestCentroid`` it ignores the norm of features.
 
-    There is no `predict_proba`: cosines say which class is nearest, not how probable it is, and a temperature that made
-    probabilities of them would have to be fitted on rows kept for it. ``CalibratedClassifierCV`` does just that.
+    There is no `predict_proba`: cosine similarities are not probabilities, and a temperature would have to be fitted on
+    held-out rows, as ``CalibratedClassifierCV`` does.
 
     Attributes
     ----------
@@ -31,9 +31,9 @@ class NearestMeanClassifier(IncrementalEstimator):
     class_count_ : array (n_classes,)
         Sum of the sample weights of each class.
     means_ : array (n_classes, n_features)
-        Weighted means; zero for a class without a row.
+        Weighted means; zero for classes without rows.
     n_features_in_, feature_names_in_
-        As in all of scikit-learn.
+        As in scikit-learn.
 
     Examples
     --------
@@ -51,5 +51,7 @@ class NearestMeanClassifier(IncrementalEstimator):
         return {"means_": sums.mean.numpy().copy()}
 
     def _scores(self, rows: NDArray[Any]) -> NDArray[np.float64]:
-        own = np.array(rows, dtype=np.float64, order="C")  # torch takes neither negative strides nor read-only memory
-        return cosine_scores(torch.from_numpy(own), torch.tensor(self.means_)).numpy()
+        contiguous = np.array(
+            rows, dtype=np.float64, order="C"
+        )  # torch supports neither negative strides nor read-only memory
+        return cosine_scores(torch.from_numpy(contiguous), torch.tensor(self.means_)).numpy()

@@ -1,4 +1,4 @@
-"""Ridge regression on one-hot labels, solved from sums: the classifier reconstruction of DPCR for plain features."""
+"""Incremental ridge regression on one-hot labels: DPCR's classifier reconstruction for precomputed features."""
 
 from __future__ import annotations
 
@@ -22,30 +22,30 @@ from efcil.estimators.sums import FeatureSums
 def _estimates_probabilities(estimator: Any) -> bool:
     if estimator.normalize:
         raise AttributeError(
-            "predict_proba is not there with normalize=True: scores of unit columns estimate no probabilities; "
+            "predict_proba is not available with normalize=True, as scores of unit columns are not probabilities; "
             "use normalize=False, or CalibratedClassifierCV"
         )
     return True
 
 
 def onto_simplex(scores: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Nearest probabilities to each row of (n, k): max(s - t, 0), with t such that they sum to one.
+    """Project each row of (n, k) onto the probability simplex: max(s - t, 0), with t such that the sum is one.
 
     >>> onto_simplex(np.array([[0.7, 0.5, -0.2], [9.0, 0.0, 0.0]])).round(6).tolist()
     [[0.6, 0.4, 0.0], [1.0, 0.0, 0.0]]
     """
     falling = -np.sort(-scores, axis=1)
     excess = (falling.cumsum(1) - 1) / np.arange(1, scores.shape[1] + 1)
-    kept = (falling > excess).sum(1) - 1
-    return np.maximum(scores - np.take_along_axis(excess, kept[:, None], 1), 0.0)
+    last = (falling > excess).sum(1) - 1
+    return np.maximum(scores - np.take_along_axis(excess, last[:, None], 1), 0.0)
 
 
 class RidgeReconstructionClassifier(IncrementalEstimator):
-    """Ridge regression on one-hot labels that can be taught further without the old rows.
+    """Ridge regression on one-hot labels, with incremental updates that do not need old rows.
 
-    W = (X'X + ridge I)^-1 X'Y, as in the classifier reconstruction of DPCR (He et al., ICML 2025, Eq. 11 to 14). All it
-    keeps of the rows is X'X and, of each class, weight and mean, so `partial_fit` in any batches and order gives the
-    coefficients of one `fit` on everything, also when whole classes arrive one after the other.
+    W = (X'X + ridge I)^-1 X'Y, as in the classifier reconstruction of DPCR (He et al., ICML 2025, Eq. 11 to 14). It
+    stores only X'X and the weight and mean of each class. `partial_fit` in any batches and order gives the coefficients
+    of a single `fit`, also if classes arrive one after the other.
 
     With the defaults its decisions are those of scikit-learn's ``RidgeClassifier(alpha=ridge_)``; the classifier of the
     paper is ``fit_intercept=False, normalize=True``.
@@ -53,16 +53,15 @@ class RidgeReconstructionClassifier(IncrementalEstimator):
     Parameters
     ----------
     ridge : float or "auto", default="auto"
-        Strength of the penalty, zero or more, in units of X'X: it does not grow with the number of rows. "auto" takes
-        the one of least generalized cross-validation error among four a decade, anew whenever rows arrive; it needs
-        no rows, only the sums. Zero wants more rows than features from the first batch on.
+        L2 penalty, zero or more, added to X'X; it is not scaled by the number of rows. "auto" selects it by generalized
+        cross-validation from four candidates per decade after each update, from the sums alone. Zero needs more rows
+        than features from the first batch on.
     fit_intercept : bool, default=True
-        Center features and labels. Without it, center the features yourself or have them centered about zero.
+        Whether to center features and labels. If False, features should be centered already.
     normalize : bool, default=False
-        Scale each class's scores to coefficients of length one (category-wise normalization, Eq. 22): the score is then
-        the signed distance from the plane on which the regression says zero, and rare classes, whose coefficients the
-        ridge keeps short, get their share. Off by default, for the scores are then no regression any more and there is
-        no `predict_proba`.
+        L2-normalize the coefficients of each class (category-wise normalization, Eq. 22). Scores are then signed
+        distances to the decision planes, which compensates for the small coefficients of rare classes. There is no
+        `predict_proba` then.
 
     Attributes
     ----------
@@ -73,22 +72,22 @@ class RidgeReconstructionClassifier(IncrementalEstimator):
     coef_ : array (n_classes, n_features), (1, n_features) for two classes
         Coefficients of `decision_function`.
     intercept_ : array (n_classes,), (1,) for two classes
-        Its constants.
+        Constants of `decision_function`.
     ridge_ : float
-        The ridge in use.
+        Ridge used.
     n_features_in_, feature_names_in_
-        As in all of scikit-learn.
+        As in scikit-learn.
 
     Notes
     -----
-    `sample_weight` counts rows: weight two is the same as the row twice. GCV takes their sum for the number of rows.
-    Time of `partial_fit`: n dim^2 multiplications for X'X, one Cholesky factor of dim^3 / 3 and, for "auto", one
-    eigendecomposition; 10,000 rows of 512 features take 0.16 s of one core, 0.12 s with a given ridge. Memory: a few
-    dim x dim matrices, nothing of n x n. Everything is computed in float64.
+    A row with `sample_weight` two counts as two rows. GCV uses the sum of weights as the number of rows. `partial_fit`
+    takes n dim^2 multiplications for X'X, a Cholesky factorization of dim^3 / 3 and, for "auto", an eigendecomposition:
+    0.16 s on one core for 10,000 rows of 512 features, 0.12 s with a fixed ridge. Memory: a few dim x dim matrices,
+    none of n x n. All computations are in float64.
 
     Examples
     --------
-    Classes that come one after the other, and a comparison with all at once:
+    Learn classes one after the other and compare with joint fitting:
 
     >>> import numpy as np
     >>> from efcil import RidgeReconstructionClassifier
@@ -103,7 +102,7 @@ class RidgeReconstructionClassifier(IncrementalEstimator):
     >>> np.allclose(model.coef_, at_once.coef_, rtol=0, atol=1e-12)
     True
 
-    Another ridge needs no rows:
+    Change the ridge without the rows:
 
     >>> model.set_params(ridge=100.0).solve().ridge_
     100.0
@@ -121,28 +120,27 @@ class RidgeReconstructionClassifier(IncrementalEstimator):
         self.normalize = normalize
 
     def solve(self) -> Self:
-        """Solve again from the sums, after `set_params`: no row is needed."""
+        """Solve again from the sums, after `set_params`."""
         check_is_fitted(self, "classes_")
         self._take(self._sums, self.classes_, self._announced)
         return self
 
     @available_if(_estimates_probabilities)  # type: ignore[untyped-decorator]
     def predict_proba(self, X: ArrayLike) -> NDArray[np.float64]:
-        """Return probabilities, (n, n_classes): those nearest to the scores. Not there with ``normalize=True``.
+        """Return probabilities (n, n_classes), the projection of scores onto the simplex; not with ``normalize=True``.
 
-        Regression on one-hot labels estimates the probability of each class as well as a linear function of the
-        features can (in squared error); the estimate may leave 0..1, so the nearest probabilities are taken. The order
-        of the classes stays that of the scores. They can be exactly 0 and 1: for log loss, or where they must be
-        calibrated, put ``CalibratedClassifierCV`` around it.
+        Regression on one-hot labels is the best linear estimate of class probabilities in squared error. It may leave
+        [0, 1], so it is projected, which preserves the order of the classes. Probabilities can be exactly 0 and 1; for
+        log loss or calibrated probabilities use ``CalibratedClassifierCV``.
         """
         scores = self._scores_of(X)
-        seen = self.class_count_ > 0
-        found = np.zeros_like(scores)
-        found[:, seen] = onto_simplex(scores[:, seen])
-        return found
+        has_rows = self.class_count_ > 0
+        probabilities = np.zeros_like(scores)
+        probabilities[:, has_rows] = onto_simplex(scores[:, has_rows])
+        return probabilities
 
     def _solved(self, sums: FeatureSums) -> Mapping[str, Any]:
-        """(X'X + ridge I)^-1 X'Y, from centered sums with an intercept: what is left is b = y - m W of their means."""
+        """Solve (X'X + ridge I)^-1 X'Y; with an intercept from centered sums, and b = y - m W from the means."""
         ridge = self._ridge(sums)
         weight = ridge_weight(sums.centered() if self.fit_intercept else sums, ridge)
         intercept = weight.new_zeros(weight.shape[1])

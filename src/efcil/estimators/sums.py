@@ -1,11 +1,9 @@
-"""What an estimator keeps of its rows: weight and mean of each class, and the scatter of all rows. They add.
+"""Sufficient statistics of the estimators: weight and mean of each class, and the scatter of all rows.
 
-`efcil.core.class_stats.ClassStats` keeps a Gram for each class, because a backbone that learns moves each class
-differently. Plain features do not move, so one matrix for all classes is enough: 2 MB at 512 dimensions, however many
-classes there are.
-It is kept about the mean of all rows, not about zero: the Gram about zero follows from it without cancellation, and
-an intercept from features that lie far from zero loses no digits. Weights are real numbers; a row of weight two
-counts as two rows.
+`efcil.core.class_stats.ClassStats` stores a Gram per class, because the shift differs between classes. Precomputed
+features do not shift, so one matrix for all classes suffices: 2 MB at 512 dimensions. The scatter is centered at the
+mean of all rows: the uncentered Gram follows without cancellation, and an intercept stays accurate for features far
+from zero. Weights are real numbers; a row of weight two counts as two rows.
 """
 
 from __future__ import annotations
@@ -20,12 +18,12 @@ from torch import Tensor
 from efcil.core.linear_algebra import DTYPE, symmetrize
 
 ROWS_AT_ONCE = 1 << 13
-"""Rows turned into float64 at a time: 32 MB of 512 dimensions."""
+"""Rows converted to float64 at a time: 32 MB at 512 dimensions."""
 
 
 @dataclass(frozen=True, eq=False)
 class FeatureSums:
-    """Sums over weighted rows x of k classes; `efcil.core.ridge.ridge_weight` takes it for the statistics it is.
+    """Sums over weighted rows of k classes, with the interface that `efcil.core.ridge.ridge_weight` needs.
 
     >>> x, label = np.array([[1.0], [3.0], [8.0]]), np.array([0, 0, 1])
     >>> sums = FeatureSums.from_rows(x, label, np.ones(3), classes=2)
@@ -34,12 +32,12 @@ class FeatureSums:
     """
 
     count: Tensor  # (k,) float64: sum of the weights of each class
-    mean: Tensor  # (k, dim): zero where the count is
-    scatter: Tensor  # (dim, dim): sum of w (x - m)'(x - m) about the mean m of all rows; (0, 0) if it was not asked for
+    mean: Tensor  # (k, dim); zero for classes without rows
+    scatter: Tensor  # (dim, dim): sum of w (x - m)'(x - m) with the mean m of all rows; (0, 0) if not needed
 
     @classmethod
     def empty(cls, dim: int, classes: int, scatter: bool = True) -> FeatureSums:
-        """Sums of no row."""
+        """Return the sums of zero rows."""
         zeros = torch.zeros(classes, dim, dtype=DTYPE)
         side = dim if scatter else 0
         return cls(zeros.new_zeros(classes), zeros, zeros.new_zeros(side, side))
@@ -55,13 +53,13 @@ class FeatureSums:
     ) -> FeatureSums:
         """Sum rows (n, dim) of the classes `index` (n,), 0 to `classes` - 1, with their `weight` (n,).
 
-        10,000 rows of 512 float64 take about 0.1 s of one core, nearly all of it the product X'X; beyond the rows
-        themselves `ROWS_AT_ONCE` rows and two (dim, dim) matrices are held, never anything of n x n.
+        10,000 rows of 512 float64 take about 0.1 s on one core, mostly for the product X'X. Temporary memory is
+        `ROWS_AT_ONCE` rows and two (dim, dim) matrices.
         """
         sums = cls.empty(rows.shape[1], classes, scatter)
         for start in range(0, len(rows), ROWS_AT_ONCE):
             part = slice(start, start + ROWS_AT_ONCE)
-            x = torch.from_numpy(np.array(rows[part], dtype=np.float64, order="C"))  # a copy: it is worked on in place
+            x = torch.from_numpy(np.array(rows[part], dtype=np.float64, order="C"))  # a copy for in-place operations
             w, at = torch.tensor(weight[part], dtype=DTYPE), torch.tensor(index[part], dtype=torch.int64)
             total = w.sum()
             if total == 0:
@@ -80,12 +78,12 @@ class FeatureSums:
 
     @property
     def total(self) -> float:
-        """Sum of all weights: the number of rows, where they are not weighted."""
+        """Sum of all weights."""
         return float(self.count.sum())
 
     @property
     def centre(self) -> Tensor:
-        """Mean m of all rows, (dim,)."""
+        """Mean of all rows, (dim,)."""
         return (self.count / self.count.sum().clamp_min(torch.finfo(DTYPE).tiny)) @ self.mean
 
     @property
@@ -94,12 +92,12 @@ class FeatureSums:
         return self.mean.T * self.count
 
     def gram_sum(self) -> Tensor:
-        """X'X about zero, (dim, dim): scatter + N m'm."""
+        """Return the uncentered X'X, (dim, dim): scatter + N m'm."""
         centre = self.centre
         return self.scatter + self.total * torch.outer(centre, centre)
 
     def centered(self) -> FeatureSums:
-        """The sums of x - m: X'X is then the scatter, and X'Y is that of centered labels too, since they sum to zero.
+        """Return the sums of centered rows x - m: X'X is the scatter, and X'Y is also that of centered labels.
 
         >>> sums = FeatureSums.from_rows(np.array([[1.0], [5.0]]), np.array([0, 1]), np.ones(2), classes=2).centered()
         >>> sums.mean.tolist(), sums.gram_sum().tolist()
@@ -108,7 +106,7 @@ class FeatureSums:
         return replace(self, mean=torch.where((self.count > 0)[:, None], self.mean - self.centre, 0.0))
 
     def merge(self, other: FeatureSums) -> FeatureSums:
-        """Sums of the rows of both; scatters add, and the distance of their means adds its own part.
+        """Return the sums of the rows of both; the scatter includes the difference of their means.
 
         >>> one, two = (FeatureSums.from_rows(np.array([[v]]), np.array([0]), np.ones(1), 1) for v in (1.0, 5.0))
         >>> one.merge(two).mean.tolist(), one.merge(two).scatter.tolist()
@@ -126,7 +124,7 @@ class FeatureSums:
         return FeatureSums(count, mean, scatter)
 
     def spread(self, at: NDArray[np.intp], classes: int) -> FeatureSums:
-        """The same sums among more classes: what was class i becomes class `at[i]` of `classes`."""
+        """Embed the sums into more classes: class i becomes class `at[i]` of `classes`."""
         index = torch.tensor(at, dtype=torch.int64)
         count, mean = self.count.new_zeros(classes), self.mean.new_zeros(classes, self.mean.shape[1])
         return replace(self, count=count.index_copy_(0, index, self.count), mean=mean.index_copy_(0, index, self.mean))
