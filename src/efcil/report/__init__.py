@@ -1,4 +1,4 @@
-"""Reports of finished and unfinished runs: tables, curves, accuracy matrices and one page that holds them all."""
+"""Reports of complete and partial runs: tables, curves, accuracy matrices and an HTML page with all of them."""
 
 from efcil.report.figures import curve_figure, matrix_figure
 from efcil.report.html import html_page

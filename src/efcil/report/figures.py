@@ -1,4 +1,4 @@
-"""Figures for papers and slides, drawn by matplotlib without pyplot; nothing of it is imported before it is used."""
+"""Figures for papers and slides with matplotlib, without pyplot and imported lazily."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ INK, FAINT = "#222222", "#dddddd"
 
 
 def curve_figure(summaries: Iterable[Summary]) -> Figure:
-    """A_t against the classes seen: a panel for each benchmark, a line for each method, a band for the spread."""
+    """Plot A_t against the number of classes: one panel per benchmark, one line per method, a band for the spread."""
     from matplotlib.figure import Figure
 
     benchmarks = group_runs(parse_runs(summaries))
     styles = styles_for(group for benchmark in benchmarks for group in benchmark.groups)
     heights = [
         max(4.6, 1.0 + 0.22 * len(benchmark.groups)) for benchmark in benchmarks
-    ]  # inches; the legend is as high
+    ]  # inches, at least the height of the legend
     figure = Figure(figsize=(9.0, sum(heights)), dpi=150, layout="constrained")
     panels = figure.subplots(len(benchmarks), 1, squeeze=False, height_ratios=heights)[:, 0]
     for axes, benchmark in zip(panels, benchmarks, strict=True):
@@ -71,7 +71,7 @@ def _curves(axes: Any, benchmark: Benchmark, styles: dict[str, Any]) -> None:
 
 
 def matrix_figure(summary: Summary) -> Figure:
-    """R: accuracy on each task (across) after each task (down), numbers in the cells up to 30 tasks."""
+    """Plot R, accuracy on each task (columns) after each task (rows), with numbers for up to 30 tasks."""
     from matplotlib.figure import Figure
 
     run = Run.of(summary)
@@ -87,7 +87,7 @@ def matrix_figure(summary: Summary) -> Figure:
             for i, value in enumerate(row):
                 if value == value:
                     text = f"{value:.1f}" if size <= 12 else f"{value:.0f}"
-                    color = "black" if value < 69 else "white"  # which has the better contrast on the map's blue
+                    color = "black" if value < 69 else "white"  # the better contrast on the blue color map
                     axes.text(i, t, text, ha="center", va="center", fontsize=9 if size <= 12 else 8, color=color)
     style_axes(axes, None)
     axes.tick_params(length=0, labelsize=9 if size <= 12 else 8)
@@ -98,7 +98,7 @@ def matrix_figure(summary: Summary) -> Figure:
     axes.set_xlabel("accuracy on task")
     axes.set_ylabel("after task")
     state = f", partial: {run.tasks_done} of {run.tasks} tasks" if run.partial else ""
-    width = int(13 * (side + 1.9) / 1.15)  # characters that fit above the matrix
+    width = int(13 * (side + 1.9) / 1.15)  # characters per title line
     lines = [shorten(run.method, width), shorten(f"{run.dataset}, order {run.order or '?'}{state}", width)]
     axes.set_title(plot_text("\n".join(lines)), loc="left", fontsize=10, color=INK)
     bar = figure.colorbar(image, ax=axes, fraction=0.046, pad=0.03, label="accuracy, %")
@@ -107,14 +107,14 @@ def matrix_figure(summary: Summary) -> Figure:
 
 
 def figure_bytes(figure: Figure, kind: str) -> bytes:
-    """The figure as a file of a kind (``png``, ``svg``, ``pdf``); the same figure gives the same bytes."""
+    """Render a figure as ``png``, ``svg`` or ``pdf``, deterministically."""
     import matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     FigureCanvasAgg(figure)
     buffer = io.BytesIO()
     with matplotlib.rc_context({"svg.hashsalt": "efcil"}), warnings.catch_warnings():
-        # A name in a script that matplotlib's own font lacks shows boxes; that is no reason to stop.
+        # Missing glyphs in the default font are drawn as boxes.
         warnings.filterwarnings("ignore", message="Glyph .* missing")
         dates = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
         figure.savefig(buffer, format=kind, metadata=dates.get(kind), bbox_inches="tight", pad_inches=0.12)
@@ -127,7 +127,7 @@ def _cell(run: Run, t: int, i: int) -> float:
 
 
 def style_axes(axes: Any, title: str | None) -> None:
-    """Give axes the look of all figures."""
+    """Apply the common style to axes."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set_color("#888888")
     axes.tick_params(colors=INK, labelsize=9)
@@ -136,7 +136,7 @@ def style_axes(axes: Any, title: str | None) -> None:
 
 
 def plot_text(text: str) -> str:
-    """Keep matplotlib from reading a formula."""
+    """Escape dollar signs, which matplotlib would parse as formulas."""
     return text.replace("$", r"\$")
 
 

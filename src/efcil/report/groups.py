@@ -1,4 +1,4 @@
-"""Which runs belong together: benchmarks (data set and split), in them methods, in them the runs to average."""
+"""Group runs by benchmark (data set and split) and method, and average over class orders and seeds."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from efcil.report.load import Run
 __all__ = ["COLUMNS", "NONE", "Benchmark", "Group", "Value", "duration", "group_runs"]
 
 
-NONE = "\N{EN DASH}"  # a number that is not there
+NONE = "\N{EN DASH}"  # missing number
 
 
 @dataclass(frozen=True)
 class Value:
-    """A mean with the sample standard deviation over runs; no spread where there is one run."""
+    """Mean with sample standard deviation over runs; no spread for a single run."""
 
     mean: float
     spread: float | None = None
 
     @classmethod
     def over(cls, values: Iterable[float | None]) -> Value | None:
-        """Mean and spread of the values; None if one is missing, since a mean of the others would mislead.
+        """Return mean and spread of values, or None if a value is missing.
 
         >>> Value.over([1.0, 3.0])
         Value(mean=2.0, spread=1.4142135623730951)
@@ -40,19 +40,19 @@ class Value:
         return cls(statistics.fmean(numbers), statistics.stdev(numbers) if len(numbers) > 1 else None)
 
     def text(self, plus_minus: str = " ± ") -> str:
-        """Two decimals, as printed in every table."""
+        """Format with two decimals."""
         mean = f"{self.mean:.2f}"
         return mean if self.spread is None else f"{mean}{plus_minus}{self.spread:.2f}"
 
 
 @dataclass(frozen=True)
 class Column:
-    """A number of a table: what it is called, how to get it and which end is the better one."""
+    """Column of a table: key, title, value of a run and direction of improvement."""
 
     key: str
     title: str
     get: Callable[[Run], float | None]
-    better: int  # 1 higher, -1 lower, 0 neither
+    better: int  # 1: higher, -1: lower, 0: neither
     help: str
 
 
@@ -63,13 +63,13 @@ COLUMNS = (
     Column("old", "Old", lambda run: run.old, 0, "accuracy on the classes of earlier tasks"),
     Column("new", "New", lambda run: run.new, 0, "accuracy on the classes of the last task"),
     Column("forgetting", "Forgetting", lambda run: run.forgetting, -1, "mean drop from the best accuracy of a task"),
-    Column("bwt", "BWT", lambda run: run.bwt, 0, "backward transfer: accuracy now minus when learnt"),
+    Column("bwt", "BWT", lambda run: run.bwt, 0, "backward transfer: final minus initial accuracy"),
 )
 
 
 @dataclass(frozen=True)
 class Group:
-    """Runs of one method that differ in class order or seed only, and are equally far."""
+    """Runs of one method with the same progress that differ only in class order or seed."""
 
     label: str
     method: str
@@ -77,66 +77,66 @@ class Group:
 
     @property
     def partial(self) -> bool:
-        """Whether tasks are missing."""
+        """Whether the runs are incomplete."""
         return self.runs[0].partial
 
     @property
     def status(self) -> str:
-        """``complete``, or how far it is."""
+        """``complete``, or the number of completed tasks."""
         run = self.runs[0]
         return f"partial, {run.tasks_done} of {run.tasks} tasks" if self.partial else "complete"
 
     @property
     def orders(self) -> str:
-        """The class orders, each once, seeds last."""
+        """Unique class orders, seeds last."""
         return _join_orders(self.runs)
 
     @property
     def seconds(self) -> Value | None:
-        """Time of a run."""
+        """Time per run."""
         return Value.over(run.seconds for run in self.runs)
 
     @property
     def curve(self) -> list[Value]:
-        """A_t with its spread."""
+        """A_t with spread."""
         points = (Value.over(column) for column in zip(*(run.A_t for run in self.runs), strict=False))
         return [point for point in points if point is not None]
 
     @property
     def matrix(self) -> list[list[float | None]]:
-        """R, the mean over the runs where all have a value."""
+        """R, mean over runs; None where a run has no value."""
         rows = zip(*(run.matrix for run in self.runs), strict=False)
         cells = ((Value.over(cell) for cell in zip(*row, strict=False)) for row in rows)
         return [[None if cell is None else cell.mean for cell in row] for row in cells]
 
     def value(self, column: Column) -> Value | None:
-        """The group's number in a column."""
+        """Return the value of the group in a column."""
         return Value.over(column.get(run) for run in self.runs)
 
 
 @dataclass(frozen=True)
 class Benchmark:
-    """Runs that can be compared: same data set, same split into tasks."""
+    """Comparable runs, with the same data set and split into tasks."""
 
     dataset: str
     tasks: int
     task_sizes: tuple[int, ...]
-    groups: tuple[Group, ...]  # best final accuracy first, unfinished ones last
+    groups: tuple[Group, ...]  # sorted by final accuracy, partial ones last
 
     @property
     def title(self) -> str:
-        """Data set and number of tasks; uneven splits are spelled out."""
+        """Data set and number of tasks, with task sizes if uneven."""
         sizes = self.task_sizes
         split = f" ({_split(sizes)})" if len(set(sizes)) > 1 else ""
         return f"{self.dataset}, T = {self.tasks}{split}"
 
     @property
     def classes_seen(self) -> tuple[int, ...]:
-        """Number of classes after each task; empty where the runs do not say."""
+        """Number of classes after each task; empty if unknown."""
         return tuple(accumulate(self.task_sizes))
 
     def best(self, column: Column) -> str | None:
-        """The printed best mean of a column among the finished groups; None with nothing to compare."""
+        """Return the best formatted mean of a column among complete groups, or None."""
         values = [value for group in self.groups if not group.partial and (value := group.value(column)) is not None]
         if not column.better or len(values) < 2:
             return None
@@ -144,32 +144,32 @@ class Benchmark:
         return f"{choose(value.mean for value in values):.2f}"
 
     def is_best(self, group: Group, column: Column) -> bool:
-        """Whether a group prints the best value; equal prints share it."""
+        """Return whether the formatted value of a group is the best one."""
         value = group.value(column)
         return value is not None and not group.partial and f"{value.mean:.2f}" == self.best(column)
 
     @property
     def orders(self) -> str:
-        """The class orders of all its runs."""
+        """Class orders of all runs."""
         return _join_orders(run for group in self.groups for run in group.runs)
 
     @property
     def notes(self) -> list[str]:
-        """What a reader must know before comparing the rows."""
+        """Notes on the comparability of rows."""
         notes = []
         if any(len(group.runs) > 1 for group in self.groups):
             notes.append("± is the sample standard deviation over the runs of a row.")
         if any(group.partial for group in self.groups):
-            notes.append("Partial runs show the tasks done so far and are left out when the best is chosen.")
+            notes.append("Partial runs show the completed tasks and are not considered for the best value.")
         if len({tuple(sorted(run.order for run in group.runs)) for group in self.groups}) > 1:
-            notes.append("The rows do not share the same class orders; compare them with care.")
+            notes.append("The rows use different class orders; compare them with care.")
         return notes
 
 
 def group_runs(runs: Iterable[Run]) -> list[Benchmark]:
-    """Sort runs into benchmarks and groups; the order of the benchmarks is that of the runs."""
+    """Group runs into benchmarks, in the order of the runs."""
     sorted_in: dict[tuple[str, int, tuple[int, ...]], list[Run]] = {}
-    presets: dict[str, set[str]] = {}  # over all benchmarks, so that a method has one label in all of them
+    presets: dict[str, set[str]] = {}  # over all benchmarks, for consistent labels
     for run in runs:
         presets.setdefault(run.method, set()).add(run.preset)
         sorted_in.setdefault((run.dataset, run.tasks, run.task_sizes), []).append(run)
@@ -193,7 +193,7 @@ def _groups(runs: list[Run], presets: dict[str, set[str]]) -> list[Group]:
         label = f"{method} ({preset or 'no preset'})" if len(presets[method]) > 1 else method
         if len({(run.order, run.seed) for run in members}) == len(members):
             groups.append(Group(label, method, tuple(members)))
-        else:  # the same order and seed twice: another configuration or a repeat; never averaged
+        else:  # repeated order and seed: another configuration or a repetition, not averaged
             names = _distinct_names([run.run_dir for run in members])
             groups += [Group(f"{label} [{name}]", method, (run,)) for name, run in zip(names, members, strict=True)]
     return groups
@@ -205,7 +205,7 @@ def _join_orders(runs: Iterable[Run]) -> str:
 
 
 def _distinct_names(directories: list[str]) -> list[str]:
-    """Short distinct names of directories: the part below what they share, or numbers."""
+    """Return short distinct names of directories: relative to their common parent, or numbers."""
     if all(directories) and len(set(directories)) == len(directories):
         shared = os.path.commonpath([os.path.abspath(directory) for directory in directories])
         return [" ".join(os.path.relpath(directory, shared).split()) for directory in directories]
@@ -213,7 +213,7 @@ def _distinct_names(directories: list[str]) -> list[str]:
 
 
 def _split(sizes: tuple[int, ...]) -> str:
-    """Task sizes in short.
+    """Format task sizes.
 
     >>> _split((50, 5, 5, 5)), _split((3, 1, 2))
     ('50 + 3 x 5', '3 + 1 + 2')

@@ -1,6 +1,6 @@
-"""One page that holds a whole report: nothing is loaded from anywhere; light, dark and on paper.
+"""Self-contained HTML report, with light, dark and print styles.
 
-Its only script sorts tables and copies commands (page.js); without it the page is whole.
+Its only script sorts tables and copies commands (page.js) and is optional.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from efcil.report.svg import balance_svg, curves_svg, scale_svg, swatch_svg
 
 __all__ = ["html_page"]
 
-# Even if a name slipped through the escaping, the browser would run nothing but page.js and load nothing.
+# Defense in depth: even with an escaping bug, the browser runs only page.js and loads nothing.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src 'sha256-{}'"
 _SHARED = {column.key: column for column in COLUMNS}
 
 
 def html_page(summaries: Iterable[Summary]) -> str:
-    """The report as one self-contained HTML page."""
+    """Return the report as a self-contained HTML page."""
     runs = parse_runs(summaries)
     benchmarks = group_runs(runs)
     styles = styles_for(group for benchmark in benchmarks for group in benchmark.groups)
@@ -50,7 +50,7 @@ def html_page(summaries: Iterable[Summary]) -> str:
         f'<header><p class="eyebrow">Class-incremental learning report</p><h1>{escape(title)}</h1>'
         f'<p class="lead">{count}. Accuracies in percent, on the test images of all classes seen.</p></header>\n'
         f"{body}"
-        f"<footer>Made by efcil {escape(efcil.__version__)}.</footer>\n</main>\n"
+        f"<footer>Created with efcil {escape(efcil.__version__)}.</footer>\n</main>\n"
         f"<script>{script}</script></body></html>\n"
     )
 
@@ -82,7 +82,7 @@ def _section(benchmark: Benchmark, styles: dict[str, Style]) -> str:
 
 
 def _tiles(benchmark: Benchmark) -> str:
-    """The winner of each measure, or the only group's numbers."""
+    """Return tiles with the best method per metric, or the values of a single group."""
     tiles = []
     for key, title in (("A_f", "Final accuracy"), ("A_avg", "Average accuracy"), ("forgetting", "Forgetting")):
         column = _SHARED[key]
@@ -123,7 +123,7 @@ def _table(benchmark: Benchmark, styles: dict[str, Style]) -> str:
             cells.append(f'<td class="n" data-v="{_raw(value)}">{text}</td>')
         seconds = group.seconds
         state = f'<span class="badge">{escape(group.status)}</span>' if group.partial else ""
-        if group.orders != benchmark.orders:  # else the chips above say it once
+        if group.orders != benchmark.orders:  # otherwise shown in the chips
             state += f'<span class="under">order {escape(group.orders)}</span>'
         rows.append(
             f'<tr><th scope="row" data-v="{escape(group.label)}"><div>{swatch_svg(styles[group.label])}'
@@ -135,13 +135,13 @@ def _table(benchmark: Benchmark, styles: dict[str, Style]) -> str:
     return (
         f'<div class="card"><div class="scroll"><table class="results"><thead><tr>'
         f'<th scope="col" data-first="rising">Method</th>{head}'
-        f'<th scope="col" class="n" data-first="rising" title="of a run">Time</th></tr></thead>'
+        f'<th scope="col" class="n" data-first="rising" title="per run">Time</th></tr></thead>'
         f"<tbody>{''.join(rows)}</tbody></table></div>{caption}</div>\n"
     )
 
 
 def _raw(value: Value | None) -> str:
-    """What a cell is sorted by."""
+    """Return the sort key of a cell."""
     return "" if value is None else repr(value.mean)
 
 
@@ -188,8 +188,8 @@ def _balance(benchmark: Benchmark, styles: dict[str, Style]) -> str:
     return (
         "<h3>Old and new classes</h3>"
         f'<ul class="card balance-list">{"".join(rows)}{scale}</ul>'
-        '<p class="note">After the last task done: the dot is the accuracy on the classes of earlier tasks, the ring '
-        "that on the newest ones. The nearer they are, the better the balance.</p>\n"
+        '<p class="note">After the last completed task: the dot is the accuracy on classes of earlier tasks, the ring '
+        "that on new classes. The closer they are, the better the balance.</p>\n"
     )
 
 
@@ -201,7 +201,7 @@ def _matrices(benchmark: Benchmark) -> str:
     return (
         "<h3>Accuracy matrices</h3>"
         f'<div class="matrices {size}">{"".join(cards)}</div>'
-        '<p class="note">Row: after which task. Column: the task whose test images are classified.</p>\n'
+        '<p class="note">Rows: last learned task. Columns: evaluated task.</p>\n'
     )
 
 
@@ -216,7 +216,7 @@ def _matrix(group: Group, tasks: int) -> str:
             if value is None:
                 cells.append("<td></td>")
                 continue
-            side = "lo" if value < 54 else "mid" if value < 69 else "hi"  # so that the ink has the better contrast
+            side = "lo" if value < 54 else "mid" if value < 69 else "hi"  # for text contrast
             text = f"{value:.1f}" if tasks <= 10 else f"{value:.0f}"
             hint = f"task {i + 1} after task {t + 1}: {value:.2f} %"
             cells.append(f'<td class="{side}" style="--v:{min(max(value, 0), 100):.1f}%" title="{hint}">{text}</td>')
@@ -233,7 +233,7 @@ def _matrix(group: Group, tasks: int) -> str:
 
 
 def _times(benchmark: Benchmark) -> str:
-    """Seconds of a run and the device, a bar for each group."""
+    """Return bars of the time per run, with devices."""
     timed = [(group, seconds) for group in benchmark.groups if (seconds := group.seconds) is not None]
     if not timed:
         return ""
@@ -252,25 +252,25 @@ def _times(benchmark: Benchmark) -> str:
         )
     where = f"On {escape(devices[timed[0][0].label])}. " if shared and devices[timed[0][0].label] else ""
     return (
-        f'<h3>Time of a run</h3><ul class="card balance-list">{"".join(rows)}</ul>'
-        f'<p class="note">{where}Methods that are compared on one backbone share its time.</p>\n'
+        f'<h3>Time per run</h3><ul class="card balance-list">{"".join(rows)}</ul>'
+        f'<p class="note">{where}Methods that share a backbone have the same time.</p>\n'
     )
 
 
 def _commands(benchmark: Benchmark) -> str:
-    """Each command once, with the rows it made."""
-    made: dict[str, list[str]] = {}
+    """List each command once, with its rows."""
+    rows_of: dict[str, list[str]] = {}
     for group in benchmark.groups:
         for run in group.runs:
             if run.command:
-                made.setdefault(run.command, []).append(group.label)
-    if not made:
+                rows_of.setdefault(run.command, []).append(group.label)
+    if not rows_of:
         return ""
     blocks = []
-    for command, labels in made.items():
+    for command, labels in rows_of.items():
         rows = list(dict.fromkeys(labels))
         names = ", ".join(shorten(label, 34) for label in rows[:6]) + (f" and {len(rows) - 6} more" if rows[6:] else "")
-        words = " ".join(f"<span>{escape(word)}</span>" for word in command.split(" "))  # lines end between words
+        words = " ".join(f"<span>{escape(word)}</span>" for word in command.split(" "))  # breaks lines between words
         blocks.append(
             f'<p class="muted">{escape(names)}</p><div class="command"><code tabindex="0">{words}</code></div>'
         )

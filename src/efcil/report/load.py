@@ -1,4 +1,4 @@
-"""From run directories to summaries, and from a summary to a `Run` with checked types."""
+"""Load summaries from run directories and validate them as `Run` objects."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ __all__ = ["TIMING", "Run", "Summary", "load_summaries", "parse_runs", "requeste
 
 Summary = Mapping[str, Any]
 FILE = "summary.json"
-# What the seconds of a run depend on beside the run itself.
+# Fields that affect the time of a run.
 TIMING = ("seconds", "device", "precision", "threads", "world_size", "concurrent_runs")
-_CONFIG_LIMIT = 100_000  # characters of config.yaml that a page may carry
+_CONFIG_LIMIT = 100_000  # maximum characters of config.yaml on a page
 
 
 def requested_precision(summary: Summary) -> str:
-    """Return the arithmetic that a run was told to use, or the one it is replayed from; auto if the machine chose it.
+    """Return the requested --precision of a run, or of the run it re-evaluates; "auto" if not given.
 
     >>> requested_precision({"command": "efcil run dpcr cifar100 --precision fp32"}), requested_precision({})
     ('fp32', 'auto')
@@ -35,9 +35,9 @@ def requested_precision(summary: Summary) -> str:
 
 
 def load_summaries(paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> list[dict[str, Any]]:
-    """Read every ``summary.json`` at or below the given paths, each once, in the order of the paths.
+    """Load every ``summary.json`` at or below the given paths, without duplicates, in the order of the paths.
 
-    Each summary gains ``run_dir``, and ``config_text`` where a ``config.yaml`` lies beside it.
+    Each summary gets ``run_dir``, and ``config_text`` if there is a ``config.yaml``.
     """
     if isinstance(paths, str | os.PathLike):
         paths = [paths]
@@ -50,7 +50,7 @@ def load_summaries(paths: str | os.PathLike[str] | Iterable[str | os.PathLike[st
         else:
             raise RunError(f"{path}: no such run; give a run directory or its {FILE}")
         if not files:
-            raise RunError(f"{path}: no {FILE} in it or below; give the directory that `efcil run --out` wrote")
+            raise RunError(f"{path}: contains no {FILE}; give the output directory of `efcil run --out`")
         found.update(dict.fromkeys(file.resolve() for file in files))
     if not found:
         raise RunError("no run given; give at least one run directory")
@@ -62,20 +62,20 @@ def _read(file: Path) -> dict[str, Any]:
         summary = read_json(file, error=RunError)
     except RunError as error:
         why = str(error).removeprefix(f"{file}: ")
-        raise RunError(f"{file}: cannot be read ({why}); run it again or leave it out") from error
+        raise RunError(f"cannot read {file} ({why}); run it again or omit it") from error
     if not isinstance(summary, dict):
-        raise RunError(f"{file}: want a JSON object, got {type(summary).__name__}; run it again or leave it out")
+        raise RunError(f"{file}: expected a JSON object, got {type(summary).__name__}; run it again or omit it")
     summary["run_dir"] = str(file.parent)
     config = file.with_name("config.yaml")
     if config.is_file():
         summary["config_text"] = config.read_text(encoding="utf-8", errors="replace")[:_CONFIG_LIMIT]
-    parse_runs([summary])  # a broken one is reported here, by its file
+    parse_runs([summary])  # validate, with the file in the error
     return summary
 
 
 @dataclass(frozen=True)
 class Run:
-    """One summary with every key present, numbers finite or None and texts on one line."""
+    """Validated summary: every key is present, numbers are finite or None, texts have one line."""
 
     method: str
     preset: str
@@ -89,7 +89,7 @@ class Run:
     A_f: float | None
     A_avg: float | None
     matrix: tuple[tuple[float | None, ...], ...]
-    old: float | None  # after the last task done, as the next three
+    old: float | None  # after the last completed task, like the next three
     new: float | None
     forgetting: float | None
     bwt: float | None
@@ -98,9 +98,9 @@ class Run:
     class_names: tuple[str, ...]
     device: str
     precision: str
-    threads: int | None  # of a CPU
-    world_size: int  # processes of the run
-    concurrent_runs: int  # on the device, this one included
+    threads: int | None  # CPU threads
+    world_size: int  # number of processes
+    concurrent_runs: int  # runs sharing the device, this one included
     commit: str
     command: str
     run_dir: str
@@ -108,34 +108,34 @@ class Run:
 
     @property
     def partial(self) -> bool:
-        """Whether tasks are missing."""
+        """Whether the run is incomplete."""
         return self.tasks_done < self.tasks
 
     @property
     def execution(self) -> str:
-        """What it was computed on, in words."""
+        """Device and precision, as text."""
         threads = f"{self.threads} thread{'s' * (self.threads > 1)}" if self.threads else ""
         processes = f"{self.world_size} processes" if self.world_size > 1 else ""
         return ", ".join(filter(None, (self.device, threads, self.precision, processes)))
 
     @property
     def timed_on(self) -> str:
-        """The machine, and how many runs had a part of it."""
+        """Device and number of concurrent runs, for comparing times."""
         shared = f"{self.concurrent_runs} runs at once" if self.concurrent_runs > 1 else ""
         return ", ".join(filter(None, (self.execution, shared)))
 
     @property
     def A5_f(self) -> float | None:
-        """Top-5 accuracy after the last task done."""
+        """Top-5 accuracy after the last completed task."""
         return self.A5_t[-1] if self.A5_t else None
 
     @classmethod
     def of(cls, summary: Summary) -> Run:
-        """Check a summary; unknown keys are ignored, missing optional ones are empty."""
+        """Validate a summary; unknown keys are ignored, missing optional ones are empty."""
         where = str(summary.get("run_dir", "summary"))
         for key in ("method", "dataset", "A_t"):
             if key not in summary:
-                raise RunError(f"{where}: {FILE} has no '{key}'; run it again or leave it out")
+                raise RunError(f"{where}: {FILE} has no '{key}'; run it again or omit it")
         A_t = _accuracies(summary, "A_t", where)
         sizes = summary.get("task_sizes")
         task_sizes = tuple(int(size) for size in sizes) if sizes and _numbers(sizes) else ()
@@ -174,7 +174,7 @@ class Run:
 
 
 def split_heads(summary: Summary) -> list[Summary]:
-    """Return a summary for each classifier of the method: itself, where it has only one.
+    """Return one summary per classifier of the method.
 
     >>> both = {"method": "icarl", "A_f": 2, "heads": {"nme": {"A_f": 2}, "cnn": {"A_f": 1}}}
     >>> [(s["method"], s["A_f"]) for s in split_heads(both)]
@@ -183,17 +183,17 @@ def split_heads(summary: Summary) -> list[Summary]:
     heads = summary.get("heads")
     if not isinstance(heads, Mapping) or not heads:
         return [summary]
-    found: list[Summary] = []
+    parts: list[Summary] = []
     for head, numbers in heads.items():
         if not isinstance(numbers, Mapping):
             raise RunError(f"{summary.get('run_dir', 'summary')}: 'heads' in {FILE} must hold an object per classifier")
-        own = {**summary, **numbers, "method": f"{summary['method']}/{head}"}
-        found.append({key: value for key, value in own.items() if key != "heads"})  # it has only one now
-    return found
+        head_summary = {**summary, **numbers, "method": f"{summary['method']}/{head}"}
+        parts.append({key: value for key, value in head_summary.items() if key != "heads"})  # now a single classifier
+    return parts
 
 
 def parse_runs(summaries: Iterable[Summary]) -> list[Run]:
-    """Check every summary, each of a method's classifiers apart; RunError if there is none."""
+    """Validate summaries, one per classifier; raise RunError if there are none."""
     runs = [Run.of(one) for summary in summaries for one in split_heads(summary)]
     if not runs:
         raise RunError("no run given; give at least one run directory")
@@ -233,7 +233,7 @@ def _accuracies(summary: Summary, key: str, where: str) -> tuple[float, ...]:
     if values is None:
         return ()
     if not _numbers(values):
-        raise RunError(f"{where}: '{key}' in {FILE} must be a list of numbers; run it again or leave it out")
+        raise RunError(f"{where}: '{key}' in {FILE} must be a list of numbers; run it again or omit it")
     return tuple(float(value) for value in values)
 
 
@@ -241,5 +241,5 @@ def _matrix(rows: Any, where: str) -> tuple[tuple[float | None, ...], ...]:
     if rows is None:
         return ()
     if not _sequence(rows) or not all(_sequence(row) for row in rows):
-        raise RunError(f"{where}: 'matrix' in {FILE} must be a list of lists; run it again or leave it out")
+        raise RunError(f"{where}: 'matrix' in {FILE} must be a list of lists; run it again or omit it")
     return tuple(tuple(_number(value) for value in row) for row in rows)

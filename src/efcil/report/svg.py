@@ -1,4 +1,4 @@
-"""The page's own drawings: inline SVG whose colors are the page's variables, so that they follow its theme."""
+"""Inline SVG charts of the HTML report, colored by CSS variables to follow its theme."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def curve_elements(benchmark: Benchmark, styles: dict[str, Style]) -> str:
         return ""
     ticks = benchmark.classes_seen or tuple(range(1, benchmark.tasks + 1))
     ends = [point.mean + sign * (point.spread or 0.0) for _, curve in drawn for point in curve for sign in (-1, 1)]
-    low = min(max(0.0, 10 * math.floor(min(ends) / 10)), 90.0)  # room below a curve that never leaves 100
+    low = min(max(0.0, 10 * math.floor(min(ends) / 10)), 90.0)  # margin for constant curves at 100
     high = min(100.0, max(10 * math.ceil(max(ends) / 10), low + 10))
     first, last = ticks[0], ticks[-1]
 
@@ -71,7 +71,7 @@ def curve_elements(benchmark: Benchmark, styles: dict[str, Style]) -> str:
         f'<text class="axis" x="14" y="{center}" text-anchor="middle" transform="rotate(-90 14 {center})">'
         "accuracy, %</text>"
     )
-    for group, curve in reversed(drawn):  # the best is drawn last, on top
+    for group, curve in reversed(drawn):  # best on top
         parts.append(_line([(x(t), y(p.mean)) for t, p in zip(ticks, curve, strict=False)], styles[group.label]))
         if len(group.runs) > 1:
             upper = [(x(t), y(p.mean + (p.spread or 0))) for t, p in zip(ticks, curve, strict=False)]
@@ -97,7 +97,7 @@ def _points(points: Sequence[tuple[float, float]]) -> str:
     return " ".join(f"{a:.1f},{b:.1f}" for a, b in points)
 
 
-_UNIT: dict[str, list[tuple[float, float]]] = {  # corners of the markers that are not round
+_UNIT: dict[str, list[tuple[float, float]]] = {  # corners of polygon markers
     "s": [(-1, -1), (1, -1), (1, 1), (-1, 1)],
     "D": [(0, -1.4), (1.4, 0), (0, 1.4), (-1.4, 0)],
     "^": [(0, -1.3), (1.25, 1), (-1.25, 1)],
@@ -146,7 +146,7 @@ def _x_of(value: float) -> float:
 
 
 def balance_svg(old: float, new: float, style: Style, label: str) -> str:
-    """Old and new accuracy on one scale from 0 to 100: filled dot old, ring new."""
+    """Plot old (dot) and new (ring) accuracy on a scale from 0 to 100."""
     hint = escape(f"{label}: old {old:.2f} %, new {new:.2f} %")
     color = f"var(--c{style.slot})"
     marks = "".join(f'<line class="grid" x1="{_x_of(m):.1f}" x2="{_x_of(m):.1f}" y1="0" y2="26"/>' for m in _MARKS)
@@ -159,6 +159,6 @@ def balance_svg(old: float, new: float, style: Style, label: str) -> str:
 
 
 def scale_svg() -> str:
-    """The scale below the rows of `balance_svg`."""
+    """Return the scale below the rows of `balance_svg`."""
     marks = "".join(f'<text class="tick" x="{_x_of(m):.1f}" y="15" text-anchor="middle">{m}</text>' for m in _MARKS)
     return f'<svg class="balance" viewBox="0 0 {SCALE} 20" aria-hidden="true">{marks}</svg>'

@@ -1,4 +1,4 @@
-"""Tables as text: Markdown and LaTeX with one row a method, CSV with one row a run and every digit."""
+"""Text tables: Markdown and LaTeX with one row per method, CSV with one row per run at full precision."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _LATEX = {
 
 
 def markdown_table(summaries: Iterable[Summary]) -> str:
-    """One table for each benchmark, best value of a column in bold."""
+    """Return one Markdown table per benchmark, with the best value of each column in bold."""
     return "\n".join(_markdown(benchmark) for benchmark in group_runs(parse_runs(summaries)))
 
 
@@ -59,7 +59,7 @@ def md(text: str) -> str:
 
 
 def latex_table(summaries: Iterable[Summary]) -> str:
-    """A booktabs table: a row for each method, A_f and A_avg of each benchmark side by side."""
+    """Return a booktabs table with one row per method, and A_f and A_avg of each benchmark."""
     benchmarks = group_runs(parse_runs(summaries))
     labels = list(dict.fromkeys(group.label for benchmark in benchmarks for group in benchmark.groups))
     lines = [
@@ -75,14 +75,14 @@ def latex_table(summaries: Iterable[Summary]) -> str:
     for label in labels:
         cells = [tex(label)]
         for benchmark in benchmarks:
-            # A finished and an unfinished group may share a label; groups are sorted, the finished one is first.
+            # A complete and a partial group may share a label; the complete one comes first.
             group = next((group for group in benchmark.groups if group.label == label), None)
             footnote |= group is not None and group.partial
             cells += [_tex_value(benchmark, group, column) for column in (0, 1)]
         lines.append(" & ".join(cells) + r" \\")
     lines += [r"\bottomrule", r"\end{tabular}"]
     if footnote:
-        lines.append(r"% $^{*}$: unfinished, after the tasks done so far")
+        lines.append(r"% $^{*}$: partial run, after the completed tasks")
     notes = dict.fromkeys(note for benchmark in benchmarks for note in benchmark.notes)
     return "\n".join([*lines, *(f"% {note}" for note in notes)]) + "\n"
 
@@ -110,7 +110,7 @@ def tex(text: str) -> str:
 
 
 def csv_table(summaries: Iterable[Summary]) -> str:
-    """One row for each run with all digits; the columns A_1 to A_T hold the accuracy after each task."""
+    """Return one row per run at full precision; columns A_1 to A_T are the accuracy after each task."""
     runs = parse_runs(summaries)
     tasks = max(len(run.A_t) for run in runs)
     fields = ["method", "preset", "dataset", "tasks", "tasks_done", "task_sizes", "order", "seed"]

@@ -1,4 +1,4 @@
-"""All forms of a report in one directory."""
+"""Write a report in all formats."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ __all__ = ["write_report"]
 
 
 def write_report(summaries: Iterable[Summary], out_dir: str | os.PathLike[str]) -> dict[str, Path]:
-    """Write report.md, .tex, .csv, .html, curves.png, .svg and a matrix picture for each run; paths by file name."""
+    """Write report.md, .tex, .csv, .html, curves.png, .svg and a matrix figure per run; return paths by file name."""
     summaries = [one for summary in summaries for one in split_heads(summary)]
     runs = parse_runs(summaries)
     out = Path(out_dir)
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise RunError(f"{out}: cannot be made a directory ({error.strerror}); choose another place") from error
+        raise RunError(f"cannot create directory {out} ({error.strerror}); choose another one") from error
     files: dict[str, str | bytes] = {
         "report.html": html_page(summaries),
         "report.md": markdown_table(summaries),
@@ -47,7 +47,7 @@ def write_report(summaries: Iterable[Summary], out_dir: str | os.PathLike[str]) 
 
 
 def _names(runs: list[Run]) -> list[str]:
-    """``matrix-<method>.png``, with what tells the runs of a method apart where there are several."""
+    """Return ``matrix-<method>.png``, with a suffix if a method has several runs."""
     methods = Counter(_slug(run.method).lower() for run in runs)
     names: list[str] = []
     for run in runs:
