@@ -111,7 +111,7 @@ def test_a_directory_that_cannot_be_written_fails_that_run_alone(tmp_path, stub)
     with raises(RunsFailed, 1, 2, "first"):
         run_all([job(tmp_path, o) for o in ("first", "second")], Processes([Slot(None, 1)], quiet=True), 1, voice)
     assert (tmp_path / "second.done").exists()
-    assert any("cannot be started" in note for note in voice.notes)
+    assert any("cannot start" in note for note in voice.notes)
 
 
 def test_the_lines_of_all_runs_are_shown_unless_quiet(tmp_path, stub, capfd):

@@ -204,10 +204,10 @@ def test_another_arithmetic_is_another_way(tmp_path):
 def test_what_is_left_out_of_one_comparison_is_one_line(tmp_path):
     changed = [summary(CELL, method, 50.0) | {"seed": 1} for method in ("dpcr", "ldc", "adc")]
     place = stored(tmp_path, *changed, summary(CELL, "sdc", 50.0) | {"seed": 2})
-    words = "measured in another way (preset paper, seed"
+    words = "measured with other options (preset paper, seed"
     assert read(place).excluded == [
-        f"3 summaries in {place} were {words} 1) and are left out",
-        f"{place / '3' / 'summary.json'} was {words} 2) and is left out",
+        f"excluded 3 summaries in {place}: {words} 1)",
+        f"excluded {place / '3' / 'summary.json'}: {words} 2)",
     ]
 
 
@@ -219,10 +219,12 @@ def test_stored_results_count_and_a_runs_log_does_not(tmp_path):
     write_json_lines(tmp_path / "cifar100.jsonl", [*lines, "something else"])
     measured = read(tmp_path)
     assert measured.get("cifar100", 10, "1993", "dpcr").A_f == 50.0
-    where = f"2 summaries in {tmp_path / 'cifar100.jsonl'}#other were measured in another way"
-    assert measured.excluded == [f"{where} (preset paper, seed 1) and are left out"]
+    where = f"excluded 2 summaries in {tmp_path / 'cifar100.jsonl'}#other: measured with other options"
+    assert measured.excluded == [f"{where} (preset paper, seed 1)"]
     write_json_lines(tmp_path / "cifar100.jsonl", lines[1:2])
-    assert read(tmp_path).excluded[0].startswith(f"{tmp_path / 'cifar100.jsonl'}:1 was measured in another way")
+    assert (
+        read(tmp_path).excluded[0].startswith(f"excluded {tmp_path / 'cifar100.jsonl'}:1: measured with other options")
+    )
 
 
 def test_unfinished_and_foreign_files_do_not_count(tmp_path):
@@ -418,7 +420,7 @@ def test_results_from_elsewhere_are_used(made, command):
 def test_without_data_nothing_runs_and_all_is_shown_as_missing(made, command):
     code, out, err = command("table1", "--tasks", "10", out="third")
     assert code == 0, err
-    assert "not run, since no directory is given: cifar100, imagenet100, tiny-imagenet" in out
+    assert "skipped without data directory: cifar100, imagenet100, tiny-imagenet" in out
     assert "not measured" in out
     assert not (made / "third" / "runs").exists()
 

@@ -1,10 +1,9 @@
-"""The paper's tables and figures by name: what each needs, what is measured, and the files it becomes.
+"""Reproduction of the paper's tables and figures by name: required runs, results and output files.
 
     OUT/runs/<data set>/T<tasks>/order-<order>/<group>/   the runs, shared by all tables and figures
     OUT/<name>.md .tex .csv .png .svg .json               the results
 
-What is done is not done again, what is missing shows as not measured, and a summary that was measured in another way
-is never mixed in.
+Completed runs are reused, missing ones are shown as not measured, and summaries with other options are never mixed in.
 """
 
 from __future__ import annotations
@@ -31,10 +30,10 @@ from efcil.reproduce.tables import Benchmark, Table
 
 __all__ = ["NAMES", "ReproduceRequest", "Reproduction", "ResultIndex", "RunKey", "find"]
 
-Files = dict[str, str | bytes]  # by suffix: what is written beside each other under the name
+Files = dict[str, str | bytes]  # suffix -> contents
 CIFAR, TINY, IN100 = "cifar100", "tiny-imagenet", "imagenet100"
 
-_PASS = dict.fromkeys(["pass"], "PASS")  # a method's name; written otherwise, bandit takes it for a password
+_PASS = dict.fromkeys(["pass"], "PASS")  # written this way because bandit mistakes "pass" for a password
 _MAIN = {
     **{"lwf-ncm": "LwF", "sdc": "SDC", **_PASS, "acil": "ACIL", "fecam": "FeCAM", "ds-al": "DS-AL"},
     **{"adc": "ADC", "ldc": "LDC", "dpcr": "DPCR"},
@@ -64,7 +63,7 @@ _BALANCE = {**_PASS, "ldc": "LDC", "dp-ncm": "DP-NCM", "dpcr": "DPCR"}
 
 @dataclass(frozen=True)
 class ReproduceRequest:
-    """What the user asked for: data sets or methods (all, if none is named), orders, splits, output."""
+    """User request: data sets or methods (default: all), orders, splits, output."""
 
     out: Path
     orders: tuple[str, ...] = ()
@@ -75,7 +74,7 @@ class ReproduceRequest:
     overrides: tuple[str, ...] = ()
 
     def command_line(self, r: Reproduction) -> str:
-        """Return the command that makes one table or figure, without the directories of this machine."""
+        """Return the command for one table or figure, without local directories."""
         parts = ["efcil", "reproduce", r.name]
         for option, values in (("orders", self.orders), ("tasks", self.tasks), ("only", self.only)):
             parts += [f"--{option}", ",".join(map(str, values))] if values else []
@@ -86,7 +85,7 @@ class ReproduceRequest:
 
 @dataclass(frozen=True)
 class Reproduction:
-    """A table or figure of the paper: on which data sets and splits, in which orders, and how it is made."""
+    """Table or figure of the paper: data sets, splits, class orders and the function that creates it."""
 
     name: str
     description: str
@@ -96,7 +95,7 @@ class Reproduction:
     make: Callable[[Reproduction, ResultIndex, ReproduceRequest], Files]
 
     def splits(self, request: ReproduceRequest) -> list[Benchmark]:
-        """Return the data sets and splits to show."""
+        """Return the selected data sets and splits."""
         return [
             Benchmark(d, t)
             for d, splits in self.grid.items()
@@ -105,11 +104,11 @@ class Reproduction:
         ]
 
     def chosen_orders(self, request: ReproduceRequest) -> tuple[str, ...]:
-        """Return the class orders to show."""
+        """Return the selected class orders."""
         return request.orders or self.orders
 
     def run_keys(self, request: ReproduceRequest) -> list[RunKey]:
-        """Return the runs it stands on, `only` aside."""
+        """Return the required runs, ignoring `only`."""
         return [
             RunKey(benchmark.dataset, benchmark.tasks, order, group)
             for order in self.chosen_orders(request)
@@ -118,12 +117,12 @@ class Reproduction:
         ]
 
     def to_run(self, request: ReproduceRequest) -> list[RunKey]:
-        """Return the runs that `only` leaves: those of a data set, or with a method, that it names."""
+        """Return the required runs for the data sets or methods in `only`."""
         names = set(request.only)
         cells = self.run_keys(request)
         known = {c.dataset for c in cells} | {m for c in cells for m in (c.group, *c.methods)}
         for name in request.only:
-            if known and name not in known:  # what stands on no run has nothing to leave out
+            if known and name not in known:  # without required runs there is nothing to filter
                 raise ConfigError(f"--only {name}: not a data set or method of {self.name}: {nearest(name, known)}")
         sets = {c.dataset for c in cells} & names
         methods = names - sets
@@ -132,7 +131,7 @@ class Reproduction:
         ]
 
     def write(self, index: ResultIndex, request: ReproduceRequest) -> dict[str, Path]:
-        """Make it and write its files; return their paths by suffix."""
+        """Create the output files; return their paths by suffix."""
         files = self.make(self, index, request)
         written = {}
         for suffix, content in files.items():
@@ -146,7 +145,7 @@ class Reproduction:
         return written
 
 
-# -- how each is made --------------------------------------------------------------------------------------------------
+# -- renderers ---------------------------------------------------------------------------------------------------------
 
 
 def _table(methods: Mapping[str, str], source: str) -> Callable[[Reproduction, ResultIndex, ReproduceRequest], Files]:
@@ -164,7 +163,7 @@ def _table(methods: Mapping[str, str], source: str) -> Callable[[Reproduction, R
 def _figure_files(
     r: Reproduction, request: ReproduceRequest, figure: Any, numbers: Any, missing: Sequence[str]
 ) -> Files:
-    """Return a figure's files, with a page that shows it, says how it was made and what is not in it."""
+    """Return the files of a figure, with a page that lists its command and missing results."""
     lines = [f"# {r.description}", "", f"`{request.command_line(r)}`", ""]
     files: Files = {"json": json.dumps(numbers, indent=1) + "\n"}
     if figure is not None:
@@ -176,7 +175,7 @@ def _figure_files(
 
 
 def _describe_missing(benchmark: Benchmark, names: Sequence[str], of: Mapping[str, str]) -> list[str]:
-    """Say what a data set and split lacks."""
+    """List the missing results of a data set and split."""
     if not names:
         return []
     return [f"{benchmark.title}: {'all of it' if list(names) == list(of) else ', '.join(names)}"]
@@ -236,7 +235,8 @@ def _balance(r: Reproduction, index: ResultIndex, request: ReproduceRequest) -> 
 def _snapshots(
     r: Reproduction, request: ReproduceRequest, last: bool
 ) -> tuple[dict[str, tuple[Snapshot, list[str]]], list[str]]:
-    """Read the snapshots there are, of the second task or the last: title -> snapshot and class names; and the rest."""
+    """Load existing snapshots after the second or last task, title -> (snapshot, class names), and list missing
+    ones."""
     found: dict[str, tuple[Snapshot, list[str]]] = {}
     missing = []
     for cell in r.run_keys(request):
@@ -263,7 +263,7 @@ def _boundaries(r: Reproduction, index: ResultIndex, request: ReproduceRequest) 
     figure, numbers = None, {}
     for title, (snapshot, names) in list(found.items())[:1]:
         half = len(names) // 2
-        shown = [*range(min(3, half)), *range(half, half + min(3, len(names) - half))]  # a few: twenty hide each other
+        shown = [*range(min(3, half)), *range(half, half + min(3, len(names) - half))]  # a few classes, for readability
         rows = torch.isin(snapshot.labels, torch.tensor(shown))
         features, labels = snapshot.after[rows], snapshot.labels[rows]
         place = {c: i for i, c in enumerate(shown)}
@@ -283,7 +283,7 @@ def _boundaries(r: Reproduction, index: ResultIndex, request: ReproduceRequest) 
 def _confusion_shares(
     guesses: Mapping[str, torch.Tensor], labels: torch.Tensor, rows: torch.Tensor, half: int
 ) -> dict[str, dict[str, float]]:
-    """Return what share of some rows each classifier takes for their own class, for other old and for new ones."""
+    """Return the fractions of rows classified as their own class, other old classes and new classes."""
     shares = {}
     for words, guess in guesses.items():
         right, new = (guess == labels)[rows], (guess >= half)[rows]
@@ -293,7 +293,7 @@ def _confusion_shares(
 
 
 def _shift(r: Reproduction, index: ResultIndex, request: ReproduceRequest) -> Files:
-    """Show the old class that loses most without DP; the numbers of all old classes stand in the JSON file."""
+    """Plot the old class that loses most without DP; the JSON file has the numbers of all old classes."""
     found, missing = _snapshots(r, request, last=False)
     figure, numbers = None, {}
     for title, (snapshot, names) in list(found.items())[:1]:
@@ -455,7 +455,7 @@ NAMES = {
 
 
 def find(name: str) -> Reproduction:
-    """Return a table or figure by name, or say which one is nearest."""
+    """Return a table or figure by name, or raise ConfigError with the nearest name."""
     if name not in NAMES:
         raise ConfigError(f"'{name}' is not a table or figure of the paper: {nearest(name, NAMES)}")
     return NAMES[name]

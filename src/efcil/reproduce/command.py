@@ -1,4 +1,4 @@
-"""`efcil reproduce`: run what is missing, then write and show."""
+"""`efcil reproduce`: execute missing runs, then write and print the results."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from efcil.reproduce.result_index import GROUPS
 
 
 def listing() -> str:
-    """Return the names and what each is."""
+    """Return the available names with descriptions."""
     return "\n".join(f"{r.name:17} {r.description}" for r in NAMES.values())
 
 
@@ -27,19 +27,19 @@ def _list(text: str) -> tuple[str, ...]:
 
 
 def _directories(given: Sequence[str]) -> dict[str, Path]:
-    found = {}
+    directories = {}
     for text in given:
         name, equals, path = text.partition("=")
         if not equals or not path:
-            raise ConfigError(f"--data {text}: must be NAME=DIR, for example cifar100=data/cifar100")
-        found[datasets.find(name).name] = Path(path)
-    return found
+            raise ConfigError(f"--data {text}: wanted NAME=DIR, for example cifar100=data/cifar100")
+        directories[datasets.find(name).name] = Path(path)
+    return directories
 
 
 def _numbers(text: str) -> tuple[int, ...]:
     parts = _list(text)
     if not all(part.isdigit() for part in parts):
-        raise ConfigError(f"--tasks {text}: must be numbers with commas between them")
+        raise ConfigError(f"--tasks {text}: wanted comma-separated numbers")
     return tuple(map(int, parts))
 
 
@@ -60,19 +60,17 @@ def execute(
     quiet: bool,
     command: str,
 ) -> None:
-    """Run the missing cells of the named tables and figures for which there are data; write and print each."""
+    """Execute missing runs of the named tables and figures if their data are available; write and print each."""
     wanted_names = [find(name) for name in _list(names)]
     directories = _directories(data)
     if parallel and concurrent_runs:
-        raise ConfigError(
-            "--parallel and --concurrent-runs: give one; the first is for processes, the second for threads"
-        )
+        raise ConfigError("give either --parallel (processes) or --concurrent-runs (threads)")
     used = _device(device, parallel)
     request = ReproduceRequest(out, _list(orders), _numbers(tasks), _list(only), command, used, tuple(overrides))
     for r in wanted_names:
         if r.grid and not r.splits(request):
-            known = sorted({t for splits in r.grid.values() for t in splits})
-            raise ConfigError(f"--tasks {tasks}: {r.name} has only {', '.join(map(str, known))}")
+            splits_ = sorted({t for splits in r.grid.values() for t in splits})
+            raise ConfigError(f"--tasks {tasks}: {r.name} has only {', '.join(map(str, splits_))}")
     keys = list(dict.fromkeys(key for r in wanted_names for key in r.to_run(request)))
     for place in results:
         if not place.is_dir():
@@ -82,15 +80,15 @@ def execute(
         jobs = _missing_jobs(keys, request, directories, results, reporter)
         if jobs and parallel:
             for job in jobs:
-                job.key.experiment(job.overrides)  # a mistake in an option is reported here, once
+                job.key.experiment(job.overrides)  # report invalid options before any run starts
             executor = _executor(parallel, device, len(jobs), quiet)
             run_all([job.absolute() for job in jobs], executor, retries, reporter)
         elif jobs:
             execution = Execution.choose(device)
             runs = [job.run(execution, Reporter() if quiet else PrefixReporter(job.title)) for job in jobs]
-            execute_all(runs, True, concurrent_runs or execution.concurrent_runs, "go on with the same command")
+            execute_all(runs, True, concurrent_runs or execution.concurrent_runs, "resume with the same command")
     except RunsFailed as error:
-        failed = error  # told after the tables: what was measured is shown all the same
+        failed = error  # raised after the tables are shown
     finally:
         reporter.close()
     shown = list(dict.fromkeys(key for r in wanted_names for key in r.run_keys(request)))
@@ -107,7 +105,7 @@ def execute(
 
 
 def _device(device: str, parallel: str | None) -> str:
-    """Return the device in torch's words. Processes of a grid have the GPUs to themselves: none is touched for it."""
+    """Return the torch device name; with --parallel, without initializing CUDA in this process."""
     if parallel is None:
         return str(Execution.choose(device).device)
     if parallel.partition(":")[0] == "ray":
@@ -123,8 +121,8 @@ def _executor(parallel: str, device: str, jobs: int, quiet: bool) -> Executor:
 
 def _read_results(keys: Sequence[RunKey], request: ReproduceRequest, results: Sequence[Path]) -> ResultIndex:
     index = ResultIndex()
-    own = [request.out / key.directory for key in keys if (request.out / key.directory).is_dir()]
-    index.read([*own, *results], keys, request.overrides)
+    run_directories = [request.out / key.directory for key in keys if (request.out / key.directory).is_dir()]
+    index.read([*run_directories, *results], keys, request.overrides)
     return index
 
 
@@ -135,7 +133,7 @@ def _missing_jobs(
     results: Sequence[Path],
     reporter: Reporter,
 ) -> list[Job]:
-    """Return the cells that are not measured and whose data are there."""
+    """Return jobs for missing results whose data are available."""
     index = _read_results(keys, request, results)
     jobs = []
     for key in keys:
@@ -157,7 +155,7 @@ def _missing_jobs(
         )
     absent = sorted({c.dataset for c in keys if datasets.find(c.dataset).directory and c.dataset not in directories})
     if absent and keys:
-        reporter.note(f"not run, since no directory is given: {', '.join(absent)} (--data NAME=DIR)")
+        reporter.note(f"skipped without data directory: {', '.join(absent)} (--data NAME=DIR)")
     return jobs
 
 

@@ -1,7 +1,7 @@
-"""What the dual projection and the reconstruction cost as N, d and the classes grow, against the paper's count.
+"""Measured cost of dual projection and reconstruction against the paper's complexity, for growing N, d and classes.
 
-DP costs O(N d^2 + C (d^3 + c^2 d)) for C old classes in tasks of c classes, RRCR O(d^2 N + d C + d^3): the paper's
-"Complexity Analysis" without the feature extraction F N, which is the backbone's.
+DP costs O(N d^2 + C (d^3 + c^2 d)) for C old classes in tasks of c classes, RRCR O(d^2 N + d C + d^3), from "Complexity
+Analysis" in the paper, without the cost F N of feature extraction.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from efcil.core.class_stats import ClassStats
 from efcil.core.projection import task_shift
 from efcil.core.ridge import normalize_columns, ridge_weight
 
-AXES: Mapping[str, Sequence[tuple[int, int, int]]] = {  # (samples of the new task, dimensions, classes seen)
+AXES: Mapping[str, Sequence[tuple[int, int, int]]] = {  # (samples of the new task, dimensions, total classes)
     "samples N": [(n, 256, 20) for n in (1000, 2000, 4000, 8000, 16000)],
     "dimensions d": [(5000, d, 20) for d in (64, 128, 256, 512, 1024)],
     "classes": [(5000, 256, c) for c in (20, 40, 80, 160, 320)],
@@ -26,7 +26,7 @@ NEW = 10  # classes of the new task
 
 
 def operation_count(part: str, samples: int, dim: int, classes: int) -> float:
-    """Return the paper's count of operations, without constants."""
+    """Return the number of operations by the paper's formula, without constants."""
     old = classes - NEW
     if part == "DP":
         return samples * dim**2 + old * (dim**3 + NEW**2 * dim)
@@ -35,7 +35,7 @@ def operation_count(part: str, samples: int, dim: int, classes: int) -> float:
 
 def _best_seconds(work: Callable[[], object], device: torch.device, repeats: int) -> float:
     best = float("inf")
-    for _ in range(repeats + 1):  # the first warms up and may still be the best
+    for _ in range(repeats + 1):  # one more for warm-up
         began = time.perf_counter()
         work()
         accel.synchronize(device)
@@ -44,13 +44,13 @@ def _best_seconds(work: Callable[[], object], device: torch.device, repeats: int
 
 
 def measure(samples: int, dim: int, classes: int, device: torch.device, repeats: int = 3) -> dict[str, float]:
-    """Return the seconds of one task's dual projection and of its reconstruction, the best of some repeats."""
+    """Return the best time in seconds of dual projection and reconstruction for one task."""
     source = torch.Generator().manual_seed(samples + dim + classes)
 
     def features(count: int) -> Tensor:
         return torch.rand(count, dim, generator=source).to(device)
 
-    per_class = 2 * dim  # full rank: the rank rule `positive` keeps every direction
+    per_class = 2 * dim  # full rank, so the rule `positive` retains every direction
     old_labels = torch.arange(classes - NEW).repeat_interleave(2)
     small = ClassStats.from_features(features(len(old_labels)).cpu(), old_labels)
     base = torch.eye(dim, dtype=torch.float64) * per_class

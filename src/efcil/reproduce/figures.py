@@ -1,4 +1,4 @@
-"""The paper's figures, drawn from summaries and snapshots; every number drawn is in a JSON file beside the picture."""
+"""The paper's figures, from summaries and snapshots; all numbers are also saved as JSON."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Array = npt.NDArray[np.float64]
 
 
 def panels(count: int, width: float = 5.2, height: float = 3.9) -> tuple[Figure, list[Any]]:
-    """Return a figure with panels side by side."""
+    """Create a figure with panels side by side."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width * count, height), dpi=150, layout="constrained")
@@ -33,20 +33,20 @@ def panels(count: int, width: float = 5.2, height: float = 3.9) -> tuple[Figure,
 def by_task(
     index: ResultIndex, dataset: str, tasks: int, orders: Sequence[str], methods: Sequence[str], key: str
 ) -> dict[str, list[float | None]]:
-    """Return `old` or `new` accuracy after each task, the mean over the orders measured, by method."""
-    found: dict[str, list[float | None]] = {}
+    """Return `old` or `new` accuracy after each task by method, averaged over measured orders."""
+    curves: dict[str, list[float | None]] = {}
     for method in methods:
         runs = [s for o in orders if (s := index.summary(dataset, tasks, o, method))]
         if runs:
             columns = zip(*(run[key] for run in runs), strict=True)
-            found[method] = [None if None in column else statistics.fmean(column) for column in columns]
-    return found
+            curves[method] = [None if None in column else statistics.fmean(column) for column in columns]
+    return curves
 
 
 def cip_figure(
     numbers: Mapping[str, Mapping[str, Mapping[str, Sequence[float | None]]]], words: Mapping[str, str]
 ) -> Figure:
-    """Old and new accuracy by task, a line for each way to project: data set -> method -> old, new."""
+    """Plot old and new accuracy by task, one line per projection: data set -> method -> old, new."""
     figure, axes = panels(2 * len(numbers))
     for place, (dataset, methods) in enumerate(numbers.items()):
         for offset, side in enumerate(("old", "new")):
@@ -65,7 +65,7 @@ def cip_figure(
 
 
 def balance_figure(numbers: Mapping[str, Mapping[str, Mapping[str, Value]]], words: Mapping[str, str]) -> Figure:
-    """Old, new and final accuracy after the last task: data set -> method -> values."""
+    """Plot old, new and final accuracy after the last task: data set -> method -> values."""
     figure, axes = panels(len(numbers))
     for own, (dataset, methods) in zip(axes, numbers.items(), strict=True):
         for slot, part in enumerate(("old", "new", "A_f")):
@@ -76,10 +76,10 @@ def balance_figure(numbers: Mapping[str, Mapping[str, Mapping[str, Value]]], wor
             label = {"old": "old classes", "new": "new classes", "A_f": "all classes"}[part]
             hatch = ("", "//", "..")[slot]
             bars = own.bar(x, heights, 0.25, label=label, color=COLORS[slot], hatch=hatch, edgecolor="white")
-            shown = [more or np.nan for more in spread]  # one order has none: no line, not one of length zero
+            shown = [more or np.nan for more in spread]  # no error bar for a single order
             if any(spread):
                 own.errorbar(x, heights, shown, fmt="none", ecolor=INK, elinewidth=1, capsize=2)
-            for bar, height, more in zip(bars, heights, spread, strict=True):  # above the line of the spread
+            for bar, height, more in zip(bars, heights, spread, strict=True):  # above the error bar
                 where = (bar.get_x() + bar.get_width() / 2, height + more)
                 how = {"textcoords": "offset points", "xytext": (0, 3), "ha": "center", "fontsize": 8, "color": INK}
                 own.annotate(f"{height:.0f}", where, **how)
@@ -93,7 +93,7 @@ def balance_figure(numbers: Mapping[str, Mapping[str, Mapping[str, Value]]], wor
 
 
 def gamma_figure(numbers: Mapping[str, Mapping[str, Any]]) -> Figure:
-    """Final accuracy against gamma, with and without CN: data set -> gamma, with_cn, without_cn, chosen."""
+    """Plot final accuracy against gamma: data set -> gamma, with_cn, without_cn, chosen."""
     figure, axes = panels(len(numbers))
     for own, (dataset, found) in zip(axes, numbers.items(), strict=True):
         for slot, (key, label) in enumerate((("with_cn", "with CN"), ("without_cn", "without CN"))):
@@ -101,10 +101,10 @@ def gamma_figure(numbers: Mapping[str, Mapping[str, Any]]) -> Figure:
             own.plot(found["gamma"], found[key], label=label, markersize=4.5, linewidth=1.8, **style)
         own.axvline(found["chosen"], color="#888888", linewidth=1, linestyle=":")
         where = {"xycoords": own.get_xaxis_transform(), "textcoords": "offset points", "xytext": (4, -2), "va": "top"}
-        own.annotate("the paper's", (found["chosen"], 1.0), fontsize=8, color="#555555", **where)
+        own.annotate("paper", (found["chosen"], 1.0), fontsize=8, color="#555555", **where)
         own.set_xscale("log")
         low, high = own.get_ylim()
-        own.set_ylim(low, high + 0.06 * (high - low))  # room for the words
+        own.set_ylim(low, high + 0.06 * (high - low))  # space for the label
         style_axes(own, dataset)
         own.set_xlabel(r"$\gamma$")
         own.set_ylabel("final accuracy, %")
@@ -114,34 +114,36 @@ def gamma_figure(numbers: Mapping[str, Mapping[str, Any]]) -> Figure:
 
 
 def embed(features: Array, kind: str, seed: int = 0) -> Array:
-    """Return features (n, dim) in two dimensions: `pca`, or `umap` (extra `umap`)."""
+    """Embed features (n, dim) in two dimensions by `pca` or `umap` (extra `umap`)."""
     if kind == "pca":
         centered = features - features.mean(0)
         _, _, axes = np.linalg.svd(centered, full_matrices=False)
         flat: Array = centered @ axes[:2].T
         return flat
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of other things that UMAP could also do, and of its own dependencies
+        warnings.simplefilter("ignore")  # warnings of UMAP and its dependencies
         try:
             from umap import UMAP
         except ImportError:
             raise ConfigError("this figure needs UMAP: pip install 'efcil[umap]'") from None
-        found = UMAP(n_neighbors=30, min_dist=0.3, metric="cosine", random_state=seed, n_jobs=1).fit_transform(features)
-    return np.asarray(found, dtype=np.float64)
+        embedded = UMAP(n_neighbors=30, min_dist=0.3, metric="cosine", random_state=seed, n_jobs=1).fit_transform(
+            features
+        )
+    return np.asarray(embedded, dtype=np.float64)
 
 
 def regions(
     points: Array, predicted: npt.NDArray[np.int64], classes: int, side: int = 220, near: int = 15
 ) -> tuple[Any, Any]:
-    """Return a grid over the points and the class that most of the `near` nearest ones are given at each place."""
+    """Return a grid over the points and the majority prediction of the `near` nearest points at each position."""
     low, high = points.min(0), points.max(0)
     pad = 0.04 * (high - low)
     x, y = (np.linspace(low[i] - pad[i], high[i] + pad[i], side) for i in (0, 1))
     grid = np.stack(np.meshgrid(x, y), -1).reshape(-1, 2)
-    scaled, wanted = points / (high - low), grid / (high - low)
+    scaled, places = points / (high - low), grid / (high - low)
     votes = np.zeros((len(grid), classes))
     for begin in range(0, len(grid), 4096):
-        part = wanted[begin : begin + 4096]
+        part = places[begin : begin + 4096]
         distance = ((part[:, None] - scaled[None]) ** 2).sum(-1)
         nearest = np.argpartition(distance, min(near, len(points) - 1), axis=1)[:, :near]
         weight = 1 / (np.take_along_axis(distance, nearest, 1) + 1e-6)
@@ -157,9 +159,9 @@ def boundaries_figure(
     names: Sequence[str],
     old: int,
 ) -> Figure:
-    """Test images of a few classes in two dimensions, and the regions that a classifier gives them: a panel for each.
+    """Plot embedded test images of a few classes with decision regions, one panel per classifier.
 
-    `labels` and `predicted` count the classes shown, the first `old` of them old; `predicted`: title -> (n,).
+    `labels` and `predicted` (title -> (n,)) are indices of the shown classes, the first `old` of which are old.
     """
     from matplotlib.colors import ListedColormap
 
@@ -177,7 +179,7 @@ def boundaries_figure(
             own.scatter(*own_points.T, s=11, color=colors[c], marker=MARKERS[c % 8], linewidths=0, label=label)
         share = 100 * (guess == labels).mean()
         among_old = 100 * (guess == labels)[labels < old].mean()
-        style_axes(own, f"{title}: {share:.0f} % right, old classes {among_old:.0f} %")
+        style_axes(own, f"{title}: accuracy {share:.0f} %, old classes {among_old:.0f} %")
         own.set_xticks([])
         own.set_yticks([])
     axes[-1].legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
@@ -187,10 +189,10 @@ def boundaries_figure(
 def shift_figure(
     before: Array, after: Array, moved: Array, shares: Mapping[str, Mapping[str, float]], name: str
 ) -> Figure:
-    """Figure 1: an old class's test images under the old and the new backbone, and what they are then taken for.
+    """Plot Figure 1: test images of an old class under the old and new backbone, and their predictions.
 
-    `before`, `after` (n, 2) lie in one plane, in it `transform` (2,), the class's mean as the projection moves it;
-    `shares`: classifier -> own class, other old classes, new classes, in percent.
+    `before` and `after` (n, 2) are embedded in one plane with `moved` (2,), the class mean shifted by DP; `shares`:
+    classifier -> own class, other old classes, new classes, in percent.
     """
     figure, (left, right) = panels(2, 5.2, 4.0)
     for points, slot, label in ((before, 0, "before the task"), (after, 1, "after the task")):
@@ -205,7 +207,7 @@ def shift_figure(
         color=COLORS[2],
         markeredgecolor="white",
         linestyle="none",
-        label="mean moved by DP",
+        label="mean shifted by DP",
     )
     style_axes(left, f"(a) embeddings of '{name}', the old class that loses most")
     left.set_xticks([])
@@ -226,7 +228,7 @@ def shift_figure(
             edgecolor="white",
         )
         texts = [f"{h:.0f}" if h >= 4 else "" for h in heights]
-        plain = {"facecolor": "white", "edgecolor": "none", "pad": 1.5}  # a number is not read against a pattern
+        plain = {"facecolor": "white", "edgecolor": "none", "pad": 1.5}  # readable on hatched bars
         for text in right.bar_label(bars, texts, label_type="center", fontsize=9, color=INK):
             text.set_bbox(plain if text.get_text() else None)
         bottom += heights
@@ -238,7 +240,7 @@ def shift_figure(
 
 
 def complexity_figure(numbers: Mapping[str, Mapping[str, Sequence[float]]]) -> Figure:
-    """Measured time against the paper's count of operations, both relative to the smallest: axis -> x, parts."""
+    """Plot measured time against the paper's formula, both relative to the smallest size: axis -> x, parts."""
     figure, axes = panels(len(numbers), 4.6)
     for own, (axis, found) in zip(axes, numbers.items(), strict=True):
         x = found["x"]

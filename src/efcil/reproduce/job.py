@@ -1,4 +1,4 @@
-"""One run of the grid, complete enough to be told to another process or another machine."""
+"""Serializable description of one run, for other processes or machines."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from efcil.reproduce.result_index import RunKey
 
 
 class Job(Options):
-    """A cell, and what the command was given to run it with."""
+    """Run key with the options of the command."""
 
     key: RunKey
     overrides: tuple[str, ...] = ()
@@ -20,20 +20,20 @@ class Job(Options):
     out: Path
     command: str
     device: str = "cpu"
-    concurrent_runs: int = 1  # that share its device, itself included
+    concurrent_runs: int = 1  # runs sharing its device, itself included
 
     @property
     def title(self) -> str:
-        """What it is called in messages."""
+        """Name in messages."""
         return f"{self.key.dataset} T={self.key.tasks} order {self.key.order} {self.key.group}"
 
     @property
     def directory(self) -> Path:
-        """Its run directory."""
+        """Run directory."""
         return self.out / self.key.directory
 
     def absolute(self) -> Job:
-        """Return it with paths that hold in every directory."""
+        """Return the job with absolute paths."""
         data = None if self.data is None else self.data.absolute()
         return self.model_copy(update={"data": data, "out": self.out.absolute()})
 

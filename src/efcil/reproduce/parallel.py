@@ -1,6 +1,6 @@
-"""Many runs at once, each in a process of its own: a failed one is tried again, and blocks none of the others.
+"""Run a grid of experiments in parallel processes; failed runs are retried without blocking others.
 
-`run_all` is the loop; where an attempt runs is the business of an `Executor`: processes here, or Ray (on_ray.py).
+`run_all` is the scheduling loop; an `Executor` starts attempts as local processes or on Ray (on_ray.py).
 """
 
 from __future__ import annotations
@@ -29,44 +29,44 @@ from efcil.experiment.reporters import Reporter
 from efcil.reproduce.job import Job
 
 WORKER = (sys.executable, "-m", "efcil.reproduce.worker")
-LOG = "process.log"  # in the run's directory: all that its processes said
-POLL = 0.1  # seconds between two looks at the processes
-PAUSE = 2.0  # seconds before the first retry; each further one waits twice as long
-TAIL_BYTES = 4096  # bytes of a log that are searched for its last line
+LOG = "process.log"  # output of all attempts, in the run directory
+POLL = 0.1  # polling interval in seconds
+PAUSE = 2.0  # seconds before the first retry, doubled for each further one
+TAIL_BYTES = 4096  # bytes to search for the last line of a log
 
 
 class Attempt(Protocol):
-    """A run under way."""
+    """Running attempt."""
 
     def ended(self) -> str | None:
-        """Return None while it goes on, nothing ("") when it is done, or why it failed."""
+        """Return None while running, "" on success, or the reason of failure."""
 
     def stop(self) -> None:
-        """Let it finish its step and save; may be called again."""
+        """Request to finish the step and save; may be called repeatedly."""
 
     def kill(self) -> None:
-        """End it at once."""
+        """Kill it."""
 
 
 class Executor(Protocol):
-    """Where attempts run."""
+    """Starts attempts."""
 
     def start(self, job: Job, number: int, exclusive: bool) -> Attempt | None:
-        """Start an attempt, `exclusive` with a device to itself; None while there is no room."""
+        """Start an attempt, with its own device if `exclusive`; return None if all slots are busy."""
 
     def close(self) -> None:
-        """Let go of everything."""
+        """Release all resources."""
 
 
 @dataclass
 class _PendingAttempt:
     job: Job
     number: int = 1
-    ready: float = 0.0  # when it may start, on the monotonic clock
+    ready: float = 0.0  # earliest start on the monotonic clock
 
 
 class _Grid:
-    """What a signal stops: all runs together."""
+    """All running attempts, stopped together by a signal."""
 
     training = True
 
@@ -75,10 +75,10 @@ class _Grid:
 
 
 def run_all(jobs: Sequence[Job], executor: Executor, retries: int, reporter: Reporter) -> None:
-    """Run all jobs to their end; raise `RunsFailed` at the end if one failed `retries` + 1 times.
+    """Run all jobs; finally raise `RunsFailed` if one failed `retries` + 1 times.
 
-    The last attempt of a run has a device to itself, after all others have begun: what fails only for want of memory
-    beside its neighbors succeeds then. The first signal stops every run after its step, the second at once.
+    The last attempt of a run is exclusive, after all others have started, in case only shared memory was insufficient.
+    The first signal stops every run after its step, the second kills them.
     """
     grid = _Grid(reporter)
     waiting = [_PendingAttempt(job) for job in jobs]
@@ -97,9 +97,7 @@ def run_all(jobs: Sequence[Job], executor: Executor, retries: int, reporter: Rep
             reporter.note(f"{one.job.title}: {why}; attempt {one.number + 1} of {retries + 1} in {pause:.0f} s")
             waiting.append(_PendingAttempt(one.job, one.number + 1, time.monotonic() + pause))
         else:
-            reporter.note(
-                f"{one.job.title}: {why}; given up after {one.number} attempts, see {one.job.directory / LOG}"
-            )
+            reporter.note(f"{one.job.title}: {why}; failed {one.number} times, see {one.job.directory / LOG}")
             failed.append(one.job.title)
 
     def begin() -> None:
@@ -111,13 +109,13 @@ def run_all(jobs: Sequence[Job], executor: Executor, retries: int, reporter: Rep
                 attempt = executor.start(one.job, one.number, exclusive)
             except OSError as error:
                 waiting.remove(one)
-                over(one, f"cannot be started: {error}")
+                over(one, f"cannot start: {error}")
                 continue
             if attempt is not None:
                 waiting.remove(one)
                 running[id(one)] = (one, attempt)
 
-    with stoppable([grid], "go on with the same command"):
+    with stoppable([grid], "resume with the same command"):
         try:
             while waiting or running:
                 if grid.stop.is_set():
@@ -140,7 +138,7 @@ def run_all(jobs: Sequence[Job], executor: Executor, retries: int, reporter: Rep
             executor.close()
     if failed:
         count = f"{len(failed)} of {len(jobs)} runs failed {retries + 1} time{'s' * (retries > 0)}"
-        raise RunsFailed(f"{count}: {', '.join(failed)}; the same command tries them again")
+        raise RunsFailed(f"{count}: {', '.join(failed)}; run the same command to retry")
 
 
 # -- processes on this machine -----------------------------------------------------------------------------------------
@@ -148,53 +146,53 @@ def run_all(jobs: Sequence[Job], executor: Executor, retries: int, reporter: Rep
 
 @dataclass(frozen=True)
 class Slot:
-    """Room for one process: a GPU by the name that CUDA_VISIBLE_DEVICES knows, or none, and CPU threads."""
+    """Slot for one process: a GPU as in CUDA_VISIBLE_DEVICES, or None, and CPU threads."""
 
     gpu: str | None
     threads: int
 
 
 def gpus(device: str) -> list[str]:
-    """Return the names of the GPUs that --device allows; none for a CPU. No GPU is touched: they are the children's."""
+    """Return the GPUs that --device allows, empty for a CPU, without initializing CUDA in this process."""
     count = accel.device_count()
     kind, _, index = device.partition(":")
     if kind not in ("auto", "cuda") or (kind == "auto" and not count):
-        Execution.choose(device)  # refuses what is not there
+        Execution.choose(device)  # raises ConfigError if not available
         return []
     named = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
     names = named[:count] if named else [str(i) for i in range(count)]
     if not names or (index and not (index.isdigit() and int(index) < count)):
         have = ["cpu"] + [f"cuda:{i}" for i in range(count)]
-        raise ConfigError(f"--device {device} is not usable here; there is {', '.join(have)}")
+        raise ConfigError(f"--device {device} is not available; use {', '.join(have)}")
     return [names[int(index)]] if index else names
 
 
 def slots(parallel: str, device: str, jobs: int) -> list[Slot]:
-    """Return the room for processes: `parallel` is their number, or auto: as many as a GPU fits, or one per core."""
-    found = gpus(device)
+    """Return the slots: `parallel` is their number or auto, as many as fit a GPU or one per core."""
+    devices = gpus(device)
     if parallel == "auto":
         per_gpu = Execution(torch.device("cuda"), cuda_graphs=True).concurrent_runs
-        count = len(found) * per_gpu if found else cores()
+        count = len(devices) * per_gpu if devices else cores()
     elif parallel.isdigit() and int(parallel) > 0:
         count = int(parallel)
     else:
-        raise ConfigError(f"--parallel {parallel}: must be auto, a number of processes, ray or ray://HOST:PORT")
+        raise ConfigError(f"--parallel {parallel}: wanted auto, a number of processes, ray or ray://HOST:PORT")
     count = max(1, min(count, jobs))
     threads = max(1, cores() // count)
     limit = os.environ.get("OMP_NUM_THREADS", "")
     threads = min(threads, int(limit)) if limit.isdigit() and int(limit) else threads
-    return [Slot(found[i % len(found)] if found else None, threads) for i in range(count)]
+    return [Slot(devices[i % len(devices)] if devices else None, threads) for i in range(count)]
 
 
 class Processes:
-    """Processes on this machine: one per slot, those of a GPU side by side."""
+    """Executor with local processes, one per slot."""
 
     def __init__(self, room: Sequence[Slot], quiet: bool):
         self._room, self._quiet = room, quiet
-        self._busy: dict[int, tuple[Process, bool]] = {}  # slot -> its process, and whether it has the device alone
+        self._busy: dict[int, tuple[Process, bool]] = {}  # slot -> (process, exclusive)
 
     def start(self, job: Job, number: int, exclusive: bool) -> Process | None:
-        """Start it on the GPU with the fewest neighbors, if a slot is free."""
+        """Start an attempt on the least loaded GPU, if a slot is free."""
         self._busy = {i: (p, a) for i, (p, a) in self._busy.items() if p.ended() is None}
         on: dict[str | None, list[bool]] = {slot.gpu: [] for slot in self._room}
         for i, (_, is_exclusive) in self._busy.items():
@@ -214,11 +212,11 @@ class Processes:
         return process
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing."""
 
 
 class Process:
-    """An attempt in a process of its own; its input is the line by which it is stopped."""
+    """Attempt in a separate process, which stops when its input is closed."""
 
     def __init__(self, job: Job, number: int, threads: int, gpu: str | None = None, *, echo: bool):
         job.directory.mkdir(parents=True, exist_ok=True)
@@ -230,8 +228,8 @@ class Process:
             log.write(f"--- attempt {number}, {datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC\n".encode())
             log.flush()
             self._echoed, self._echo = log.tell(), echo
-            # A session of its own: Ctrl-C in the terminal is the grid's business, which stops all of them once.
-            self.process = subprocess.Popen(  # nosec B603 # this package's own module, no shell; the job is its input
+            # In a new session, so that Ctrl-C reaches only the grid, which stops all attempts.
+            self.process = subprocess.Popen(  # nosec B603 # a module of this package, no shell, job on stdin
                 WORKER,
                 stdin=subprocess.PIPE,
                 stdout=log,
@@ -249,7 +247,7 @@ class Process:
         return self.process.stdin
 
     def ended(self) -> str | None:
-        """Say how it ended, and tell what it has said meanwhile."""
+        """Echo new output and return the status."""
         code = self.process.poll()
         self._echo_new_lines()
         if code is None:
@@ -258,28 +256,28 @@ class Process:
         return describe_exit(code, _tail(self.log)) if code else ""
 
     def stop(self) -> None:
-        """Close its input."""
+        """Close the input of the process."""
         with contextlib.suppress(BrokenPipeError):
             self._input.close()
 
     def kill(self) -> None:
-        """End it and whatever it started."""
+        """Kill the process and its children."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
         self.stop()
 
     def _echo_new_lines(self) -> None:
-        """Print the whole lines that the log has got."""
+        """Print new complete lines of the log."""
         if not self._echo:
             return
         with self.log.open("rb") as log:
             log.seek(self._echoed)
             new = log.read()
-        whole = new[: new.rfind(b"\n") + 1]
-        self._echoed += len(whole)
-        if whole:
-            print(whole.decode("utf-8", "replace"), end="", flush=True)
+        complete = new[: new.rfind(b"\n") + 1]
+        self._echoed += len(complete)
+        if complete:
+            print(complete.decode("utf-8", "replace"), end="", flush=True)
 
 
 def _tail(log: Path) -> str:

@@ -1,4 +1,4 @@
-"""The runs that the paper's tables and figures stand on. A trajectory is trained once and serves all of them."""
+"""Runs required for the paper's tables and figures, and their results; each trajectory is trained once."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ ORDERS = ("identity", "1992", "1993")
 PRESET, SEED = "paper", 0
 SNAPSHOTS = "snapshots"
 
-# Everything that reads an LwF trajectory or its first backbone: asked for together, since a backbone is gone after its
-# task. CIP under the rank rule `positive` is the identity on CIFAR-100 (docs/fidelity.md): the exact rank is here too.
+# All methods on an LwF trajectory or its first backbone run together, as backbones are not saved. CIP under the rank
+# rule `positive` is the identity on CIFAR-100 (docs/fidelity.md), so exact-rank variants are included.
 _TRAJECTORY = (
     *("dpcr", "dp-ncm", "ldc", "adc", "sdc", "lwf-ncm", "lwf", "acil", "ds-al", "fecam"),
     *("rrcr", "rrcr+tssp", "rrcr+tssp+cn", "rrcr+tssp+cip"),
@@ -41,7 +41,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class RunKey:
-    """One run: a data set, a split, a class order, and methods that share a training."""
+    """Identity of a run: data set, split, class order and methods on one training run."""
 
     dataset: str
     tasks: int
@@ -50,16 +50,16 @@ class RunKey:
 
     @property
     def methods(self) -> tuple[str, ...]:
-        """The methods it measures."""
+        """Methods evaluated in the run."""
         return GROUPS[self.group]
 
     @property
     def directory(self) -> PurePath:
-        """Where it lies below the output directory."""
+        """Path relative to the output directory."""
         return PurePath("runs", self.dataset, f"T{self.tasks}", f"order-{self.order}", self.group)
 
     def experiment(self, overrides: Sequence[str] = ()) -> Experiment:
-        """Resolve it with the paper's preset."""
+        """Resolve the experiment with the preset `paper`."""
         spec = ExperimentSpec(
             self.methods,
             self.dataset,
@@ -72,20 +72,20 @@ class RunKey:
         return resolve(spec)
 
     def snapshot(self, out: Path, task: int) -> Path:
-        """Where its features and statistics after a task (1 is the first) are kept for figures."""
+        """Return the path of the snapshot after a task (1 is the first)."""
         return out / self.directory / SNAPSHOTS / f"task-{task:02d}.safetensors"
 
 
 @cache
 def paper() -> Mapping[str, Mapping[int, Mapping[str, Mapping[str, Any]]]]:
-    """Return the paper's numbers: data set -> tasks -> method -> A_f, A_avg, source, orders."""
+    """Return published results: data set -> tasks -> method -> A_f, A_avg, source, orders."""
     text = resources.files("efcil.reproduce").joinpath("paper.yaml").read_text(encoding="utf-8")
     loaded: Mapping[str, Mapping[int, Mapping[str, Mapping[str, Any]]]] = yaml.safe_load(text)
     return loaded
 
 
 def published(dataset: str, tasks: int, method: str, source: str) -> Mapping[str, Any] | None:
-    """Return what a table of the paper prints for a method, or None."""
+    """Return the published result of a method in a table, or None."""
     entry = paper().get(dataset, {}).get(tasks, {}).get(method)
     if entry is None:
         return None
@@ -96,7 +96,7 @@ _NUMBERS = ("A_f", "A_avg", "A_t", "A5_t", "matrix", "old", "new", "forgetting",
 
 
 def _mean(values: Sequence[Any]) -> Any:
-    """Return the mean of numbers, or of lists of them place by place; None where one is missing.
+    """Return the mean of numbers, or elementwise of lists; None where a value is missing.
 
     >>> _mean([[1.0, [2.0, None]], [3.0, [4.0, None]]])
     [2.0, [3.0, None]]
@@ -107,32 +107,31 @@ def _mean(values: Sequence[Any]) -> Any:
 
 
 class ResultIndex:
-    """Complete summaries by what was measured; one that was measured in another way is not among them.
+    """Complete summaries by experiment; summaries with other options are excluded.
 
-    Repeats of one experiment are averaged.
+    Repetitions of an experiment are averaged.
     """
 
     def __init__(self) -> None:
         self._found: dict[tuple[str, int, str, str], list[Summary]] = {}
-        self._excluded: dict[tuple[str, str], list[str]] = {}  # what was left out: by comparison, and why
+        self._excluded: dict[tuple[str, str], list[str]] = {}  # excluded summaries by (comparison, reason)
 
     @property
     def excluded(self) -> list[str]:
-        """What was left out, and why, in words; the methods of a comparison together."""
+        """Descriptions of excluded summaries with reasons."""
         texts = []
         for (comparison, difference), paths in self._excluded.items():
-            many = len(paths) > 1
-            what = f"{len(paths)} summaries in {comparison} were" if many else f"{paths[0]} was"
-            texts.append(f"{what} measured in another way ({difference}) and {'are' if many else 'is'} left out")
+            what = f"{len(paths)} summaries in {comparison}" if len(paths) > 1 else paths[0]
+            texts.append(f"excluded {what}: measured with other options ({difference})")
         return texts
 
     def get(self, dataset: str, tasks: int, order: str, method: str) -> Run | None:
-        """Return a method's run in a class order, if it was measured."""
+        """Return the result of a method in a class order, or None."""
         summary = self.summary(dataset, tasks, order, method)
         return None if summary is None else Run.of(summary)
 
     def summary(self, dataset: str, tasks: int, order: str, method: str) -> Summary | None:
-        """Return it as it was written; of repeats the mean, and the time of the fastest and on what it was."""
+        """Return its summary; for repetitions the mean, with time and device of the fastest."""
         repeats = self._found.get((dataset, tasks, order, method), [])
         if not repeats:
             return None
@@ -142,16 +141,16 @@ class ResultIndex:
         return {**repeats[0], **means, **{key: fastest.get(key) for key in TIMING}}
 
     def read(self, places: Iterable[Path], cells: Iterable[RunKey], overrides: Sequence[str]) -> None:
-        """Take up the summaries at or below the places that belong to one of the cells; of copies one."""
-        wanted = {(c.dataset, c.tasks, c.order, label): c for c in cells for label in c.methods}
+        """Add summaries at or below `places` that belong to one of `cells`, without duplicates."""
+        requested = {(c.dataset, c.tasks, c.order, label): c for c in cells for label in c.methods}
         plans: dict[RunKey, Experiment] = {}
         for comparison, name, summary in (found for place in places for found in _values(place)):
             if not isinstance(summary, dict) or not {"method", "dataset", "A_t", "training"} <= summary.keys():
                 continue
             key = (summary["dataset"], summary.get("tasks"), str(summary.get("order")), summary["method"])
-            if key not in wanted or summary.get("status") != "complete":
+            if key not in requested or summary.get("status") != "complete":
                 continue
-            cell = wanted[key]
+            cell = requested[key]
             experiment = plans.setdefault(cell, cell.experiment(overrides))
             if difference := _difference(summary, experiment):
                 self._excluded.setdefault((comparison, difference), []).append(name)
@@ -163,21 +162,21 @@ class ResultIndex:
 
 
 def _values(place: Path) -> Iterator[tuple[str, str, Any]]:
-    """Yield comparison, name and content of each JSON file below a directory, and of each line of stored results."""
+    """Yield comparison, name and content of each JSON file below a directory and each line of stored results."""
     for path in sorted(place.rglob("*.json")):
         comparison = path.parent.parent if path.name == "summary.json" else path.parent
         yield str(comparison), str(path), read_json(path, error=RunError)
     for path in sorted(place.glob("*.jsonl")):
-        if path.name != "metrics.jsonl":  # a run's log, whose last line may be cut
+        if path.name != "metrics.jsonl":  # the log of a run, whose last line may be truncated
             for number, line in enumerate(read_json_lines(path, error=RunError), 1):
                 run = line.get("run") if isinstance(line, dict) else None
                 yield f"{path}#{run}", f"{path}:{number}", line
 
 
 def _difference(summary: Summary, experiment: Experiment) -> str:
-    """Say in what a summary differs from what is asked for; nothing if it is the same experiment.
+    """Describe how a summary differs from the requested experiment; empty if it does not.
 
-    What a summary does not mention was not an option then: it counts as the default.
+    Options missing in a summary did not exist then and count as the default.
     """
     _, options = experiment.methods[summary["method"]]
     if (summary.get("preset"), summary.get("seed")) != (experiment.preset, experiment.seed):
@@ -188,9 +187,9 @@ def _difference(summary: Summary, experiment: Experiment) -> str:
         try:
             found = type(wanted).model_validate(summary.get(given, {}))
         except ValidationError:
-            return f"its {given} are not ours"
+            return f"its {given} are invalid"
         a, b = flat(found), flat(wanted)
-        b.pop("lazy", None)  # decoded once or as needed: the same pixels
+        b.pop("lazy", None)  # does not affect pixels
         if words := [f"{key} {json.dumps(a[key])}, not {json.dumps(b[key])}" for key in b if a[key] != b[key]]:
             return "; ".join(words)
     return ""

@@ -1,4 +1,4 @@
-"""What figures read of a trajectory after a task: test features under two backbones, and DPCR's statistics."""
+"""Snapshots for figures: test features of two backbones and DPCR's statistics after a task."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from efcil.tensor_files import load_tensors
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A trajectory after a task."""
+    """Snapshot of a trajectory after a task."""
 
-    before: Tensor  # (n, dim) test features under the backbone before the task; of all classes seen
-    after: Tensor  # (n, dim) under the backbone after it
+    before: Tensor  # (n, dim) test features of all classes so far, from the backbone before the task
+    after: Tensor  # (n, dim) from the backbone after the task
     labels: Tensor  # (n,) positions in the class order
-    stats: Mapping[str, ClassStats]  # by method
+    stats: Mapping[str, ClassStats]  # method -> statistics
 
     @classmethod
     def read(cls, path: Path) -> tuple[Snapshot, list[str]]:
-        """Read what a run wrote; the names of the classes come with it, in the order they were learned."""
+        """Load a snapshot and the class names in class order."""
         try:
             return cls._of(*load_tensors(path))
         except (KeyError, TypeError, ValueError, IndexError, AttributeError, RuntimeError, ConfigError) as error:
             why = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-            raise CheckpointError(f"{path} is not what a run keeps for figures ({why}); run it again") from error
+            raise CheckpointError(f"{path} is not a snapshot ({why}); run it again") from error
 
     @classmethod
     def _of(cls, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> tuple[Snapshot, list[str]]:
@@ -55,7 +55,7 @@ class Snapshot:
         return normalize_columns(weight) if normalize else weight
 
     def accuracy(self, weight: Tensor) -> float:
-        """Percent of the test images that a classifier gets right."""
+        """Return the test accuracy of a classifier in percent."""
         right = (self.after.to(weight) @ weight).argmax(1) == self.labels
         return 100 * float(right.double().mean())
 
@@ -64,7 +64,7 @@ GAMMAS = tuple(float(f"{10.0**k:.3g}") for k in torch.arange(-2, 6.1, 0.5).tolis
 
 
 def gamma_grid(snapshot: Snapshot, chosen: float) -> dict[str, object]:
-    """Final accuracy for each gamma, with and without CN: one solve each, nothing is trained."""
+    """Return the final accuracy for each gamma, with and without CN, without training."""
     gammas = sorted({*GAMMAS, chosen})
     found = {
         key: [snapshot.accuracy(snapshot.weight("dpcr", gamma, normalize)) for gamma in gammas]

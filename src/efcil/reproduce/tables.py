@@ -1,4 +1,4 @@
-"""The paper's tables: its numbers, ours, the difference and the seconds, as Markdown, LaTeX and CSV."""
+"""The paper's tables with published result, our result, difference and time, as Markdown, LaTeX and CSV."""
 
 from __future__ import annotations
 
@@ -18,65 +18,65 @@ MISSING = "not measured"
 
 @dataclass(frozen=True)
 class Benchmark:
-    """A data set and a split in a table."""
+    """Data set and split in a table."""
 
     dataset: str
     tasks: int
 
     @property
     def title(self) -> str:
-        """In words."""
+        """Title text."""
         return f"{self.dataset}, T = {self.tasks}"
 
 
 @dataclass(frozen=True)
 class TableRow:
-    """A method in a block: what the paper prints and what was measured."""
+    """Row of a table: published and measured results of a method."""
 
     method: str
     words: str
     paper: Mapping[str, Any] | None
-    values: Mapping[str, Value | None]  # by metric; the mean over `orders`
-    orders: tuple[str, ...]  # those measured
+    values: Mapping[str, Value | None]  # by metric, mean over `orders`
+    orders: tuple[str, ...]  # measured class orders
     seconds: float | None  # of the fastest run
     device: str
 
     def difference(self, metric: str) -> float | None:
-        """Ours minus the paper's."""
+        """Return our result minus the published one."""
         value = self.values[metric]
         return None if self.paper is None or value is None else value.mean - self.paper[metric]
 
 
 @dataclass(frozen=True)
 class Table:
-    """One of the paper's tables."""
+    """Table of the paper."""
 
     name: str
     title: str
     source: str  # as paper.yaml names it
     benchmarks: tuple[Benchmark, ...]
-    methods: Mapping[str, str]  # label -> words
+    methods: Mapping[str, str]  # label -> title
     orders: tuple[str, ...]
 
     def lines(self, benchmark: Benchmark, index: ResultIndex) -> list[TableRow]:
-        """Return the rows of a block."""
-        found = []
+        """Return the rows of a benchmark."""
+        rows = []
         for method, words in self.methods.items():
             runs = {o: r for o in self.orders if (r := index.get(benchmark.dataset, benchmark.tasks, o, method))}
             values = {metric: Value.over(getattr(r, metric) for r in runs.values()) for metric in METRICS}
             seconds = min((r.seconds for r in runs.values() if r.seconds is not None), default=None)
             devices = "; ".join(dict.fromkeys(r.timed_on for r in runs.values()))
             entry = published(benchmark.dataset, benchmark.tasks, method, self.source)
-            found.append(TableRow(method, words, entry, values, tuple(runs), seconds, devices))
-        return found
+            rows.append(TableRow(method, words, entry, values, tuple(runs), seconds, devices))
+        return rows
 
     def complete(self, index: ResultIndex) -> bool:
-        """Whether every number was measured in every order."""
+        """Return whether every result was measured in every order."""
         lines = (line for benchmark in self.benchmarks for line in self.lines(benchmark, index))
         return all(line.orders == self.orders for line in lines)
 
     def markdown(self, index: ResultIndex, command: str) -> str:
-        """One table for each block."""
+        """Return one Markdown table per benchmark."""
         parts = [f"# {self.title}", "", f"`{command}`", ""]
         for benchmark in self.benchmarks:
             head = ["Method"]
@@ -106,7 +106,7 @@ class Table:
         return "\n".join(parts).rstrip() + "\n"
 
     def latex(self, index: ResultIndex) -> str:
-        """A booktabs table, ours with the paper's number behind it in brackets; the best of ours in bold."""
+        """Return a booktabs table of our results, with the published ones in brackets and our best in bold."""
         benchmarks = [(benchmark, self.lines(benchmark, index)) for benchmark in self.benchmarks]
         titles = [tex(b.title).replace(f"T = {b.tasks}", f"$T = {b.tasks}$") for b in self.benchmarks]
         lines = [
@@ -127,7 +127,7 @@ class Table:
         return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"]) + "\n"
 
     def csv(self, index: ResultIndex) -> str:
-        """One row for each number, with every digit."""
+        """Return one row per value at full precision."""
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
         head = ["dataset", "tasks", "method", "metric", "paper", "ours", "spread", "difference", "orders", "seconds"]
@@ -137,9 +137,11 @@ class Table:
                 for metric in METRICS:
                     value = line.values[metric]
                     numbers = [None, None] if value is None else [value.mean, value.spread]
-                    known = [line.paper[metric] if line.paper else None, *numbers, line.difference(metric)]
-                    rest = [" ".join(line.orders), *_plain([line.seconds]), line.device]
-                    writer.writerow([benchmark.dataset, benchmark.tasks, line.method, metric, *_plain(known), *rest])
+                    values = [line.paper[metric] if line.paper else None, *numbers, line.difference(metric)]
+                    details = [" ".join(line.orders), *_plain([line.seconds]), line.device]
+                    writer.writerow(
+                        [benchmark.dataset, benchmark.tasks, line.method, metric, *_plain(values), *details]
+                    )
         return text.getvalue()
 
 

@@ -1,7 +1,7 @@
-"""The process of one run: `python -m efcil.reproduce.worker`, started by a grid, never by hand.
+"""Process of one run: `python -m efcil.reproduce.worker`, started by `efcil reproduce --parallel`.
 
-It reads a job as one line of JSON from its standard input, and runs or resumes it. When its input ends, whether the
-grid was stopped or died, it finishes its step, saves and ends. What it prints is the run's log.
+It reads a job as one line of JSON from standard input and runs or resumes it. When its input is closed, because the
+grid was stopped or died, it finishes its step, saves and exits. Its output is the log of the run.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from efcil.reproduce.job import Job
 
 
 def main() -> int:
-    """Run as told; return the exit code."""
+    """Run the job; return the exit code."""
     job = Job.model_validate_json(sys.stdin.readline())
     try:
         run = job.run(Execution.choose(job.device), PrefixReporter(job.title))
@@ -34,10 +34,10 @@ def main() -> int:
 
 
 def _follow(run: Run) -> None:
-    """Stop the run when the input ends. A signal that came as well, to the whole group, makes no difference."""
+    """Stop the run when the input is closed; an additional signal to the process group has no effect."""
     wait_for_end_of_input()
     run.stop.set()
-    if not run.training:  # nothing to finish: it is still reading its data
+    if not run.training:  # still loading data, nothing to save
         os.kill(os.getpid(), signal.SIGTERM)
 
 
