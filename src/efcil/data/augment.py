@@ -63,9 +63,10 @@ def augment(images: Tensor, transform: Transform, generator: torch.Generator, ch
     """Draw parameters for all images and apply them in chunks, to bound memory.
 
     Args:
-        images: (n, channels, height, width) uint8. transform: the transform to apply. generator: random generator; with
-        a CPU generator, results are equal on all devices. chunk: images per chunk; by default as many as fit
-        CHUNK_BYTES.
+        images: (n, channels, height, width) uint8.
+        transform: the transform to apply.
+        generator: random generator; with a CPU generator, results are equal on all devices.
+        chunk: images per chunk; by default as many as fit CHUNK_BYTES.
 
     >>> images = torch.arange(8, dtype=torch.uint8).view(2, 1, 2, 2)
     >>> augment(images, RandomCrop(1), torch.Generator().manual_seed(0), chunk=1).shape

@@ -20,9 +20,11 @@ def find_folder(
     """Return the folder of a data set: `directory` or one of its known subfolders.
 
     Args:
-        name: name of the data set. directory: directory given by the user. wanted: description of the expected
-        contents, for the message. inner: possible subfolders of `directory`. shows: predicate for the folder, complete
-        or not.
+        name: name of the data set.
+        directory: directory given by the user.
+        wanted: description of the expected contents, for the message.
+        inner: possible subfolders of `directory`.
+        shows: predicate for the folder, complete or not.
     """
     directory = Path(directory)
     remedy = f"unpack it there or give its folder with --data; to get it: {find(name).url}"
