@@ -129,8 +129,8 @@ class Registry(Mapping[str, T]):
             self._examine(point.name, value, named)
             name = value.name if self._has_name else point.name
             if not self._is_own(name):
-                self._add(found, name, _Plugin(value, package))
-        for name, plugin in found.items():
+                self._add(plugins, name, _Plugin(value, package))
+        for name, plugin in plugins.items():
             try:
                 self._check(name, plugin.value)
             except ConfigError as error:
