@@ -49,6 +49,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from efcil import data as datasets
 from efcil import models
 from efcil.accel.captured_step import CapturedStep
+from efcil.accel.cuda import Cuda
 from efcil.accel.execution import Execution
 from efcil.accel.prefetch import Prefetcher
 from efcil.accel.streams import thread_stream
@@ -187,8 +188,10 @@ def executions(device: str) -> Iterator[tuple[str, Execution | None]]:
     """Each variant and its machine; None where it needs CUDA and there is none."""
     place = torch.device(device)
     for name, (precision, compiled, captured) in VARIANTS.items():
-        possible = place.type == "cuda" or not (compiled or captured)
-        yield name, Execution(place, precision, compiled, captured) if possible else None
+        if place.type == "cuda":
+            yield name, Cuda(place, precision, compile=compiled, cuda_graphs=captured)
+        else:
+            yield name, None if compiled or captured else Execution(place, precision)
 
 
 def one_step(lwf: LwF, images: torch.Tensor, labels: torch.Tensor) -> Callable[[], None]:

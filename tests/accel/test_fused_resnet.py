@@ -5,7 +5,6 @@ import copy
 import os
 import subprocess
 import sys
-from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -17,6 +16,7 @@ from efcil import models
 from efcil.accel import criteria, fused_lwf_loss, fused_resnet
 from efcil.accel.batch_norm import BatchNorm
 from efcil.accel.criteria import FusedFeatureDistillLoss, FusedLwFLoss
+from efcil.accel.cuda import Cuda
 from efcil.accel.execution import Execution
 from efcil.accel.fused_resnet import FusedResNet
 from efcil.accel.optim import SGD
@@ -175,8 +175,8 @@ class OwnLwF(LwF):
 
 @pytest.mark.parametrize("kind", [LwF, OwnLwF])
 def test_training_hands_weights_over_and_ends_it(monkeypatch, kind):
-    monkeypatch.setattr(Execution, "use_fused_resnet", True)
-    taken, execution = [], Execution(torch.device("cpu"), "bf16")
+    monkeypatch.setattr(Cuda, "use_fused_resnet", True)
+    taken, execution = [], Cuda(torch.device("cpu"), "bf16")
     monkeypatch.setattr(SGD, "apply", lambda self, parameter, gradient: taken.append(parameter.shape))
     lwf = kind(OPTIONS, 3, execution, 0)
     data = blobs()
@@ -354,16 +354,14 @@ def test_gradients_are_widened_in_lots(monkeypatch):
 
 def test_branches_are_for_captured_steps_in_half_precision():
     cuda = torch.device("cuda")
-    assert Execution(cuda, "bf16", compile=True, cuda_graphs=True).use_fused_resnet
+    assert Cuda(cuda, "bf16", compile=True, cuda_graphs=True).use_fused_resnet
     for other in ({"precision": "fp32"}, {"compile": False}, {"cuda_graphs": False}):
-        assert not Execution(
-            cuda, **{"precision": "bf16", "compile": True, "cuda_graphs": True, **other}
-        ).use_fused_resnet
+        assert not Cuda(cuda, **{"precision": "bf16", "compile": True, "cuda_graphs": True, **other}).use_fused_resnet
 
 
 def test_a_learner_on_such_a_machine_learns_as_one_function(monkeypatch):
-    monkeypatch.setattr(Execution, "use_fused_resnet", True)
-    lwf = LwF(OPTIONS, 3, Execution(torch.device("cpu"), "bf16"), 0)
+    monkeypatch.setattr(Cuda, "use_fused_resnet", True)
+    lwf = LwF(OPTIONS, 3, Cuda(torch.device("cpu"), "bf16"), 0)
     assert isinstance(lwf.student_features, FusedResNet)
     assert lwf.student_features.fallback is lwf.student.backbone
     assert lwf.student_features.dtype is torch.bfloat16
@@ -495,7 +493,7 @@ def test_the_kernels_of_a_gpu_compute_the_same():
     assert done.returncode == 0, done.stderr[-2000:]
 
 
-class Accelerated(Execution):
+class Accelerated(Cuda):
     """The arithmetic of a GPU's fast path on a CPU: its losses and its network, neither compiled nor captured."""
 
     use_fused_resnet = True
@@ -531,7 +529,7 @@ def test_the_loss_from_few_kernels_is_the_loss(fused_losses, known, held, precis
             PseudoReplayOptions(**dict(options), feature_distill_weight=held, pseudo_ratio=0.0),
         )
     eager = Execution(torch.device("cpu"), precision)
-    fast = replace(eager, compile=True, cuda_graphs=True)
+    fast = Cuda(torch.device("cpu"), precision, compile=True, cuda_graphs=True)
     lwf = kind(options, 3, eager, 0).train()
     for task in tasks:
         lwf.before_task(task)
@@ -725,7 +723,7 @@ def test_the_loss_from_few_kernels_is_tried_before_it_is_used(monkeypatch, spoil
 
 @pytest.mark.parametrize(("compiled", "captured"), list(product((True, False), repeat=2)))
 def test_few_kernels_are_for_captured_steps_that_may_be_compiled(fused_losses, compiled, captured):
-    execution = Execution(torch.device("cpu"), compile=compiled, cuda_graphs=captured)
+    execution = Cuda(torch.device("cpu"), compile=compiled, cuda_graphs=captured)
     criterion = LwF(OPTIONS, 3, execution, 0).criterion()
     assert isinstance(execution.criterion(criterion), FusedLwFLoss) is (compiled and captured)
 
@@ -733,7 +731,7 @@ def test_few_kernels_are_for_captured_steps_that_may_be_compiled(fused_losses, c
 def test_the_compiler_is_loaded_when_it_is_needed(monkeypatch):
     asked = []
     monkeypatch.setattr(torch, "compile", lambda call, **how: asked.append(how) or call)
-    fast = Execution(torch.device("cpu"), compile=True).maybe_compile(torch.sin)
+    fast = Cuda(torch.device("cpu"), compile=True).maybe_compile(torch.sin)
     assert not asked
     assert fast(torch.zeros(1)) == 0
     assert fast(torch.ones(1)) > 0
@@ -741,7 +739,7 @@ def test_the_compiler_is_loaded_when_it_is_needed(monkeypatch):
 
 
 def test_the_loss_of_other_kinds_takes_its_own_way(monkeypatch):
-    fast = Execution(torch.device("cpu"), compile=True, cuda_graphs=True)
+    fast = Cuda(torch.device("cpu"), compile=True, cuda_graphs=True)
     lwf = LwF(OPTIONS, 3, Execution(torch.device("cpu")), 0)
     assert type(fast.criterion(lwf.criterion())) is LwFLoss, "there are no such kernels here"
     monkeypatch.setattr(criteria, "_works", lambda device, dtype: True)

@@ -14,10 +14,10 @@ import pytest
 import torch
 
 from efcil import protocol
-from efcil.accel import execution as execution_module
-from efcil.accel import fused_resnet
+from efcil.accel import cuda, fused_resnet
 from efcil.accel import streams as stream_module
-from efcil.accel.execution import AUTOTUNE_THREAD, Execution, _preload_libraries
+from efcil.accel.cuda import AUTOTUNE_THREAD, Cuda, _preload_libraries
+from efcil.accel.execution import Execution
 from efcil.accel.streams import SharedExclusiveLock, thread_stream
 from efcil.errors import Interrupted
 from efcil.experiment import concurrent
@@ -87,7 +87,7 @@ def test_a_gate_opens_after_a_failure():
 
 
 def test_without_captures_nobody_waits():
-    execution = Execution(torch.device("cpu"))
+    execution = Cuda(torch.device("cpu"))
     with execution.exclusive_capture(), execution.exclusive_capture(), execution.prevent_capture():
         pass
 
@@ -109,8 +109,8 @@ def test_triton_reads_itself_ahead_where_it_is(monkeypatch):
     monkeypatch.setitem(sys.modules, "triton.runtime.cache", there)
     failed = []
     monkeypatch.setattr(threading, "excepthook", failed.append)
-    fast = Execution(torch.device("cpu"), "bf16", compile=True, cuda_graphs=True)
-    plain = Execution(torch.device("cpu"), "fp32", compile=True, cuda_graphs=True)
+    fast = Cuda(torch.device("cpu"), "bf16", compile=True, cuda_graphs=True)
+    plain = Cuda(torch.device("cpu"), "fp32", compile=True, cuda_graphs=True)
     for known, execution in ((0, Execution(torch.device("cpu"))), (0, plain), (1, fast), (1, fast)):
         execution.start_lazy_init()
         execution.wait_lazy_init()
@@ -126,7 +126,7 @@ def test_linear_algebra_is_read_by_one_thread_and_waited_for(monkeypatch):
     """torch fails where two threads ask for it first at the same time, as two runs do that end a task together."""
     asked, go_on, over = [], threading.Event(), []
     monkeypatch.setattr(torch.linalg, "cholesky_ex", lambda matrix: asked.append(matrix.dtype) or go_on.wait(SOON))
-    execution = Execution(torch.device("cpu"), cuda_graphs=True)
+    execution = Cuda(torch.device("cpu"), cuda_graphs=True)
     _preload_libraries.cache_clear()
 
     def one(_):
@@ -166,7 +166,7 @@ def test_a_run_begins_when_all_is_read_and_tried_out():
 )
 def test_a_rehearsal_looks_at_one_image_where_cudnn_tries_out(monkeypatch, precision, processes, looks):
     seen, world = [], SimpleNamespace(size=processes)
-    execution = Execution(torch.device("cpu"), precision, compile=True, cuda_graphs=True, world=world)
+    execution = Cuda(torch.device("cpu"), precision, compile=True, cuda_graphs=True, world=world)
     evaluator = object.__new__(protocol.Evaluator)
     evaluator.execution = execution
     evaluator.pixels = ImageBatches(torch.zeros(5, 3, 8, 8, dtype=torch.uint8), (0.5,) * 3, (0.5,) * 3, execution)
@@ -205,9 +205,9 @@ def streams(monkeypatch):
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: getattr(now, "stream", None))
     local = threading.local()
     monkeypatch.setattr(stream_module, "_local", local)
-    monkeypatch.setattr(execution_module, "_local", local)
+    monkeypatch.setattr(cuda, "_local", local)
     with Watched(1, AUTOTUNE_THREAD) as pool:
-        monkeypatch.setattr(execution_module, "_autotune_pool", lambda: pool)
+        monkeypatch.setattr(cuda, "_autotune_pool", lambda: pool)
         yield
 
 
@@ -225,7 +225,7 @@ def test_what_a_run_waits_for_goes_first(streams):
 def test_convolutions_of_runs_at_once_are_tried_out_in_one_thread(streams):
     """Each on its own streams: runs whose steps one thread records on shared ones spoil each other's weights."""
     place = torch.device("cpu")
-    execution, meet = Execution(place, cuda_graphs=True), threading.Barrier(3, timeout=SOON)
+    execution, meet = Cuda(place, cuda_graphs=True), threading.Barrier(3, timeout=SOON)
 
     def here():
         thread = threading.current_thread().name
@@ -252,15 +252,13 @@ def test_convolutions_of_runs_at_once_are_tried_out_in_one_thread(streams):
 
 
 def test_there_is_one_thread_of_convolutions():
-    assert execution_module._autotune_pool() is execution_module._autotune_pool()
-    names = {
-        execution_module._autotune_pool().submit(lambda: threading.current_thread().name).result(SOON) for _ in range(5)
-    }
+    assert cuda._autotune_pool() is cuda._autotune_pool()
+    names = {cuda._autotune_pool().submit(lambda: threading.current_thread().name).result(SOON) for _ in range(5)}
     assert len(names) == 1
 
 
 def test_runs_that_capture_and_runs_that_look_keep_nobody_waiting(streams):
-    execution, said = Execution(torch.device("cpu"), cuda_graphs=True), []
+    execution, said = Cuda(torch.device("cpu"), cuda_graphs=True), []
 
     def one(way):
         for _ in range(30):
@@ -280,7 +278,7 @@ def test_what_fails_in_the_thread_of_convolutions_fails_where_it_was_asked_for(s
     def fails():
         raise torch.OutOfMemoryError("no room")
 
-    execution = Execution(torch.device("cpu"), cuda_graphs=True)
+    execution = Cuda(torch.device("cpu"), cuda_graphs=True)
     with ThreadPoolExecutor(1) as pool:
         with pytest.raises(torch.OutOfMemoryError, match="no room"):
             pool.submit(execution.run_on_autotune_thread, fails).result(SOON)

@@ -9,6 +9,7 @@ import torch
 from torch.nn import functional as F
 
 from batches import loss_of
+from efcil.accel.cuda import Cuda
 from efcil.accel.execution import Execution
 from efcil.classifiers.learner_head import LearnerHead
 from efcil.core.metrics import AccuracyMatrix
@@ -423,7 +424,7 @@ def test_looking_at_the_maps_is_one_graph():
 def test_a_compiled_machine_compiles_the_function(monkeypatch):
     calls = []
     monkeypatch.setattr(torch, "compile", lambda call, **how: calls.append((call, how)) or call)
-    execution, backbone = Execution(torch.device("cpu"), compile=True), build("resnet10", width=2)
+    execution, backbone = Cuda(torch.device("cpu"), compile=True), build("resnet10", width=2)
 
     def function(images):
         return images

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from efcil.accel import folded_resnet
+from efcil.accel.cuda import Cuda
 from efcil.accel.execution import Execution
 from efcil.accel.folded_resnet import FoldedConv, FoldedResNet, fold, is_correct_on, supports_fused_conv
 from efcil.accel.stem import IM2COL_CHANNELS, StemConv
@@ -151,13 +152,13 @@ class OtherNet(ResNet):
     """A network of somebody else, whose stem may be used otherwise."""
 
 
-@pytest.mark.parametrize(("place", "kind"), [("cuda", StemConv), ("cpu", torch.nn.Conv2d)])
-def test_a_network_gets_a_filled_stem_when_it_is_placed_on_a_gpu(place, kind):
+@pytest.mark.parametrize(("place", "way", "kind"), [("cuda", Cuda, StemConv), ("cpu", Execution, torch.nn.Conv2d)])
+def test_a_network_gets_a_filled_stem_when_it_is_placed_on_a_gpu(place, way, kind):
     module = Placed(build("resnet10", stem="imagenet", width=4).eval())
     before, weight, state = module.state_dict(), module.backbone.conv1.weight, torch.get_rng_state()
     images = torch.rand(2, 3, 32, 32, generator=torch.Generator().manual_seed(1))
     wanted = module.backbone(images)
-    assert Execution(torch.device(place)).place(module).place == torch.device(place)
+    assert way(torch.device(place)).place(module).place == torch.device(place)
     assert type(module.backbone.conv1) is kind
     assert module.backbone.conv1.weight is weight
     assert list(module.state_dict()) == list(before)
@@ -173,7 +174,7 @@ def test_only_networks_of_exactly_this_kind_are_accelerated(monkeypatch):
     assert isinstance(fold(backbone, torch.device("cpu"), torch.float32), FoldedResNet)
     backbone.__class__ = OtherNet
     assert fold(backbone, torch.device("cpu"), torch.float32) is None
-    Execution(torch.device("cuda")).place(Placed(backbone))
+    Cuda(torch.device("cuda")).place(Placed(backbone))
     assert type(backbone.conv1) is torch.nn.Conv2d
 
 

@@ -25,6 +25,7 @@ from torch.distributed.run import get_args_parser
 
 import distributed_worker as worker
 from command_lines import misspelt
+from efcil.accel.cuda import Cuda
 from efcil.accel.execution import Execution
 from efcil.data.workers import cores, own_cores
 from efcil.errors import ConfigError, Interrupted
@@ -252,7 +253,7 @@ def test_options_that_do_not_fit_several_processes_are_refused(monkeypatch):
 
 
 def test_synchronised_normalisation_takes_the_place_of_the_plain_one():
-    execution = Execution(torch.device("cpu"), world=World(0, 2), sync_bn=True)
+    execution = Cuda(torch.device("cpu"), world=World(0, 2), sync_bn=True)
     plain = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4))
     names = list(plain.state_dict())
     module = execution.place(plain)

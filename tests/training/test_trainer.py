@@ -14,6 +14,7 @@ from torch.nn import functional
 from batches import loss_of
 from efcil import models
 from efcil.accel import captured_step, folded_resnet, prefetch
+from efcil.accel.cuda import Cuda
 from efcil.accel.execution import Execution
 from efcil.accel.fused_resnet import FusedResNet
 from efcil.accel.optim import SGD
@@ -747,14 +748,14 @@ def test_a_hook_sees_the_gradients_before_they_are_used(data, execution):
 @pytest.mark.parametrize("hook", ["none", "of a subclass", "of one of ours", "of an object"])
 def test_with_a_hook_no_optimizer_runs_inside_the_backward_pass(data, monkeypatch, hook):
     """On the fast path as well: all gradients are there, and nothing was updated before."""
-    monkeypatch.setattr(Execution, "use_fused_resnet", True)
+    monkeypatch.setattr(Cuda, "use_fused_resnet", True)
     early, sgd = [], SGD.apply
     monkeypatch.setattr(
         SGD, "apply", lambda self, parameter, grad: early.append(parameter) or sgd(self, parameter, grad)
     )
     if hook == "of one of ours":
         monkeypatch.setattr(Clipped, "__module__", "efcil.learners.clipped")
-    execution, seen = Execution(torch.device("cpu"), "bf16"), []
+    execution, seen = Cuda(torch.device("cpu"), "bf16"), []
     learner = make_learner(Clipped if "ours" in hook or "subclass" in hook else "lwf", execution=execution)
     if hook == "of an object":
         learner.before_update = lambda parameters: seen.append([p.grad is not None for p in parameters])
@@ -777,7 +778,7 @@ def test_features_are_those_of_the_network_at_rest_where_that_is_fast(monkeypatc
     asked, sizes = [], []
     plain, fast = (
         Execution(torch.device("cpu"), "bf16"),
-        Execution(torch.device("cpu"), "bf16", compile=True, cuda_graphs=True),
+        Cuda(torch.device("cpu"), "bf16", compile=True, cuda_graphs=True),
     )
     backbone = models.build(name, stem="cifar", width=4, channels=3, seed=0)
     draw = torch.Generator().manual_seed(0)
@@ -851,7 +852,7 @@ def counted(recorded, weight, fails=False):
         if fails and recorded.now[-1] == "capture":
             raise torch.OutOfMemoryError("no room")
 
-    step.loss_sum, step.weight, step.execution = torch.zeros(()), 1.0, Execution(torch.device("cpu"))
+    step.loss_sum, step.weight, step.execution = torch.zeros(()), 1.0, Cuda(torch.device("cpu"))
     update = SimpleNamespace(zero_grad=lambda: recorded.said.append("gradients go"))
     refresh = lambda: recorded.said.append("copies follow")  # noqa: E731
     step.optimizer = SimpleNamespace(state_dict=dict, update=update, sync_copies=refresh)

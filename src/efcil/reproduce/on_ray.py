@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from efcil import __version__
-from efcil.accel.execution import Execution
+from efcil.accel.cuda import Cuda
 from efcil.errors import ConfigError
 from efcil.files import atomic_write_bytes
 from efcil.reproduce.job import Job
@@ -51,7 +51,7 @@ def attempt_resources(nodes: Sequence[Mapping[str, float]], device: str, jobs: i
     if device == "cuda" and not any(have):
         raise ConfigError("--device cuda: no machine of the Ray cluster has a GPU; use --device cpu")
     if any(have) and device != "cpu":
-        per_gpu = Execution(torch.device("cuda"), cuda_graphs=True).concurrent_runs
+        per_gpu = Cuda(torch.device("cuda"), cuda_graphs=True).concurrent_runs
         return Resources(1, int(100 / per_gpu) / 100), Resources(1, 1)
     counts = [int(node["CPU"]) for node in nodes if node.get("CPU", 0.0) >= 1]
     if not counts:

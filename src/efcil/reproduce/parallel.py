@@ -21,6 +21,7 @@ from typing import IO, Protocol
 import torch
 
 from efcil import accel
+from efcil.accel.cuda import Cuda
 from efcil.accel.execution import Execution
 from efcil.data.workers import cores
 from efcil.errors import ConfigError, RunsFailed, describe_exit
@@ -171,7 +172,7 @@ def slots(parallel: str, device: str, jobs: int) -> list[Slot]:
     """Return the slots: `parallel` is their number or auto, as many as fit a GPU or one per core."""
     devices = gpus(device)
     if parallel == "auto":
-        per_gpu = Execution(torch.device("cuda"), cuda_graphs=True).concurrent_runs
+        per_gpu = Cuda(torch.device("cuda"), cuda_graphs=True).concurrent_runs
         count = len(devices) * per_gpu if devices else cores()
     elif parallel.isdigit() and int(parallel) > 0:
         count = int(parallel)
