@@ -48,7 +48,6 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from efcil import data as datasets
 from efcil import models
-from efcil.accel.captured_step import CapturedStep
 from efcil.accel.cuda import Cuda
 from efcil.accel.execution import Execution
 from efcil.accel.prefetch import Prefetcher
@@ -194,18 +193,16 @@ def executions(device: str) -> Iterator[tuple[str, Execution | None]]:
             yield name, None if compiled or captured else Execution(place, precision)
 
 
-def one_step(lwf: LwF, images: torch.Tensor, labels: torch.Tensor) -> Callable[[], None]:
+@contextlib.contextmanager
+def one_step(lwf: LwF, images: torch.Tensor, labels: torch.Tensor) -> Iterator[Callable[[], None]]:
     """The product's training step on a fixed batch, captured where the machine says so."""
     execution, options = lwf.execution, lwf.options
     optimizer = Optimizer(lwf, options.first, execution, momentum=options.momentum)
-    lwf.set_gradient_sink(optimizer.update)
     lwf.train()
     pixels = ImageBatches(images, MEAN, STD, execution)
-    step: Step | CapturedStep = Step(lwf.loss, optimizer, pixels, execution, frozen=lwf.frozen_forward())
-    if execution.cuda_graphs:
-        assert isinstance(step, Step)
-        step = CapturedStep(step, lwf, images, labels)
-    return lambda: step(images, labels)
+    with execution.optimizer_in_backward(lwf, optimizer):
+        step = execution.step(Step(lwf.loss, optimizer, pixels, execution, frozen=lwf.frozen_forward()), lwf)
+        yield lambda: step(images, labels)
 
 
 def measure_steps(size: Size, device: str, steps: int, data: Path | None = None) -> Result:
@@ -224,13 +221,13 @@ def measure_steps(size: Size, device: str, steps: int, data: Path | None = None)
             lwf.before_task(task)
             images, labels = (execution.tensor(array[: size.batch]) for array in (task.images, task.labels))
             began = time.perf_counter()
-            call = one_step(lwf, images, labels)
-            call()
-            execution.synchronize()
-            first = time.perf_counter() - began
-            for _ in range(size.warm_up):
+            with one_step(lwf, images, labels) as call:
                 call()
-            seconds = timed(call, steps, size.repeats, execution.device)
+                execution.synchronize()
+                first = time.perf_counter() - began
+                for _ in range(size.warm_up):
+                    call()
+                seconds = timed(call, steps, size.repeats, execution.device)
             work = size.batch * (flops["training"] + teacher * flops["forward"])
             ceiling = work / rate["flops_per_second"]
             row = {"variant": name, "teacher": teacher, "first_seconds": first, "seconds": seconds, "flops": work}
@@ -325,9 +322,9 @@ def measure_epochs(size: Size, device: str, steps: int, data: Path | None = None
 
         train_epochs(lwf, task, size, size.repeats * block + 1, note)
         raw = summarised([(end - begin) / block for begin, end in pairwise(ends[::block])])  # the first one compiles
-        call = one_step(lwf, *(execution.tensor(array[: size.batch]) for array in (task.images, task.labels)))
-        timed(call, size.warm_up, 1, execution.device)
-        step = timed(call, steps, size.repeats, execution.device)
+        with one_step(lwf, *(execution.tensor(a[: size.batch]) for a in (task.images, task.labels))) as call:
+            timed(call, size.warm_up, 1, execution.device)
+            step = timed(call, steps, size.repeats, execution.device)
         fed, resident = len(task) / raw["median"], size.batch / step["median"]
         rates = {"images_per_second": fed, "resident_images_per_second": resident, "share": fed / resident}
         row = {"images": len(task), "seconds": raw, "step_seconds": step, **rates}
@@ -373,8 +370,9 @@ def first_step(size: Size, device: str) -> Result:
     lwf.before_task(task)
     images, labels = (execution.tensor(array[: size.batch]) for array in (task.images, task.labels))
     built = time.perf_counter()
-    one_step(lwf, images, labels)()
-    execution.synchronize()
+    with one_step(lwf, images, labels) as call:
+        call()
+        execution.synchronize()
     return {"build_seconds": built - began, "first_step_seconds": time.perf_counter() - built}
 
 

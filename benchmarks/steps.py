@@ -80,7 +80,7 @@ class Ways:
         self.pixels = ImageBatches(self.images, gpu.MEAN, gpu.STD, self.execution)
         self.seen: tuple[Tensor, ...] = ()
         net = self.lwf.teacher.backbone
-        folded = self.lwf.frozen(net, net).ahead
+        folded = self.execution.frozen(net, net).ahead
         assert folded is not None
         self.frozen = FrozenForward(folded) if teacher == "beside" else None
         if teacher == "ahead":
@@ -99,18 +99,18 @@ class Ways:
         self.choose(way)
         self.restore(list(self.lwf.student.state_dict().values()), self.start)
         self.optimizer = optimizer = Optimizer(self.lwf, self.lwf.options.first, self.execution)
-        self.lwf.set_gradient_sink(optimizer.update)
         step = Step(self.lwf.loss, optimizer, self.pixels, self.execution, frozen=self.frozen)
         batch = (self.images, self.labels, *self.seen)
         call: Step | CapturedStep = step
-        if self.execution.cuda_graphs:
-            # Without a fork there is no branch; the first way has none, and there is no teacher yet.
-            one = mock.patch("torch.cuda.is_current_stream_capturing", return_value=False)
-            with one if way == "in order" else contextlib.nullcontext():
-                call = CapturedStep(step, self.lwf, *batch)
-        yield step, lambda: call(*batch), [*self.lwf.student.state_dict().values(), *optimizer.state_dict().values()]
-        optimizer.update.zero_grad()
-        self.lwf.set_gradient_sink(None)
+        with self.execution.optimizer_in_backward(self.lwf, optimizer):
+            if self.execution.cuda_graphs:
+                # Without a fork there is no branch; the first way has none, and there is no teacher yet.
+                one = mock.patch("torch.cuda.is_current_stream_capturing", return_value=False)
+                with one if way == "in order" else contextlib.nullcontext():
+                    call = CapturedStep(step, self.lwf, *batch)
+            changed = [*self.lwf.student.state_dict().values(), *optimizer.state_dict().values()]
+            yield step, lambda: call(*batch), changed
+            optimizer.update.zero_grad()
 
     def restore(self, kept: list[Tensor], values: list[Tensor]) -> None:
         """Put tensors back; what `values` does not reach, momenta, is zero."""

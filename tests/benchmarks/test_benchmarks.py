@@ -131,7 +131,8 @@ def test_a_timed_step_trains(gpu, execution):
     lwf.before_task(task)
     before = lwf.backbone.conv1.weight.clone()
     images, labels = (execution.tensor(array[: gpu.TINY.batch]) for array in (task.images, task.labels))
-    gpu.one_step(lwf, images, labels)()
+    with gpu.one_step(lwf, images, labels) as call:
+        call()
     assert not torch.equal(before, lwf.backbone.conv1.weight)
 
 

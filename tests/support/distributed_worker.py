@@ -70,9 +70,6 @@ class Bare(nn.Module):
     def frozen_forward(self):
         return None
 
-    def set_gradient_sink(self, gradient_sink):
-        pass
-
 
 class Student(Bare):
     """A small network without batch normalisation: a step in shares must be the step on the whole batch."""

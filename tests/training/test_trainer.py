@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from batches import loss_of
 from efcil import models
-from efcil.accel import captured_step, folded_resnet, prefetch
+from efcil.accel import captured_step, cuda, folded_resnet, prefetch
 from efcil.accel.cuda import Cuda
 from efcil.accel.execution import Execution
 from efcil.accel.fused_resnet import FusedResNet
@@ -27,7 +27,7 @@ from efcil.losses import distillation
 from efcil.models.heads import CosineHead
 from efcil.randomness import RngStream, generator
 from efcil.tasks import TaskStream
-from efcil.training import extraction, loader, trainer
+from efcil.training import extraction, loader
 from efcil.training.image_batches import ImageBatches
 from efcil.training.loader import batch_slices, epoch_batches, several_epochs, shuffle
 from efcil.training.memory import memory_guard
@@ -514,6 +514,13 @@ class Foresighted(prefetch.Prefetcher):
         return self.load_epochs(range(epoch, epoch + 1))[0]
 
 
+@pytest.fixture
+def loading(monkeypatch, ahead):
+    """Computes on the CPU, with epochs and what a teacher says of them prepared ahead as on a GPU, or as usual."""
+    monkeypatch.setattr(cuda, "Prefetcher", Foresighted)
+    return Cuda(torch.device("cpu")) if ahead else Execution(torch.device("cpu"))
+
+
 @pytest.mark.parametrize("numel", [1, 7 * 192, 10**6])
 def test_what_is_seen_at_rest_belongs_to_its_images(data, execution, monkeypatch, numel):
     """However many images are looked at at once, also where the last ones do not fill a batch."""
@@ -540,17 +547,17 @@ def test_what_is_seen_at_rest_belongs_to_its_images(data, execution, monkeypatch
 
 
 @pytest.mark.parametrize("name", ["lwf", "pseudo-replay", "icarl", "foster"])
-def test_training_does_not_depend_on_who_looks_at_the_images(data, execution, monkeypatch, name):
+def test_training_does_not_depend_on_who_looks_at_the_images(data, monkeypatch, name):
     """The teacher's features computed ahead, or in the step: the same weights after the first and a later task."""
-    asked, batch = [], Step.batch
+    asked, batch, execution = [], Step.batch, Cuda(torch.device("cpu"))
     monkeypatch.setattr(Step, "batch", lambda self, *given: asked.append(len(given) - 2) or batch(self, *given))
 
-    def learned(ahead):
-        monkeypatch.setattr(trainer, "Prefetcher", ahead)
+    def learned(prefetcher):
+        monkeypatch.setattr(cuda, "Prefetcher", prefetcher)
         asked.clear()
         own = {"memory": 8} if issubclass(LEARNERS[name], Rehearsal) else {}
         own |= {"compression": Schedule(epochs=1, lr=0.05)} if name == "foster" else {}
-        learner = make_learner(name, **own)
+        learner = make_learner(name, execution=execution, **own)
         for task in list(stream(data))[:2]:
             pixels, labels = shown(task, data, execution)
             fit_task(learner, task, pixels, labels, learner.transform(data.size))
@@ -568,7 +575,7 @@ def test_training_does_not_depend_on_who_looks_at_the_images(data, execution, mo
 
 
 @pytest.mark.parametrize("ahead", [True, False])
-def test_the_loss_of_another_package_gets_its_teacher(data, execution, monkeypatch, ahead):
+def test_the_loss_of_another_package_gets_its_teacher(data, loading):
     """Computed ahead or in the step, it is what the teacher says of these images."""
     asked = []
 
@@ -577,10 +584,9 @@ def test_the_loss_of_another_package_gets_its_teacher(data, execution, monkeypat
             asked.append((self.num_old_classes, batch.teacher, self.teacher.backbone(batch.images)))
             return super().loss(batch)
 
-    monkeypatch.setattr(trainer, "Prefetcher", Foresighted if ahead else prefetch.Prefetcher)
-    learner = make_learner(Own)
+    learner = make_learner(Own, execution=loading)
     for task in list(stream(data))[:2]:
-        fit_task(learner, task, *shown(task, data, execution), learner.transform(data.size))
+        fit_task(learner, task, *shown(task, data, loading), learner.transform(data.size))
     assert {old for old, *_ in asked} == {0, 2}
     for old, given, wanted in asked:
         if not old:
@@ -615,19 +621,18 @@ def plain_images(data):
 
 
 @pytest.mark.parametrize("ahead", [True, False])
-def test_a_view_is_another_augmentation_of_the_same_images(plain_images, execution, monkeypatch, ahead):
-    monkeypatch.setattr(trainer, "Prefetcher", Foresighted if ahead else prefetch.Prefetcher)
-    learner, alone, once = make_learner(TwoViews), make_learner("lwf"), []
+def test_a_view_is_another_augmentation_of_the_same_images(plain_images, loading):
+    learner, alone, once = make_learner(TwoViews, execution=loading), make_learner("lwf", execution=loading), []
     loss = alone.loss
     alone.loss = lambda batch: once.append(batch.images.clone()) or loss(batch)
     for task in list(stream(plain_images))[:2]:
         for one in (learner, alone):
-            fit_task(one, task, *shown(task, plain_images, execution), one.transform(8))
+            fit_task(one, task, *shown(task, plain_images, loading), one.transform(8))
         images, views, labels, teachers = zip(*learner.kept, strict=True)
         assert torch.equal(torch.cat(images), torch.cat(once)), "the first view is that of a learner without others"
         color = torch.cat(images).amax((1, 2, 3))
         assert torch.equal(torch.cat(views).amax((1, 2, 3)), color), "the same image in the same place"
-        pixels, own = shown(task, plain_images, execution)
+        pixels, own = shown(task, plain_images, loading)
         label_of = dict(zip(pixels.normalize(pixels.images).amax((1, 2, 3)).tolist(), own.tolist(), strict=True))
         assert [label_of[c] for c in color.tolist()] == torch.cat(labels).tolist()
         differing = (torch.cat(images) != torch.cat(views)).flatten(1).any(1).float().mean()
@@ -700,13 +705,12 @@ class Doubled:
 
 
 @pytest.mark.parametrize("ahead", [True, False])
-def test_a_transform_that_returns_more_images_is_refused(data, execution, monkeypatch, ahead):
-    monkeypatch.setattr(trainer, "Prefetcher", Foresighted if ahead else prefetch.Prefetcher)
-    learner, task = make_learner(), stream(data)[0]
+def test_a_transform_that_returns_more_images_is_refused(data, loading):
+    learner, task = make_learner(execution=loading), stream(data)[0]
     seen = []
     learner.loss = lambda batch: seen.append(batch)
     with raises(TrainingError, "Doubled", "48", "24", "views"):
-        fit_task(learner, task, *shown(task, data, execution), Doubled())
+        fit_task(learner, task, *shown(task, data, loading), Doubled())
     assert not seen
 
 

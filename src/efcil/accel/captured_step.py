@@ -70,3 +70,17 @@ class CapturedStep:
         for own, new in zip((self.batch, *self.extras), (batch, *extras), strict=True):
             own.copy_(new)
         self.graph.replay()
+
+
+class CaptureAtFirstBatch:
+    """A step that is captured when its first batch is there."""
+
+    def __init__(self, step: Step, module: nn.Module, loss_generator: torch.Generator | None):
+        self.step, self.module, self.loss_generator = step, module, loss_generator
+        self.captured: CapturedStep | None = None
+
+    def __call__(self, *batch: Tensor) -> None:
+        """Take the step on a batch."""
+        if self.captured is None:
+            self.captured = CapturedStep(self.step, self.module, *batch, loss_generator=self.loss_generator)
+        self.captured(*batch)

@@ -5,18 +5,28 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from efcil.accel.execution import Execution
+from efcil.accel.captured_step import CaptureAtFirstBatch
+from efcil.accel.execution import EpochLoader, Execution, LoadEpoch, LoadEpochs
+from efcil.accel.folded_resnet import fold
+from efcil.accel.fused_resnet import FusedResNet
+from efcil.accel.optim import SGD
+from efcil.accel.prefetch import Prefetcher, precompute_teacher
 from efcil.accel.stem import with_stems
 from efcil.accel.streams import SharedExclusiveLock, _local, _thread_streams, thread_stream
 from efcil.losses import Criterion
+from efcil.models.resnet import ResNet
+from efcil.training.batch import FrozenForward
+from efcil.training.image_batches import ImageBatches
+from efcil.training.loader import StoredBatch
+from efcil.training.step import Optimizer, Step
 
 M = TypeVar("M", bound=nn.Module)
 R = TypeVar("R")
@@ -74,6 +84,16 @@ class Cuda(Execution):
             with _preload_lock:
                 reading = _preload_libraries(self.device, self.use_fused_resnet)
             reading.join()
+
+    def trainable(self, backbone: nn.Module) -> Callable[[Tensor], Tensor]:
+        """Return a fast forward pass of a backbone in training."""
+        if self.use_fused_resnet and type(backbone) is ResNet:
+            return FusedResNet(backbone, self.dtype, self.maybe_compile(backbone))
+        return self.maybe_compile(backbone)
+
+    def frozen(self, backbone: nn.Module, call: Callable[[Tensor], Tensor]) -> FrozenForward:
+        """Return the features of a backbone that does not learn now: `call` in a step, faster ahead of it."""
+        return FrozenForward(call, fold(backbone, self.device, self.dtype) or call)
 
     def maybe_compile(self, call: Callable[..., R]) -> Callable[..., R]:
         """Compile a function or a module's forward pass; the module itself stays as it is."""
@@ -135,6 +155,57 @@ class Cuda(Execution):
                 return work()
 
         return _autotune_pool().submit(there).result()
+
+    @staticmethod
+    def knows(part: object) -> bool:
+        """Whether the exact type of an object is one of ours; what is not runs eagerly and is never captured.
+
+        A captured step would freeze the Python branches and counters of a plug-in's loss.
+        """
+        return type(part).__module__.partition(".")[0] == "efcil"
+
+    def step(
+        self, step: Step, learner: nn.Module, loss_generator: torch.Generator | None = None
+    ) -> Callable[..., None]:
+        """Return the step, captured at the first batch where the learner is one of ours."""
+        if not (self.cuda_graphs and self.knows(learner)):
+            return step
+        return CaptureAtFirstBatch(step, learner, loss_generator)
+
+    @contextlib.contextmanager
+    def optimizer_in_backward(self, learner: nn.Module, optimizer: Optimizer) -> Iterator[None]:
+        """Hand gradients of the student's backbone to the optimizer during the backward pass.
+
+        Neither a sum over processes nor a hook needs them all, and the learner is one of ours: it is known not to look
+        at weights or gradients beside the features.
+        """
+        network, update = getattr(learner, "student_features", None), optimizer.update
+        early = self.world.size == 1 and getattr(learner, "before_update", None) is None and self.knows(learner)
+        if not (early and isinstance(network, FusedResNet) and isinstance(update, SGD)):
+            yield
+            return
+        network.set_gradient_sink(update)
+        try:
+            yield
+        finally:
+            network.set_gradient_sink(None)
+
+    def loader(
+        self,
+        load_epoch: LoadEpoch,
+        load_epochs: LoadEpochs,
+        pixels: ImageBatches,
+        num_epochs: int,
+        frozen: FrozenForward | None = None,
+    ) -> EpochLoader:
+        """Return what loads epochs beside the steps of those before, outputs of frozen networks included."""
+        ahead = None if frozen is None else frozen.ahead
+
+        def load_block(block: range) -> Sequence[Sequence[StoredBatch]]:
+            found = load_epochs(block)
+            return found if ahead is None else precompute_teacher(found, ahead, pixels, self)
+
+        return Prefetcher(load_epoch, load_block, pixels.images, num_epochs, self)
 
     def criterion(self, criterion: Criterion) -> Criterion:
         """Return a fused version of a loss where there is one for its exact type."""

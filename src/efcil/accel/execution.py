@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -17,10 +17,32 @@ from torch import Tensor, nn
 from efcil.accel.device import synchronize
 from efcil.errors import ConfigError
 from efcil.losses import Criterion
+from efcil.training.batch import FrozenForward
 from efcil.training.distributed import SINGLE_PROCESS, World
+
+if TYPE_CHECKING:
+    from efcil.training.image_batches import ImageBatches
+    from efcil.training.loader import StoredBatch
+    from efcil.training.step import Optimizer, Step
 
 M = TypeVar("M", bound=nn.Module)
 R = TypeVar("R")
+LoadEpoch = Callable[[int], "Iterable[StoredBatch]"]  # returns the batches of an epoch
+LoadEpochs = Callable[[range], "Sequence[Sequence[StoredBatch]]"]  # returns those of several
+
+
+class EpochLoader:
+    """The batches of epochs, each loaded when its epoch begins."""
+
+    def __init__(self, load_epoch: LoadEpoch):
+        self.load_epoch = load_epoch
+
+    def prefetch(self, epoch: int) -> None:
+        """Start loading the batches of an epoch, and of those after it, where that pays."""
+
+    def get(self, epoch: int) -> Iterable[StoredBatch]:
+        """Return an epoch's batches; the caller synchronizes with the device before asking for the next."""
+        return self.load_epoch(epoch)
 
 
 @dataclass(frozen=True)
@@ -113,21 +135,47 @@ class Execution:
         """Move a module to the device."""
         return module.to(self.device)
 
+    def trainable(self, backbone: nn.Module) -> Callable[[Tensor], Tensor]:
+        """Return a fast forward pass of a backbone in training, where there is one for its exact type."""
+        return backbone
+
+    def frozen(self, backbone: nn.Module, call: Callable[[Tensor], Tensor]) -> FrozenForward:
+        """Return the features of a backbone that does not learn now: `call` in a step, faster ahead of it."""
+        return FrozenForward(call, call)
+
     def maybe_compile(self, call: Callable[..., R]) -> Callable[..., R]:
         """Return a fast form of a function or a module's forward pass, where there is one."""
         return call
 
-    @staticmethod
-    def knows(part: object) -> bool:
-        """Whether the exact type of an object is one of ours; what is not runs eagerly and is never captured.
-
-        A captured step would freeze the Python branches and counters of a plug-in's loss.
-        """
-        return type(part).__module__.partition(".")[0] == "efcil"
-
     def criterion(self, criterion: Criterion) -> Criterion:
         """Return a fused version of a loss, where there is one for its exact type."""
         return criterion
+
+    def step(
+        self, step: Step, learner: nn.Module, loss_generator: torch.Generator | None = None
+    ) -> Callable[..., None]:
+        """Return what takes a training step on each batch; the loss draws from `loss_generator`."""
+        return step
+
+    def optimizer_in_backward(
+        self, learner: nn.Module, optimizer: Optimizer
+    ) -> contextlib.AbstractContextManager[None]:
+        """Update weights while other gradients are still being computed, meanwhile and where that changes nothing."""
+        return contextlib.nullcontext()
+
+    def loader(
+        self,
+        load_epoch: LoadEpoch,
+        load_epochs: LoadEpochs,
+        pixels: ImageBatches,
+        num_epochs: int,
+        frozen: FrozenForward | None = None,
+    ) -> EpochLoader:
+        """Return what loads the batches of `num_epochs` epochs, one or several at a time.
+
+        The outputs of a frozen network come with them where they are computed ahead of the steps.
+        """
+        return EpochLoader(load_epoch)
 
     @property
     def use_fused_resnet(self) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 from torch import Tensor
 
-from efcil.accel.execution import Execution
+from efcil.accel.execution import EpochLoader, Execution
 from efcil.accel.streams import thread_stream
 from efcil.data.augment import CHUNK_BYTES
 from efcil.training.image_batches import ImageBatches
@@ -44,7 +44,7 @@ def precompute_teacher(
     return [[(*batch, next(seen)) for batch in epoch] for epoch in epochs]
 
 
-class Prefetcher:
+class Prefetcher(EpochLoader):
     """Prefetch the next epochs on a stream of its own, on a GPU and where they fit.
 
     Images are augmented and frozen networks applied to them. Small tasks have several epochs prefetched together, since

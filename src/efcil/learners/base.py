@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Literal, Protocol
 
 import torch
@@ -13,8 +13,6 @@ from torch import Tensor, nn
 
 from efcil import models
 from efcil.accel.execution import Execution
-from efcil.accel.folded_resnet import fold
-from efcil.accel.fused_resnet import FusedResNet, GradientSink
 from efcil.config import Options
 from efcil.core.class_stats import ClassStats
 from efcil.data import augment
@@ -100,7 +98,7 @@ class Learner(nn.Module, ABC):
         self.anchor: nn.Module | None = None  # copy of the backbone after the first task, where a method needs it
         self.loss_generator = torch.Generator(execution.device)  # random source of the loss; reseeded in each epoch
         # Compiled once for all tasks: weights are copied into the same modules, the growing head stays outside.
-        self.student_features = self.in_training(self.student.backbone)
+        self.student_features = execution.trainable(self.student.backbone)
         self.teacher_features = execution.maybe_compile(self.teacher.backbone)
 
     def _new_classifier(self, seed: int) -> Classifier:
@@ -180,24 +178,6 @@ class Learner(nn.Module, ABC):
     def frozen_forward(self) -> FrozenForward | None:
         """Return the frozen network whose outputs the loss of this stage needs, None if it needs none."""
         return None
-
-    def set_gradient_sink(self, gradient_sink: GradientSink | None) -> None:
-        """Update the student's weights while other gradients are still being computed, where that changes nothing.
-
-        Only for learners that are known not to look at weights or gradients beside the features.
-        """
-        if isinstance(self.student_features, FusedResNet):
-            self.student_features.set_gradient_sink(gradient_sink if self.execution.knows(self) else None)
-
-    def in_training(self, backbone: nn.Module) -> Callable[[Tensor], Tensor]:
-        """Return a fast forward pass of a backbone in training."""
-        if self.execution.use_fused_resnet and type(backbone) is models.ResNet:
-            return FusedResNet(backbone, self.execution.dtype, self.execution.maybe_compile(backbone))
-        return self.execution.maybe_compile(backbone)
-
-    def frozen(self, backbone: nn.Module, call: Callable[[Tensor], Tensor]) -> FrozenForward:
-        """Return the features of a backbone that does not learn now: `call` in a step, faster ahead of it."""
-        return FrozenForward(call, fold(backbone, self.execution.device, self.execution.dtype) or call)
 
     def training_data(self, stage: int, pixels: ImageBatches, labels: Tensor) -> tuple[ImageBatches, Tensor]:
         """Return the training images and labels of a stage."""

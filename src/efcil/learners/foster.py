@@ -193,10 +193,10 @@ class FOSTER(Rehearsal):
         """Return the features of the old backbone, or of the boosted model for compression."""
         if not self.num_old_classes:
             return None
-        old_backbone = self.frozen(self.teacher.backbone, self.teacher_features)
+        old_backbone = self.execution.frozen(self.teacher.backbone, self.teacher_features)
         if self.boosting:
             return old_backbone
-        added = self.frozen(self.booster.backbone, self.booster_features)
+        added = self.execution.frozen(self.booster.backbone, self.booster_features)
         assert old_backbone.ahead is not None
         assert added.ahead is not None
         return FrozenForward(_concat(old_backbone.call, added.call), _concat(old_backbone.ahead, added.ahead))

@@ -27,7 +27,7 @@ class LwF(Learner):
 
     def frozen_forward(self) -> FrozenForward | None:
         """Return the teacher's features."""
-        return self.frozen(self.teacher.backbone, self.teacher_features) if self.num_old_classes else None
+        return self.execution.frozen(self.teacher.backbone, self.teacher_features) if self.num_old_classes else None
 
     def criterion(self) -> Criterion:
         """Return the loss of Eq. 1 over the classes of this task."""

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import torch
@@ -17,7 +16,6 @@ from efcil.training.schedule import Schedule
 
 Rule = Literal["sgd", "adam"]
 Loss = Callable[[Batch], Tensor]
-SetGradientSink = Callable[[SGD | None], None]  # tells who finds gradients who takes them at once, if anybody
 
 
 class Optimizer:
@@ -53,15 +51,6 @@ class Optimizer:
         """Update low-precision copies after parameters were changed elsewhere."""
         if isinstance(self.update, SGD):
             self.update.sync_copies()
-
-    @contextlib.contextmanager
-    def optimizer_in_backward(self, set_gradient_sink: SetGradientSink, early: bool) -> Iterator[None]:
-        """Meanwhile whoever finds a gradient may hand it over at once, where nothing comes before the update."""
-        set_gradient_sink(self.update if isinstance(self.update, SGD) and early else None)
-        try:
-            yield
-        finally:
-            set_gradient_sink(None)
 
 
 class Step:

@@ -11,10 +11,7 @@ from typing import Any, Protocol, cast
 import torch
 from torch import Tensor, nn
 
-from efcil.accel.captured_step import CapturedStep
 from efcil.accel.execution import Execution
-from efcil.accel.optim import SGD
-from efcil.accel.prefetch import Prefetcher, precompute_teacher
 from efcil.data.augment import Transform
 from efcil.errors import ConfigError, TrainingError
 from efcil.randomness import RngStream, derive_seed, generator
@@ -43,9 +40,6 @@ class Trainable(Protocol):
     views: int
     num_old_classes: int
     loss_generator: torch.Generator
-
-    def set_gradient_sink(self, gradient_sink: SGD | None) -> None:
-        """Update weights while other gradients are still being computed, where that changes nothing."""
 
     def before_task(self, task: Task) -> None:
         """Prepare for a task."""
@@ -108,7 +102,6 @@ class _Stage:
         self.execution, self.module = learner.execution, module
         with self.execution.prevent_capture():
             images, labels = learner.training_data(state.stage, data.images, data.labels)
-        self.images = images
         self.optimizer = Optimizer(
             module, schedule, self.execution, learner.options.optimizer, learner.options.momentum
         )
@@ -122,12 +115,12 @@ class _Stage:
             learner.loss, self.optimizer, images, self.execution, running_statistics(module), self.frozen, learner.views
         )
         self.eager.before_update = getattr(module, "before_update", None)
-        self.step: Step | CapturedStep = self.eager
+        self.step = self.execution.step(self.eager, module, learner.loss_generator)
         batch_size, last_batch = learner.options.batch_size, learner.options.last_batch
         self.epoch_data = (images.images, labels, data.transform, batch_size, last_batch)
         count = padded_count(len(labels), batch_size, last_batch)
         self.slices = list(batch_slices(count, min(batch_size, len(labels)), last_batch))
-        self.loader = Prefetcher(self._load_epoch, self._load_epochs, images.images, self.end, self.execution)
+        self.loader = self.execution.loader(self._load_epoch, self._load_epochs, images, self.end, self.frozen)
 
     # --- batches ------------------------------------------------------------------------------------------------------
 
@@ -139,18 +132,14 @@ class _Stage:
 
     def _load_epochs(self, epochs: range) -> Sequence[Sequence[StoredBatch]]:
         generators = [self._generator(epoch) for epoch in epochs]
-        batches = several_epochs(*self.epoch_data, generators, self.execution.world, self.learner.views)
-        if self.frozen is None or self.frozen.ahead is None:
-            return batches
-        return precompute_teacher(batches, self.frozen.ahead, self.images, self.execution)
+        return several_epochs(*self.epoch_data, generators, self.execution.world, self.learner.views)
 
     # --- training -----------------------------------------------------------------------------------------------------
 
     def fit(self, epochs: int) -> None:
         """Train the epochs of this stage that are left; the task has `epochs` in all."""
-        state, world = self.state, self.execution.world
-        early = world.size == 1 and self.eager.before_update is None  # neither other processes nor a hook need them all
-        updating = self.optimizer.optimizer_in_backward(self.learner.set_gradient_sink, early)
+        state = self.state
+        updating = self.execution.optimizer_in_backward(self.module, self.optimizer)
         with memory_guard(f"training task {state.task + 1}"), updating:
             while state.epoch < self.end:
                 lr = self.schedule.lr_at(state.epoch - self.begin)
@@ -181,8 +170,6 @@ class _Stage:
             if number < done:
                 continue
             eager.weight = world.begin_batch(rows.stop - rows.start)
-            if self.execution.cuda_graphs and self.execution.knows(self.module) and self.step is eager:
-                self.step = CapturedStep(eager, self.module, *batch, loss_generator=loss_generator)
             self.step(*batch)
             state.step = number + 1
             for callback in self.trainer.callbacks:
