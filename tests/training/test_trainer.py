@@ -796,7 +796,7 @@ def test_features_are_those_of_the_network_at_rest_where_that_is_fast(monkeypatc
         monkeypatch.setattr(
             folded_resnet, "supports_fused_conv", lambda device, dtype, there=there: asked.append(dtype) or there
         )
-        monkeypatch.setattr(extraction, "TEACHER_BATCH_NUMEL", 32 * 3 * 8 * 8)
+        monkeypatch.setattr(cuda, "TEACHER_BATCH_NUMEL", 32 * 3 * 8 * 8)
         pixels = ImageBatches(images, (0.5,) * 3, (0.25,) * 3, execution)
         monkeypatch.setattr(pixels, "normalize", lambda batch, n=pixels.normalize: sizes.append(len(batch)) or n(batch))
         found[kind] = extraction.extract(backbone, pixels, execution)

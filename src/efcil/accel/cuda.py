@@ -14,11 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from efcil.accel.captured_step import CaptureAtFirstBatch
-from efcil.accel.execution import EpochLoader, Execution, LoadEpoch, LoadEpochs
+from efcil.accel.execution import EpochLoader, Execution, Inference, LoadEpoch, LoadEpochs
 from efcil.accel.folded_resnet import fold
 from efcil.accel.fused_resnet import FusedResNet
 from efcil.accel.optim import SGD
-from efcil.accel.prefetch import Prefetcher, precompute_teacher
+from efcil.accel.prefetch import TEACHER_BATCH_NUMEL, Prefetcher, precompute_teacher
 from efcil.accel.stem import with_stems
 from efcil.accel.streams import SharedExclusiveLock, _local, _thread_streams, thread_stream
 from efcil.losses import Criterion
@@ -94,6 +94,14 @@ class Cuda(Execution):
     def frozen(self, backbone: nn.Module, call: Callable[[Tensor], Tensor]) -> FrozenForward:
         """Return the features of a backbone that does not learn now: `call` in a step, faster ahead of it."""
         return FrozenForward(call, fold(backbone, self.device, self.dtype) or call)
+
+    def inference(self, backbone: nn.Module) -> Inference:
+        """Return how the features of many images are computed by a backbone in eval mode."""
+        folded = fold(backbone, self.device, self.dtype) if self.use_fused_resnet else None
+        full = self.device.type == "cuda"  # cuDNN tries its algorithms for every new shape: longer than a full batch
+        if folded is None:
+            return Inference(backbone, full_batches=full)
+        return Inference(folded, TEACHER_BATCH_NUMEL, full)  # the teacher's batch size: cuDNN was autotuned for it
 
     def maybe_compile(self, call: Callable[..., R]) -> Callable[..., R]:
         """Compile a function or a module's forward pass; the module itself stays as it is."""
@@ -206,6 +214,15 @@ class Cuda(Execution):
             return found if ahead is None else precompute_teacher(found, ahead, pixels, self)
 
         return Prefetcher(load_epoch, load_block, pixels.images, num_epochs, self)
+
+    def normalize(self, batch: Tensor, scale: Tensor, offset: Tensor) -> Tensor:
+        """Return uint8 images times `scale` minus `offset`, in the memory format of the network's input."""
+        if self.use_fused_resnet and batch.is_cuda:
+            from efcil.accel import training_kernels
+
+            return training_kernels.normalize(batch, scale, offset)
+        layout = torch.channels_last if self.device.type == "cuda" else torch.contiguous_format
+        return (batch.float() * scale - offset).contiguous(memory_format=layout)
 
     def criterion(self, criterion: Criterion) -> Criterion:
         """Return a fused version of a loss where there is one for its exact type."""

@@ -46,6 +46,15 @@ class EpochLoader:
 
 
 @dataclass(frozen=True)
+class Inference:
+    """How features of many images are computed: by which call, in which batches."""
+
+    call: Callable[[Tensor], Tensor]
+    batch_numel: int | None = None  # numbers in a batch of images; None: as many as fit
+    full_batches: bool = False  # whether a batch that is not full is filled up
+
+
+@dataclass(frozen=True)
 class Execution:
     """Where and how a run computes: here eagerly, on any device. The loop is the same on all of them."""
 
@@ -143,9 +152,17 @@ class Execution:
         """Return the features of a backbone that does not learn now: `call` in a step, faster ahead of it."""
         return FrozenForward(call, call)
 
+    def inference(self, backbone: nn.Module) -> Inference:
+        """Return how the features of many images are computed by a backbone in eval mode."""
+        return Inference(backbone)
+
     def maybe_compile(self, call: Callable[..., R]) -> Callable[..., R]:
         """Return a fast form of a function or a module's forward pass, where there is one."""
         return call
+
+    def normalize(self, batch: Tensor, scale: Tensor, offset: Tensor) -> Tensor:
+        """Return uint8 images times `scale` minus `offset`, in the memory format of the network's input."""
+        return (batch.float() * scale - offset).contiguous()
 
     def criterion(self, criterion: Criterion) -> Criterion:
         """Return a fused version of a loss, where there is one for its exact type."""
@@ -176,11 +193,6 @@ class Execution:
         The outputs of a frozen network come with them where they are computed ahead of the steps.
         """
         return EpochLoader(load_epoch)
-
-    @property
-    def use_fused_resnet(self) -> bool:
-        """Whether ResNets are trained by `efcil.accel.fused_resnet`."""
-        return False
 
     def start_lazy_init(self) -> None:
         """Start loading libraries in the background."""

@@ -8,8 +8,6 @@ import torch
 from torch import Tensor, nn
 
 from efcil.accel.execution import Execution
-from efcil.accel.folded_resnet import fold
-from efcil.accel.prefetch import TEACHER_BATCH_NUMEL
 from efcil.training.image_batches import ImageBatches
 from efcil.training.memory import memory_guard
 
@@ -23,12 +21,11 @@ def extract(backbone: nn.Module, pixels: ImageBatches, execution: Execution, cro
     With several processes, each computes its share of the rows and all of them receive all rows.
     """
     backbone.eval()
-    shape, on_gpu = pixels.images.shape, execution.device.type == "cuda"
+    shape, way = pixels.images.shape, execution.inference(backbone)
     size = max(1, min(1024, BATCH_PIXELS // math.prod(shape[1:])))
     center = pixels.center_crop(crop)
-    folded = fold(backbone, execution.device, execution.dtype) if execution.use_fused_resnet else None
-    if folded is not None and center is None:  # the teacher's batch size, for which cuDNN was autotuned
-        size = max(1, TEACHER_BATCH_NUMEL // math.prod(shape[1:]))
+    if way.batch_numel is not None and center is None:
+        size = max(1, way.batch_numel // math.prod(shape[1:]))
     rows = torch.arange(shape[0], device=pixels.images.device)[execution.world.shard(shape[0])]
 
     def forward() -> Tensor:
@@ -36,11 +33,11 @@ def extract(backbone: nn.Module, pixels: ImageBatches, execution: Execution, cro
         with execution.autocast():
             for batch in pixels.batches_of(rows.split(size)):
                 count = len(batch)
-                if on_gpu and count < size:  # cuDNN tries its algorithms for every new shape: longer than a full batch
+                if way.full_batches and count < size:
                     batch = torch.cat([batch, batch[:1].expand(size - count, -1, -1, -1)])
                 if center is not None:
                     batch = center.apply(batch, {})
-                found.append((folded or backbone)(pixels.normalize(batch)).float()[:count])
+                found.append(way.call(pixels.normalize(batch)).float()[:count])
         return torch.cat(found)
 
     with memory_guard("extracting features"):

@@ -32,8 +32,7 @@ class ImageBatches:
         self.offset = (
             (torch.tensor(mean, dtype=torch.float64) / torch.tensor(std, dtype=torch.float64)).float().view(shape)
         ).to(execution.device)
-        self.format = torch.channels_last if execution.device.type == "cuda" else torch.contiguous_format
-        self.use_kernel = execution.use_fused_resnet  # normalized by one kernel
+        self.execution = execution
         self.augmentation: tuple[Transform, Parameters] | None = None  # applied when batches are made
 
     def center_crop(self, crop: int | None) -> CenterCrop | None:
@@ -69,8 +68,4 @@ class ImageBatches:
 
     def normalize(self, batch: Tensor) -> Tensor:
         """Pixels 0 .. 255 -> (pixel / 255 - mean) / std."""
-        if self.use_kernel and batch.is_cuda:
-            from efcil.accel import training_kernels
-
-            return training_kernels.normalize(batch, self.scale, self.offset)
-        return (batch.float() * self.scale - self.offset).contiguous(memory_format=self.format)
+        return self.execution.normalize(batch, self.scale, self.offset)
