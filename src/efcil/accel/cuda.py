@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from efcil.accel.captured_step import CaptureAtFirstBatch
+from efcil.accel.compared_step import ComparedStep
 from efcil.accel.execution import EpochLoader, Execution, Inference, LoadEpoch, LoadEpochs
 from efcil.accel.folded_resnet import fold
 from efcil.accel.fused_resnet import FusedResNet
@@ -166,19 +167,22 @@ class Cuda(Execution):
 
     @staticmethod
     def knows(part: object) -> bool:
-        """Whether the exact type of an object is one of ours; what is not runs eagerly and is never captured.
+        """Whether the exact type of an object is one of ours; what is not runs eagerly and is not captured.
 
-        A captured step would freeze the Python branches and counters of a plug-in's loss.
+        A captured step would freeze the Python branches and counters of a plug-in's loss, unless that is declared
+        `capturable`.
         """
         return type(part).__module__.partition(".")[0] == "efcil"
 
     def step(
         self, step: Step, learner: nn.Module, loss_generator: torch.Generator | None = None
     ) -> Callable[..., None]:
-        """Return the step, captured at the first batch where the learner is one of ours."""
-        if not (self.cuda_graphs and self.knows(learner)):
-            return step
-        return CaptureAtFirstBatch(step, learner, loss_generator)
+        """Return the step, captured at the first batch where the learner is one of ours or says that it can be."""
+        if self.cuda_graphs and self.knows(learner):
+            return CaptureAtFirstBatch(step, learner, loss_generator)
+        if self.cuda_graphs and getattr(learner, "capturable", False):
+            return ComparedStep(step, learner, loss_generator, self.note)
+        return step
 
     @contextlib.contextmanager
     def optimizer_in_backward(self, learner: nn.Module, optimizer: Optimizer) -> Iterator[None]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
+import warnings
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -61,6 +62,7 @@ class Execution:
     device: torch.device
     precision: str = "fp32"  # fp32 | bf16 (parameters and statistics stay fp32 and fp64)
     world: World = SINGLE_PROCESS  # the processes that share the run
+    note: Callable[[str], None] = field(default=warnings.warn, compare=False)  # what the user should know of a choice
 
     compile = False  # whether networks are compiled
     cuda_graphs = False  # whether training steps are captured
@@ -73,6 +75,7 @@ class Execution:
         cuda_graphs: bool | None = None,
         world: World = SINGLE_PROCESS,
         sync_bn: bool = False,
+        note: Callable[[str], None] = warnings.warn,
     ) -> Execution:
         """Choose the fastest settings available unless given; with several processes, one GPU each."""
         # Read when CUDA starts. Streams share a GPU's queues, eight by default, and in a queue one waits for the other:
@@ -103,11 +106,11 @@ class Execution:
                 f"--sync-bn needs CUDA devices, not {place}: leave it out, and each process normalizes its own share"
             )
         if not on_gpu:
-            return Execution(place, precision, world)
+            return Execution(place, precision, world, note)
         from efcil.accel.cuda import Cuda
 
         compile, cuda_graphs = compile is None or compile, cuda_graphs is None or cuda_graphs
-        return Cuda(place, precision, world, compile, cuda_graphs, sync_bn)
+        return Cuda(place, precision, world, note, compile, cuda_graphs, sync_bn)
 
     @property
     def description(self) -> dict[str, Any]:

@@ -126,7 +126,8 @@ def _run(methods: list[str], dataset: str, o: dict[str, Any], compare: bool, rep
         import torch
 
         torch.set_num_threads(o["threads"])
-    execution = Execution.choose(o["device"], o["precision"], o["compile"], o["cuda_graphs"], world, o["sync_bn"])
+    modes = (o["precision"], o["compile"], o["cuda_graphs"], world, o["sync_bn"])
+    execution = Execution.choose(o["device"], *modes, note=reporter.note)
     split = "-".join(f"{key}{value}" for key, value in experiment.tasks.items()).replace(" ", "")
     name = next(iter(experiment.methods)).replace(":", "-")
     out = o["out"] or Path("runs") / f"{name}-{experiment.dataset}-{split}-order{Path(o['order']).stem}-seed{o['seed']}"

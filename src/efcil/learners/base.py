@@ -82,6 +82,7 @@ class Learner(nn.Module, ABC):
     views = 0  # further augmented views of each image that the loss looks at
     last_relu = True  # whether the backbone ends in a ReLU
     needs_stats = False  # needs the statistics of old classes before a task, shifted as a method shifts them
+    capturable = False  # of another package: whether a step may be captured; compared with the eager one first
     same_features = True  # whether features keep their dimension from task to task, as statistics of them must
 
     def __init__(self, options: Any, channels: int, execution: Execution, seed: int, size: int | None = None):
