@@ -62,7 +62,6 @@ EXCEPTIONS = {  # docs/architecture.md has the same table
     "data/cache.py": "one cache: keys, locks, decoding, eviction; its parts mean nothing elsewhere",
     "data/cache.py::load_decoded": "options of a data set, by name",
     "data/folder.py::load": "public: options of a folder, by name",
-    "learners/base.py::Learner": "hooks, networks and state of a learner; until a Backend holds the networks",
     "learners/foster.py::FOSTER": "overrides most hooks of Learner: it learns in two stages",
     "product/classifier.py": "one public class, with what its methods promise",
     "product/classifier.py::IncrementalClassifier.__init__": "public: the settings of a new model, by name",

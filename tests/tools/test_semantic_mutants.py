@@ -115,7 +115,7 @@ MUTANTS = [
     ("old logits in the cross-entropy", "losses.py",
      "cross_entropy(logits[:, old:].float(), labels - old)", "cross_entropy(logits.float(), labels)",
      "training/test_trainer.py::test_only_new_logits_enter_the_cross_entropy"),
-    ("teacher in training mode", "learners/base.py",
+    ("teacher in training mode", "learners/networks.py",
      "self.teacher.eval()", "self.teacher.train(mode)",
      "training/test_trainer.py::test_teacher_rests"),
     ("pseudo-samples from the last method's track", "trajectory.py",

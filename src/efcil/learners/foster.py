@@ -33,7 +33,8 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from efcil.accel.execution import Execution
-from efcil.learners.base import Classifier, ImageView, LearnedTask
+from efcil.learners.base import ImageView, LearnedTask
+from efcil.learners.networks import Classifier
 from efcil.learners.rehearsal import Rehearsal, RehearsalOptions
 from efcil.losses import distillation, new_class_loss
 from efcil.models.heads import GrowingHead, LinearHead
