@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from efcil.accel.execution import Execution
+from efcil.accel.backend import Backend
 from efcil.data.dataset import ImageSet
 from efcil.learners.lwf import LwF, LwFOptions
 from efcil.tasks import Task
@@ -57,15 +57,15 @@ class Stopwatch(Callback):
 
 def rate(world: World, o: argparse.Namespace) -> float:
     """Train two epochs of a second task (a teacher distils) and return the images a second of the second epoch."""
-    execution = Execution(torch.device("cpu"), world=world)
+    backend = Backend(torch.device("cpu"), world=world)
     options = LwFOptions(backbone="resnet18", width=o.width, augment="crop-flip", batch_size=o.batch)
-    learner = LwF(options, 3, execution, 0)
+    learner = LwF(options, 3, backend, 0)
     rng = np.random.default_rng(0)
     pixels = rng.integers(0, 256, (o.images, 3, SIDE, SIDE), dtype=np.uint8)
     labels = rng.integers(CLASSES, 2 * CLASSES, o.images)
     learner.before_task(Task(0, 0, CLASSES, ImageSet(pixels[:1], labels[:1])))
     learner.stages = lambda task: (Schedule(epochs=2, lr=0.01),)  # type: ignore[method-assign]
-    images = ImageBatches(torch.from_numpy(pixels), (0.5,) * 3, (0.25,) * 3, execution)
+    images = ImageBatches(torch.from_numpy(pixels), (0.5,) * 3, (0.25,) * 3, backend)
     task = Task(1, CLASSES, CLASSES, ImageSet(pixels, labels))
     data = TaskData(task, images, torch.from_numpy(labels), learner.transform(SIDE))
     watch = Stopwatch()

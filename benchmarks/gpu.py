@@ -48,8 +48,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from efcil import data as datasets
 from efcil import models
+from efcil.accel.backend import Backend
 from efcil.accel.cuda import Cuda
-from efcil.accel.execution import Execution
 from efcil.accel.prefetch import Prefetcher
 from efcil.accel.streams import thread_stream
 from efcil.data.dataset import ImageSet
@@ -183,25 +183,25 @@ def options_of(size: Size, augment: str = "none") -> LwFOptions:
     return LwFOptions(backbone=size.backbone, width=size.width, batch_size=size.batch, augment=augment)
 
 
-def executions(device: str) -> Iterator[tuple[str, Execution | None]]:
+def backends(device: str) -> Iterator[tuple[str, Backend | None]]:
     """Each variant and its machine; None where it needs CUDA and there is none."""
     place = torch.device(device)
     for name, (precision, compiled, captured) in VARIANTS.items():
         if place.type == "cuda":
             yield name, Cuda(place, precision, compile=compiled, cuda_graphs=captured)
         else:
-            yield name, None if compiled or captured else Execution(place, precision)
+            yield name, None if compiled or captured else Backend(place, precision)
 
 
 @contextlib.contextmanager
 def one_step(lwf: LwF, images: torch.Tensor, labels: torch.Tensor) -> Iterator[Callable[[], None]]:
     """The product's training step on a fixed batch, captured where the machine says so."""
-    execution, options = lwf.execution, lwf.options
-    optimizer = Optimizer(lwf, options.first, execution, momentum=options.momentum)
+    backend, options = lwf.backend, lwf.options
+    optimizer = Optimizer(lwf, options.first, backend, momentum=options.momentum)
     lwf.train()
-    pixels = ImageBatches(images, MEAN, STD, execution)
-    with execution.optimizer_in_backward(lwf, optimizer):
-        step = execution.step(Step(lwf.loss, optimizer, pixels, execution, frozen=lwf.frozen_forward()), lwf)
+    pixels = ImageBatches(images, MEAN, STD, backend)
+    with backend.optimizer_in_backward(lwf, optimizer):
+        step = backend.step(Step(lwf.loss, optimizer, pixels, backend, frozen=lwf.frozen_forward()), lwf)
         yield lambda: step(images, labels)
 
 
@@ -210,24 +210,24 @@ def measure_steps(size: Size, device: str, steps: int, data: Path | None = None)
     tasks = stream(size, data)
     flops, rate = flops_per_image(size), matmul_rate(size, torch.device(device))
     rows: list[Result] = []
-    for name, execution in executions(device):
-        if execution is None:
+    for name, backend in backends(device):
+        if backend is None:
             rows.append({"variant": name, "left_out": "needs CUDA"})
             continue
         torch._dynamo.reset()  # a variant starts as in a new process
-        lwf = LwF(options_of(size), 3, execution, 0)
+        lwf = LwF(options_of(size), 3, backend, 0)
         for teacher in (False, True):
             task = tasks[int(teacher)]
             lwf.before_task(task)
-            images, labels = (execution.tensor(array[: size.batch]) for array in (task.images, task.labels))
+            images, labels = (backend.tensor(array[: size.batch]) for array in (task.images, task.labels))
             began = time.perf_counter()
             with one_step(lwf, images, labels) as call:
                 call()
-                execution.synchronize()
+                backend.synchronize()
                 first = time.perf_counter() - began
                 for _ in range(size.warm_up):
                     call()
-                seconds = timed(call, steps, size.repeats, execution.device)
+                seconds = timed(call, steps, size.repeats, backend.device)
             work = size.batch * (flops["training"] + teacher * flops["forward"])
             ceiling = work / rate["flops_per_second"]
             row = {"variant": name, "teacher": teacher, "first_seconds": first, "seconds": seconds, "flops": work}
@@ -235,16 +235,16 @@ def measure_steps(size: Size, device: str, steps: int, data: Path | None = None)
             del call
         del lwf
         gc.collect()
-        if execution.device.type == "cuda":
+        if backend.device.type == "cuda":
             torch.cuda.empty_cache()
     return {"batch": size.batch, "steps": steps, "flops_per_image": flops, "matmul": rate, "rows": rows}
 
 
 def train_epochs(lwf: LwF, task: Task, size: Size, epochs: int, each_epoch: Callable[[EpochReport], None]) -> None:
     """Train as `efcil run` does, on a task that the learner is prepared for."""
-    execution = lwf.execution
-    images = ImageBatches(execution.tensor(task.images), MEAN, STD, execution)
-    data = TaskData(task, images, execution.tensor(task.labels), lwf.transform(size.side))
+    backend = lwf.backend
+    images = ImageBatches(backend.tensor(task.images), MEAN, STD, backend)
+    data = TaskData(task, images, backend.tensor(task.labels), lwf.transform(size.side))
     schedule = Schedule(epochs=epochs, lr=0.01)
     with patch.object(lwf, "before_task"), patch.object(lwf, "stages", lambda task: (schedule,)):
         Trainer(lwf, [EachEpoch(each_epoch)]).fit(data)
@@ -263,10 +263,10 @@ class EachEpoch(Callback):
 
 def measure_together(size: Size, device: str, data: Path | None = None) -> list[Result]:
     """Milliseconds a step of one, two and three runs that train at once, with and without teacher."""
-    execution = Execution.choose(device)
+    backend = Backend.choose(device)
     tasks = stream(size, data)
-    block = Prefetcher.MAX_EPOCHS if execution.device.type == "cuda" else 1
-    learners = [LwF(options_of(size, size.augment), 3, execution, seed) for seed in range(3)]
+    block = Prefetcher.MAX_EPOCHS if backend.device.type == "cuda" else 1
+    learners = [LwF(options_of(size, size.augment), 3, backend, seed) for seed in range(3)]
     found = []
     for task in (tasks[0], tasks[1]):
         for lwf in learners:
@@ -281,7 +281,7 @@ def _together(learners: list[LwF], task: Task, size: Size, block: int) -> Result
     met, begun = threading.Barrier(len(learners), lambda: begun.append(time.perf_counter())), list[float]()
 
     def one(lwf: LwF) -> None:
-        place = lwf.execution.device
+        place = lwf.backend.device
         on = torch.cuda.stream(thread_stream(place, "run")) if place.type == "cuda" else contextlib.nullcontext()
         with on:
             train_epochs(lwf, task, size, (1 + size.repeats) * block, lambda report: _meet(met, report, block))
@@ -304,27 +304,27 @@ def measure_epochs(size: Size, device: str, steps: int, data: Path | None = None
 
     And of the same step on one batch that stays where it is: what feeding the images costs.
     """
-    execution = Execution.choose(device)
+    backend = Backend.choose(device)
     block = (
-        Prefetcher.MAX_EPOCHS if execution.device.type == "cuda" else 1
+        Prefetcher.MAX_EPOCHS if backend.device.type == "cuda" else 1
     )  # epochs that are prepared at once: some bear it for all
     tasks = stream(size, data)
-    lwf = LwF(options_of(size, size.augment), 3, execution, 0)
-    found: Result = {"machine": execution.name, "compile": execution.compile, "capture": execution.cuda_graphs}
+    lwf = LwF(options_of(size, size.augment), 3, backend, 0)
+    found: Result = {"machine": backend.name, "compile": backend.compile, "capture": backend.cuda_graphs}
     for teacher in (False, True):
         task = tasks[int(teacher)]
         lwf.before_task(task)
         ends: list[float] = []
 
         def note(report: EpochReport, ends: list[float] = ends) -> None:
-            execution.synchronize()
+            backend.synchronize()
             ends.append(time.perf_counter())
 
         train_epochs(lwf, task, size, size.repeats * block + 1, note)
         raw = summarised([(end - begin) / block for begin, end in pairwise(ends[::block])])  # the first one compiles
-        with one_step(lwf, *(execution.tensor(a[: size.batch]) for a in (task.images, task.labels))) as call:
-            timed(call, size.warm_up, 1, execution.device)
-            step = timed(call, steps, size.repeats, execution.device)
+        with one_step(lwf, *(backend.tensor(a[: size.batch]) for a in (task.images, task.labels))) as call:
+            timed(call, size.warm_up, 1, backend.device)
+            step = timed(call, steps, size.repeats, backend.device)
         fed, resident = len(task) / raw["median"], size.batch / step["median"]
         rates = {"images_per_second": fed, "resident_images_per_second": resident, "share": fed / resident}
         row = {"images": len(task), "seconds": raw, "step_seconds": step, **rates}
@@ -364,15 +364,15 @@ def measure_update(size: Size, device: str) -> list[Result]:
 def first_step(size: Size, device: str) -> Result:
     """In a process of its own: build the classifier, take one step on the fastest path."""
     began = time.perf_counter()
-    execution = Execution.choose(device)
-    lwf = LwF(options_of(size), 3, execution, 0)
+    backend = Backend.choose(device)
+    lwf = LwF(options_of(size), 3, backend, 0)
     task = stream(replace(size, per_class=13), None)[0]
     lwf.before_task(task)
-    images, labels = (execution.tensor(array[: size.batch]) for array in (task.images, task.labels))
+    images, labels = (backend.tensor(array[: size.batch]) for array in (task.images, task.labels))
     built = time.perf_counter()
     with one_step(lwf, images, labels) as call:
         call()
-        execution.synchronize()
+        backend.synchronize()
     return {"build_seconds": built - began, "first_step_seconds": time.perf_counter() - built}
 
 

@@ -37,8 +37,8 @@ import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
+from efcil.accel.backend import Backend
 from efcil.accel.captured_step import CapturedStep
-from efcil.accel.execution import Execution
 from efcil.accel.fused_resnet import FusedResNet
 from efcil.experiment.specification import commit
 from efcil.learners.lwf import LwF
@@ -58,13 +58,11 @@ class Ways:
 
     def __init__(self, size: Any, device: str):
         self.size = size
-        self.execution = (
-            Execution.choose(device) if device.startswith("cuda") else Execution(torch.device("cpu"), "bf16")
-        )
+        self.backend = Backend.choose(device) if device.startswith("cuda") else Backend(torch.device("cpu"), "bf16")
         self.tasks = gpu.stream(size, None)
-        self.lwf = LwF(gpu.options_of(size), 3, self.execution, 0)
+        self.lwf = LwF(gpu.options_of(size), 3, self.backend, 0)
         net = self.lwf.student.backbone
-        self.compiled = self.execution.maybe_compile(net)
+        self.compiled = self.backend.maybe_compile(net)
         self.ours = FusedResNet(net, torch.bfloat16)
         self.lwf._modules.pop("student_features", None)  # no function takes a module's place
         self.optimizer: Optimizer | None = None
@@ -76,15 +74,15 @@ class Ways:
         if teacher != "beside":
             self.lwf.before_task(task)
         self.lwf.train()
-        self.images, self.labels = (self.execution.tensor(a[: self.size.batch]) for a in (task.images, task.labels))
-        self.pixels = ImageBatches(self.images, gpu.MEAN, gpu.STD, self.execution)
+        self.images, self.labels = (self.backend.tensor(a[: self.size.batch]) for a in (task.images, task.labels))
+        self.pixels = ImageBatches(self.images, gpu.MEAN, gpu.STD, self.backend)
         self.seen: tuple[Tensor, ...] = ()
         net = self.lwf.teacher.backbone
-        folded = self.execution.frozen(net, net).ahead
+        folded = self.backend.frozen(net, net).ahead
         assert folded is not None
         self.frozen = FrozenForward(folded) if teacher == "beside" else None
         if teacher == "ahead":
-            with torch.no_grad(), self.execution.autocast():
+            with torch.no_grad(), self.backend.autocast():
                 self.seen = (folded(self.pixels.normalize(self.images)),)
         self.teacher = teacher
         self.start = [tensor.clone() for tensor in self.lwf.student.state_dict().values()]
@@ -98,12 +96,12 @@ class Ways:
         """Yield the step as it is, the same as a graph, and all that a step changes, which is as at the start."""
         self.choose(way)
         self.restore(list(self.lwf.student.state_dict().values()), self.start)
-        self.optimizer = optimizer = Optimizer(self.lwf, self.lwf.options.first, self.execution)
-        step = Step(self.lwf.loss, optimizer, self.pixels, self.execution, frozen=self.frozen)
+        self.optimizer = optimizer = Optimizer(self.lwf, self.lwf.options.first, self.backend)
+        step = Step(self.lwf.loss, optimizer, self.pixels, self.backend, frozen=self.frozen)
         batch = (self.images, self.labels, *self.seen)
         call: Step | CapturedStep = step
-        with self.execution.optimizer_in_backward(self.lwf, optimizer):
-            if self.execution.cuda_graphs:
+        with self.backend.optimizer_in_backward(self.lwf, optimizer):
+            if self.backend.cuda_graphs:
                 # Without a fork there is no branch; the first way has none, and there is no teacher yet.
                 one = mock.patch("torch.cuda.is_current_stream_capturing", return_value=False)
                 with one if way == "in order" else contextlib.nullcontext():
@@ -127,16 +125,16 @@ class Ways:
     def measured(self, way: str, steps: int, most: int = 0) -> Row:
         """Compare and time one way; with `most` its kernels are listed."""
         row: Row = {"way": way, "teacher": self.teacher}
-        on_gpu = self.execution.device.type == "cuda"
+        on_gpu = self.backend.device.type == "cuda"
         if on_gpu:
             torch.cuda.reset_peak_memory_stats()
         began = time.perf_counter()
         with self.recorded(way) as (step, call, kept):
             call()
-            self.execution.synchronize()
+            self.backend.synchronize()
             row["first_seconds"] = time.perf_counter() - began
-            gpu.timed(call, self.size.warm_up, 1, self.execution.device)
-            found = gpu.timed(call, steps, self.size.repeats, self.execution.device)
+            gpu.timed(call, self.size.warm_up, 1, self.backend.device)
+            found = gpu.timed(call, steps, self.size.repeats, self.backend.device)
             row |= {"ms": 1000 * found["median"], "raw": found["raw"]}
             if on_gpu:
                 row["memory_mib"] = torch.cuda.max_memory_allocated() >> 20
@@ -250,7 +248,7 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error("there is no CUDA device here; --device cpu --tiny --steps 2 tries the code")
     began = time.perf_counter()
     ways = Ways(gpu.TINY if asked.tiny else gpu.LIKE[asked.like], asked.device)
-    device = ways.execution.name.partition(",")[0]
+    device = ways.backend.name.partition(",")[0]
     raw: Row = {"device": device, "torch": torch.__version__, "seconds": 0.0, "ways": []}
     found: Row = {"command": f"python benchmarks/steps.py --like {asked.like}", "commit": commit(), "raw": raw}
 

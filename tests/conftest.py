@@ -12,7 +12,7 @@ import torch
 from hypothesis import settings
 
 from efcil import cli
-from efcil.accel.execution import Execution
+from efcil.accel.backend import Backend
 from problems import blobs
 
 settings.load_profile("ci")  # the same examples in every run, without a limit of time: no test fails by chance
@@ -72,8 +72,8 @@ def _no_proxy():
 
 
 @pytest.fixture(scope="session")
-def execution():
-    return Execution.choose("cpu")
+def backend():
+    return Backend.choose("cpu")
 
 
 @pytest.fixture(scope="session")

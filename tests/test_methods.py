@@ -58,17 +58,17 @@ class Watch(Callback):
         self.at_end(task)
 
 
-def experiment(names, execution, data, at_end=lambda task: None, seed=0):
+def experiment(names, backend, data, at_end=lambda task: None, seed=0):
     """Learn the tasks with the learner of the first method: (trajectory, matrices, watch)."""
-    return learned_by(find(names[0]).learner, resolved(*names), execution, data, SIZES, at_end, seed)
+    return learned_by(find(names[0]).learner, resolved(*names), backend, data, SIZES, at_end, seed)
 
 
-def learned_by(name, methods, execution, data, sizes, at_end=lambda task: None, seed=0):
+def learned_by(name, methods, backend, data, sizes, at_end=lambda task: None, seed=0):
     kind = LEARNERS[name]
     short = {key: BRIEF for key in ("balance", "compression") if key in kind.options_type.model_fields}
-    learner = kind(kind.options_type(**{**TINY, **short}), data.channels, execution, seed)
+    learner = kind(kind.options_type(**{**TINY, **short}), data.channels, backend, seed)
     stream = TaskStream(data.train, np.arange(len(data.class_names)), sizes)
-    evaluator = Evaluator(data, stream, execution)
+    evaluator = Evaluator(data, stream, backend)
     trajectory = Trajectory(learner, methods, freezes=name in FROZEN)
     matrices = {label: AccuracyMatrix(evaluator.totals()) for label in trajectory.parts}
     watch = Watch(at_end)
@@ -93,12 +93,12 @@ def test_the_suite_sees_every_method():
 
 
 @pytest.fixture(scope="module")
-def results(execution, data):
+def results(backend, data):
     """Every method once, those of one learner on one trajectory."""
     found = {}
     for kind in KINDS:
         names = [m.name for m in METHODS.values() if m.learner == kind]
-        trajectory, matrices, _ = experiment(names, execution, data)
+        trajectory, matrices, _ = experiment(names, backend, data)
         found |= {label: (trajectory, matrices[label]) for label in trajectory.parts}
     return found
 
@@ -129,9 +129,9 @@ def test_state_round_trip(results, label):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_same_seed_is_bitwise_equal(execution, data, results, kind):
+def test_same_seed_is_bitwise_equal(backend, data, results, kind):
     names = [m.name for m in METHODS.values() if m.learner == kind]
-    trajectory, matrices, _ = experiment(names, execution, data)
+    trajectory, matrices, _ = experiment(names, backend, data)
     for label in trajectory.parts:
         assert matrices[label] == results[label][1]
         expected = state_of(results[label][0], label)
@@ -140,11 +140,11 @@ def test_same_seed_is_bitwise_equal(execution, data, results, kind):
 
 
 @pytest.mark.parametrize("kind", ["lwf", "pseudo-replay", "first-task", "finetune", "pass"])
-def test_old_images_are_out_of_reach(execution, kind, monkeypatch):
+def test_old_images_are_out_of_reach(backend, kind, monkeypatch):
     """After each task its pixels are poisoned and its Task refuses: nothing that is learned later may change."""
     names = [m.name for m in METHODS.values() if m.learner == kind]
     honest = blobs(seed=3)
-    expected = experiment(names, execution, honest)[1]
+    expected = experiment(names, backend, honest)[1]
     poisoned = blobs(seed=3)
     ends = np.cumsum(SIZES)
     tasks = []
@@ -159,7 +159,7 @@ def test_old_images_are_out_of_reach(execution, kind, monkeypatch):
             with raises(DataError, f"task {number}"):
                 _ = gone.images
 
-    assert experiment(names, execution, poisoned, poison)[1] == expected
+    assert experiment(names, backend, poisoned, poison)[1] == expected
 
 
 def test_methods_with_exemplars_say_so_and_keep_no_more_than_they_may(results):
@@ -175,15 +175,15 @@ def test_methods_with_exemplars_say_so_and_keep_no_more_than_they_may(results):
             assert kept.labels.unique().tolist() == list(range(sum(SIZES))), name
 
 
-def test_joint_is_not_exemplar_free(execution):
+def test_joint_is_not_exemplar_free(backend):
     """The same poison does change the upper bound: the test above can fail."""
     honest, poisoned = blobs(seed=3), blobs(seed=3)
 
     def poison(task):
         poisoned.train.images[poisoned.train.labels < SIZES[0]] = 0
 
-    expected = experiment(["joint"], execution, honest)[2].losses
-    assert experiment(["joint"], execution, poisoned, poison)[2].losses != expected
+    expected = experiment(["joint"], backend, honest)[2].losses
+    assert experiment(["joint"], backend, poisoned, poison)[2].losses != expected
 
 
 ABOUT_A_GRAM = 3  # of a class: its number, how many images are behind it, how often it was shifted
@@ -203,8 +203,8 @@ ABOUT_A_MEAN = 4  # and that it has no Gram
         ("icarl", lambda d: d),  # the means, made anew; the head is measured below
     ],
 )
-def test_memory_per_class_is_what_the_file_says(execution, data, name, numbers):
-    trajectory, _, _ = experiment([name], execution, data)
+def test_memory_per_class_is_what_the_file_says(backend, data, name, numbers):
+    trajectory, _, _ = experiment([name], backend, data)
     kept = sum(v.numel() for v in state_of(trajectory, next(iter(trajectory.parts))).values())
     assert kept == sum(SIZES) * numbers(trajectory.learner.backbone.num_features)
 
@@ -215,10 +215,10 @@ def test_memory_of_the_recursive_ridge_is_what_the_file_says(results, name, stre
     assert kept == streams * (64 * 65 // 2 + 2 * 64 * sum(SIZES)) + 2
 
 
-def test_frozen_methods_read_the_first_backbone_of_an_lwf_trajectory(execution, data, results):
+def test_frozen_methods_read_the_first_backbone_of_an_lwf_trajectory(backend, data, results):
     """Alone, with a backbone that rests, and beside DPCR, whose backbone goes on, they measure the same."""
     names = ["dpcr", "acil", "ds-al", "fecam"]
-    trajectory, matrices, _ = experiment(names, execution, data)
+    trajectory, matrices, _ = experiment(names, backend, data)
     for name in names:
         assert matrices[name] == results[name][1], name
     first, now = trajectory.learner.first_backbone.state_dict(), trajectory.learner.backbone.state_dict()
@@ -330,9 +330,9 @@ def test_other_options_of_a_shift_are_another_track():
 
 
 @pytest.mark.parametrize("name", ["dpcr", "ldc", "adc", "sdc", "lwf-ncm", "lwf", "rrcr+tssp", "icarl", "dpcr-plus"])
-def test_company_changes_nothing(execution, data, results, name):
+def test_company_changes_nothing(backend, data, results, name):
     """A method alone on its trajectory has the numbers that it has beside all others of its learner."""
-    trajectory, matrices, _ = experiment([name], execution, data)
+    trajectory, matrices, _ = experiment([name], backend, data)
     for label in trajectory.parts:
         company, matrix = results[label]
         assert matrices[label] == matrix
@@ -343,9 +343,9 @@ def test_company_changes_nothing(execution, data, results, name):
 # --- free combinations ------------------------------------------------------------------------------------------------
 
 
-def test_free_combinations_run_end_to_end(execution, data):
+def test_free_combinations_run_end_to_end(backend, data):
     names = ["lwf+ldc+ridge", "lwf+dual-projection+gaussian", "lwf+none+ridge", "rrcr", "ldc"]
-    trajectory, matrices, _ = experiment(names, execution, data)
+    trajectory, matrices, _ = experiment(names, backend, data)
     for name in names:
         assert matrices[name].tasks_done == 3
         assert trajectory.logits(name, torch.rand(7, trajectory.learner.backbone.num_features)).shape == (7, sum(SIZES))
@@ -416,14 +416,14 @@ def possible(learner):
 
 
 @pytest.mark.parametrize("learner", LEARNERS)
-def test_every_combination_that_is_not_refused_learns_the_stream(execution, data, learner):
+def test_every_combination_that_is_not_refused_learns_the_stream(backend, data, learner):
     names = list(possible(learner))
     assert names
     methods = {}
     for name in names:
         small = {"buffer": 64} if "buffer" in find(name).options.model_fields else {}
         methods |= {name: (find(name), options_of(name, **small))}
-    _, matrices, _ = learned_by(learner, methods, execution, data, SIZES)
+    _, matrices, _ = learned_by(learner, methods, backend, data, SIZES)
     assert list(matrices) == names
     assert all(matrix.tasks_done == 3 for matrix in matrices.values())
 
@@ -437,11 +437,11 @@ def test_rank_rules_really_cut():
         assert not torch.allclose(weights[a], weights[b], rtol=1e-3), (a, b)
 
 
-def test_released_code_uses_augmented_images_for_shift_and_new_classes(execution, data):
+def test_released_code_uses_augmented_images_for_shift_and_new_classes(backend, data):
     method = METHODS["dpcr"]
     augmented = method.options(shift_view="augmented", ridge_view="augmented")
     methods = {"clean": (method, method.options()), "released": (method, augmented)}
-    trajectory, _, _ = learned_by("lwf", methods, execution, data, (3, 3))
+    trajectory, _, _ = learned_by("lwf", methods, backend, data, (3, 3))
     clean, released = (trajectory.stats(label) for label in methods)
     new = slice(3, 6)
     assert torch.equal(clean.gram[new], released.gram[new]), "what is stored is always clean"
@@ -490,22 +490,22 @@ def test_every_method_has_its_words():
         assert set(method.overrides) <= set(keys(method.options))
 
 
-def test_features_come_from_a_backbone_at_rest(execution, data):
+def test_features_come_from_a_backbone_at_rest(backend, data):
     kind = LEARNERS["lwf"]
-    backbone = kind(kind.options_type(**TINY), 3, execution, 0).backbone
-    pixels = ImageBatches(execution.tensor(data.train.images), data.mean, data.std, execution)
+    backbone = kind(kind.options_type(**TINY), 3, backend, 0).backbone
+    pixels = ImageBatches(backend.tensor(data.train.images), data.mean, data.std, backend)
     expected = backbone.eval()(pixels.normalize(pixels.images))
     before = {name: value.clone() for name, value in backbone.state_dict().items()}
-    features = extract(backbone.train(), pixels, execution)
+    features = extract(backbone.train(), pixels, backend)
     assert torch.allclose(features, expected, atol=1e-6)
     assert all(torch.equal(value, before[name]) for name, value in backbone.state_dict().items())
 
 
-def test_only_the_evaluator_looks_at_test_images(execution):
+def test_only_the_evaluator_looks_at_test_images(backend):
     """Other test images change what is measured, and no bit of what is learned."""
     honest, other = blobs(seed=3), blobs(seed=3)
     other.test.images[:] = np.random.default_rng(0).integers(0, 256, other.test.images.shape)
-    runs = [experiment(["dpcr", "lwf"], execution, data) for data in (honest, other)]
+    runs = [experiment(["dpcr", "lwf"], backend, data) for data in (honest, other)]
     assert runs[0][2].losses == runs[1][2].losses
     for name in ("dpcr", "lwf"):
         states = [state_of(run[0], name) for run in runs]
@@ -513,10 +513,10 @@ def test_only_the_evaluator_looks_at_test_images(execution):
         assert runs[0][1][name] != runs[1][1][name]
 
 
-def test_augmented_images_of_new_classes_reach_the_classifier_alone(execution, data):
+def test_augmented_images_of_new_classes_reach_the_classifier_alone(backend, data):
     method = METHODS["dpcr"]
     methods = {view: (method, method.options(ridge_view=view)) for view in ("clean", "augmented")}
-    trajectory, _, _ = learned_by("lwf", methods, execution, data, (3, 3))
+    trajectory, _, _ = learned_by("lwf", methods, backend, data, (3, 3))
     assert trajectory.stats("clean") is trajectory.stats("augmented"), "one track"
     clean, augmented = (trajectory.parts[view].classifier for view in methods)
     assert not torch.allclose(clean.weight, augmented.weight)

@@ -156,11 +156,11 @@ def test_a_run_of_a_learner_with_state_goes_on_to_the_bit(examples, efcil, tmp_p
     assert all(torch.equal(tensor, ends[1][name]) for name, tensor in ends[0].items())
 
 
-def test_ewc_penalizes_what_the_first_task_needs(execution):
+def test_ewc_penalizes_what_the_first_task_needs(backend):
     """After a task the penalty is zero at its weights and grows with the Fisher information away from them."""
     EWC = example("ewc").EWC
     options = {k: v for k, v in TINY.items() if k not in ("first", "later")}
-    learner = EWC(EWC.options_type(**options, penalty=2.0), 3, execution, 0)
+    learner = EWC(EWC.options_type(**options, penalty=2.0), 3, backend, 0)
     learner.head.add_classes(2, torch.Generator().manual_seed(0))
     images = torch.randn(6, 3, 8, 8, generator=torch.Generator().manual_seed(1))
     labels = torch.tensor([0, 1, 0, 1, 0, 1])
@@ -489,10 +489,10 @@ def test_a_backbone_is_measured_at_the_size_of_its_input():
         build("flat")
 
 
-def test_the_input_size_is_the_crop_or_that_of_the_images(execution):
+def test_the_input_size_is_the_crop_or_that_of_the_images(backend):
     package.register_backbone("pixels", Pixels)
     for crop, dim in ((None, 3 * 64), (4, 3 * 16)):
-        learner = LwF(LwF.options_type(backbone="pixels", crop=crop), 3, execution, 0, 8)
+        learner = LwF(LwF.options_type(backbone="pixels", crop=crop), 3, backend, 0, 8)
         assert learner.feature_layout == (dim,)
 
 
@@ -538,20 +538,20 @@ def test_what_is_no_matrix_of_features_is_refused_before_training(factory, named
         ("lwf", {"width": 4}, ("small", "width=4")),
     ],
 )
-def test_learners_refuse_what_a_plain_module_cannot_do(execution, learner, more, named):
+def test_learners_refuse_what_a_plain_module_cannot_do(backend, learner, more, named):
     package.register_backbone("small", example("backbone").SmallNet)
     kind = LEARNERS[learner]
     with raises(ConfigError, *named):
-        kind(kind.options_type(backbone="small", **more), 3, execution, 0, 8)
+        kind(kind.options_type(backbone="small", **more), 3, backend, 0, 8)
 
 
-def test_pseudo_features_of_a_plain_module_may_be_negative(execution):
+def test_pseudo_features_of_a_plain_module_may_be_negative(backend):
     """Only a ResNet is known to end in a ReLU: targets are cut at zero for no other network."""
     package.register_backbone("flat", Flat)
     kind = LEARNERS["pseudo-replay"]
     found = {}
     for backbone in ("flat", "resnet10"):
-        learner = kind(kind.options_type(backbone=backbone), 3, execution, 0, 8)
+        learner = kind(kind.options_type(backbone=backbone), 3, backend, 0, 8)
         found[backbone] = learner.feature_floor
     assert found == {"flat": -float("inf"), "resnet10": 0.0}
 

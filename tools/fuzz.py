@@ -259,6 +259,7 @@ def read_pycil(folder: Path) -> None:
 
 def _run(folder: Path) -> Any:
     from efcil.accel.execution import Execution
+
     from efcil.experiment.reporters import NullReporter
     from efcil.experiment.run import Run, RunOptions
     from efcil.experiment.specification import ExperimentSpec, resolve

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from efcil.accel.execution import Execution
+from efcil.accel.backend import Backend
 from efcil.classifiers.gaussian import RidgeAndGaussian
 from efcil.classifiers.mahalanobis import Mahalanobis
 from efcil.core.linear_algebra import pack_symmetric
@@ -91,8 +91,8 @@ def run(case: Mapping[str, Any], out: Path, resume: bool, kill_at: tuple[int, in
         allow_uneven=case.get("allow_uneven", False),
     )
     reporter = _Killer(kill_at)
-    execution = Execution.choose("cpu")
-    one = Run(resolve(request), out, execution, reporter, RunOptions(compare=True, checkpoint_seconds=0.0))
+    backend = Backend.choose("cpu")
+    one = Run(resolve(request), out, backend, reporter, RunOptions(compare=True, checkpoint_seconds=0.0))
     one.execute(resume)
     r = one.learner
     seen, _ = one.evaluator.test_images(case["tasks"] - 1)
@@ -101,7 +101,7 @@ def run(case: Mapping[str, Any], out: Path, resume: bool, kill_at: tuple[int, in
     methods = {}
     for label, part in one.trajectory.parts.items():
         backbone = r.first_backbone if part.first_backbone else r.backbone
-        features = extract(r.feature_extractor(backbone), batch, execution, r.options.crop)
+        features = extract(r.feature_extractor(backbone), batch, backend, r.options.crop)
         scores = one.trajectory.logits(label, features)
         methods[label] = {
             "kept": _kept(one.trajectory, label),

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from efcil import data as datasets
-from efcil.accel.execution import Execution
+from efcil.accel.backend import Backend
 from efcil.core.metrics import count_correct
 from efcil.errors import EfcilError, RunError
 from efcil.experiment.reevaluate import config_of, experiment_of
@@ -33,7 +33,7 @@ from efcil.training.image_store import to_device
 from efcil.trajectory import Trajectory
 
 
-def measured(run: Path, names: list[str], directory: Path | None, execution: Execution) -> dict[str, dict[str, float]]:
+def measured(run: Path, names: list[str], directory: Path | None, backend: Backend) -> dict[str, dict[str, float]]:
     """Return the accuracy of each method after the last task: on all classes, on old ones, on the new ones."""
     home = run / "trajectory" if (run / "trajectory" / "config.yaml").exists() else run
     config = config_of(home)
@@ -47,16 +47,16 @@ def measured(run: Path, names: list[str], directory: Path | None, execution: Exe
     if not last.exists():
         raise RunError(f"{last} is not there: finish the run with --resume")
     tensors, _ = load_tensors(last)
-    learner = LEARNERS[experiment.learner](experiment.training, data.channels, execution, experiment.seed, data.size)
+    learner = LEARNERS[experiment.learner](experiment.training, data.channels, backend, experiment.seed, data.size)
     own = {k.removeprefix("learner."): v for k, v in tensors.items() if k.startswith("learner.")}
-    learner.load_state({k: v.to(execution.device) for k, v in own.items()})
-    evaluator = Evaluator(data, stream, execution)
+    learner.load_state({k: v.to(backend.device) for k, v in own.items()})
+    evaluator = Evaluator(data, stream, backend)
     seen, labels = evaluator.test_images(len(stream) - 1)
     everything = stream.upto(len(stream) - 1)
-    images = ImageBatches(to_device(everything.images, execution.device), data.mean, data.std, execution, data.short)
-    shown = extract(learner.feature_extractor(learner.backbone), seen, execution, learner.options.crop)
+    images = ImageBatches(to_device(everything.images, backend.device), data.mean, data.std, backend, data.short)
+    shown = extract(learner.feature_extractor(learner.backbone), seen, backend, learner.options.crop)
     trajectory = Trajectory(None, experiment.methods, freezes=True)  # no method reads an earlier backbone
-    labels_of = execution.tensor(everything.labels)
+    labels_of = backend.tensor(everything.labels)
     trajectory.update(TaskFeatures(0, labels_of, experiment.seed, learner, images, learner.transform(data.size)))
     found = {}
     for label in trajectory.parts:
@@ -79,9 +79,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--out", type=Path)
     asked = parser.parse_args(arguments)
-    execution = Execution.choose(asked.device)
+    backend = Backend.choose(asked.device)
     try:
-        found = measured(asked.run, asked.methods.split(","), asked.data, execution)
+        found = measured(asked.run, asked.methods.split(","), asked.data, backend)
     except EfcilError as error:
         parser.error(str(error))
     for label, one in found.items():
@@ -90,7 +90,7 @@ def main(arguments: list[str] | None = None) -> int:
         about: dict[str, Any] = {
             "command": f"python tools/oracle.py RUN {asked.methods}",
             "run": asked.run.name,
-            "device": execution.name,
+            "device": backend.name,
             "commit": commit(),
         }
         asked.out.write_text(json.dumps({**about, "oracle": found}, indent=1) + "\n")

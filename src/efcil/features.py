@@ -138,14 +138,14 @@ class TaskFeatures:
         backbone = {"first": lambda: r.first_backbone, "new": lambda: r.backbone, "old": lambda: r.old_backbone}[when]()
         crop = None if view == "augmented" else r.options.crop  # augmented images are cropped already
         extractor = r.feature_extractor(backbone)
-        return self.cached((when, view), lambda: extract(extractor, self.pixels(view), r.execution, crop))
+        return self.cached((when, view), lambda: extract(extractor, self.pixels(view), r.backend, crop))
 
     def stats(self, view: ImageView = "clean", storage: StorageSpec = GRAMS) -> ClassStats:
         """Return class statistics of the task from the new backbone (Eq. 15)."""
 
         def computed() -> ClassStats:
             if storage == GRAMS and self._learner is not None:
-                return self._learner.execution.world.class_stats(self.new(view), self.labels)
+                return self._learner.backend.world.class_stats(self.new(view), self.labels)
             # Factors cannot be summed across processes; every process computes them from all features.
             return ClassStats.from_features(self.new(view), self.labels, storage)
 
@@ -181,6 +181,6 @@ class TaskFeatures:
             elif self._transform is None:
                 self._pixels[view] = clean
             else:  # augment once: old and new features need the same augmented images
-                source = generator(r.execution.device, RngStream.VIEW, r.seed, self.index)
+                source = generator(r.backend.device, RngStream.VIEW, r.seed, self.index)
                 self._pixels[view] = clean.augmented(self._transform, source)
         return self._pixels[view]

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from efcil.accel.execution import Execution
+from efcil.accel.backend import Backend
 from efcil.core.metrics import AccuracyMatrix, count_correct
 from efcil.data.dataset import DataSet
 from efcil.learners import Learner
@@ -26,16 +26,16 @@ from efcil.trajectory import Trajectory
 class Evaluator:
     """The only one that holds test data: measures every readout on all classes seen so far."""
 
-    def __init__(self, data: DataSet, stream: TaskStream, execution: Execution):
+    def __init__(self, data: DataSet, stream: TaskStream, backend: Backend):
         positions = stream.positions(data.test.labels)
         rows = np.argsort(positions, kind="stable")  # in class order, so that the classes seen are a prefix
         self.pixels = ImageBatches(
-            to_device(data.test.images[rows], execution.device), data.mean, data.std, execution, data.short
+            to_device(data.test.images[rows], backend.device), data.mean, data.std, backend, data.short
         )
-        self.labels = execution.tensor(positions[rows])
+        self.labels = backend.tensor(positions[rows])
         self.ends = np.cumsum(np.bincount(positions, minlength=len(data.class_names)))[np.array(stream.ends) - 1]
         self.task_of_class = stream.task_of_class()
-        self.execution = execution
+        self.backend = backend
 
     def totals(self) -> list[int]:
         """Test images of each task."""
@@ -51,9 +51,9 @@ class Evaluator:
 
         def look() -> None:
             one = self.pixels.with_images(head(self.pixels.images, 1))
-            extract(learner.feature_extractor(learner.backbone), one, self.execution, learner.options.crop)
+            extract(learner.feature_extractor(learner.backbone), one, self.backend, learner.options.crop)
 
-        self.execution.warm_up_cudnn(look)
+        self.backend.warm_up_cudnn(look)
 
     def measure(self, task: int, trajectory: Trajectory) -> dict[str, tuple[list[int], list[int]]]:
         """Return (top-1, top-5) hits on each task's test images, for each classifier.
@@ -69,7 +69,7 @@ class Evaluator:
             first = part.first_backbone
             if first not in features:
                 extractor = learner.feature_extractor(learner.first_backbone if first else learner.backbone)
-                features[first] = extract(extractor, seen, self.execution, learner.options.crop)
+                features[first] = extract(extractor, seen, self.backend, learner.options.crop)
             correct, correct5, _ = count_correct(trajectory.logits(label, features[first]), labels, self.task_of_class)
             hits[label] = (correct[: task + 1].tolist(), correct5[: task + 1].tolist())
         return hits
@@ -88,27 +88,27 @@ def run_protocol(
     learner = trajectory.learner
     assert learner is not None
     state = state or TrainState()
-    execution, callbacks, transform = learner.execution, trainer.callbacks, learner.transform(data.size)
-    execution.wait_lazy_init()
-    with execution.prevent_capture():
+    backend, callbacks, transform = learner.backend, trainer.callbacks, learner.transform(data.size)
+    backend.wait_lazy_init()
+    with backend.prevent_capture():
         evaluator.warm_up_cudnn(learner)
     for index in range(state.task, len(stream)):
         task = stream.upto(index) if learner.all_data else stream[index]
         state = state if state.task == index else TrainState(index)
-        images = ImageBatches(to_device(task.images, execution.device), data.mean, data.std, execution, data.short)
-        task_data = TaskData(task, images, execution.tensor(task.labels), transform)
+        images = ImageBatches(to_device(task.images, backend.device), data.mean, data.std, backend, data.short)
+        task_data = TaskData(task, images, backend.tensor(task.labels), transform)
         on_training_end = partial(_notify, callbacks, "on_training_end", index)
         features = trajectory.learn_task(task_data, partial(trainer.fit, task_data, state), on_training_end)
-        with execution.prevent_capture():
+        with backend.prevent_capture():
             _notify(callbacks, "on_features", features)
             hits = evaluator.measure(index, trajectory)
         for name, (correct, correct5) in hits.items():
             matrices[name].record(index, correct, correct5)
         task.close()
         _notify(callbacks, "on_task_end", index)
-        if index + 1 < len(stream) and execution.world.any(trainer.stop()):
+        if index + 1 < len(stream) and backend.world.any(trainer.stop()):
             _notify(callbacks, "on_interrupt", TrainState(index + 1))
-            execution.world.barrier()
+            backend.world.barrier()
             raise TrainingInterrupted
 
 

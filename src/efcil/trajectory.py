@@ -143,7 +143,7 @@ class Trajectory:
         on_training_end()
         features = TaskFeatures(data.task.index, data.labels, learner.seed, learner, data.images, data.transform)
         features.backbone_unchanged = fit is None
-        with learner.execution.prevent_capture():
+        with learner.backend.prevent_capture():
             on_features(features)
             self.update(features)
         return features

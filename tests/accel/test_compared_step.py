@@ -95,13 +95,13 @@ def recorder(monkeypatch):
 def trained(kind, graphs=True, precision="fp32", tasks=1):
     """A learner after some tasks, and the notes on the way."""
     notes, data = [], blobs()
-    execution = Cuda(torch.device("cpu"), precision, note=notes.append, cuda_graphs=graphs)
+    backend = Cuda(torch.device("cpu"), precision, note=notes.append, cuda_graphs=graphs)
     schedule = Schedule(epochs=3, lr=0.05)
     options = kind.options_type(**{**TINY, "batch_size": 8, "first": schedule, "later": schedule})
-    learner = kind(options, 3, execution, 0)
+    learner = kind(options, 3, backend, 0)
     for task in list(TaskStream(data.train, np.arange(6), (2, 2, 2)))[:tasks]:
-        pixels = ImageBatches(execution.tensor(task.images), data.mean, data.std, execution)
-        fit_task(learner, task, pixels, execution.tensor(task.labels), learner.transform(data.size))
+        pixels = ImageBatches(backend.tensor(task.images), data.mean, data.std, backend)
+        fit_task(learner, task, pixels, backend.tensor(task.labels), learner.transform(data.size))
     return learner, notes
 
 
@@ -178,18 +178,18 @@ def test_a_learner_of_ours_is_captured_without_a_comparison(recorder):
 def test_all_processes_take_the_same_way(recorder, monkeypatch):
     asked = []
     monkeypatch.setattr("efcil.training.distributed.World.any", lambda self, flag: asked.append(flag) or len(asked) > 1)
-    execution = Cuda(torch.device("cpu"), cuda_graphs=True)
-    learner = Plugin(Plugin.options_type(**TINY), 3, execution, 0)
+    backend = Cuda(torch.device("cpu"), cuda_graphs=True)
+    learner = Plugin(Plugin.options_type(**TINY), 3, backend, 0)
     from efcil.training.step import Optimizer, Step
 
     data, notes = blobs(), []
     task = TaskStream(data.train, np.arange(6), (2, 2, 2))[0]
     learner.before_task(task)
-    pixels = ImageBatches(execution.tensor(task.images), data.mean, data.std, execution)
-    step = Step(learner.loss, Optimizer(learner, Schedule(epochs=1, lr=0.1), execution), pixels, execution)
+    pixels = ImageBatches(backend.tensor(task.images), data.mean, data.std, backend)
+    step = Step(learner.loss, Optimizer(learner, Schedule(epochs=1, lr=0.1), backend), pixels, backend)
     call = ComparedStep(step, learner, learner.loss_generator, notes.append)
     for _ in range(3):
-        call(pixels.images[:8], execution.tensor(task.labels[:8]))
+        call(pixels.images[:8], backend.tensor(task.labels[:8]))
     assert asked == [False, False], "this process agreed, another did not"
     assert "another process" in notes[0]
     assert recorder.replays == 2

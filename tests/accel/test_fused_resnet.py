@@ -14,10 +14,10 @@ from torch import nn
 
 from efcil import models
 from efcil.accel import criteria, fused_lwf_loss, fused_resnet
+from efcil.accel.backend import Backend
 from efcil.accel.batch_norm import BatchNorm
 from efcil.accel.criteria import FusedFeatureDistillLoss, FusedLwFLoss
 from efcil.accel.cuda import Cuda
-from efcil.accel.execution import Execution
 from efcil.accel.fused_resnet import FusedResNet
 from efcil.accel.optim import SGD
 from efcil.data.dataset import ImageSet
@@ -176,14 +176,14 @@ class OwnLwF(LwF):
 @pytest.mark.parametrize("kind", [LwF, OwnLwF])
 def test_training_hands_weights_over_and_ends_it(monkeypatch, kind):
     monkeypatch.setattr(Cuda, "use_fused_resnet", True)
-    taken, execution = [], Cuda(torch.device("cpu"), "bf16")
+    taken, backend = [], Cuda(torch.device("cpu"), "bf16")
     monkeypatch.setattr(SGD, "apply", lambda self, parameter, gradient: taken.append(parameter.shape))
-    lwf = kind(OPTIONS, 3, execution, 0)
+    lwf = kind(OPTIONS, 3, backend, 0)
     data = blobs()
     task = TaskStream(data.train, np.arange(6), (2, 2, 2))[0]
-    pixels = ImageBatches(execution.tensor(task.images), data.mean, data.std, execution)
+    pixels = ImageBatches(backend.tensor(task.images), data.mean, data.std, backend)
     with pytest.raises(TrainingInterrupted):  # after one step
-        fit_task(lwf, task, pixels, execution.tensor(task.labels), None, stop=lambda: True)
+        fit_task(lwf, task, pixels, backend.tensor(task.labels), None, stop=lambda: True)
     convolutions = [module.weight.shape for module in lwf.backbone.modules() if isinstance(module, nn.Conv2d)]
     assert sorted(taken) == (sorted(convolutions) if kind is LwF else [])
     assert lwf.student_features.gradient_sink is None
@@ -528,7 +528,7 @@ def test_the_loss_from_few_kernels_is_the_loss(fused_losses, known, held, precis
             PseudoReplay,
             PseudoReplayOptions(**dict(options), feature_distill_weight=held, pseudo_ratio=0.0),
         )
-    eager = Execution(torch.device("cpu"), precision)
+    eager = Backend(torch.device("cpu"), precision)
     fast = Cuda(torch.device("cpu"), precision, compile=True, cuda_graphs=True)
     lwf = kind(options, 3, eager, 0).train()
     for task in tasks:
@@ -539,12 +539,12 @@ def test_the_loss_from_few_kernels_is_the_loss(fused_losses, known, held, precis
             seen = (lwf.teacher.backbone(store.normalize(images)),) if known and later else ()
         kinds = (FeatureDistillLoss, FusedFeatureDistillLoss) if held and later else (LwFLoss, FusedLwFLoss)
         found = []
-        for execution, criterion in zip((eager, fast), kinds, strict=True):
-            lwf.execution = execution
-            assert type(execution.criterion(lwf.criterion())) is criterion
+        for backend, criterion in zip((eager, fast), kinds, strict=True):
+            lwf.backend = backend
+            assert type(backend.criterion(lwf.criterion())) is criterion
             lwf.zero_grad()
-            step = Step(lwf.loss, None, store, execution, frozen=lwf.frozen_forward())
-            with execution.autocast():
+            step = Step(lwf.loss, None, store, backend, frozen=lwf.frozen_forward())
+            with backend.autocast():
                 loss = lwf.loss(step.batch(images, labels, *seen))
             loss.backward()
             learning = [p for p in lwf.parameters() if p.grad is not None]
@@ -576,11 +576,11 @@ CASES = [  # learner, options, and its criterion in the second task on the fast 
 ]
 
 
-def losses_of_two_tasks(kind, options, execution, criterion=None):
+def losses_of_two_tasks(kind, options, backend, criterion=None):
     """A learner, and loss and gradients of a batch in every stage of two tasks, from weights that depend on no path."""
     own, data, found = dict(options), blobs(), []
     again = own.pop("task_classes", None)
-    learner = kind(kind.options_type(**{**TINY, "width": 4, **own}), 3, execution, 0)
+    learner = kind(kind.options_type(**{**TINY, "width": 4, **own}), 3, backend, 0)
     tasks = TaskStream(data.train, np.arange(6), (2, 4))
     for index in range(2):
         task = tasks.upto(index) if learner.all_data else tasks[index]
@@ -589,23 +589,23 @@ def losses_of_two_tasks(kind, options, execution, criterion=None):
             for name, p in learner.student.named_parameters():
                 p += 0.1 * (p.abs().mean() + 0.1) * drawn(*p.shape, seed=len(name) + index, dtype=p.dtype)
         pixels, labels = (
-            ImageBatches(execution.tensor(task.images), data.mean, data.std, execution),
-            execution.tensor(task.labels),
+            ImageBatches(backend.tensor(task.images), data.mean, data.std, backend),
+            backend.tensor(task.labels),
         )
         for stage in range(max(1, len(learner.stages(index)))):
             images, targets = learner.training_data(stage, pixels, labels)
             if index and again:
                 learner.task_classes, rows = torch.tensor(again), np.isin(data.train.labels, again)
-                images = pixels.with_images(execution.tensor(data.train.images[rows]))
-                targets = execution.tensor(data.train.labels[rows])
+                images = pixels.with_images(backend.tensor(data.train.images[rows]))
+                targets = backend.tensor(data.train.labels[rows])
             if index and criterion is not None:
-                assert type(execution.criterion(learner.criterion())) is criterion
+                assert type(backend.criterion(learner.criterion())) is criterion
             rows = torch.linspace(0, len(targets) - 1, 20).long()  # exemplars and pseudo-images come last
             learner.train()
             learner.zero_grad()
             learner.loss_generator.manual_seed(stage)
-            step = Step(learner.loss, None, images, execution, frozen=learner.frozen_forward())
-            with execution.autocast():
+            step = Step(learner.loss, None, images, backend, frozen=learner.frozen_forward())
+            with backend.autocast():
                 loss = learner.loss(step.batch(images.images[rows], targets[rows]))
             loss.backward()
             grads = {name: p.grad.clone() for name, p in learner.named_parameters() if p.grad is not None}
@@ -629,7 +629,7 @@ def assert_same_losses(usual, fast):
 
 @pytest.mark.parametrize(("name", "options", "criterion"), CASES)
 def test_every_learner_has_the_same_loss_and_gradients_on_the_fast_path(accelerated, name, options, criterion):
-    usual = losses_of_two_tasks(OWN[name], options, Execution(torch.device("cpu")))[1]
+    usual = losses_of_two_tasks(OWN[name], options, Backend(torch.device("cpu")))[1]
     learner, fast = losses_of_two_tasks(OWN[name], options, accelerated, criterion)
     assert isinstance(learner.student_features, FusedResNet)
     assert (criterion is not None) is hasattr(learner, "criterion")
@@ -667,7 +667,7 @@ class OwnCriterion(LwF):
 @pytest.mark.parametrize("kind", [OwnLoss, OwnCriterion])
 def test_a_loss_of_somebody_else_is_computed_as_it_is_written(accelerated, kind):
     """On both paths, and it is not that of LwF, which the fast path would have in its place."""
-    eager = Execution(torch.device("cpu"))
+    eager = Backend(torch.device("cpu"))
     learner, fast = losses_of_two_tasks(kind, {}, accelerated)
     criterion = learner.criterion()
     assert accelerated.criterion(criterion) is criterion
@@ -723,9 +723,9 @@ def test_the_loss_from_few_kernels_is_tried_before_it_is_used(monkeypatch, spoil
 
 @pytest.mark.parametrize(("compiled", "captured"), list(product((True, False), repeat=2)))
 def test_few_kernels_are_for_captured_steps_that_may_be_compiled(fused_losses, compiled, captured):
-    execution = Cuda(torch.device("cpu"), compile=compiled, cuda_graphs=captured)
-    criterion = LwF(OPTIONS, 3, execution, 0).criterion()
-    assert isinstance(execution.criterion(criterion), FusedLwFLoss) is (compiled and captured)
+    backend = Cuda(torch.device("cpu"), compile=compiled, cuda_graphs=captured)
+    criterion = LwF(OPTIONS, 3, backend, 0).criterion()
+    assert isinstance(backend.criterion(criterion), FusedLwFLoss) is (compiled and captured)
 
 
 def test_the_compiler_is_loaded_when_it_is_needed(monkeypatch):
@@ -740,7 +740,7 @@ def test_the_compiler_is_loaded_when_it_is_needed(monkeypatch):
 
 def test_the_loss_of_other_kinds_takes_its_own_way(monkeypatch):
     fast = Cuda(torch.device("cpu"), compile=True, cuda_graphs=True)
-    lwf = LwF(OPTIONS, 3, Execution(torch.device("cpu")), 0)
+    lwf = LwF(OPTIONS, 3, Backend(torch.device("cpu")), 0)
     assert type(fast.criterion(lwf.criterion())) is LwFLoss, "there are no such kernels here"
     monkeypatch.setattr(criteria, "_works", lambda device, dtype: True)
     assert type(fast.criterion(lwf.criterion())) is FusedLwFLoss
@@ -748,7 +748,7 @@ def test_the_loss_of_other_kinds_takes_its_own_way(monkeypatch):
     assert type(fast.criterion(lwf.criterion())) is TaskClassLoss
     lwf.task_classes, lwf.student.head = None, LinearHead(4)
     assert type(fast.criterion(lwf.criterion())) is LwFLoss, "a head of another kind"
-    made = PseudoReplay(PseudoReplayOptions(**dict(OPTIONS)), 3, Execution(torch.device("cpu")), 0)
+    made = PseudoReplay(PseudoReplayOptions(**dict(OPTIONS)), 3, Backend(torch.device("cpu")), 0)
     assert type(fast.criterion(made.criterion())) is FusedLwFLoss
     made._learned, made._own = 3, 4  # pseudo-images are learned, and have no label
     assert type(fast.criterion(made.criterion())) is TaskClassLoss

@@ -91,13 +91,13 @@ from efcil.training.state import TaskData
 from efcil.training.trainer import Trainer
 from efcil.learners.lwf import LwF, LwFOptions
 from efcil.training.image_batches import ImageBatches
-from efcil.accel.execution import Execution
+from efcil.accel.backend import Backend
 from efcil.training.schedule import Schedule
 images, labels = np.zeros((8, 1, 8, 8), np.uint8), np.arange(8) % 2
 task = TaskStream(ImageSet(images, labels), np.arange(2), (2,))[0]
-execution, once = Execution(torch.device("cpu")), Schedule(epochs=1, lr=0.1)
-lwf = LwF(LwFOptions(backbone="resnet10", width=2, batch_size=8, first=once, later=once), 1, execution, 0)
-pixels = ImageBatches(torch.from_numpy(task.images), (0.0,), (1.0,), execution)
+backend, once = Backend(torch.device("cpu")), Schedule(epochs=1, lr=0.1)
+lwf = LwF(LwFOptions(backbone="resnet10", width=2, batch_size=8, first=once, later=once), 1, backend, 0)
+pixels = ImageBatches(torch.from_numpy(task.images), (0.0,), (1.0,), backend)
 Trainer(lwf).fit(TaskData(task, pixels, torch.from_numpy(task.labels)))
 assert "torch._dynamo" not in sys.modules
 """

@@ -16,8 +16,8 @@ import torch
 from efcil import protocol
 from efcil.accel import cuda, fused_resnet
 from efcil.accel import streams as stream_module
+from efcil.accel.backend import Backend
 from efcil.accel.cuda import AUTOTUNE_THREAD, Cuda, _preload_libraries
-from efcil.accel.execution import Execution
 from efcil.accel.streams import SharedExclusiveLock, thread_stream
 from efcil.errors import Interrupted
 from efcil.experiment import concurrent
@@ -87,17 +87,17 @@ def test_a_gate_opens_after_a_failure():
 
 
 def test_without_captures_nobody_waits():
-    execution = Cuda(torch.device("cpu"))
-    with execution.exclusive_capture(), execution.exclusive_capture(), execution.prevent_capture():
+    backend = Cuda(torch.device("cpu"))
+    with backend.exclusive_capture(), backend.exclusive_capture(), backend.prevent_capture():
         pass
 
 
 def test_streams_of_several_runs_have_queues_of_their_own(monkeypatch):
     monkeypatch.delenv("CUDA_DEVICE_MAX_CONNECTIONS", raising=False)
-    Execution.choose("cpu")
+    Backend.choose("cpu")
     assert os.environ["CUDA_DEVICE_MAX_CONNECTIONS"] == "32"
     monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "4")
-    Execution.choose("cpu")
+    Backend.choose("cpu")
     assert os.environ["CUDA_DEVICE_MAX_CONNECTIONS"] == "4", "the user's own"
 
 
@@ -111,9 +111,9 @@ def test_triton_reads_itself_ahead_where_it_is(monkeypatch):
     monkeypatch.setattr(threading, "excepthook", failed.append)
     fast = Cuda(torch.device("cpu"), "bf16", compile=True, cuda_graphs=True)
     plain = Cuda(torch.device("cpu"), "fp32", compile=True, cuda_graphs=True)
-    for known, execution in ((0, Execution(torch.device("cpu"))), (0, plain), (1, fast), (1, fast)):
-        execution.start_lazy_init()
-        execution.wait_lazy_init()
+    for known, backend in ((0, Backend(torch.device("cpu"))), (0, plain), (1, fast), (1, fast)):
+        backend.start_lazy_init()
+        backend.wait_lazy_init()
         assert len(asked) == known, "once, where there are kernels"
     _preload_libraries.cache_clear()
     monkeypatch.setitem(sys.modules, "triton.runtime.cache", None)  # not installed
@@ -126,12 +126,12 @@ def test_linear_algebra_is_read_by_one_thread_and_waited_for(monkeypatch):
     """torch fails where two threads ask for it first at the same time, as two runs do that end a task together."""
     asked, go_on, over = [], threading.Event(), []
     monkeypatch.setattr(torch.linalg, "cholesky_ex", lambda matrix: asked.append(matrix.dtype) or go_on.wait(SOON))
-    execution = Cuda(torch.device("cpu"), cuda_graphs=True)
+    backend = Cuda(torch.device("cpu"), cuda_graphs=True)
     _preload_libraries.cache_clear()
 
     def one(_):
-        execution.start_lazy_init()
-        execution.wait_lazy_init()
+        backend.start_lazy_init()
+        backend.wait_lazy_init()
         over.append(1)
 
     with ThreadPoolExecutor(4) as pool:
@@ -153,8 +153,8 @@ def test_a_run_begins_when_all_is_read_and_tried_out():
         said.append("no capture")
         yield
 
-    execution = SimpleNamespace(wait_lazy_init=lambda: said.append("read"), prevent_capture=prevent_capture)
-    learner = SimpleNamespace(execution=execution, transform=lambda size: None)
+    backend = SimpleNamespace(wait_lazy_init=lambda: said.append("read"), prevent_capture=prevent_capture)
+    learner = SimpleNamespace(backend=backend, transform=lambda size: None)
     evaluator = SimpleNamespace(warm_up_cudnn=said.append)
     trajectory = SimpleNamespace(learner=learner)
     protocol.run_protocol([], SimpleNamespace(size=8), evaluator, trajectory, {}, SimpleNamespace(callbacks=[]))
@@ -166,16 +166,16 @@ def test_a_run_begins_when_all_is_read_and_tried_out():
 )
 def test_a_rehearsal_looks_at_one_image_where_cudnn_tries_out(monkeypatch, precision, processes, looks):
     seen, world = [], SimpleNamespace(size=processes)
-    execution = Cuda(torch.device("cpu"), precision, compile=True, cuda_graphs=True, world=world)
+    backend = Cuda(torch.device("cpu"), precision, compile=True, cuda_graphs=True, world=world)
     evaluator = object.__new__(protocol.Evaluator)
-    evaluator.execution = execution
-    evaluator.pixels = ImageBatches(torch.zeros(5, 3, 8, 8, dtype=torch.uint8), (0.5,) * 3, (0.5,) * 3, execution)
+    evaluator.backend = backend
+    evaluator.pixels = ImageBatches(torch.zeros(5, 3, 8, 8, dtype=torch.uint8), (0.5,) * 3, (0.5,) * 3, backend)
     learner = SimpleNamespace(
         backbone="net", feature_extractor=lambda net: f"features of {net}", options=SimpleNamespace(crop=4)
     )
     monkeypatch.setattr(protocol, "extract", lambda net, pixels, *rest: seen.append((net, len(pixels.images), *rest)))
     evaluator.warm_up_cudnn(learner)
-    assert seen == ([("features of net", 1, execution, 4)] if looks else [])
+    assert seen == ([("features of net", 1, backend, 4)] if looks else [])
 
 
 class Watched(ThreadPoolExecutor):
@@ -225,7 +225,7 @@ def test_what_a_run_waits_for_goes_first(streams):
 def test_convolutions_of_runs_at_once_are_tried_out_in_one_thread(streams):
     """Each on its own streams: runs whose steps one thread records on shared ones spoil each other's weights."""
     place = torch.device("cpu")
-    execution, meet = Cuda(place, cuda_graphs=True), threading.Barrier(3, timeout=SOON)
+    backend, meet = Cuda(place, cuda_graphs=True), threading.Barrier(3, timeout=SOON)
 
     def here():
         thread = threading.current_thread().name
@@ -235,8 +235,8 @@ def test_convolutions_of_runs_at_once_are_tried_out_in_one_thread(streams):
         own = thread_stream(place, "run")
         meet.wait()
         with torch.cuda.stream(own), torch.set_grad_enabled(learning):
-            found = [execution.run_on_autotune_thread(lambda: (*here(), torch.is_grad_enabled())) for _ in range(3)]
-            assert execution.run_on_autotune_thread(lambda: execution.run_on_autotune_thread(here)) == found[0][:3], (
+            found = [backend.run_on_autotune_thread(lambda: (*here(), torch.is_grad_enabled())) for _ in range(3)]
+            assert backend.run_on_autotune_thread(lambda: backend.run_on_autotune_thread(here)) == found[0][:3], (
                 "also from inside"
             )
         assert len(set(found)) == 1
@@ -248,7 +248,7 @@ def test_convolutions_of_runs_at_once_are_tried_out_in_one_thread(streams):
     assert len({thread for thread, *_ in found}) == 1
     assert found[0][0].startswith(AUTOTUNE_THREAD)
     assert len({capture for _, capture, *_ in found}) == 3
-    assert execution.run_on_autotune_thread(threading.current_thread) is threading.main_thread(), "a run alone"
+    assert backend.run_on_autotune_thread(threading.current_thread) is threading.main_thread(), "a run alone"
 
 
 def test_there_is_one_thread_of_convolutions():
@@ -258,17 +258,17 @@ def test_there_is_one_thread_of_convolutions():
 
 
 def test_runs_that_capture_and_runs_that_look_keep_nobody_waiting(streams):
-    execution, said = Cuda(torch.device("cpu"), cuda_graphs=True), []
+    backend, said = Cuda(torch.device("cpu"), cuda_graphs=True), []
 
     def one(way):
         for _ in range(30):
             with way():
-                execution.run_on_autotune_thread(lambda: said.append(time.sleep(0.001)))
+                backend.run_on_autotune_thread(lambda: said.append(time.sleep(0.001)))
 
     with ThreadPoolExecutor(3) as pool:
         for future in [
             pool.submit(one, way)
-            for way in (execution.exclusive_capture, execution.prevent_capture, execution.prevent_capture)
+            for way in (backend.exclusive_capture, backend.prevent_capture, backend.prevent_capture)
         ]:
             future.result(SOON)
     assert len(said) == 90
@@ -278,11 +278,11 @@ def test_what_fails_in_the_thread_of_convolutions_fails_where_it_was_asked_for(s
     def fails():
         raise torch.OutOfMemoryError("no room")
 
-    execution = Cuda(torch.device("cpu"), cuda_graphs=True)
+    backend = Cuda(torch.device("cpu"), cuda_graphs=True)
     with ThreadPoolExecutor(1) as pool:
         with pytest.raises(torch.OutOfMemoryError, match="no room"):
-            pool.submit(execution.run_on_autotune_thread, fails).result(SOON)
-        assert pool.submit(execution.run_on_autotune_thread, lambda: 1).result(SOON) == 1, "and the next goes on"
+            pool.submit(backend.run_on_autotune_thread, fails).result(SOON)
+        assert pool.submit(backend.run_on_autotune_thread, lambda: 1).result(SOON) == 1, "and the next goes on"
 
 
 class Fake:
@@ -291,7 +291,7 @@ class Fake:
     def __init__(self, said, number, fails=False):
         self.said, self.number, self.fails = said, number, fails
         self.stop, self.started, self.training = threading.Event(), threading.Event(), True
-        self.execution, self.world = Execution(torch.device("cpu")), SimpleNamespace(size=1, is_main=True)
+        self.backend, self.world = Backend(torch.device("cpu")), SimpleNamespace(size=1, is_main=True)
         self.reporter = SimpleNamespace(note=lambda text: None)
         self.follower = Started(self.started, 20)
         self.concurrent_runs = 1

@@ -125,12 +125,12 @@ def test_every_variant_takes_the_products_own_step(gpu):
         assert len(row["seconds"]["raw"]) == gpu.TINY.repeats
 
 
-def test_a_timed_step_trains(gpu, execution):
-    lwf = gpu.LwF(gpu.options_of(gpu.TINY), 3, execution, 0)
+def test_a_timed_step_trains(gpu, backend):
+    lwf = gpu.LwF(gpu.options_of(gpu.TINY), 3, backend, 0)
     task = gpu.stream(gpu.TINY, None)[0]
     lwf.before_task(task)
     before = lwf.backbone.conv1.weight.clone()
-    images, labels = (execution.tensor(array[: gpu.TINY.batch]) for array in (task.images, task.labels))
+    images, labels = (backend.tensor(array[: gpu.TINY.batch]) for array in (task.images, task.labels))
     with gpu.one_step(lwf, images, labels) as call:
         call()
     assert not torch.equal(before, lwf.backbone.conv1.weight)

@@ -420,14 +420,14 @@ def test_distances_make_nothing_of_images_times_images():
     assert max(sizes.made) == 500 * 6
 
 
-def test_a_frozen_run_and_the_start_of_an_lwf_run_agree(execution, data):
+def test_a_frozen_run_and_the_start_of_an_lwf_run_agree(backend, data):
     """Through the protocol: they read the first backbone of either trajectory, and learn nothing else."""
     hits = []
     for kind in ("first-task", "lwf"):
         learner_type = LEARNERS[kind]
-        learner = learner_type(learner_type.options_type(**TINY), data.channels, execution, 0)
+        learner = learner_type(learner_type.options_type(**TINY), data.channels, backend, 0)
         stream = TaskStream(data.train, np.arange(6), (2, 3, 1))
-        evaluator = Evaluator(data, stream, execution)
+        evaluator = Evaluator(data, stream, backend)
         methods = {name: (METHODS[name], METHODS[name].options(**given)) for name, given in OPTIONS.items()}
         trajectory = Trajectory(learner, methods, freezes=kind in FROZEN)
         matrices = {name: AccuracyMatrix(evaluator.totals()) for name in methods}

@@ -115,8 +115,8 @@ def test_run_directory_is_the_contract(finished):
     summary = json.loads((out / "summary.json").read_text())
     keys = "method preset dataset tasks order seed A_f A_avg A_t matrix forgetting seconds commit command".split()
     assert set(keys) <= set(summary)
-    execution = {"precision": "fp32", "threads": 1, "world_size": 1, "concurrent_runs": 1}
-    assert execution.items() <= summary.items()
+    backend = {"precision": "fp32", "threads": 1, "world_size": 1, "concurrent_runs": 1}
+    assert backend.items() <= summary.items()
     assert summary["device"] == f"{platform.machine()} CPU"
     assert (summary["method"], summary["dataset"], summary["tasks"], summary["order"]) == ("dpcr", "digits", 5, "1993")
     assert summary["status"] == "complete"

@@ -407,12 +407,12 @@ FEW = blobs(per_class=6)  # 16 dimensions: 6 images are a factor
 
 
 @pytest.fixture(scope="module")
-def learned(execution):
+def learned(backend):
     """DPCR and DP-NCM with Grams, with factors, and with cut ones, all on one trajectory; equal ones share a track."""
     kind = LEARNERS["lwf"]
-    learner = kind(kind.options_type(**TINY), FEW.channels, execution, 0)
+    learner = kind(kind.options_type(**TINY), FEW.channels, backend, 0)
     stream = TaskStream(FEW.train, np.arange(len(FEW.class_names)), (2, 3, 1))
-    evaluator = Evaluator(FEW, stream, execution)
+    evaluator = Evaluator(FEW, stream, backend)
     methods = {
         f"{name} {label}": (METHODS[name], METHODS[name].options(**given))
         for name in ("dpcr", "dp-ncm")

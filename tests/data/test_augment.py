@@ -12,7 +12,7 @@ import torch
 from PIL import Image, ImageEnhance, ImageOps
 from torch import Tensor
 
-from efcil.accel.execution import Execution
+from efcil.accel.backend import Backend
 from efcil.data.augment import (
     BrightnessJitter,
     CenterCrop,
@@ -358,7 +358,7 @@ class DrawnFor(Repeated):
 
 
 def by_image_batches(transform: Transform, images: Tensor) -> Iterator[Tensor]:
-    pixels = ImageBatches(images, (0.5,) * 3, (0.5,) * 3, Execution.choose("cpu"))
+    pixels = ImageBatches(images, (0.5,) * 3, (0.5,) * 3, Backend.choose("cpu"))
     return pixels.augmented(transform, seeded()).batches(4)
 
 

@@ -10,7 +10,7 @@ import torch
 from typer.testing import CliRunner
 
 from efcil import data as datasets
-from efcil.accel.execution import Execution
+from efcil.accel.backend import Backend
 from efcil.cli import app
 from efcil.experiment.reevaluate import config_of, experiment_of
 from efcil.learners import LEARNERS
@@ -207,18 +207,18 @@ def test_the_oracle_sees_old_images_with_the_last_backbone(oracle, made):
     """All images as one task: the ridge solution of their features, worked out here, has the same accuracy."""
     home = made / "trajectory"
     names = ["dpcr", "rrcr+tssp+cip", "lwf", "acil", "adc", "lwf+ldc+ridge", "dpcr:ridge_view=augmented"]
-    found = oracle.measured(made, names, None, Execution.choose("cpu"))
+    found = oracle.measured(made, names, None, Backend.choose("cpu"))
     experiment = experiment_of(config_of(home)["run"], ["rrcr+tssp+cip"], [])
     data = datasets.load("digits", None, experiment.data)
-    backbone = LEARNERS["lwf"](experiment.training, data.channels, Execution.choose("cpu"), experiment.seed).backbone
+    backbone = LEARNERS["lwf"](experiment.training, data.channels, Backend.choose("cpu"), experiment.seed).backbone
     tensors, _ = load_tensors(home / "checkpoints" / "task-05.safetensors")
     of_backbone = "learner.student.backbone."
     backbone.load_state_dict({k.removeprefix(of_backbone): v for k, v in tensors.items() if k.startswith(of_backbone)})
     ridge = experiment.methods["rrcr+tssp+cip"][1].ridge
 
     def features(part):
-        pixels = ImageBatches(torch.from_numpy(part.images), data.mean, data.std, Execution.choose("cpu"))
-        return extract(backbone, pixels, Execution.choose("cpu")).double()
+        pixels = ImageBatches(torch.from_numpy(part.images), data.mean, data.std, Backend.choose("cpu"))
+        return extract(backbone, pixels, Backend.choose("cpu")).double()
 
     x, hot = features(data.train), torch.eye(10, dtype=torch.float64)[data.train.labels]
     weights = torch.linalg.solve(x.T @ x + ridge * torch.eye(x.shape[1], dtype=torch.float64), x.T @ hot)
@@ -236,7 +236,7 @@ def test_the_oracle_reads_what_the_run_read(efcil, oracle, tmp_path):
     asked = ("run", "dpcr-plus", "digits", "--preset", "quick", *settings, "--tasks", "1", "--quiet")
     code, _, err = efcil(*asked, "--out", tmp_path / "r")
     assert code == 0, err
-    found = oracle.measured(tmp_path / "r", ["dpcr-plus"], None, Execution.choose("cpu"))["dpcr-plus"]
+    found = oracle.measured(tmp_path / "r", ["dpcr-plus"], None, Backend.choose("cpu"))["dpcr-plus"]
     assert found["A_f"] == pytest.approx(of(tmp_path, "r")["A_f"])
 
 

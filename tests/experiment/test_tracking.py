@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from efcil.accel.execution import Execution
+from efcil.accel.backend import Backend
 from efcil.errors import ConfigError
 from efcil.experiment.reporters import Reporter
 from efcil.experiment.run import Run, RunOptions
@@ -139,7 +139,7 @@ def stopped_and_resumed(out, names):
 
     def run(voice):
         follow = trackers(names, out, experiment.fingerprint())
-        return Run(experiment, out, Execution.choose("cpu"), voice, RunOptions(command="efcil test", trackers=follow))
+        return Run(experiment, out, Backend.choose("cpu"), voice, RunOptions(command="efcil test", trackers=follow))
 
     with pytest.raises(KeyboardInterrupt):
         run(Stops()).execute(False)

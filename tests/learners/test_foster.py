@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from batches import loss_of
-from efcil.accel.execution import Execution
+from efcil.accel.backend import Backend
 from efcil.core.metrics import AccuracyMatrix
 from efcil.experiment.specification import ExperimentSpec, resolve
 from efcil.features import TaskFeatures
@@ -55,15 +55,15 @@ class Watch(Callback):
         self.ends.append(copied(self.learner.state(teacher=False)))
 
 
-def made(execution, channels=3, **options):
-    return FOSTER(FOSTEROptions(**{**SHORT, **options}), channels, execution, 0)
+def made(backend, channels=3, **options):
+    return FOSTER(FOSTEROptions(**{**SHORT, **options}), channels, backend, 0)
 
 
 def learn(learner, data, sizes=SIZES, state=None):
     """Run the protocol with both classifiers; return them, their matrices and what was seen."""
-    execution = learner.execution
+    backend = learner.backend
     stream = TaskStream(data.train, np.arange(len(data.class_names)), sizes)
-    evaluator = Evaluator(data, stream, execution)
+    evaluator = Evaluator(data, stream, backend)
     method = METHODS["foster"]
     trajectory = Trajectory(learner, {"foster": (method, method.options())})
     matrices = {label: AccuracyMatrix(evaluator.totals()) for label in trajectory.parts}
@@ -74,20 +74,20 @@ def learn(learner, data, sizes=SIZES, state=None):
 
 
 @pytest.fixture(scope="module")
-def whole(execution, data):
+def whole(backend, data):
     """One run of three tasks."""
-    learner = made(execution)
+    learner = made(backend)
     return learner, *learn(learner, data)
 
 
-def at_task(execution, data, index=1, **options):
+def at_task(backend, data, index=1, **options):
     """A learner inside a task: begun and prepared, with its images and labels."""
-    learner = made(execution, **options)
+    learner = made(backend, **options)
     stream = TaskStream(data.train, np.arange(len(data.class_names)), SIZES)
     for earlier in range(index + 1):
         task = stream[earlier]
-        pixels = ImageBatches(execution.tensor(task.images), data.mean, data.std, execution)
-        labels = execution.tensor(task.labels)
+        pixels = ImageBatches(backend.tensor(task.images), data.mean, data.std, backend)
+        labels = backend.tensor(task.labels)
         with torch.no_grad():  # as if something had been learned
             for parameter in learner.student.backbone.parameters():
                 noise = torch.randn(parameter.shape, generator=torch.Generator().manual_seed(earlier))
@@ -128,9 +128,9 @@ def test_class_weights_are_their_formula(beta):
     assert class_weights(torch.tensor(counts), 0.0).tolist() == [1.0] * 5
 
 
-def test_boosting_is_its_three_terms(execution, data):
+def test_boosting_is_its_three_terms(backend, data):
     """Image by image: cross-entropy of logits / weights, cross-entropy on new features, distillation of old logits."""
-    r, pixels, labels = at_task(execution, data)
+    r, pixels, labels = at_task(backend, data)
     r.num_old_classes = 2
     images, every = r.training_data(0, pixels, labels)
     r.train()
@@ -154,9 +154,9 @@ def test_boosting_is_its_three_terms(execution, data):
     assert loss_of(r, x, y).item() == pytest.approx(want, rel=1e-5)
 
 
-def test_compression_is_balanced_distillation(execution, data):
+def test_compression_is_balanced_distillation(backend, data):
     """Image by image: the boosted model's softened predictions, weighted by class, adding to one again."""
-    r, pixels, labels = at_task(execution, data)
+    r, pixels, labels = at_task(backend, data)
     r.num_old_classes = 2
     r.training_data(1, pixels, labels)
     r.train()
@@ -177,19 +177,19 @@ def test_compression_is_balanced_distillation(execution, data):
     assert loss_of(r, x, y.flip(0)).item() == loss_of(r, x, y).item(), "labels play no part"
 
 
-def test_the_first_task_is_plain_cross_entropy(execution, data):
-    r, pixels, labels = at_task(execution, data, index=0)
+def test_the_first_task_is_plain_cross_entropy(backend, data):
+    r, pixels, labels = at_task(backend, data, index=0)
     x = pixels.normalize(pixels.images[:6])
     r.eval()
     want = nn.functional.cross_entropy(r.head(r.student.backbone(x)), labels[:6])
     torch.testing.assert_close(loss_of(r, x, labels[:6]), want)
 
 
-def test_bf16_losses_are_float32_and_close(execution, data):
-    half = Execution.choose("cpu", precision="bf16")
+def test_bf16_losses_are_float32_and_close(backend, data):
+    half = Backend.choose("cpu", precision="bf16")
     for stage in (0, 1):
         losses = []
-        for where in (execution, half):
+        for where in (backend, half):
             r, pixels, labels = at_task(where, data)
             r.num_old_classes = 2
             r.training_data(stage, pixels, labels)
@@ -200,20 +200,20 @@ def test_bf16_losses_are_float32_and_close(execution, data):
         torch.testing.assert_close(*losses, rtol=0.05, atol=0.02)
 
 
-def test_images_are_counted_exemplars_included(execution, data):
+def test_images_are_counted_exemplars_included(backend, data):
     keep = np.ones(len(data.train.labels), bool)
     keep[np.flatnonzero(data.train.labels == 3)[:7]] = False  # class 3 has five images only
     train = type(data.train)(data.train.images[keep], data.train.labels[keep])
     uneven = type(data)("uneven", data.class_names, train, data.test, data.mean, data.std)
-    r, _, _ = at_task(execution, uneven, index=2, memory=30)
+    r, _, _ = at_task(backend, uneven, index=2, memory=30)
     np.testing.assert_allclose(r.weights.numpy(), literal_weights([6, 6, 6, 5, 6, 12], 0.96), rtol=1e-6)
 
 
 # --- what starts where, and what learns when --------------------------------------------------------------------------
 
 
-def test_a_booster_starts_from_the_old_network(execution, data):
-    r, _, _ = at_task(execution, data, index=2)
+def test_a_booster_starts_from_the_old_network(backend, data):
+    r, _, _ = at_task(backend, data, index=2)
     booster = Booster(copy.deepcopy(r.booster.backbone), r.dim)
     booster.begin(r.teacher, 9, torch.Generator().manual_seed(3))
     for key, value in r.teacher.backbone.state_dict().items():
@@ -263,8 +263,8 @@ def test_only_one_network_learns_in_a_stage(whole):
     assert not torch.equal(*statistics), "batch norm of the booster learns"
 
 
-def test_only_the_network_that_learns_is_in_training_mode(execution, data):
-    r, pixels, labels = at_task(execution, data)
+def test_only_the_network_that_learns_is_in_training_mode(backend, data):
+    r, pixels, labels = at_task(backend, data)
     for old, stage, learns in ((0, 0, "student"), (2, 0, "booster"), (2, 1, "student")):
         r.num_old_classes = old
         r.training_data(stage, pixels, labels)
@@ -308,12 +308,12 @@ def test_the_next_task_starts_from_the_compressed_student(whole):
 # --- exemplars and classifiers ----------------------------------------------------------------------------------------
 
 
-def test_exemplars_are_herded_with_the_boosted_features(execution, data):
-    r, pixels, labels = at_task(execution, data)
+def test_exemplars_are_herded_with_the_boosted_features(backend, data):
+    r, pixels, labels = at_task(backend, data)
     nn.init.normal_(r.booster.backbone.layer4[0].conv1.weight, generator=torch.Generator().manual_seed(1))
     nn.init.normal_(r.student.backbone.layer4[0].conv1.weight, generator=torch.Generator().manual_seed(2))
     before = r.exemplars
-    old, new, student = (extract(n.backbone, pixels, execution) for n in (r.teacher, r.booster, r.student))
+    old, new, student = (extract(n.backbone, pixels, backend) for n in (r.teacher, r.booster, r.student))
     chosen = {
         name: Exemplars.select(torch.cat(parts, 1), pixels, labels, 18 // 5).images
         for name, parts in {
@@ -331,10 +331,10 @@ def test_exemplars_are_herded_with_the_boosted_features(execution, data):
     assert torch.equal(r.exemplars.images[kept < 2], before.truncate(3).images)
 
 
-def test_two_classifiers_are_the_student_and_the_boosted_model(whole, data, execution):
+def test_two_classifiers_are_the_student_and_the_boosted_model(whole, data, backend):
     r, classifiers, *_ = whole
-    pixels = ImageBatches(execution.tensor(data.test.images), data.mean, data.std, execution)
-    features = extract(r.backbone, pixels, execution)
+    pixels = ImageBatches(backend.tensor(data.test.images), data.mean, data.std, backend)
+    features = extract(r.backbone, pixels, backend)
     assert features.shape == (30, r.backbone.num_features) == (30, 3 * r.dim)
     with torch.no_grad():
         x = pixels.normalize(pixels.images)
@@ -354,8 +354,8 @@ def test_classifiers_are_copies(whole):
     assert classifiers["boosted"].head.weight.data_ptr() != r.booster.head.weight.data_ptr()
 
 
-def test_after_the_first_task_both_are_the_only_network(execution, data):
-    r = made(execution)
+def test_after_the_first_task_both_are_the_only_network(backend, data):
+    r = made(backend)
     classifiers, matrices, _ = learn(r, data, sizes=(6,))
     assert matrices["compressed"] == matrices["boosted"]
     features = torch.rand(4, r.backbone.num_features)
@@ -368,11 +368,11 @@ def test_after_the_first_task_both_are_the_only_network(execution, data):
 
 
 @pytest.mark.parametrize("epoch", range(1, 5))
-def test_a_run_taken_up_in_either_stage_is_bit_identical(execution, data, whole, epoch):
+def test_a_run_taken_up_in_either_stage_is_bit_identical(backend, data, whole, epoch):
     """After one and two epochs of boosting, at its end, and in the middle of compression."""
     _, classifiers, matrices, watch = whole
     _, _, _, state, optimizer_state, _ = next(r for r in watch.reports if r[:2] == (1, epoch - 1))
-    again = made(execution)
+    again = made(backend)
     again.load_state({k: v.clone() for k, v in watch.ends[0].items()})
     again.load_state({k: v.clone() for k, v in state.items()})
     others, measured, seen = learn(again, data, state=TrainState(1, epoch=epoch, optimizer=optimizer_state))
@@ -386,20 +386,20 @@ def test_a_run_taken_up_in_either_stage_is_bit_identical(execution, data, whole,
 
 
 @pytest.mark.parametrize("task", [1, 2])
-def test_what_survives_a_task_is_enough_for_the_next(execution, data, whole, task):
-    again = made(execution)
+def test_what_survives_a_task_is_enough_for_the_next(backend, data, whole, task):
+    again = made(backend)
     again.load_state({k: v.clone() for k, v in whole[3].ends[task - 1].items()})
     _, _, seen = learn(again, data, state=TrainState(task))
     assert same(seen.ends[-1], whole[3].ends[-1])
 
 
-def test_what_survives_keeps_both_classifiers_working(execution, data, whole):
+def test_what_survives_keeps_both_classifiers_working(backend, data, whole):
     r, classifiers, _, watch = whole
-    again = made(execution)
+    again = made(backend)
     again.load_state({k: v.clone() for k, v in watch.ends[-1].items()})
-    pixels = ImageBatches(execution.tensor(data.test.images), data.mean, data.std, execution)
-    features = extract(again.backbone, pixels, execution)
-    assert torch.equal(features, extract(r.backbone, pixels, execution))
+    pixels = ImageBatches(backend.tensor(data.test.images), data.mean, data.std, backend)
+    features = extract(again.backbone, pixels, backend)
+    assert torch.equal(features, extract(r.backbone, pixels, backend))
     for name, classifier in classifiers.items():
         other = METHODS["foster"].heads[name](METHODS["foster"].options())
         other.load_state_dict(classifier.state_dict())
@@ -413,10 +413,10 @@ def test_what_survives_keeps_both_classifiers_working(execution, data, whole):
 
 
 @pytest.mark.parametrize(("size", "channels"), [(8, 3), (11, 1)])
-def test_it_learns(execution, size, channels):
+def test_it_learns(backend, size, channels):
     problem = blobs(classes=5, size=size, channels=channels, noise=25.0)
     r = made(
-        execution,
+        backend,
         channels,
         augment="none",
         width=4,
@@ -455,7 +455,7 @@ def test_the_quick_preset_is_short_and_valid(dataset):
     assert t.later.epochs + t.compression.epochs <= 40
 
 
-def test_stages_are_boosting_and_compression(execution):
-    r = made(execution)
+def test_stages_are_boosting_and_compression(backend):
+    r = made(backend)
     assert r.stages(0) == (r.options.first,)
     assert r.stages(1) == r.stages(7) == (r.options.later, r.options.compression)

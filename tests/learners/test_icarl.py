@@ -76,11 +76,11 @@ def exemplars(counts=(4, 3), size=2):
     return Exemplars(images, labels)
 
 
-def test_exemplars_are_herded_class_by_class_on_features_of_length_one(execution):
+def test_exemplars_are_herded_class_by_class_on_features_of_length_one(backend):
     labels = torch.tensor([7, 5, 7, 5, 7, 5, 7])
     features = draw(7, 3, seed=1).float() * torch.arange(1, 8)[:, None]
     images = torch.arange(7, dtype=torch.uint8).view(-1, 1, 1, 1)
-    kept = Exemplars.select(features, ImageBatches(images, (0.5,), (0.5,), execution), labels, 2)
+    kept = Exemplars.select(features, ImageBatches(images, (0.5,), (0.5,), backend), labels, 2)
     expected = []
     for label in (5, 7):
         own = torch.tensor([i for i in range(7) if labels[i] == label])
@@ -123,26 +123,26 @@ def test_linear_head_grows_and_comes_back():
     assert torch.equal(again(x), head(x))
 
 
-def make_learner(execution, seed=0, **options):
-    return ICaRL(ICaRLOptions(**{**TINY, "memory": 12, **options}), 3, execution, seed)
+def make_learner(backend, seed=0, **options):
+    return ICaRL(ICaRLOptions(**{**TINY, "memory": 12, **options}), 3, backend, seed)
 
 
 def stream(data, sizes=(2, 3, 1)):
     return TaskStream(data.train, np.arange(len(data.class_names)), sizes)
 
 
-def learn(learner, data, execution, methods=None, watch=None, state=None):
+def learn(learner, data, backend, methods=None, watch=None, state=None):
     """Run the protocol; return the trajectory."""
     tasks = stream(data)
-    evaluator = Evaluator(data, tasks, execution)
+    evaluator = Evaluator(data, tasks, backend)
     trajectory = Trajectory(learner, methods or {})
     matrices = {label: AccuracyMatrix(evaluator.totals()) for label in trajectory.parts}
     learn_stream(tasks, data, evaluator, trajectory, matrices, watch, state)
     return trajectory
 
 
-def test_loss_is_classification_over_all_classes_plus_distillation(data, execution):
-    r = make_learner(execution)
+def test_loss_is_classification_over_all_classes_plus_distillation(data, backend):
+    r = make_learner(backend)
     tasks = stream(data)
     r.before_task(tasks[0])
     r.before_task(tasks[1])
@@ -162,8 +162,8 @@ def test_loss_is_classification_over_all_classes_plus_distillation(data, executi
     assert loss_of(r, images, labels).item() == pytest.approx((clf.mean() + kd.mean()).item(), rel=1e-5)
 
 
-def test_first_task_is_classification_alone(data, execution):
-    r = make_learner(execution)
+def test_first_task_is_classification_alone(data, backend):
+    r = make_learner(backend)
     r.before_task(stream(data)[0])
     r.student.eval()
     images, labels = draw(4, 3, 8, 8).float(), torch.tensor([0, 1, 1, 0])
@@ -174,14 +174,14 @@ def test_first_task_is_classification_alone(data, execution):
 # -- memory ------------------------------------------------------------------------------------------------------------
 
 
-def test_training_sees_new_images_and_exemplars(data, execution):
-    r = make_learner(execution)
-    learn(r, data, execution)
+def test_training_sees_new_images_and_exemplars(data, backend):
+    r = make_learner(backend)
+    learn(r, data, backend)
     kept = r.exemplars
     assert len(kept) == 12  # 12 // 6 of each of 6 classes
     task = stream(data)[2]
-    pixels = ImageBatches(execution.tensor(task.images), data.mean, data.std, execution)
-    shown, labels = r.training_data(0, pixels, execution.tensor(task.labels))
+    pixels = ImageBatches(backend.tensor(task.images), data.mean, data.std, backend)
+    shown, labels = r.training_data(0, pixels, backend.tensor(task.labels))
     assert len(shown.images) == len(labels) == len(task) + 12
     assert torch.equal(shown.images[-12:], kept.images)
     assert torch.equal(labels[-12:], kept.labels)
@@ -190,39 +190,39 @@ def test_training_sees_new_images_and_exemplars(data, execution):
 @pytest.mark.parametrize(
     ("options", "counts"), [({"memory": 12}, [6, 2, 2]), ({"memory": 1, "memory_per_class": 3}, [3, 3, 3])]
 )
-def test_memory_is_shared_or_fixed_per_class(data, execution, options, counts):
-    r = make_learner(execution, **options)
+def test_memory_is_shared_or_fixed_per_class(data, backend, options, counts):
+    r = make_learner(backend, **options)
     seen = []
     tasks = stream(data)
     for index, task in enumerate(tasks):
         r.before_task(task)
-        pixels = ImageBatches(execution.tensor(task.images), data.mean, data.std, execution)
-        r.after_task(TaskFeatures(index, execution.tensor(task.labels), 0, r, pixels))
+        pixels = ImageBatches(backend.tensor(task.images), data.mean, data.std, backend)
+        r.after_task(TaskFeatures(index, backend.tensor(task.labels), 0, r, pixels))
         assert r.exemplars.labels.unique().tolist() == list(range(task.seen))
         seen.append(torch.bincount(r.exemplars.labels).unique().tolist())
     assert seen == [[c] for c in counts]
 
 
-def test_an_exemplar_is_an_image_of_its_class(data, execution):
-    r = make_learner(execution)
-    learn(r, data, execution)
+def test_an_exemplar_is_an_image_of_its_class(data, backend):
+    r = make_learner(backend)
+    learn(r, data, backend)
     for image, label in zip(r.exemplars.images, r.exemplars.labels, strict=True):
         own = data.train.images[data.train.labels == int(label)]
         assert (own == image.numpy()).all((1, 2, 3)).any()
 
 
-def test_going_on_in_the_middle_of_a_task_changes_no_bit(data, execution):
+def test_going_on_in_the_middle_of_a_task_changes_no_bit(data, backend):
     kept = {}
-    straight = make_learner(execution)
+    straight = make_learner(backend)
 
     def keep(report, state):
         if (report.task, report.epoch) == (1, 0):
             kept.update(learner=copied(straight.state(teacher=True)), optimizer=copied(state.optimizer))
 
-    learn(straight, data, execution, watch=Watch(keep))
-    resumed = make_learner(execution)
+    learn(straight, data, backend, watch=Watch(keep))
+    resumed = make_learner(backend)
     resumed.load_state(kept["learner"])
-    learn(resumed, data, execution, state=TrainState(1, epoch=1, optimizer=kept["optimizer"]))
+    learn(resumed, data, backend, state=TrainState(1, epoch=1, optimizer=kept["optimizer"]))
     a, b = straight.state(teacher=False), resumed.state(teacher=False)
     assert a.keys() == b.keys()
     assert all(torch.equal(v, b[k]) for k, v in a.items())
@@ -231,17 +231,17 @@ def test_going_on_in_the_middle_of_a_task_changes_no_bit(data, execution):
 # -- the nearest mean of exemplars -------------------------------------------------------------------------------------
 
 
-def test_nearest_mean_of_exemplars_is_algorithm_1(data, execution):
-    r = make_learner(execution)
+def test_nearest_mean_of_exemplars_is_algorithm_1(data, backend):
+    r = make_learner(backend)
     method = METHODS["icarl"]
-    nme = learn(r, data, execution, {"icarl": (method, method.options())}).parts["icarl/nme"].classifier
-    pixels = ImageBatches(r.exemplars.images, data.mean, data.std, execution)
-    phi = extract(r.backbone, pixels, execution).double()
+    nme = learn(r, data, backend, {"icarl": (method, method.options())}).parts["icarl/nme"].classifier
+    pixels = ImageBatches(r.exemplars.images, data.mean, data.std, backend)
+    phi = extract(r.backbone, pixels, backend).double()
     phi = phi / phi.norm(dim=1, keepdim=True)
     means = torch.stack([phi[r.exemplars.labels == c].mean(0) for c in range(6)])
     assert gap(nme.means, means) < 1e-12
     tests = extract(
-        r.backbone, ImageBatches(execution.tensor(data.test.images), data.mean, data.std, execution), execution
+        r.backbone, ImageBatches(backend.tensor(data.test.images), data.mean, data.std, backend), backend
     ).double()
     tests = tests / tests.norm(dim=1, keepdim=True)
     distance = torch.stack([((tests - m / m.norm()) ** 2).sum(1) for m in means], 1)
@@ -255,14 +255,14 @@ def test_unit_features():
 # -- both classifiers in a summary -------------------------------------------------------------------------------------
 
 
-def run_of(tmp_path, execution, label, *settings, resume=False):
+def run_of(tmp_path, backend, label, *settings, resume=False):
     small = ("width=2", "backbone=resnet10", "first.epochs=1", "later.epochs=1", *settings)
     experiment = resolve(ExperimentSpec((label,), "digits", tasks=5, overrides=small))
-    return Run(experiment, tmp_path, execution, Reporter(), RunOptions(command="efcil run")).execute(resume)[0]
+    return Run(experiment, tmp_path, backend, Reporter(), RunOptions(command="efcil run")).execute(resume)[0]
 
 
-def test_a_summary_has_both_classifiers_and_the_chosen_one_counts(tmp_path, execution):
-    summary = run_of(tmp_path / "a", execution, "icarl:memory=50")
+def test_a_summary_has_both_classifiers_and_the_chosen_one_counts(tmp_path, backend):
+    summary = run_of(tmp_path / "a", backend, "icarl:memory=50")
     assert list(summary["heads"]) == ["nme", "cnn"]
     assert summary["head"] == "nme"
     assert summary["method"] == "icarl:memory=50"
@@ -270,11 +270,11 @@ def test_a_summary_has_both_classifiers_and_the_chosen_one_counts(tmp_path, exec
     for key in ("A_f", "A_avg", "A_t", "matrix"):
         assert summary[key] == summary["heads"]["nme"][key]
     assert summary["heads"]["nme"]["A_t"] != summary["heads"]["cnn"]["A_t"]
-    other = run_of(tmp_path / "b", execution, "icarl:memory=50:head=cnn")
+    other = run_of(tmp_path / "b", backend, "icarl:memory=50:head=cnn")
     assert other["A_t"] == summary["heads"]["cnn"]["A_t"]
     stored = json.loads((tmp_path / "a" / "summary.json").read_text())
     assert stored == summary
-    again = run_of(tmp_path / "a", execution, "icarl:memory=50", resume=True)
+    again = run_of(tmp_path / "a", backend, "icarl:memory=50", resume=True)
     assert again["heads"] == summary["heads"]
 
 
@@ -300,9 +300,9 @@ def test_what_a_method_cannot_do_is_refused(label, settings, named):
         resolve(ExperimentSpec((label,), "digits", tasks=5, overrides=tuple(settings)))
 
 
-def test_a_memory_without_room_for_every_class_is_refused(tmp_path, execution):
+def test_a_memory_without_room_for_every_class_is_refused(tmp_path, backend):
     with raises(ConfigError, "memory=5", 10, "memory_per_class"):
-        run_of(tmp_path, execution, "icarl:memory=5")
+        run_of(tmp_path, backend, "icarl:memory=5")
     assert not (tmp_path / "config.yaml").exists()
 
 

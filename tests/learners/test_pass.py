@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from batches import loss_of
-from efcil.accel.execution import Execution
+from efcil.accel.backend import Backend
 from efcil.classifiers.learner_head import UnrotatedHead
 from efcil.core.metrics import AccuracyMatrix
 from efcil.data.dataset import DataSet, ImageSet
@@ -30,14 +30,14 @@ SMALL = {**TINY, "augment": "none", "first": SCHEDULE, "later": SCHEDULE}
 SETTINGS = {"softmax_temperature": 0.3, "fkd_weight": 0.7, "proto_weight": 1.9}
 
 
-def make_learner(execution, channels=3, seed=0, **options):
-    return PASS(PASSOptions(**{**SMALL, **options}), channels, execution, seed)
+def make_learner(backend, channels=3, seed=0, **options):
+    return PASS(PASSOptions(**{**SMALL, **options}), channels, backend, seed)
 
 
 def run(learner, data, watch=None, sizes=SIZES, state=None):
     """Learn a stream; return the classifier and the accuracies."""
     stream = TaskStream(data.train, np.arange(sum(sizes)), sizes)
-    evaluator = Evaluator(data, stream, learner.execution)
+    evaluator = Evaluator(data, stream, learner.backend)
     method, matrix = METHODS["pass"], AccuracyMatrix(evaluator.totals())
     trajectory = Trajectory(learner, {"pass": (method, method.options())})
     learn_stream(stream, data, evaluator, trajectory, {"pass": matrix}, watch, state)
@@ -47,14 +47,14 @@ def run(learner, data, watch=None, sizes=SIZES, state=None):
 def batch(data, classes, count=5):
     """Normalised images of some classes, and their labels."""
     rows = np.flatnonzero(np.isin(data.train.labels, classes))[:count]
-    pixels = ImageBatches(torch.from_numpy(data.train.images[rows]), data.mean, data.std, Execution.choose("cpu"))
+    pixels = ImageBatches(torch.from_numpy(data.train.images[rows]), data.mean, data.std, Backend.choose("cpu"))
     return pixels.normalize(pixels.images), torch.from_numpy(data.train.labels[rows])
 
 
 @pytest.fixture(scope="module")
-def second(execution, data):
+def second(backend, data):
     """A learner with other settings in the middle of its second task: two old classes, three new."""
-    return stopped_in_the_second_task(make_learner(execution, **SETTINGS), data, run)
+    return stopped_in_the_second_task(make_learner(backend, **SETTINGS), data, run)
 
 
 def changed(learner, **options):
@@ -87,13 +87,13 @@ def test_each_image_is_turned_four_times(size, channels, layout):
             assert np.array_equal(found[4 * label + turn].numpy(), want), (label, turn)
 
 
-def test_images_that_are_not_square_are_refused(execution):
+def test_images_that_are_not_square_are_refused(backend):
     with raises(DataError, "8 x 6", "crop="):
         rotated(torch.rand(2, 3, 8, 6), torch.tensor([0, 1]))
     wide = blobs()
     parts = [ImageSet(part.images[..., :6].copy(), part.labels) for part in (wide.train, wide.test)]
     with raises(DataError, "8 x 6", "crop="):
-        run(make_learner(execution), DataSet("wide", wide.class_names, *parts, mean=wide.mean, std=wide.std))
+        run(make_learner(backend), DataSet("wide", wide.class_names, *parts, mean=wide.mean, std=wide.std))
 
 
 # --- the loss ---------------------------------------------------------------------------------------------------------
@@ -140,8 +140,8 @@ def close(got, want):
 
 
 @pytest.mark.parametrize("temperature", [0.1, 1.0])
-def test_the_first_task_is_cross_entropy_over_rotations(execution, data, temperature):
-    learner = make_learner(execution, softmax_temperature=temperature)
+def test_the_first_task_is_cross_entropy_over_rotations(backend, data, temperature):
+    learner = make_learner(backend, softmax_temperature=temperature)
     learner.before_task(TaskStream(data.train, np.arange(6), SIZES)[0])
     images, labels = batch(data, (0, 1))
     (want,) = literal_loss(learner, images, labels)
@@ -183,9 +183,9 @@ def test_the_loss_draws_from_its_own_noise_alone(data, second):
 
 
 @pytest.mark.parametrize(("old", "new", "times"), [(2, 3, 1), (6, 2, 3), (5, 2, 2), (4, 4, 1)])
-def test_how_many_prototypes_a_step_draws(execution, old, new, times):
+def test_how_many_prototypes_a_step_draws(backend, old, new, times):
     for draws, factor in (("batch", 1), ("balanced", times)):
-        learner = make_learner(execution, proto_draws=draws)
+        learner = make_learner(backend, proto_draws=draws)
         learner.head.add_classes(old + new, torch.Generator())
         learner.num_old_classes, learner.prototypes = old, torch.zeros(old, learner.head.weight.shape[1])
         features, targets = learner.augmented()
@@ -207,9 +207,9 @@ def test_balanced_draws_are_the_same_loss_of_more_prototypes(data, second):
     close(loss_of(drawn_from(other).train(), images, labels), sum(w * t for w, t in zip(weights, terms, strict=True)))
 
 
-def test_augmented_prototypes_are_normal_about_theirs(execution):
+def test_augmented_prototypes_are_normal_about_theirs(backend):
     """Every old class equally often, unrotated, with the radius as standard deviation in each dimension."""
-    learner = make_learner(execution, batch_size=30000)
+    learner = make_learner(backend, batch_size=30000)
     learner.num_old_classes, learner.radius = 3, torch.tensor(0.5, dtype=torch.float64)
     learner.prototypes = torch.arange(48.0).view(3, 16)
     features, targets = drawn_from(learner).augmented()
@@ -225,10 +225,10 @@ def test_augmented_prototypes_are_normal_about_theirs(execution):
 def test_classification_is_float32_under_autocast(second):
     """A temperature of 0.1 multiplies bfloat16's rounding of logits by ten."""
     narrow = changed(second)
-    narrow.execution = Execution.choose("cpu", precision="bf16")
+    narrow.backend = Backend.choose("cpu", precision="bf16")
     features, targets = torch.rand(6, second.head.weight.shape[1]), torch.arange(6)
     want = second.classification(features, targets)
-    with narrow.execution.autocast():
+    with narrow.backend.autocast():
         got = narrow.classification(features, targets)
     assert torch.equal(got, want)
 
@@ -259,13 +259,13 @@ def test_class_spread_is_its_equation():
 
 
 @pytest.mark.parametrize("classes", ["first", "all"])
-def test_prototypes_stay_and_the_radius_is_the_root_of_the_mean_spread(execution, data, classes):
-    learner = make_learner(execution, radius_classes=classes)
+def test_prototypes_stay_and_the_radius_is_the_root_of_the_mean_spread(backend, data, classes):
+    learner = make_learner(backend, radius_classes=classes)
     prototypes, spreads, radii, features = [], [], [], {}
 
     def each_task(task):
         own = np.isin(data.train.labels, np.arange(sum(SIZES))[sum(SIZES[:task]) : sum(SIZES[: task + 1])])
-        pixels = ImageBatches(torch.from_numpy(data.train.images[own]), data.mean, data.std, execution)
+        pixels = ImageBatches(torch.from_numpy(data.train.images[own]), data.mean, data.std, backend)
         with torch.no_grad():
             features[task] = learner.backbone.eval()(pixels.normalize(pixels.images)).double().numpy()
         means, spread = literal_protos(features[task], data.train.labels[own])
@@ -283,8 +283,8 @@ def test_prototypes_stay_and_the_radius_is_the_root_of_the_mean_spread(execution
 # --- head, classifier, memory -----------------------------------------------------------------------------------------
 
 
-def test_scores_are_the_rows_of_images_that_are_not_rotated(execution, data):
-    learner = make_learner(execution)
+def test_scores_are_the_rows_of_images_that_are_not_rotated(backend, data):
+    learner = make_learner(backend)
     classifier, _ = run(learner, data)
     features = torch.rand(5, learner.head.weight.shape[1])
     head = learner.head
@@ -301,8 +301,8 @@ def test_scores_are_the_rows_of_images_that_are_not_rotated(execution, data):
 # --- what learns, what rests ------------------------------------------------------------------------------------------
 
 
-def test_teacher_and_prototypes_rest_while_all_of_the_student_learns(execution, data):
-    learner = make_learner(execution)
+def test_teacher_and_prototypes_rest_while_all_of_the_student_learns(backend, data):
+    learner = make_learner(backend)
     seen = {}
 
     def each_epoch(report, state):
@@ -331,9 +331,9 @@ def test_teacher_and_prototypes_rest_while_all_of_the_student_learns(execution, 
 
 
 @pytest.mark.parametrize(("task", "epoch"), [(0, 1), (1, 2), (2, 1)])
-def test_a_run_taken_up_in_the_middle_is_the_same_to_the_bit(execution, data, task, epoch):
+def test_a_run_taken_up_in_the_middle_is_the_same_to_the_bit(backend, data, task, epoch):
     options = {"augment": "crop-flip", "radius_classes": "all"}
-    whole, kept = make_learner(execution, **options), {}
+    whole, kept = make_learner(backend, **options), {}
 
     def each_epoch(report, state):
         if (report.task, report.epoch + 1) == (task, epoch):
@@ -341,7 +341,7 @@ def test_a_run_taken_up_in_the_middle_is_the_same_to_the_bit(execution, data, ta
             kept["optimizer"] = copied(state.optimizer)
 
     classifier, matrix = run(whole, data, Watch(each_epoch))
-    resumed = make_learner(execution, seed=0, **options)
+    resumed = make_learner(backend, seed=0, **options)
     resumed.load_state(kept["state"])
     again, other = run(resumed, data, state=TrainState(task, epoch=epoch, optimizer=kept["optimizer"]))
     for name, value in whole.state(teacher=True).items():
@@ -354,20 +354,20 @@ def test_a_run_taken_up_in_the_middle_is_the_same_to_the_bit(execution, data, ta
 
 
 @pytest.mark.parametrize(("size", "channels", "crop"), [(11, 1, None), (16, 1, 12), (12, 3, None)])
-def test_other_sizes_and_grey_images(execution, size, channels, crop):
+def test_other_sizes_and_grey_images(backend, size, channels, crop):
     data = blobs(classes=4, size=size, channels=channels)
-    learner = make_learner(execution, channels, augment="crop-flip", crop=crop)
+    learner = make_learner(backend, channels, augment="crop-flip", crop=crop)
     classifier, matrix = run(learner, data, sizes=(2, 2))
     assert classifier.logits(torch.rand(3, 16)).shape == (3, 4)
     assert torch.isfinite(learner.prototypes).all()
     assert matrix.tasks_done == 2
 
 
-def test_it_learns_and_the_old_classes_are_kept_by_what_pass_adds(execution):
+def test_it_learns_and_the_old_classes_are_kept_by_what_pass_adds(backend):
     data, schedule = blobs(per_class=16), Schedule(epochs=8, lr=1e-2, milestones=(6,), weight_decay=2e-4)
     how = {"width": 4, "first": schedule, "later": schedule}
-    _, matrix = run(make_learner(execution, **how), data, sizes=(3, 3))
-    _, bare = run(make_learner(execution, **how, fkd_weight=0.0, proto_weight=0.0), data, sizes=(3, 3))
+    _, matrix = run(make_learner(backend, **how), data, sizes=(3, 3))
+    _, bare = run(make_learner(backend, **how, fkd_weight=0.0, proto_weight=0.0), data, sizes=(3, 3))
     assert matrix.A_t[0] > 90
     assert matrix.A_t[1] > 70, "chance is 17"
     assert matrix.A_t[1] > bare.A_t[1] + 10

@@ -9,8 +9,8 @@ import torch
 from torch.nn import functional as F
 
 from batches import loss_of
+from efcil.accel.backend import Backend
 from efcil.accel.cuda import Cuda
-from efcil.accel.execution import Execution
 from efcil.classifiers.learner_head import LearnerHead
 from efcil.core.metrics import AccuracyMatrix
 from efcil.experiment.specification import ExperimentSpec, resolve
@@ -35,13 +35,13 @@ def source(seed=0):
     return torch.Generator().manual_seed(seed)
 
 
-def student(execution, channels=3, **options):
-    return PODNet(PODNetOptions(**(SHORT | options)), channels, execution, 0)
+def student(backend, channels=3, **options):
+    return PODNet(PODNetOptions(**(SHORT | options)), channels, backend, 0)
 
 
 def learn(learner, data, at_epoch=lambda *a: None, at_end=lambda task: None, sizes=SIZES, state=None):
     stream = TaskStream(data.train, np.arange(len(data.class_names)), sizes)
-    evaluator = Evaluator(data, stream, learner.execution)
+    evaluator = Evaluator(data, stream, learner.backend)
     method = METHODS["podnet"]
     trajectory = Trajectory(learner, {"podnet": (method, method.options())})
     matrices = {label: AccuracyMatrix(evaluator.totals()) for label in trajectory.parts}
@@ -197,18 +197,18 @@ def test_a_student_that_is_its_teacher_has_no_pull_and_no_nan():
     assert torch.equal(own.grad, torch.zeros_like(own))
 
 
-def two_tasks(execution, data, **options):
+def two_tasks(backend, data, **options):
     """A learner that has begun its second task, and the images and labels of all six classes, normalised."""
-    learner = student(execution, **options)
+    learner = student(backend, **options)
     stream = TaskStream(data.train, np.arange(6), (2, 4))
     learner.before_task(stream[0])
     learner.before_task(stream[1])
-    pixels = ImageBatches(execution.tensor(data.train.images[:24]), data.mean, data.std, execution)
-    return learner, pixels.normalize(pixels.images), execution.tensor(data.train.labels[:24])
+    pixels = ImageBatches(backend.tensor(data.train.images[:24]), data.mean, data.std, backend)
+    return learner, pixels.normalize(pixels.images), backend.tensor(data.train.labels[:24])
 
 
-def test_the_first_step_of_a_later_task_has_finite_gradients(execution, data):
-    learner, images, labels = two_tasks(execution, data)
+def test_the_first_step_of_a_later_task_has_finite_gradients(backend, data):
+    learner, images, labels = two_tasks(backend, data)
     learner.eval()  # at rest student and teacher are equal to the bit: every distance is zero
     assert all(map(torch.equal, learner.student_sees(images)[1], learner.teacher_sees(images)[1]))
     for mode in (False, True):
@@ -220,8 +220,8 @@ def test_the_first_step_of_a_later_task_has_finite_gradients(execution, data):
         assert sum(float(g.abs().sum()) for name, g in learning.items() if "backbone" in name) > 0
 
 
-def test_the_loss_is_the_sum_of_its_terms(execution, data):
-    learner, images, labels = two_tasks(execution, data, spatial_weight=4.0, flat_weight=0.7)
+def test_the_loss_is_the_sum_of_its_terms(backend, data):
+    learner, images, labels = two_tasks(backend, data, spatial_weight=4.0, flat_weight=0.7)
     for p in learner.student.parameters():
         p.data += 0.05 * draw(p.numel(), seed=p.numel()).float().view(p.shape)
     learner.eval()
@@ -257,9 +257,9 @@ def test_similarities_and_distances_are_float32_under_autocast():
 # --- two stages -------------------------------------------------------------------------------------------------------
 
 
-def test_the_second_stage_comes_from_the_second_task_on(execution):
+def test_the_second_stage_comes_from_the_second_task_on(backend):
     o = PODNetOptions()
-    learner = student(execution, **{k: getattr(o, k) for k in ("first", "later", "balance")})
+    learner = student(backend, **{k: getattr(o, k) for k in ("first", "later", "balance")})
     assert learner.stages(0) == (o.first,)
     assert learner.stages(1) == (o.later, o.balance)
     assert (o.first.epochs, o.first.lr, o.first.weight_decay) == (160, 0.1, 5e-4)
@@ -274,8 +274,8 @@ def test_the_second_stage_comes_from_the_second_task_on(execution):
             theirs.step()
 
 
-def test_everything_but_the_old_proxies_learns_in_both_stages(execution, data):
-    learner = student(execution)
+def test_everything_but_the_old_proxies_learns_in_both_stages(backend, data):
+    learner = student(backend)
     seen = []
 
     def keep(report, state):
@@ -299,14 +299,14 @@ def test_everything_but_the_old_proxies_learns_in_both_stages(execution, data):
         assert same == {"head.frozen"}
 
 
-def test_the_second_stage_studies_as_many_images_of_every_class(execution, data, monkeypatch):
-    learner = student(execution)
+def test_the_second_stage_studies_as_many_images_of_every_class(backend, data, monkeypatch):
+    learner = student(backend)
     studied = []
     original = PODNet.training_data
 
     def spy(self, stage, pixels, labels):
         found = original(self, stage, pixels, labels)
-        features = extract(self.backbone, pixels, execution) if stage else None
+        features = extract(self.backbone, pixels, backend) if stage else None
         studied.append((self.num_old_classes, stage, self.exemplars, pixels, labels, features, *found))
         return found
 
@@ -333,8 +333,8 @@ def test_the_second_stage_studies_as_many_images_of_every_class(execution, data,
             assert torch.equal(shown.images[targets == c], pixels.images[mine[chosen]])
 
 
-def test_exemplars_are_shared_by_the_classes_seen_and_the_herded_ones_go(execution, data):
-    learner = student(execution)
+def test_exemplars_are_shared_by_the_classes_seen_and_the_herded_ones_go(backend, data):
+    learner = student(backend)
     kept = []
 
     def end(task):
@@ -346,8 +346,8 @@ def test_exemplars_are_shared_by_the_classes_seen_and_the_herded_ones_go(executi
     assert kept == [[6] * 2, [2] * 5, [2] * 6]
 
 
-def test_so_many_exemplars_of_each_class_balance_the_second_stage_too(execution, data):
-    learner = student(execution, memory_per_class=3)
+def test_so_many_exemplars_of_each_class_balance_the_second_stage_too(backend, data):
+    learner = student(backend, memory_per_class=3)
     counts = []
     learn(
         learner,
@@ -362,10 +362,10 @@ def test_so_many_exemplars_of_each_class_balance_the_second_stage_too(execution,
     assert torch.bincount(learner.exemplars.labels).tolist() == [3] * 6
 
 
-def test_a_run_taken_up_after_any_epoch_is_bitwise_the_same(execution):
+def test_a_run_taken_up_after_any_epoch_is_bitwise_the_same(backend):
     """Also in the middle of the second stage, and between the two: what was herded is not herded again."""
     data, points = blobs(classes=4, per_class=6), []
-    straight = student(execution)
+    straight = student(backend)
     after_first = {}
 
     def at_epoch(report, state):
@@ -380,7 +380,7 @@ def test_a_run_taken_up_after_any_epoch_is_bitwise_the_same(execution):
     assert [epoch for epoch, *_ in points] == [1, 2, 3, 4]
     assert [any(k.startswith("herded.") for k in state) for _, state, _ in points] == [False, False, True, True]
     for epoch, state, optimizer_state in points:
-        again = student(execution)
+        again = student(backend)
         again.load_state(after_first["state"])
         again.load_state(state)
         learn(again, data, sizes=(2, 2), state=TrainState(1, epoch=epoch, optimizer=optimizer_state))
@@ -424,21 +424,21 @@ def test_looking_at_the_maps_is_one_graph():
 def test_a_compiled_machine_compiles_the_function(monkeypatch):
     calls = []
     monkeypatch.setattr(torch, "compile", lambda call, **how: calls.append((call, how)) or call)
-    execution, backbone = Cuda(torch.device("cpu"), compile=True), build("resnet10", width=2)
+    backend, backbone = Cuda(torch.device("cpu"), compile=True), build("resnet10", width=2)
 
     def function(images):
         return images
 
     images = torch.zeros(2, 3, 8, 8)
-    assert execution.maybe_compile(function)(images) is images
-    assert execution.maybe_compile(backbone)(images).shape == (2, backbone.num_features)
+    assert backend.maybe_compile(function)(images) is images
+    assert backend.maybe_compile(backbone)(images).shape == (2, backbone.num_features)
     assert [call for call, _ in calls] == [function, backbone.forward]
     assert [how["dynamic"] for _, how in calls] == [False, False]
-    assert Execution(torch.device("cpu")).maybe_compile(backbone) is backbone
+    assert Backend(torch.device("cpu")).maybe_compile(backbone) is backbone
 
 
-def test_parameters_are_registered_once(execution):
-    learner = student(execution)
+def test_parameters_are_registered_once(backend):
+    learner = student(backend)
     names = [name for name, _ in learner.named_parameters(remove_duplicate=False)]
     owners = {name.split(".")[0] for name in (*names, *learner.state_dict())}
     assert owners == {"student", "teacher", "student_features", "teacher_features"}
@@ -451,10 +451,10 @@ def test_parameters_are_registered_once(execution):
 
 
 @pytest.mark.parametrize(("channels", "size"), [(1, 11), (3, 8)])
-def test_it_learns(execution, channels, size):
+def test_it_learns(backend, channels, size):
     data = blobs(classes=4, per_class=20, size=size, channels=channels)
     schedule = Schedule(epochs=10, lr=0.1, lr_schedule="cosine", weight_decay=5e-4)
-    learner = student(execution, channels, width=4, memory=16, augment="none", first=schedule, later=schedule)
+    learner = student(backend, channels, width=4, memory=16, augment="none", first=schedule, later=schedule)
     matrices = learn(learner, data, sizes=(2, 2))
     assert matrices["podnet/cnn"].A_t[-1] > 80, "chance is 25"
     assert matrices["podnet/nme"].A_t[-1] > 80
@@ -469,8 +469,8 @@ def test_the_trained_head_answers_and_the_means_stand_beside_it():
     assert method.exemplars
 
 
-def test_memory_per_class_is_ten_proxies(execution, data):
-    learner = student(execution)
+def test_memory_per_class_is_ten_proxies(backend, data):
+    learner = student(backend)
     classifier = LearnerHead()
     learn(learner, data, sizes=(3, 3))
     classifier.fit_learner(SimpleNamespace(learner=learner))

@@ -44,8 +44,8 @@ SIZES = (2, 3, 1)
 SMALL = {**TINY, "augment": "none"}
 
 
-def make_learner(execution, seed=0, kind=PseudoReplay, channels=3, **options):
-    return kind(kind.options_type(**{**SMALL, **options}), channels, execution, seed)
+def make_learner(backend, seed=0, kind=PseudoReplay, channels=3, **options):
+    return kind(kind.options_type(**{**SMALL, **options}), channels, backend, seed)
 
 
 DPCR_PLUS = METHODS["dpcr-plus"]
@@ -58,7 +58,7 @@ def trajectory_of(learner, method=DPCR_PLUS, **options):
 def run(learner, data, watch=None, *, options=None, method=DPCR_PLUS, state=None, resumed_from=None):
     """Learn a stream; return the trajectory and the accuracies."""
     stream = TaskStream(data.train, np.arange(sum(SIZES)), SIZES)
-    evaluator = Evaluator(data, stream, learner.execution)
+    evaluator = Evaluator(data, stream, learner.backend)
     trajectory = trajectory_of(learner, method, **(options or {}))
     matrix = AccuracyMatrix(evaluator.totals())
     if state is not None:
@@ -76,26 +76,26 @@ def saved(index, labels, old, new):
     return TaskFeatures.from_saved(index, 0, {"labels": labels, "old": old, "new": new}, new.shape[1:])
 
 
-def task_of(data, classes, execution):
+def task_of(data, classes, backend):
     """The pixels and labels of some classes."""
     rows = np.flatnonzero(np.isin(data.train.labels, classes))
-    pixels = ImageBatches(torch.from_numpy(data.train.images[rows]), data.mean, data.std, execution)
+    pixels = ImageBatches(torch.from_numpy(data.train.images[rows]), data.mean, data.std, backend)
     return pixels, torch.from_numpy(data.train.labels[rows])
 
 
 @pytest.fixture(scope="module")
-def second(execution, data):
+def second(backend, data):
     """A learner in the middle of its second task: two old classes, three new ones."""
-    return stopped_in_the_second_task(make_learner(execution), data, run)
+    return stopped_in_the_second_task(make_learner(backend), data, run)
 
 
 # --- images are changed -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("together", [1, 3])
-def test_pixels_follow_the_gradient(execution, data, second, together):
+def test_pixels_follow_the_gradient(backend, data, second, together):
     """Image by image and step by step, with the norm of a group and what pixels may be."""
-    pixels, _ = task_of(data, [2, 3], execution)
+    pixels, _ = task_of(data, [2, 3], backend)
     inputs, backbone = pixels.normalize(pixels.images[:6]), second.old_backbone.eval()
     goals = torch.rand(6, backbone.num_features, generator=torch.Generator().manual_seed(1))
     low, high = torch.tensor(-1.5), torch.tensor(1.75)
@@ -141,24 +141,22 @@ def test_every_class_has_as_many_images_and_at_least_one(wanted, each):
 
 
 @pytest.mark.parametrize("stages", [0, 1])
-def test_made_images_look_like_old_classes_to_the_old_backbone(execution, data, stages):
+def test_made_images_look_like_old_classes_to_the_old_backbone(backend, data, stages):
     """In all features: those of the last stage alone, or of an intermediate one as well, and in each of them."""
     learner = make_learner(
-        execution, pseudo_ratio=2.0, pseudo_noise=0.0, pseudo_iterations=12, intermediate_stages=stages
+        backend, pseudo_ratio=2.0, pseudo_noise=0.0, pseudo_iterations=12, intermediate_stages=stages
     )
     nearness = {}
 
     def each_epoch(report, state):
         if report.task and report.task not in nearness:
             r, made = learner, learner.pseudo_images()
-            pixels, labels = task_of(data, range(2, 5) if report.task == 1 else [5], execution)
+            pixels, labels = task_of(data, range(2, 5) if report.task == 1 else [5], backend)
             each = len(made) // r.num_old_classes
             means = r.old_stats.mean
             goals = means.repeat_interleave(each, 0)
             network = MultiStageFeatures(r.old_backbone, 1, flip_tta=False) if stages else r.old_backbone
-            before, after = (
-                extract(network, shown, execution).double() for shown in (pixels, pixels.with_images(made))
-            )
+            before, after = (extract(network, shown, backend).double() for shown in (pixels, pixels.with_images(made)))
             starts = torch.cdist(means, before).topk(each, largest=False).indices.flatten()
             for part in (slice(None), slice(r.backbone.num_features, None) if stages else slice(None)):
                 far, near = (before[starts] - goals)[:, part], (after - goals)[:, part]
@@ -171,9 +169,9 @@ def test_made_images_look_like_old_classes_to_the_old_backbone(execution, data, 
     assert max(max(each) for each in nearness.values()) < 0.9
 
 
-def test_images_are_made_in_the_machines_precision(execution, data, second, monkeypatch):
+def test_images_are_made_in_the_machines_precision(backend, data, second, monkeypatch):
     """In bfloat16 the gradient is another one and points the same way: as near to the means, within a tenth."""
-    pixels, labels = task_of(data, [2, 3, 4], execution)
+    pixels, labels = task_of(data, [2, 3, 4], backend)
     distances, made, lower = [], [], []
 
     def watched(*given):
@@ -183,21 +181,21 @@ def test_images_are_made_in_the_machines_precision(execution, data, second, monk
     monkeypatch.setattr("efcil.learners.pseudo_replay.invert_features", watched)
     for precision in ("fp32", "bf16"):
         other = copy.copy(second)
-        other.execution = dataclasses.replace(execution, precision=precision)
+        other.backend = dataclasses.replace(backend, precision=precision)
         other.options = other.options.model_copy(update={"pseudo_noise": 0.0})
         other.made = None
         other.training_data(0, pixels, labels)
         made.append(other.pseudo_images())
         goals = other.old_stats.mean.repeat_interleave(len(made[-1]) // 2, 0)
-        found = extract(other.old_backbone, pixels.with_images(made[-1]), execution).double()
+        found = extract(other.old_backbone, pixels.with_images(made[-1]), backend).double()
         distances.append((found - goals).norm(dim=1).mean().item())
     assert lower == [False, True]
     assert distances[1] < 1.1 * distances[0]
 
 
-def test_images_that_are_read_when_asked_for_make_the_same(execution, data, second):
-    pixels, labels = task_of(data, [2, 3, 4], execution)
-    streamed = pixels.with_images(LazyImages(HostImages(pixels.images.numpy()), execution.device))
+def test_images_that_are_read_when_asked_for_make_the_same(backend, data, second):
+    pixels, labels = task_of(data, [2, 3, 4], backend)
+    streamed = pixels.with_images(LazyImages(HostImages(pixels.images.numpy()), backend.device))
     made = []
     for source in (pixels, streamed):
         other = copy.copy(second)
@@ -211,10 +209,10 @@ def test_images_that_are_read_when_asked_for_make_the_same(execution, data, seco
 # --- the loss ---------------------------------------------------------------------------------------------------------
 
 
-def test_the_loss_is_its_equation(execution, data, second):
+def test_the_loss_is_its_equation(backend, data, second):
     """Cross-entropy of those with a label over the task's share of the batch; distillation over all of them."""
     r = copy.copy(second)
-    pixels, labels = task_of(data, [2, 3, 4], execution)
+    pixels, labels = task_of(data, [2, 3, 4], backend)
     both, with_made = r.training_data(0, pixels, labels)
     rows = torch.tensor([0, 1, len(labels), 2, len(labels) + 1, 3, len(labels) + 2])
     images, targets = both.normalize(both.images[rows]), with_made[rows]
@@ -229,9 +227,9 @@ def test_the_loss_is_its_equation(execution, data, second):
     torch.testing.assert_close(loss_of(r, images, targets), new + 10 * old, rtol=1e-5, atol=1e-5)
 
 
-def test_features_are_held_through_a_linear_map(execution, data):
+def test_features_are_held_through_a_linear_map(backend, data):
     """The map begins as the identity in every task, learns with the student, and its term is its equation."""
-    r, begins = make_learner(execution, feature_distill_weight=2.5, pseudo_ratio=0.0), []
+    r, begins = make_learner(backend, feature_distill_weight=2.5, pseudo_ratio=0.0), []
     original = r.before_task
 
     def before_task(task):
@@ -244,7 +242,7 @@ def test_features_are_held_through_a_linear_map(execution, data):
     assert len(begins) == 3
     weight, bias = r.projector.weight.detach(), r.projector.bias.detach()
     assert not torch.equal(weight, torch.eye(r.backbone.num_features)), "it learns"
-    pixels, labels = task_of(data, [5], execution)
+    pixels, labels = task_of(data, [5], backend)
     images = pixels.normalize(pixels.images[:4])
     r.eval()
     features, before = r.student.backbone(images), r.teacher.backbone(images)
@@ -261,29 +259,29 @@ def test_features_are_held_through_a_linear_map(execution, data):
     assert not any(name.startswith("projector") for name in r.state(teacher=False)), "it does not survive the task"
 
 
-def test_without_made_images_it_is_lwf(execution, data):
+def test_without_made_images_it_is_lwf(backend, data):
     """pseudo_ratio=0 learns what LwF learns, to the bit; in the first task nothing is made either."""
-    plain, other = make_learner(execution, kind=LwF), make_learner(execution, pseudo_ratio=0.0)
+    plain, other = make_learner(backend, kind=LwF), make_learner(backend, pseudo_ratio=0.0)
     assert issubclass(PseudoReplayOptions, LwFOptions)
     for learner in (plain, other):
         run(learner, data)
     assert other.pseudo_images() is None
     state = other.state(teacher=False)
     assert all(torch.equal(v, state[k]) for k, v in plain.state(teacher=False).items())
-    made = make_learner(execution)
-    made.training_data(0, *task_of(data, [0, 1], execution))
+    made = make_learner(backend)
+    made.training_data(0, *task_of(data, [0, 1], backend))
     assert made.pseudo_images() is None
 
 
-def test_the_shift_may_have_more_made_images_than_are_learned(execution, data):
+def test_the_shift_may_have_more_made_images_than_are_learned(backend, data):
     """Of each class the nearest are learned, the same as without the others; the shift sees all of them."""
     few, more = (
         stopped_in_the_second_task(
-            make_learner(execution, pseudo_ratio=0.5, pseudo_ratio_shift=n, pseudo_noise=0.0), data, run
+            make_learner(backend, pseudo_ratio=0.5, pseudo_ratio_shift=n, pseudo_noise=0.0), data, run
         )
         for n in (None, 1.5)
     )
-    pixels, labels = task_of(data, [2, 3, 4], execution)
+    pixels, labels = task_of(data, [2, 3, 4], backend)
     learned = []
     for r, share in ((few, 0.5), (more, 1.5)):
         assert len(r.pseudo_images()) == 2 * (round(share * len(labels)) // 2)
@@ -301,8 +299,8 @@ def test_the_shift_may_have_more_made_images_than_are_learned(execution, data):
     torch.testing.assert_close(more.criterion().classification(logits, targets), want)
 
 
-def test_the_shift_may_have_made_images_where_none_are_learned(execution, data):
-    plain, other = make_learner(execution, kind=LwF), make_learner(execution, pseudo_ratio=0.0, pseudo_ratio_shift=1.0)
+def test_the_shift_may_have_made_images_where_none_are_learned(backend, data):
+    plain, other = make_learner(backend, kind=LwF), make_learner(backend, pseudo_ratio=0.0, pseudo_ratio_shift=1.0)
     for learner in (plain, other):
         run(learner, data)
     state = other.state(teacher=False)
@@ -310,11 +308,11 @@ def test_the_shift_may_have_made_images_where_none_are_learned(execution, data):
     assert len(other.pseudo_images()) >= 5
 
 
-def test_made_images_hold_the_backbone(execution, data):
+def test_made_images_hold_the_backbone(backend, data):
     """They change what is learned in the second task, and not what is learned in the first."""
     states = {}
     for pseudo in (0.0, 1.0):
-        learner = make_learner(execution, pseudo_ratio=pseudo)
+        learner = make_learner(backend, pseudo_ratio=pseudo)
         watch = Watch(
             each_task=lambda task, r=learner, p=pseudo: states.__setitem__(
                 (p, task), copy.deepcopy(r.backbone.state_dict())
@@ -341,7 +339,7 @@ def drawn(monkeypatch):
     return found
 
 
-def test_pseudo_samples_are_drawn_from_the_means_and_the_pooled_covariance(execution, data, drawn):
+def test_pseudo_samples_are_drawn_from_the_means_and_the_pooled_covariance(backend, data, drawn):
     """Read from a run's features by hand: means and scatter move by the map of the trajectory's own shift."""
     seen = []
 
@@ -349,7 +347,7 @@ def test_pseudo_samples_are_drawn_from_the_means_and_the_pooled_covariance(execu
         seen.append((task.labels, task.new().double(), task.old_new_pairs("pseudo") if task.index else None))
 
     options = {"shift_ridge_rel": 0, "shift_ridge": 0.01, "rank_rule": "none"}
-    run(make_learner(execution), data, Watch(each_features=learned), options=options)
+    run(make_learner(backend), data, Watch(each_features=learned), options=options)
     means, scatter, images, wanted = torch.empty(0), 0, 0, []
     for labels, new, pairs in seen:
         if pairs is not None:
@@ -370,10 +368,10 @@ FREE = find("pseudo-replay+ldc+ncm")
 
 
 @pytest.mark.parametrize("order", [("dpcr-plus", "free"), ("free", "dpcr-plus"), ("head", "free", "dpcr-plus")])
-def test_the_first_methods_track_decides_where_several_are_compared(execution, data, drawn, order):
+def test_the_first_methods_track_decides_where_several_are_compared(backend, data, drawn, order):
     """One that keeps no statistics has no say; one that needs means alone keeps Grams for the covariance."""
     known = {"dpcr-plus": DPCR_PLUS, "free": FREE, "head": find("pseudo-replay+none+head")}
-    learner = make_learner(execution)
+    learner = make_learner(backend)
     trajectory = Trajectory(learner, {name: (known[name], known[name].options()) for name in order})
     first, other = [name for name in order if name != "head"]
     tracks, stream = [], TaskStream(data.train, np.arange(sum(SIZES)), SIZES)
@@ -381,7 +379,7 @@ def test_the_first_methods_track_decides_where_several_are_compared(execution, d
     def each_task(index):
         tracks.append([trajectory.tracks[trajectory.parts[name].tracks[0]].stats for name in (first, other)])
 
-    evaluator = Evaluator(data, stream, execution)
+    evaluator = Evaluator(data, stream, backend)
     matrices = {name: AccuracyMatrix(evaluator.totals()) for name in order}
     learn_stream(stream, data, evaluator, trajectory, matrices, Watch(each_task=each_task))
     assert len(drawn) == 2
@@ -391,18 +389,18 @@ def test_the_first_methods_track_decides_where_several_are_compared(execution, d
     assert not torch.allclose(drawn[1][0], tracks[1][1].mean), "the other's were shifted by another map"
 
 
-def test_without_a_method_that_keeps_statistics_there_is_nothing_to_draw_from(execution):
+def test_without_a_method_that_keeps_statistics_there_is_nothing_to_draw_from(backend):
     method = find("pseudo-replay+none+head")
     with raises(ConfigError, "statistics", "classifier"):
-        trajectory_of(make_learner(execution), method)
+        trajectory_of(make_learner(backend), method)
 
 
 @pytest.mark.parametrize("stages", [0, 1])
-def test_pseudo_samples_follow_classes_that_are_dropped_or_merged(execution, data, stages):
+def test_pseudo_samples_follow_classes_that_are_dropped_or_merged(backend, data, stages):
     """Also where the classifier sees fewer features than are extracted, and so is fitted to another track."""
 
     def learned(seed):
-        learner = make_learner(execution, seed, intermediate_stages=stages)
+        learner = make_learner(backend, seed, intermediate_stages=stages)
         trajectory, _ = run(learner, data, options={"use_stages": 0} if stages else None)
         assert len(trajectory.tracks) == 1 + stages
         return learner, trajectory
@@ -412,7 +410,7 @@ def test_pseudo_samples_follow_classes_that_are_dropped_or_merged(execution, dat
         trajectory.learn_task(TaskData(task, pixels, labels), lambda: given.append(learner.old_stats))
         return given[-1]
 
-    pixels, labels = task_of(data, [0, 1], execution)
+    pixels, labels = task_of(data, [0, 1], backend)
     (learner, trajectory), (_, other), given = learned(0), learned(1), []
     before, added = (list(one.tracks.values())[-1].stats for one in (trajectory, other))
     positions = torch.tensor([0, 3, 4])
@@ -433,8 +431,8 @@ def test_pseudo_samples_follow_classes_that_are_dropped_or_merged(execution, dat
 # --- what is kept -----------------------------------------------------------------------------------------------------
 
 
-def test_it_keeps_what_its_file_says(execution, data):
-    learner = make_learner(execution)
+def test_it_keeps_what_its_file_says(backend, data):
+    learner = make_learner(backend)
     trajectory, _ = run(learner, data)
     dim, plain = learner.backbone.num_features, LwF.state(learner, teacher=False)
     assert learner.state(teacher=False).keys() == plain.keys(), "the learner keeps no statistics of its own"
@@ -447,9 +445,9 @@ def test_it_keeps_what_its_file_says(execution, data):
 
 
 @pytest.mark.parametrize(("task", "epoch"), [(1, 1), (2, 1), (1, 0), (2, 0)])
-def test_a_run_goes_on_as_if_it_had_not_stopped(execution, data, task, epoch):
+def test_a_run_goes_on_as_if_it_had_not_stopped(backend, data, task, epoch):
     options = {"augment": "crop-flip", "feature_distill_weight": 1.0, "pseudo_ratio_shift": 2.0}
-    whole, kept = make_learner(execution, **options), {}
+    whole, kept = make_learner(backend, **options), {}
 
     def keep(optimizer, teacher):
         kept["state"] = copy.deepcopy(whole.state(teacher=teacher))
@@ -465,11 +463,11 @@ def test_a_run_goes_on_as_if_it_had_not_stopped(execution, data, task, epoch):
             keep({}, False)
 
     stream = TaskStream(data.train, np.arange(sum(SIZES)), SIZES)
-    evaluator = Evaluator(data, stream, execution)
+    evaluator = Evaluator(data, stream, backend)
     trajectory = trajectory_of(whole)
     matrix = AccuracyMatrix(evaluator.totals())
     learn_stream(stream, data, evaluator, trajectory, {"it": matrix}, Watch(each_epoch, each_task))
-    resumed = make_learner(execution, **options)
+    resumed = make_learner(backend, **options)
     resumed.load_state(kept["state"])
     again, other = run(resumed, data, state=kept["trajectory"], resumed_from=kept["at"])
     for name, value in whole.state(teacher=True).items():
@@ -482,25 +480,25 @@ def test_a_run_goes_on_as_if_it_had_not_stopped(execution, data, task, epoch):
 # --- the shift --------------------------------------------------------------------------------------------------------
 
 
-def test_pairs_are_the_tasks_images_and_the_made_ones(execution, data, second):
-    pixels, labels = task_of(data, [2, 3, 4], execution)
+def test_pairs_are_the_tasks_images_and_the_made_ones(backend, data, second):
+    pixels, labels = task_of(data, [2, 3, 4], backend)
     task = TaskFeatures(1, labels, 0, second, pixels)
     old, new = task.old_new_pairs("pseudo")
     assert len(old) == len(new) == len(labels) + len(second.made)
     assert torch.equal(old[: len(labels)], task.old())
-    assert torch.equal(new[len(labels) :], extract(second.backbone, pixels.with_images(second.made), execution))
+    assert torch.equal(new[len(labels) :], extract(second.backbone, pixels.with_images(second.made), backend))
     assert task.old_new_pairs("pseudo")[0] is old, "computed once"
     assert [len(x) for x in task.old_new_pairs("clean")] == [len(labels)] * 2
     none = SimpleNamespace(pseudo_images=lambda: None, backbone=second.backbone, old_backbone=second.old_backbone)
-    none.options, none.execution, none.feature_extractor = second.options, execution, lambda backbone: backbone
+    none.options, none.backend, none.feature_extractor = second.options, backend, lambda backbone: backbone
     none.feature_layout = second.feature_layout
     plain = TaskFeatures(1, labels, 0, none, pixels)
     assert torch.equal(plain.old_new_pairs("pseudo")[0], task.old()), "where none were made those of the task are all"
 
 
-def test_the_classifier_is_dpcrs_with_another_shift(execution, data):
+def test_the_classifier_is_dpcrs_with_another_shift(backend, data):
     """Read from a run's features by hand: statistics move by the map of all images."""
-    learner, seen = make_learner(execution), []
+    learner, seen = make_learner(backend), []
 
     def learned(task):
         seen.append((task.labels, task.new(), task.old_new_pairs("pseudo") if task.index else None))
@@ -669,8 +667,8 @@ def test_classes_that_were_moved_get_a_bonus(three, gaussian):
     ("method", "moves"),
     [(DPCR_PLUS, [2, 2, 1, 1, 1, 0]), (find("pseudo-replay+none+ridge-gaussian"), [0] * 6)],
 )
-def test_moves_are_counted(execution, data, method, moves):
-    trajectory, _ = run(make_learner(execution), data, method=method)
+def test_moves_are_counted(backend, data, method, moves):
+    trajectory, _ = run(make_learner(backend), data, method=method)
     assert trajectory.stats("it").moves.tolist() == moves
 
 
@@ -783,9 +781,9 @@ def test_what_cannot_be_is_refused_before_anything_is_learned(names, setting, na
 
 
 @pytest.mark.parametrize(("size", "channels", "crop"), [(11, 1, None), (16, 1, 12)])
-def test_other_sizes_and_grey_images(execution, size, channels, crop):
+def test_other_sizes_and_grey_images(backend, size, channels, crop):
     data = blobs(classes=6, size=size, channels=channels)
-    learner = make_learner(execution, channels=channels, augment="crop-flip", crop=crop)
+    learner = make_learner(backend, channels=channels, augment="crop-flip", crop=crop)
     _, matrix = run(learner, data)
     assert matrix.tasks_done == 3
     assert learner.pseudo_images().shape[1:] == (channels, size, size)
@@ -795,9 +793,9 @@ def test_other_sizes_and_grey_images(execution, size, channels, crop):
 
 
 @pytest.mark.parametrize("stages", [1, 2, 3])
-def test_multi_stage_features_are_pooled_maps_averaged_over_flips(execution, data, stages):
+def test_multi_stage_features_are_pooled_maps_averaged_over_flips(backend, data, stages):
     """By hand: the mean of the last maps, and that of each quarter of the maps before, the latest first; for both."""
-    learner = make_learner(execution, intermediate_stages=stages, flip_tta=True)
+    learner = make_learner(backend, intermediate_stages=stages, flip_tta=True)
     backbone = learner.backbone.eval()
     images = torch.randn(5, 3, 16, 16, generator=torch.Generator().manual_seed(0))
 
@@ -817,17 +815,16 @@ def test_multi_stage_features_are_pooled_maps_averaged_over_flips(execution, dat
         torch.testing.assert_close(found, (literal(images) + literal(images.flip(3))) / 2)
         torch.testing.assert_close(found, learner.feature_extractor(backbone)(images.flip(3)))
         torch.testing.assert_close(
-            make_learner(execution, flip_tta=True).feature_extractor(backbone)(images),
+            make_learner(backend, flip_tta=True).feature_extractor(backbone)(images),
             (backbone(images) + backbone(images.flip(3))) / 2,
         )
-    assert make_learner(execution).feature_extractor(backbone) is backbone
+    assert make_learner(backend).feature_extractor(backbone) is backbone
 
 
-def test_reading_more_changes_the_classifier_and_not_the_backbone(execution, data):
+def test_reading_more_changes_the_classifier_and_not_the_backbone(backend, data):
     """Without pseudo-images, whose targets are all extracted features."""
     plain, wide = (
-        make_learner(execution, feature_distill_weight=1.0, pseudo_ratio=0.0, intermediate_stages=more)
-        for more in (0, 1)
+        make_learner(backend, feature_distill_weight=1.0, pseudo_ratio=0.0, intermediate_stages=more) for more in (0, 1)
     )
     (narrow, _), (trajectory, matrix) = run(plain, data), run(wide, data)
     for key, value in plain.backbone.state_dict().items():
@@ -842,10 +839,10 @@ def test_reading_more_changes_the_classifier_and_not_the_backbone(execution, dat
 
 
 @pytest.mark.parametrize("stages", [0, 1])
-def test_fewer_stages_may_be_used_than_are_extracted(execution, data, stages):
+def test_fewer_stages_may_be_used_than_are_extracted(backend, data, stages):
     """One run serves all: used of two stages are as many as another run extracts, but for what images aim at."""
     common = {"feature_distill_weight": 1.0, "pseudo_ratio": 0.0, "flip_tta": True}
-    wide, narrow = (make_learner(execution, intermediate_stages=extracted, **common) for extracted in (2, stages))
+    wide, narrow = (make_learner(backend, intermediate_stages=extracted, **common) for extracted in (2, stages))
     (used, _), (wanted, matrix) = run(wide, data, options={"use_stages": stages}), run(narrow, data)
     dim = narrow.feature_extractor(narrow.backbone).num_features
     assert used.stats("it").mean.shape == (sum(SIZES), dim)
@@ -861,9 +858,9 @@ def test_fewer_stages_may_be_used_than_are_extracted(execution, data, stages):
 
 
 @pytest.mark.parametrize("extracted", [0, 2])
-def test_methods_that_use_all_stages_share_one_track(execution, data, extracted):
+def test_methods_that_use_all_stages_share_one_track(backend, data, extracted):
     """The learner draws from the same track, so nothing is kept twice."""
-    learner, method = make_learner(execution, intermediate_stages=extracted), METHODS["dpcr-plus"]
+    learner, method = make_learner(backend, intermediate_stages=extracted), METHODS["dpcr-plus"]
     numbers = {"usual": None, "all": extracted, **({"fewer": 1} if extracted else {})}
     methods = {label: (method, method.options(use_stages=stages)) for label, stages in numbers.items()}
     trajectory = Trajectory(learner, methods)
@@ -871,31 +868,31 @@ def test_methods_that_use_all_stages_share_one_track(execution, data, extracted)
     assert len(trajectory.tracks) == len(numbers) - 1
     assert len(Trajectory(learner, {"all": methods["all"]}).tracks) == 1
     used, usual = (
-        run(make_learner(execution, intermediate_stages=extracted), data, options=options)[0]
+        run(make_learner(backend, intermediate_stages=extracted), data, options=options)[0]
         for options in ({"use_stages": extracted}, None)
     )
     assert torch.equal(used.stats("it").mean, usual.stats("it").mean)
     assert torch.equal(classifier_of(used).weight, classifier_of(usual).weight)
 
 
-def test_made_images_are_used_where_fewer_stages_are(execution, data):
+def test_made_images_are_used_where_fewer_stages_are(backend, data):
     ways = ({"use_stages": 1}, {"use_stages": 1, "shift_view": "clean"})
-    with_made, without = (run(make_learner(execution, intermediate_stages=2), data, options=way)[0] for way in ways)
+    with_made, without = (run(make_learner(backend, intermediate_stages=2), data, options=way)[0] for way in ways)
     assert not torch.allclose(with_made.stats("it").mean[0], without.stats("it").mean[0])
 
 
-def test_the_last_stage_is_read_as_a_whole(execution):
+def test_the_last_stage_is_read_as_a_whole(backend):
     """A network of three stages has two before it."""
     with raises(ConfigError, "intermediate_stages=3", "resnet32"):
-        make_learner(execution, backbone="resnet32", width=4, intermediate_stages=3)
-    reading = make_learner(execution, backbone="resnet32", width=4, intermediate_stages=2)
+        make_learner(backend, backbone="resnet32", width=4, intermediate_stages=3)
+    reading = make_learner(backend, backbone="resnet32", width=4, intermediate_stages=2)
     assert reading.feature_extractor(reading.backbone)(torch.zeros(1, 3, 16, 16)).shape == (1, 16 + 4 * 8 + 4 * 4)
 
 
-def test_of_a_timm_model_no_maps_are_read(execution):
+def test_of_a_timm_model_no_maps_are_read(backend):
     for name in ("intermediate_stages", "flip_tta"):
         with raises(ConfigError, name, "timm/x"):
-            make_learner(execution, backbone="timm/x", width=None, **{name: True})
+            make_learner(backend, backbone="timm/x", width=None, **{name: True})
 
 
 # --- classes that are cut ---------------------------------------------------------------------------------------------

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from efcil.accel import folded_resnet
+from efcil.accel.backend import Backend
 from efcil.accel.cuda import Cuda
-from efcil.accel.execution import Execution
 from efcil.accel.folded_resnet import FoldedConv, FoldedResNet, fold, is_correct_on, supports_fused_conv
 from efcil.accel.stem import IM2COL_CHANNELS, StemConv
 from efcil.errors import ConfigError
@@ -152,7 +152,7 @@ class OtherNet(ResNet):
     """A network of somebody else, whose stem may be used otherwise."""
 
 
-@pytest.mark.parametrize(("place", "way", "kind"), [("cuda", Cuda, StemConv), ("cpu", Execution, torch.nn.Conv2d)])
+@pytest.mark.parametrize(("place", "way", "kind"), [("cuda", Cuda, StemConv), ("cpu", Backend, torch.nn.Conv2d)])
 def test_a_network_gets_a_filled_stem_when_it_is_placed_on_a_gpu(place, way, kind):
     module = Placed(build("resnet10", stem="imagenet", width=4).eval())
     before, weight, state = module.state_dict(), module.backbone.conv1.weight, torch.get_rng_state()

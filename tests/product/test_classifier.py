@@ -185,11 +185,11 @@ def test_the_same_seed_gives_the_same_bits_and_another_others(two):
 
 def protocol(model, data, epochs, sizes):
     """The same data, options and seed through the protocol of `efcil run`: its classifier, accuracy after each task."""
-    kind, execution = LEARNERS["lwf"], model._execution
-    learner = kind(teaching.with_epochs(model._config.training, epochs), 3, execution, 0)
+    kind, backend = LEARNERS["lwf"], model._backend
+    learner = kind(teaching.with_epochs(model._config.training, epochs), 3, backend, 0)
     stream = TaskStream(data.train, np.arange(len(data.class_names)), sizes)
     data = DataSet(data.name, data.class_names, data.train, data.test, MEAN, STD)
-    evaluator = Evaluator(data, stream, execution)
+    evaluator = Evaluator(data, stream, backend)
     trajectory = Trajectory(learner, {"dpcr": (METHODS["dpcr"], model._config.options)})
     matrix = AccuracyMatrix(evaluator.totals())
     learn_stream(stream, data, evaluator, trajectory, {"dpcr": matrix})
@@ -495,7 +495,7 @@ def test_a_backbone_that_learns_once_needs_two_classes():
 
 
 @pytest.fixture(scope="module")
-def drifted(execution):
+def drifted(backend):
     """Real features of digits around a task: of its images under both backbones, of old classes, of test images."""
     data = digits.load()
     options = {
@@ -506,19 +506,19 @@ def drifted(execution):
         "later": Schedule(epochs=3, lr=0.01, lr_schedule="cosine"),
     }
     kind = LEARNERS["lwf"]
-    r = kind(kind.options_type(**options), 1, execution, 0)
+    r = kind(kind.options_type(**options), 1, backend, 0)
     found = {}
     for index, classes in enumerate((range(5), range(5, 10))):
         rows = np.isin(data.train.labels, classes)
-        images, labels = data.train.images[rows], execution.tensor(data.train.labels[rows])
-        pixels = ImageBatches(torch.from_numpy(images), data.mean, data.std, execution)
+        images, labels = data.train.images[rows], backend.tensor(data.train.labels[rows])
+        pixels = ImageBatches(torch.from_numpy(images), data.mean, data.std, backend)
         fit_task(r, Task(index, 5 * index, 5, ImageSet(images, labels.numpy())), pixels, labels, None)
         if not index:
-            found["kept"] = ClassStats.from_features(extract(r.backbone, pixels, execution), labels)
-    found |= {"old": extract(r.old_backbone, pixels, execution), "new": extract(r.backbone, pixels, execution)}
+            found["kept"] = ClassStats.from_features(extract(r.backbone, pixels, backend), labels)
+    found |= {"old": extract(r.old_backbone, pixels, backend), "new": extract(r.backbone, pixels, backend)}
     found |= {"labels": labels, "learned": ClassStats.from_features(found["new"], labels)}
-    test = ImageBatches(torch.from_numpy(data.test.images), data.mean, data.std, execution)
-    return found | {"test": extract(r.backbone, test, execution).double(), "truth": execution.tensor(data.test.labels)}
+    test = ImageBatches(torch.from_numpy(data.test.images), data.mean, data.std, backend)
+    return found | {"test": extract(r.backbone, test, backend).double(), "truth": backend.tensor(data.test.labels)}
 
 
 def task_of(drifted, rows=slice(None)):

@@ -251,11 +251,11 @@ class Conv(nn.Module):
         return self.body(x).mean((2, 3)) + self.offset
 
 
-def image_task(execution, old, new, crop=None, count=30, size=8):
+def image_task(backend, old, new, crop=None, count=30, size=8):
     images = np.random.default_rng(0).integers(20, 230, (count, 2, size, size)).astype(np.uint8)
-    pixels = ImageBatches(torch.from_numpy(images), (0.5, 0.4), (0.25, 0.2), execution)
+    pixels = ImageBatches(torch.from_numpy(images), (0.5, 0.4), (0.25, 0.2), backend)
     options = SimpleNamespace(crop=crop)
-    there = SimpleNamespace(backbone=new, old_backbone=old, options=options, execution=execution, feature_layout=(5,))
+    there = SimpleNamespace(backbone=new, old_backbone=old, options=options, backend=backend, feature_layout=(5,))
     there.feature_extractor = lambda backbone: backbone
     return TaskFeatures(1, torch.arange(count) % 2 + 4, 0, there, pixels)  # after four old classes
 
@@ -295,8 +295,8 @@ def literal_adc(means, images, old, new, step, iterations, samples):
 
 
 @pytest.mark.parametrize(("step", "iterations", "samples"), [(4.0, 3, 10), (25.0, 2, 6), (2.0, 1, 100)])
-def test_adc_is_its_equation(execution, step, iterations, samples):
-    task = image_task(execution, Conv(0).train(), Conv(1).train())
+def test_adc_is_its_equation(backend, step, iterations, samples):
+    task = image_task(backend, Conv(0).train(), Conv(1).train())
     means = old_means(task)
     task.new()  # features are there already when a company of methods learns: whether the backbone rests is open
     pixels = task.pixels()
@@ -315,8 +315,8 @@ def test_adc_is_its_equation(execution, step, iterations, samples):
     assert all(p.grad is None for b in (r.backbone, r.old_backbone) for p in b.parameters())
 
 
-def test_adc_without_a_hit_takes_the_nearest_images_as_they_are(execution):
-    task = image_task(execution, Conv(0), Conv(1))
+def test_adc_without_a_hit_takes_the_nearest_images_as_they_are(backend):
+    task = image_task(backend, Conv(0), Conv(1))
     means = old_means(task, classes=3)
     means[2] = means[0]  # the first of equal means is the nearest
     drift = adversarial_drift(means, task, ADCOptions(step=4.0, samples=8))
@@ -326,17 +326,17 @@ def test_adc_without_a_hit_takes_the_nearest_images_as_they_are(execution):
     assert not torch.allclose(drift[0], want, rtol=1e-2)
 
 
-def test_adc_recovers_a_translation_and_rest(execution):
+def test_adc_recovers_a_translation_and_rest(backend):
     shift = random(5, seed=3)
-    moved = adversarial_drift(old_means(t := image_task(execution, Conv(0), Conv(0, shift))), t, ADCOptions(samples=8))
+    moved = adversarial_drift(old_means(t := image_task(backend, Conv(0), Conv(0, shift))), t, ADCOptions(samples=8))
     torch.testing.assert_close(moved, shift.double().expand(4, 5), rtol=1e-5, atol=1e-6)
-    still = adversarial_drift(old_means(t := image_task(execution, Conv(0), Conv(0))), t, ADCOptions(samples=8))
+    still = adversarial_drift(old_means(t := image_task(backend, Conv(0), Conv(0))), t, ADCOptions(samples=8))
     assert torch.equal(still, torch.zeros(4, 5).double())
 
 
-def test_adc_adds_the_drift_to_the_means(execution):
+def test_adc_adds_the_drift_to_the_means(backend):
     shift = random(5, seed=3)
-    task = image_task(execution, Conv(0), Conv(0, shift))
+    task = image_task(backend, Conv(0), Conv(0, shift))
     trajectory = following("adc", samples=8)
     before = old_means(task)
     (track,) = trajectory.tracks.values()
@@ -346,8 +346,8 @@ def test_adc_adds_the_drift_to_the_means(execution):
     torch.testing.assert_close(means_of(trajectory)[4:], task.stats().mean)
 
 
-def test_adc_in_small_pieces_is_the_same(execution, monkeypatch):
-    task = image_task(execution, Conv(0), Conv(1))
+def test_adc_in_small_pieces_is_the_same(backend, monkeypatch):
+    task = image_task(backend, Conv(0), Conv(1))
     means, options = old_means(task, classes=5), ADCOptions(step=4.0, samples=10)
     whole = adversarial_drift(means, task, options)
     seen = []
@@ -359,30 +359,30 @@ def test_adc_in_small_pieces_is_the_same(execution, monkeypatch):
     assert max(seen) == 7
 
 
-def test_adc_changes_the_centre_crop_of_clean_images(execution):
-    whole = image_task(execution, Conv(0), Conv(1), crop=6)
-    cut = image_task(execution, Conv(0), Conv(1))
+def test_adc_changes_the_centre_crop_of_clean_images(backend):
+    whole = image_task(backend, Conv(0), Conv(1), crop=6)
+    cut = image_task(backend, Conv(0), Conv(1))
     cut._pixels["clean"] = cut.pixels().with_images(cut.pixels().images[:, :, 1:7, 1:7].contiguous())
     means, options = old_means(cut), ADCOptions(step=4.0, samples=10)
     torch.testing.assert_close(adversarial_drift(means, whole, options), adversarial_drift(means, cut, options))
 
 
-def test_adc_survives_a_backbone_without_gradient(execution):
+def test_adc_survives_a_backbone_without_gradient(backend):
     old = Conv(0)
     nn.init.zeros_(old.body[0].weight)
-    drift = adversarial_drift(random(3, 5), image_task(execution, old, Conv(1)), ADCOptions(samples=8))
+    drift = adversarial_drift(random(3, 5), image_task(backend, old, Conv(1)), ADCOptions(samples=8))
     assert torch.isfinite(drift).all()
 
 
 # --- all three --------------------------------------------------------------------------------------------------------
 
 
-def learned(execution, data, at_end=lambda task: None, view="clean"):
+def learned(backend, data, at_end=lambda task: None, view="clean"):
     """The three on one LwF trajectory, and their means after each task."""
     kind = LEARNERS["lwf"]
-    learner = kind(kind.options_type(**TINY), data.channels, execution, 0)
+    learner = kind(kind.options_type(**TINY), data.channels, backend, 0)
     stream = TaskStream(data.train, np.arange(len(data.class_names)), SIZES)
-    evaluator = Evaluator(data, stream, execution)
+    evaluator = Evaluator(data, stream, backend)
     trajectory = Trajectory(learner, {name: (METHODS[name], METHODS[name].options(shift_view=view)) for name in KINDS})
     matrices = {name: AccuracyMatrix(evaluator.totals()) for name in KINDS}
     means = []
@@ -396,8 +396,8 @@ def learned(execution, data, at_end=lambda task: None, view="clean"):
 
 
 @pytest.fixture(scope="module")
-def run(execution):
-    return learned(execution, blobs(seed=3))
+def run(backend):
+    return learned(backend, blobs(seed=3))
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -415,20 +415,20 @@ def test_old_means_move_and_new_ones_are_added(run, name):
     assert (scores.abs() <= 1 + 1e-9).all()
 
 
-def test_again_is_bitwise_equal_without_the_old_images(execution, run):
+def test_again_is_bitwise_equal_without_the_old_images(backend, run):
     """After each task its pixels are poisoned: nothing that is learned later may change."""
     poisoned = blobs(seed=3)
 
     def poison(task):
         poisoned.train.images[poisoned.train.labels < sum(SIZES[: task + 1])] = task
 
-    _, means = learned(execution, poisoned, poison)
+    _, means = learned(backend, poisoned, poison)
     for got, want in zip(means, run[1], strict=True):
         assert all(torch.equal(got[name], want[name]) for name in KINDS)
 
 
-def test_augmented_images_are_an_option_of_the_shift_alone(execution, run):
-    _, means = learned(execution, blobs(seed=3), view="augmented")
+def test_augmented_images_are_an_option_of_the_shift_alone(backend, run):
+    _, means = learned(backend, blobs(seed=3), view="augmented")
     for name in KINDS:
         assert not torch.equal(means[1][name][:2], run[1][1][name][:2]), name
         assert torch.equal(means[1][name][2:], run[1][1][name][2:]), name

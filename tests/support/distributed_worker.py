@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from efcil.accel.execution import Execution
+from efcil.accel.backend import Backend
 from efcil.config import build
 from efcil.core.metrics import AccuracyMatrix
 from efcil.data import augment
@@ -36,7 +36,7 @@ from efcil.training.schedule import Schedule
 from efcil.trajectory import Trajectory
 from problems import TINY, Watch, blobs, draw, fit_task, learn_stream
 
-CPU = Execution(torch.device("cpu"))
+CPU = Backend(torch.device("cpu"))
 WHOLE = {
     "dpcr": 1,
     "dpcr-plus": 1,
@@ -74,24 +74,24 @@ class Bare(nn.Module):
 class Student(Bare):
     """A small network without batch normalisation: a step in shares must be the step on the whole batch."""
 
-    def __init__(self, execution):
+    def __init__(self, backend):
         super().__init__()
         torch.manual_seed(0)
-        self.execution = execution
+        self.backend = backend
         self.features = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 6 * 6, 8))
         self.head = nn.Linear(8, 6)
         self.unused = nn.Linear(2, 2)  # no gradient: it must stay as it is
 
     def loss(self, batch):
         features = self.features(batch.images)
-        return cross_entropy(self.head(features), batch.labels) + 0.1 * self.execution.world.norm(features)
+        return cross_entropy(self.head(features), batch.labels) + 0.1 * self.backend.world.norm(features)
 
 
-def trained(world, module, epochs, last="keep", size=4, rows=13, transform=None, execution=CPU):
+def trained(world, module, epochs, last="keep", size=4, rows=13, transform=None, backend=CPU):
     """Train on the first rows of a small problem; return the losses."""
-    execution, data, losses = replace(execution, world=world), blobs(), []
-    pixels = ImageBatches(torch.from_numpy(data.train.images[:rows].copy()), data.mean, data.std, execution)
-    module.execution = execution
+    backend, data, losses = replace(backend, world=world), blobs(), []
+    pixels = ImageBatches(torch.from_numpy(data.train.images[:rows].copy()), data.mean, data.std, backend)
+    module.backend = backend
     module.options = TrainingOptions(batch_size=size, last_batch=last, first=Schedule(epochs=epochs, lr=0.05))
     labels = torch.from_numpy(data.train.labels[:rows])
     task = Task(0, 0, 6, ImageSet(data.train.images[:rows], data.train.labels[:rows]))
@@ -138,25 +138,25 @@ def statistics(world):
 
 
 def untrained(world):
-    execution, data = replace(CPU, world=world), blobs()
+    backend, data = replace(CPU, world=world), blobs()
     kind = LEARNERS["lwf"]
-    learner = kind(kind.options_type(**TINY), data.channels, execution, 0)
+    learner = kind(kind.options_type(**TINY), data.channels, backend, 0)
     stream = TaskStream(data.train, np.arange(6), (4, 2))
     learner.before_task(stream[0])
-    return execution, data, learner, stream
+    return backend, data, learner, stream
 
 
 def images(world):
     """Features, statistics and predictions from images with the same weights."""
-    execution, data, learner, stream = untrained(world)
+    backend, data, learner, stream = untrained(world)
     task = stream[0]
-    pixels = ImageBatches(execution.tensor(task.images[:47]), data.mean, data.std, execution)
-    learned = TaskFeatures(0, execution.tensor(task.labels[:47]), 0, learner, pixels, learner.transform(8))
+    pixels = ImageBatches(backend.tensor(task.images[:47]), data.mean, data.std, backend)
+    learned = TaskFeatures(0, backend.tensor(task.labels[:47]), 0, learner, pixels, learner.transform(8))
     trajectory = Trajectory(learner, {"dpcr": (METHODS["dpcr"], METHODS["dpcr"].options())})
     trajectory.update(learned)
-    evaluator = Evaluator(data, stream, execution)
+    evaluator = Evaluator(data, stream, backend)
     seen, _ = evaluator.test_images(0)
-    scores = trajectory.logits("dpcr", extract(learner.backbone, seen, execution))
+    scores = trajectory.logits("dpcr", extract(learner.backbone, seen, backend))
     found = {"features": learned.new(), "augmented": learned.new("augmented"), "scores": scores}
     return {
         **found,
@@ -167,7 +167,7 @@ def images(world):
 
 def methods(world):
     """A method of each kind of training, two tasks."""
-    execution, data, found = replace(CPU, world=world), blobs(), {}
+    backend, data, found = replace(CPU, world=world), blobs(), {}
     for name in WHOLE:
         method = METHODS[name]
         kind = LEARNERS[method.learner]
@@ -176,9 +176,9 @@ def methods(world):
         }
         more = {"memory": 12} if "memory" in kind.options_type.model_fields else {}
         options = kind.options_type(**{**TINY, **brief, **more, "first": TINY["later"]})
-        learner = kind(options, data.channels, execution, 0)
+        learner = kind(options, data.channels, backend, 0)
         stream = TaskStream(data.train, np.arange(6), (4, 2))
-        evaluator = Evaluator(data, stream, execution)
+        evaluator = Evaluator(data, stream, backend)
         own = build(method.options, {"buffer": 16} if name == "acil" else {}, name)
         trajectory = Trajectory(learner, {name: (method, own)}, freezes=method.learner in FROZEN)
         matrices = {label: AccuracyMatrix(evaluator.totals()) for label in trajectory.parts}

@@ -25,8 +25,8 @@ from torch.distributed.run import get_args_parser
 
 import distributed_worker as worker
 from command_lines import misspelt
+from efcil.accel.backend import Backend
 from efcil.accel.cuda import Cuda
-from efcil.accel.execution import Execution
 from efcil.data.workers import cores, own_cores
 from efcil.errors import ConfigError, Interrupted
 from efcil.experiment.interruption import stoppable
@@ -243,23 +243,23 @@ def test_every_kind_of_training_runs_and_leaves_the_processes_equal(tmp_path):
 def test_options_that_do_not_fit_several_processes_are_refused(monkeypatch):
     pair = World(1, 2, 1)
     with raises(ConfigError, "--sync-bn", "cpu"):
-        Execution.choose("cpu", sync_bn=True)
+        Backend.choose("cpu", sync_bn=True)
     with raises(ConfigError, "--device cuda:1", 2, "--device cuda"):
-        Execution.choose("cuda:1", world=pair)
+        Backend.choose("cuda:1", world=pair)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     with raises(ConfigError, "process 2", 1, "--nproc-per-node", "--device cpu"):
-        Execution.choose("cuda", world=pair)
-    assert Execution.choose("cpu", world=pair).name.endswith(", 2 processes")
+        Backend.choose("cuda", world=pair)
+    assert Backend.choose("cpu", world=pair).name.endswith(", 2 processes")
 
 
 def test_synchronised_normalisation_takes_the_place_of_the_plain_one():
-    execution = Cuda(torch.device("cpu"), world=World(0, 2), sync_bn=True)
+    backend = Cuda(torch.device("cpu"), world=World(0, 2), sync_bn=True)
     plain = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4))
     names = list(plain.state_dict())
-    module = execution.place(plain)
+    module = backend.place(plain)
     assert isinstance(module[1], nn.SyncBatchNorm)
     assert list(module.state_dict()) == names  # checkpoints fit either
-    alone = replace(execution, world=SINGLE_PROCESS).place(nn.Sequential(nn.BatchNorm2d(4)))
+    alone = replace(backend, world=SINGLE_PROCESS).place(nn.Sequential(nn.BatchNorm2d(4)))
     assert type(alone[0]) is nn.BatchNorm2d
 
 

@@ -173,14 +173,14 @@ def test_two_threads_that_start_workers_leave_main_as_it_was():
 # -- on their way into a network ---------------------------------------------------------------------------------------
 
 
-def both_kinds(photographs, decoder, execution):
+def both_kinds(photographs, decoder, backend):
     rows = np.arange(len(photographs[1]))
     resident = torch.from_numpy(load_decoded(photographs, rows))
-    return resident, LazyImages(LazyImageFolder(decoder, rows), execution.device)
+    return resident, LazyImages(LazyImageFolder(decoder, rows), backend.device)
 
 
-def test_parts_are_fetched_ahead_in_order(photographs, decoder, execution, monkeypatch):
-    resident, streamed = both_kinds(photographs, decoder, execution)
+def test_parts_are_fetched_ahead_in_order(photographs, decoder, backend, monkeypatch):
+    resident, streamed = both_kinds(photographs, decoder, backend)
     parts = torch.randperm(30, generator=torch.Generator().manual_seed(0)).split(4)
     begun = []
     original = LazyImages.submit
@@ -190,8 +190,8 @@ def test_parts_are_fetched_ahead_in_order(photographs, decoder, execution, monke
         assert len(begun) == min(len(parts), number + 1 + stores.MAX_PENDING)
 
 
-def test_an_epoch_is_the_same(photographs, decoder, execution):
-    resident, streamed = both_kinds(photographs, decoder, execution)
+def test_an_epoch_is_the_same(photographs, decoder, backend):
+    resident, streamed = both_kinds(photographs, decoder, backend)
     labels = torch.arange(len(resident))
     transform = make_transform("crop-flip", SIZE)
     epochs = [
@@ -203,8 +203,8 @@ def test_an_epoch_is_the_same(photographs, decoder, execution):
         assert torch.equal(y, targets)
 
 
-def test_exemplars_follow_streamed_images(photographs, decoder, execution):
-    resident, streamed = both_kinds(photographs, decoder, execution)
+def test_exemplars_follow_streamed_images(photographs, decoder, backend):
+    resident, streamed = both_kinds(photographs, decoder, backend)
     more = torch.arange(3, dtype=torch.uint8).view(3, 1, 1, 1).expand(3, 3, SIZE, SIZE)
     rows = torch.tensor([len(resident) + 1, 0, len(resident), 2])
     joined = concat(streamed, more)
@@ -214,24 +214,24 @@ def test_exemplars_follow_streamed_images(photographs, decoder, execution):
     assert torch.equal(head(streamed, 2)[torch.tensor([1])], resident[1:2])
 
 
-def test_augmented_features_are_of_one_draw(photographs, decoder, execution):
-    resident, streamed = both_kinds(photographs, decoder, execution)
+def test_augmented_features_are_of_one_draw(photographs, decoder, backend):
+    resident, streamed = both_kinds(photographs, decoder, backend)
     transform = make_transform("crop-flip", SIZE)
     network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * SIZE * SIZE, 4))
     found = []
     for images in (resident, streamed):
-        pixels = ImageBatches(images, (0.5,) * 3, (0.25,) * 3, execution)
+        pixels = ImageBatches(images, (0.5,) * 3, (0.25,) * 3, backend)
         view = pixels.augmented(transform, torch.Generator().manual_seed(3))
-        found += [extract(network, view, execution), extract(network, view, execution)]
-        assert not torch.allclose(found[-1], extract(network, pixels, execution))
+        found += [extract(network, view, backend), extract(network, view, backend)]
+        assert not torch.allclose(found[-1], extract(network, pixels, backend))
     assert all(torch.equal(found[0], other) for other in found[1:])
 
 
-def test_what_does_not_fit_a_device_is_read_from_the_host(photographs, execution):
+def test_what_does_not_fit_a_device_is_read_from_the_host(photographs, backend):
     array = load_decoded(photographs, range(10))
-    images = LazyImages(HostImages(array), execution.device)
+    images = LazyImages(HostImages(array), backend.device)
     assert torch.equal(images[torch.tensor([4, 1])], torch.from_numpy(array[[4, 1]]))
-    assert isinstance(to_device(array, execution.device), torch.Tensor)
+    assert isinstance(to_device(array, backend.device), torch.Tensor)
 
 
 def streamed_copy(data, home):
@@ -248,14 +248,14 @@ def streamed_copy(data, home):
 
 
 @pytest.mark.parametrize(("kind", "names"), [("lwf", ["dpcr", "adc", "acil"]), ("icarl", ["icarl"])])
-def test_a_whole_run_is_bit_identical(tmp_path, execution, kind, names):
+def test_a_whole_run_is_bit_identical(tmp_path, backend, kind, names):
     data = blobs(classes=4, per_class=6)
     found = []
     for problem in (data, streamed_copy(data, tmp_path)):
         options = {"memory": 8} if kind == "icarl" else {}
-        learner = LEARNERS[kind](LEARNERS[kind].options_type(**TINY, **options), 3, execution, 0)
+        learner = LEARNERS[kind](LEARNERS[kind].options_type(**TINY, **options), 3, backend, 0)
         tasks = TaskStream(problem.train, np.arange(4), (2, 2))
-        evaluator = Evaluator(problem, tasks, execution)
+        evaluator = Evaluator(problem, tasks, backend)
         small = {"buffer": 16}
         methods = {n: (METHODS[n], build(METHODS[n].options, small if n == "acil" else {}, n)) for n in names}
         trajectory = Trajectory(learner, methods)

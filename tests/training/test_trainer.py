@@ -14,8 +14,8 @@ from torch.nn import functional
 from batches import loss_of
 from efcil import models
 from efcil.accel import captured_step, cuda, folded_resnet, prefetch
+from efcil.accel.backend import Backend
 from efcil.accel.cuda import Cuda
-from efcil.accel.execution import Execution
 from efcil.accel.fused_resnet import FusedResNet
 from efcil.accel.optim import SGD
 from efcil.data import augment
@@ -39,26 +39,26 @@ from messages import raises
 from problems import TINY, Watch, blobs, copied, fit_task
 
 
-def make_learner(name="lwf", seed=0, execution=None, **options):
+def make_learner(name="lwf", seed=0, backend=None, **options):
     kind = LEARNERS[name] if isinstance(name, str) else name
-    return kind(kind.options_type(**{**TINY, **options}), 3, execution or Execution.choose("cpu"), seed)
+    return kind(kind.options_type(**{**TINY, **options}), 3, backend or Backend.choose("cpu"), seed)
 
 
 def stream(data, sizes=(2, 2, 2)):
     return TaskStream(data.train, np.arange(sum(sizes)), sizes)
 
 
-def shown(task, data, execution):
+def shown(task, data, backend):
     """Images and labels of a task, as the loop gets them."""
-    pixels = ImageBatches(execution.tensor(task.images), data.mean, data.std, execution)
-    return pixels, execution.tensor(task.labels)
+    pixels = ImageBatches(backend.tensor(task.images), data.mean, data.std, backend)
+    return pixels, backend.tensor(task.labels)
 
 
 def fit(learner, task, data, each_epoch=lambda report, state: None, *, schedule=None, state=None):
     """Train on a task; `schedule` stands in for the learner's own."""
     if schedule is not None:
         learner.stages = lambda task: (schedule,)
-    images, labels = shown(task, data, learner.execution)
+    images, labels = shown(task, data, learner.backend)
     fit_task(learner, task, images, labels, learner.transform(data.size), Watch(each_epoch), state)
 
 
@@ -118,10 +118,10 @@ def test_several_epochs_at_once_are_the_same_epochs(data, last):
             assert torch.equal(y, v)
 
 
-def test_normalise_is_the_formula(execution):
+def test_normalise_is_the_formula(backend):
     images = torch.randint(0, 256, (5, 3, 4, 4), dtype=torch.uint8)
     mean, std = (0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761)
-    got = ImageBatches(images, mean, std, execution).normalize(images)
+    got = ImageBatches(images, mean, std, backend).normalize(images)
     want = (images.double() / 255 - torch.tensor(mean).view(1, 3, 1, 1)) / torch.tensor(std).view(1, 3, 1, 1)
     assert torch.allclose(got.double(), want.double(), atol=1e-6)
 
@@ -234,7 +234,7 @@ def test_joint_sees_everything_and_starts_anew(data):
 
 
 @pytest.mark.parametrize("rule", ["sgd", "adam"])
-def test_step_is_torchs_own(data, execution, rule):
+def test_step_is_torchs_own(data, backend, rule):
     """Three steps of ours equal three of torch's rule with a number as learning rate."""
     ours, theirs = make_learner(), make_learner()
     task = stream(data)[0]
@@ -243,8 +243,8 @@ def test_step_is_torchs_own(data, execution, rule):
     ours.train()
     theirs.train()
     schedule = Schedule(epochs=1, lr=0.1, weight_decay=1e-2)
-    pixels = ImageBatches(execution.tensor(task.images), data.mean, data.std, execution)
-    step = Step(ours.loss, Optimizer(ours, schedule, execution, rule), pixels, execution)
+    pixels = ImageBatches(backend.tensor(task.images), data.mean, data.std, backend)
+    step = Step(ours.loss, Optimizer(ours, schedule, backend, rule), pixels, backend)
     how = {"lr": 0.1, "weight_decay": 1e-2}
     parameters = theirs.student.parameters()
     reference = (
@@ -378,7 +378,7 @@ def test_loss_that_is_not_finite_stops(data):
     assert not seen, "an epoch whose loss is not finite must not reach a checkpoint"
 
 
-def test_learning_really_learns(execution):
+def test_learning_really_learns(backend):
     """A sanity check of the whole loop: the training loss falls far below chance."""
     data = blobs(classes=2, per_class=32, noise=10.0)
     learner = make_learner(first=Schedule(epochs=25, lr=0.1), augment="none", width=4)
@@ -392,22 +392,22 @@ def test_learning_really_learns(execution):
 
 
 def test_machine_choices():
-    execution = Execution.choose("cpu")
-    assert (execution.precision, execution.compile, execution.cuda_graphs) == ("fp32", False, False)
-    assert "1 thread," in execution.name
+    backend = Backend.choose("cpu")
+    assert (backend.precision, backend.compile, backend.cuda_graphs) == ("fp32", False, False)
+    assert "1 thread," in backend.name
     for arguments, named in (
         ({"device": "warp"}, ("--device warp", "cpu")),
         ({"device": "cpu", "precision": "fp8"}, ("--precision fp8", "fp32", "bf16")),
         ({"device": "cpu", "cuda_graphs": True}, ("--cuda-graphs", "cpu")),
     ):
         with raises(ConfigError, *named):
-            Execution.choose(**arguments)
+            Backend.choose(**arguments)
 
 
 def test_bf16_on_the_cpu_is_close(data):
     reports = {}
     for precision in ("fp32", "bf16"):
-        learner = make_learner(execution=Execution.choose("cpu", precision))
+        learner = make_learner(backend=Backend.choose("cpu", precision))
         task = stream(data)[0]
         fit(learner, task, data, lambda r, _, p=precision: reports.setdefault(p, []).append(r.loss))
     assert reports["fp32"] != reports["bf16"]
@@ -518,15 +518,15 @@ class Foresighted(prefetch.Prefetcher):
 def loading(monkeypatch, ahead):
     """Computes on the CPU, with epochs and what a teacher says of them prepared ahead as on a GPU, or as usual."""
     monkeypatch.setattr(cuda, "Prefetcher", Foresighted)
-    return Cuda(torch.device("cpu")) if ahead else Execution(torch.device("cpu"))
+    return Cuda(torch.device("cpu")) if ahead else Backend(torch.device("cpu"))
 
 
 @pytest.mark.parametrize("numel", [1, 7 * 192, 10**6])
-def test_what_is_seen_at_rest_belongs_to_its_images(data, execution, monkeypatch, numel):
+def test_what_is_seen_at_rest_belongs_to_its_images(data, backend, monkeypatch, numel):
     """However many images are looked at at once, also where the last ones do not fill a batch."""
     monkeypatch.setattr(prefetch, "TEACHER_BATCH_NUMEL", numel)
     images, labels = torch.from_numpy(data.train.images[:23]), torch.arange(23)
-    pixels = ImageBatches(images, data.mean, data.std, execution)
+    pixels = ImageBatches(images, data.mean, data.std, backend)
     datasets = [torch.Generator().manual_seed(seed) for seed in range(2)]
     epochs = several_epochs(images, labels, None, 5, "keep", datasets)
     sizes = set()
@@ -536,7 +536,7 @@ def test_what_is_seen_at_rest_belongs_to_its_images(data, execution, monkeypatch
         sizes.add(len(seen))
         return seen.flatten(1).sum(1, keepdim=True)
 
-    found = prefetch.precompute_teacher(epochs, resting, pixels, execution)
+    found = prefetch.precompute_teacher(epochs, resting, pixels, backend)
     assert sizes == {max(5, numel // 192)}
     assert [len(epoch) for epoch in found] == [5, 5]
     for before, after in zip(epochs, found, strict=True):
@@ -549,7 +549,7 @@ def test_what_is_seen_at_rest_belongs_to_its_images(data, execution, monkeypatch
 @pytest.mark.parametrize("name", ["lwf", "pseudo-replay", "icarl", "foster"])
 def test_training_does_not_depend_on_who_looks_at_the_images(data, monkeypatch, name):
     """The teacher's features computed ahead, or in the step: the same weights after the first and a later task."""
-    asked, batch, execution = [], Step.batch, Cuda(torch.device("cpu"))
+    asked, batch, backend = [], Step.batch, Cuda(torch.device("cpu"))
     monkeypatch.setattr(Step, "batch", lambda self, *given: asked.append(len(given) - 2) or batch(self, *given))
 
     def learned(prefetcher):
@@ -557,9 +557,9 @@ def test_training_does_not_depend_on_who_looks_at_the_images(data, monkeypatch, 
         asked.clear()
         own = {"memory": 8} if issubclass(LEARNERS[name], Rehearsal) else {}
         own |= {"compression": Schedule(epochs=1, lr=0.05)} if name == "foster" else {}
-        learner = make_learner(name, execution=execution, **own)
+        learner = make_learner(name, backend=backend, **own)
         for task in list(stream(data))[:2]:
-            pixels, labels = shown(task, data, execution)
+            pixels, labels = shown(task, data, backend)
             fit_task(learner, task, pixels, labels, learner.transform(data.size))
             features = TaskFeatures(task.index, labels, 0, learner, pixels)
             learner.after_task(features)
@@ -584,7 +584,7 @@ def test_the_loss_of_another_package_gets_its_teacher(data, loading):
             asked.append((self.num_old_classes, batch.teacher, self.teacher.backbone(batch.images)))
             return super().loss(batch)
 
-    learner = make_learner(Own, execution=loading)
+    learner = make_learner(Own, backend=loading)
     for task in list(stream(data))[:2]:
         fit_task(learner, task, *shown(task, data, loading), learner.transform(data.size))
     assert {old for old, *_ in asked} == {0, 2}
@@ -622,7 +622,7 @@ def plain_images(data):
 
 @pytest.mark.parametrize("ahead", [True, False])
 def test_a_view_is_another_augmentation_of_the_same_images(plain_images, loading):
-    learner, alone, once = make_learner(TwoViews, execution=loading), make_learner("lwf", execution=loading), []
+    learner, alone, once = make_learner(TwoViews, backend=loading), make_learner("lwf", backend=loading), []
     loss = alone.loss
     alone.loss = lambda batch: once.append(batch.images.clone()) or loss(batch)
     for task in list(stream(plain_images))[:2]:
@@ -647,12 +647,12 @@ def test_a_view_is_another_augmentation_of_the_same_images(plain_images, loading
 
 
 @pytest.mark.parametrize("after", ["an epoch", "a step"])
-def test_a_learner_with_two_views_goes_on_with_the_same_bits(data, execution, after):
+def test_a_learner_with_two_views_goes_on_with_the_same_bits(data, backend, after):
     first, second = list(stream(data))[:2]
 
     def begun():
         learner = make_learner(TwoViews, later=Schedule(epochs=4, lr=0.05, milestones=(2,)))
-        fit_task(learner, first, *shown(first, data, execution), learner.transform(8))
+        fit_task(learner, first, *shown(first, data, backend), learner.transform(8))
         return learner
 
     straight, stopped, kept = begun(), begun(), {}
@@ -667,7 +667,7 @@ def test_a_learner_with_two_views_goes_on_with_the_same_bits(data, execution, af
             raise TrainingInterrupted
 
     steps, watch = iter([False] * 4 + [True]), Watch(each_epoch, at_interrupt=keep)  # three steps in an epoch
-    images, transform = shown(second, data, execution), straight.transform(8)
+    images, transform = shown(second, data, backend), straight.transform(8)
     with pytest.raises(TrainingInterrupted):
         fit_task(stopped, second, *images, transform, watch, stop=lambda: after == "a step" and next(steps))
     at = (1, 0, 1, 2) if after == "a step" else (1, 0, 2, 0)
@@ -685,12 +685,12 @@ def test_a_learner_with_two_views_goes_on_with_the_same_bits(data, execution, af
         assert torch.equal(a, b), name
 
 
-def test_two_views_need_an_augmentation(data, execution):
+def test_two_views_need_an_augmentation(data, backend):
     learner = make_learner(TwoViews, augment="none")
     task = stream(data)[0]
     before = {k: v.clone() for k, v in learner.state_dict().items()}
     with raises(ConfigError, "TwoViews", "2", "augment=none", "augment=crop-flip"):
-        fit_task(learner, task, *shown(task, data, execution), learner.transform(8))
+        fit_task(learner, task, *shown(task, data, backend), learner.transform(8))
     assert all(torch.equal(v, before[k]) for k, v in learner.state_dict().items()), "before anything has begun"
 
 
@@ -706,7 +706,7 @@ class Doubled:
 
 @pytest.mark.parametrize("ahead", [True, False])
 def test_a_transform_that_returns_more_images_is_refused(data, loading):
-    learner, task = make_learner(execution=loading), stream(data)[0]
+    learner, task = make_learner(backend=loading), stream(data)[0]
     seen = []
     learner.loss = lambda batch: seen.append(batch)
     with raises(TrainingError, "Doubled", "48", "24", "views"):
@@ -731,14 +731,14 @@ class Clipped(LEARNERS["lwf"]):
             parameter.grad.mul_(0.5)
 
 
-def test_a_hook_sees_the_gradients_before_they_are_used(data, execution):
+def test_a_hook_sees_the_gradients_before_they_are_used(data, backend):
     """Half of each gradient is half a step of plain SGD."""
     task = stream(data)[0]
     once = {"first": Schedule(epochs=1, lr=0.1), "momentum": 0.0, "batch_size": 24}
     clipped, usual = make_learner(Clipped, **once), make_learner("lwf", **once)
     start = {name: p.detach().clone() for name, p in clipped.student.backbone.named_parameters()}
     for learner in (clipped, usual):
-        fit_task(learner, task, *shown(task, data, execution), learner.transform(8))
+        fit_task(learner, task, *shown(task, data, backend), learner.transform(8))
     ((gradients, untouched),) = clipped.seen
     assert untouched, "no weight has moved when the hook is called"
     assert gradients.keys() == dict(clipped.student.named_parameters()).keys()
@@ -759,12 +759,12 @@ def test_with_a_hook_no_optimizer_runs_inside_the_backward_pass(data, monkeypatc
     )
     if hook == "of one of ours":
         monkeypatch.setattr(Clipped, "__module__", "efcil.learners.clipped")
-    execution, seen = Cuda(torch.device("cpu"), "bf16"), []
-    learner = make_learner(Clipped if "ours" in hook or "subclass" in hook else "lwf", execution=execution)
+    backend, seen = Cuda(torch.device("cpu"), "bf16"), []
+    learner = make_learner(Clipped if "ours" in hook or "subclass" in hook else "lwf", backend=backend)
     if hook == "of an object":
         learner.before_update = lambda parameters: seen.append([p.grad is not None for p in parameters])
     task = stream(data)[0]
-    fit_task(learner, task, *shown(task, data, execution), learner.transform(8))
+    fit_task(learner, task, *shown(task, data, backend), learner.transform(8))
     assert isinstance(learner.student_features, FusedResNet)
     assert bool(early) is (hook == "none")
     names = dict(learner.student.named_parameters()).keys()
@@ -781,7 +781,7 @@ def test_features_are_those_of_the_network_at_rest_where_that_is_fast(monkeypatc
     """Normalisation folded, in batches as the teacher sees them; elsewhere the network's own."""
     asked, sizes = [], []
     plain, fast = (
-        Execution(torch.device("cpu"), "bf16"),
+        Backend(torch.device("cpu"), "bf16"),
         Cuda(torch.device("cpu"), "bf16", compile=True, cuda_graphs=True),
     )
     backbone = models.build(name, stem="cifar", width=4, channels=3, seed=0)
@@ -792,14 +792,14 @@ def test_features_are_those_of_the_network_at_rest_where_that_is_fast(monkeypatc
             module.running_var.uniform_(0.5, 2, generator=draw)
     images = torch.randint(0, 256, (70, 3, 8, 8), generator=draw, dtype=torch.uint8)
     found = {}
-    for kind, execution, there in (("own", plain, True), ("not there", fast, False), ("at rest", fast, True)):
+    for kind, backend, there in (("own", plain, True), ("not there", fast, False), ("at rest", fast, True)):
         monkeypatch.setattr(
             folded_resnet, "supports_fused_conv", lambda device, dtype, there=there: asked.append(dtype) or there
         )
         monkeypatch.setattr(cuda, "TEACHER_BATCH_NUMEL", 32 * 3 * 8 * 8)
-        pixels = ImageBatches(images, (0.5,) * 3, (0.25,) * 3, execution)
+        pixels = ImageBatches(images, (0.5,) * 3, (0.25,) * 3, backend)
         monkeypatch.setattr(pixels, "normalize", lambda batch, n=pixels.normalize: sizes.append(len(batch)) or n(batch))
-        found[kind] = extraction.extract(backbone, pixels, execution)
+        found[kind] = extraction.extract(backbone, pixels, backend)
         assert sizes == ([32, 32, 6] if kind == "at rest" else [70])
         sizes.clear()
     assert asked == [torch.bfloat16] * 2, "not where steps are not captured"
@@ -856,7 +856,7 @@ def counted(recorded, weight, fails=False):
         if fails and recorded.now[-1] == "capture":
             raise torch.OutOfMemoryError("no room")
 
-    step.loss_sum, step.weight, step.execution = torch.zeros(()), 1.0, Cuda(torch.device("cpu"))
+    step.loss_sum, step.weight, step.backend = torch.zeros(()), 1.0, Cuda(torch.device("cpu"))
     update = SimpleNamespace(zero_grad=lambda: recorded.said.append("gradients go"))
     refresh = lambda: recorded.said.append("copies follow")  # noqa: E731
     step.optimizer = SimpleNamespace(state_dict=dict, update=update, sync_copies=refresh)
@@ -897,7 +897,7 @@ def test_a_step_is_recorded_alone_and_in_the_thread_of_convolutions(monkeypatch)
         recorded.said.append("in the thread of convolutions")
         return work()
 
-    step.execution = SimpleNamespace(exclusive_capture=exclusive_capture, run_on_autotune_thread=run_on_autotune_thread)
+    step.backend = SimpleNamespace(exclusive_capture=exclusive_capture, run_on_autotune_thread=run_on_autotune_thread)
     captured_step.CapturedStep(step, module, torch.ones(3, 2))
     assert recorded.said[:3] == ["alone", "in the thread of convolutions", "warm-up waits for main"]
     assert recorded.said[-3:] == ["ends", "others go on", "copies follow"], "who records waits for nobody inside"
@@ -905,15 +905,15 @@ def test_a_step_is_recorded_alone_and_in_the_thread_of_convolutions(monkeypatch)
 
 def test_whoever_looks_at_images_does_so_in_the_thread_of_convolutions(monkeypatch):
     asked = []
-    monkeypatch.setattr(Execution, "run_on_autotune_thread", lambda self, work: asked.append(work()) or asked[-1])
-    execution = Execution(torch.device("cpu"))
-    pixels = ImageBatches(torch.zeros(4, 3, 8, 8, dtype=torch.uint8), (0.5,) * 3, (0.5,) * 3, execution)
+    monkeypatch.setattr(Backend, "run_on_autotune_thread", lambda self, work: asked.append(work()) or asked[-1])
+    backend = Backend(torch.device("cpu"))
+    pixels = ImageBatches(torch.zeros(4, 3, 8, 8, dtype=torch.uint8), (0.5,) * 3, (0.5,) * 3, backend)
     backbone = models.build("resnet10", stem="cifar", width=4, channels=3, seed=0)
-    found = extraction.extract(backbone, pixels, execution)
+    found = extraction.extract(backbone, pixels, backend)
     assert [part.shape for part in asked] == [(4, 32)]
     assert torch.equal(found, asked[0])
     epochs = [[(pixels.images, torch.zeros(4))]]
-    (((_, _, seen),),) = prefetch.precompute_teacher(epochs, lambda images: images.mean((2, 3)), pixels, execution)
+    (((_, _, seen),),) = prefetch.precompute_teacher(epochs, lambda images: images.mean((2, 3)), pixels, backend)
     assert [part.shape for part in asked] == [(4, 32), (4, 3)]
     assert torch.equal(seen, asked[1])
 

@@ -31,8 +31,8 @@ class CapturedStep:
         tensors = [*module.state_dict().values(), *step.optimizer.state_dict().values(), step.loss_sum]
         saved = [t.clone() for t in tensors]
         drawn = loss_generator.get_state() if loss_generator is not None else None
-        with step.execution.exclusive_capture():  # one thread compiles at a time; others replay what they have
-            step.execution.run_on_autotune_thread(self._record)
+        with step.backend.exclusive_capture():  # one thread compiles at a time; others replay what they have
+            step.backend.run_on_autotune_thread(self._record)
         for tensor, value in zip(tensors, saved, strict=True):  # the warm-up must leave no trace
             tensor.copy_(value)
         step.optimizer.sync_copies()

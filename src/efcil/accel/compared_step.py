@@ -70,7 +70,7 @@ class ComparedStep:
         self, step: Step, module: nn.Module, loss_generator: torch.Generator | None, note: Callable[[str], None]
     ):
         self.step, self.module, self.loss_generator, self.note = step, module, loss_generator, note
-        self.tolerance = TOLERANCE[step.execution.dtype]
+        self.tolerance = TOLERANCE[step.backend.dtype]
         self.captured: Callable[..., None] | None = None
         self.compared = 0
 
@@ -86,7 +86,7 @@ class ComparedStep:
         before.restore()
         difference = self._difference(batch, before, eager)
         eager.restore()
-        if self.step.execution.world.any(difference is not None):  # all processes go the same way
+        if self.step.backend.world.any(difference is not None):  # all processes go the same way
             self.captured, self.compared = None, self.BATCHES
             self.module.capturable = False  # type: ignore[assignment] # not a parameter
             name = type(self.module).__name__

@@ -13,9 +13,9 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from efcil.accel.backend import Backend, EpochLoader, Inference, LoadEpoch, LoadEpochs
 from efcil.accel.captured_step import CaptureAtFirstBatch
 from efcil.accel.compared_step import ComparedStep
-from efcil.accel.execution import EpochLoader, Execution, Inference, LoadEpoch, LoadEpochs
 from efcil.accel.folded_resnet import fold
 from efcil.accel.fused_resnet import FusedResNet
 from efcil.accel.optim import SGD
@@ -35,7 +35,7 @@ AUTOTUNE_THREAD = "autotune"  # name of the thread in which cuDNN tries its algo
 
 
 @dataclass(frozen=True)
-class Cuda(Execution):
+class Cuda(Backend):
     """Computes on a GPU. The loop is the same; networks, losses, steps and loaders are substituted by exact type."""
 
     compile: bool = False

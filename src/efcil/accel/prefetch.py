@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 from torch import Tensor
 
-from efcil.accel.execution import EpochLoader, Execution
+from efcil.accel.backend import Backend, EpochLoader
 from efcil.accel.streams import thread_stream
 from efcil.data.augment import CHUNK_BYTES
 from efcil.training.image_batches import ImageBatches
@@ -21,7 +21,7 @@ TEACHER_BATCH_NUMEL = 2560 * 3 * 32 * 32  # numbers in a batch of images for fro
 
 @torch.no_grad()
 def precompute_teacher(
-    epochs: Sequence[Sequence[StoredBatch]], frozen: FrozenOutputs, pixels: ImageBatches, execution: Execution
+    epochs: Sequence[Sequence[StoredBatch]], frozen: FrozenOutputs, pixels: ImageBatches, backend: Backend
 ) -> list[list[StoredBatch]]:
     """Add the outputs of frozen networks to the batches of epochs, computed in batches of a size that fills a GPU.
 
@@ -33,14 +33,14 @@ def precompute_teacher(
 
     def forward() -> Tensor:
         found = []
-        with execution.autocast():
+        with backend.autocast():
             for part in rows.split(size):
                 full = torch.cat([part, part[:1].expand(size - len(part), -1, -1, -1)])
                 found.append(frozen(pixels.normalize(full))[: len(part)])
         return torch.cat(found)
 
-    with execution.prevent_capture():
-        seen = iter(execution.run_on_autotune_thread(forward).split([len(part) for part in parts]))
+    with backend.prevent_capture():
+        seen = iter(backend.run_on_autotune_thread(forward).split([len(part) for part in parts]))
     return [[(*batch, next(seen)) for batch in epoch] for epoch in epochs]
 
 
@@ -60,12 +60,12 @@ class Prefetcher(EpochLoader):
         load_epochs: Callable[[range], Sequence[Sequence[StoredBatch]]],  # of several epochs
         images: ImageStore,
         num_epochs: int,  # epochs in all
-        execution: Execution,
+        backend: Backend,
     ):
         self.load_epoch, self.load_epochs, self.num_epochs = load_epoch, load_epochs, num_epochs
-        fit = CHUNK_BYTES[execution.device.type] // max(1, images.numel()) if isinstance(images, Tensor) else 0
+        fit = CHUNK_BYTES[backend.device.type] // max(1, images.numel()) if isinstance(images, Tensor) else 0
         self.block_size = min(self.MAX_EPOCHS, fit)
-        self.stream = thread_stream(execution.device, "prefetch") if execution.device.type == "cuda" and fit else None
+        self.stream = thread_stream(backend.device, "prefetch") if backend.device.type == "cuda" and fit else None
         self.pending: dict[
             int, tuple[Sequence[StoredBatch], torch.cuda.Event]
         ] = {}  # and what tells that they are there

@@ -44,7 +44,7 @@ class ExemplarMeans(Classifier):
         assert isinstance(r, Rehearsal)
         assert r.exemplars is not None
         shown = features.pixels().with_images(r.exemplars.images)
-        normalized = l2_normalize(extract(r.backbone, shown, r.execution, r.options.crop))
+        normalized = l2_normalize(extract(r.backbone, shown, r.backend, r.options.crop))
         labels = r.exemplars.labels
         sums = normalized.new_zeros(int(labels.max()) + 1, normalized.shape[1]).index_add_(0, labels, normalized)
         self.means = sums / torch.bincount(labels)[:, None]

@@ -102,7 +102,7 @@ def _increment(text: str | None) -> int | list[int] | None:
 
 def _run(methods: list[str], dataset: str, o: dict[str, Any], compare: bool, reporter: Any, world: Any) -> Any:
     """Resolve the options of a command into a run."""
-    from efcil.accel.execution import Execution
+    from efcil.accel.backend import Backend
     from efcil.experiment.run import Run, RunOptions
     from efcil.experiment.specification import ExperimentSpec, resolve
     from efcil.experiment.tracking import trackers
@@ -127,7 +127,7 @@ def _run(methods: list[str], dataset: str, o: dict[str, Any], compare: bool, rep
 
         torch.set_num_threads(o["threads"])
     modes = (o["precision"], o["compile"], o["cuda_graphs"], world, o["sync_bn"])
-    execution = Execution.choose(o["device"], *modes, note=reporter.note)
+    backend = Backend.choose(o["device"], *modes, note=reporter.note)
     split = "-".join(f"{key}{value}" for key, value in experiment.tasks.items()).replace(" ", "")
     name = next(iter(experiment.methods)).replace(":", "-")
     out = o["out"] or Path("runs") / f"{name}-{experiment.dataset}-{split}-order{Path(o['order']).stem}-seed{o['seed']}"
@@ -139,7 +139,7 @@ def _run(methods: list[str], dataset: str, o: dict[str, Any], compare: bool, rep
         save_features=o["save_features"],
         trackers=trackers(o["log"] if world.is_main else [], out, experiment.fingerprint()),
     )
-    return Run(experiment, out, execution, reporter, options, o["data"])
+    return Run(experiment, out, backend, reporter, options, o["data"])
 
 
 def _say(o: dict[str, Any], reporter: Any) -> None:
@@ -287,7 +287,7 @@ def compare(
                 runs.append(
                     _run(names, options["dataset"], own, True, reporter if world.is_main else NullReporter(), world)
                 )
-        execute_all(runs, options["resume"], concurrent_runs or runs[0].execution.concurrent_runs)
+        execute_all(runs, options["resume"], concurrent_runs or runs[0].backend.concurrent_runs)
         if world.is_main:
             summaries = load_summaries(list(places.values()))
             write_report(summaries, out)

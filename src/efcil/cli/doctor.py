@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from efcil.accel.execution import Execution
+from efcil.accel.backend import Backend
 from efcil.data.cache import cache_directory
 from efcil.experiment.specification import commit, versions
 
@@ -21,9 +21,9 @@ def examine() -> Iterator[str]:
     yield f"efcil {found['efcil']} ({commit()}), Python {found['python']}, torch {found['torch']}"
     if not (3, 11) <= sys.version_info[:2] <= (3, 13):
         yield f"warning: Python {found['python']} is not tested; use 3.11 to 3.13"
-    execution = Execution.choose()
-    compile, graphs = _yes(execution.compile), _yes(execution.cuda_graphs)
-    yield f"computes on {execution.name}, compile {compile}, captured step {graphs}"
+    backend = Backend.choose()
+    compile, graphs = _yes(backend.compile), _yes(backend.cuda_graphs)
+    yield f"computes on {backend.name}, compile {compile}, captured step {graphs}"
     for index in range(torch.cuda.device_count()):
         free, total = torch.cuda.mem_get_info(index)
         yield f"GPU {index}: {torch.cuda.get_device_name(index)}, {free / 2**30:.0f} of {total / 2**30:.0f} GiB free"

@@ -114,7 +114,7 @@ class Checkpointer(Callback):
 
     def latest(self) -> Checkpoint | None:
         """Return the newest checkpoint of this run: the first process reads it and gives it to the others."""
-        world = self.learner.execution.world
+        world = self.learner.backend.world
         with world.sync_errors():
             point = self.store.latest() if world.is_main else None
             if point is not None and point.meta.get("run") != self.run:
@@ -140,7 +140,7 @@ class Checkpointer(Callback):
             return TrainState()
         with checkpoint_errors(self.store):
             self.clock.earlier = float(point.meta["seconds"])
-            device = self.learner.execution.device
+            device = self.learner.backend.device
             if point.tensors:
                 tensors = {name: tensor.to(device) for name, tensor in point.tensors.items()}
                 self.learner.load_state(_below(tensors, "learner."))
@@ -160,10 +160,10 @@ class FeatureWriter(Callback):
 
     def on_features(self, features: TaskFeatures) -> None:
         """Write a file for the task."""
-        learner, execution = self.learner, self.learner.execution
+        learner, backend = self.learner, self.learner.backend
         images, labels = self.evaluator.test_images(features.index)
         kept = {"labels": features.labels, "test_labels": labels, "new": features.new()}
-        kept["test"] = extract(learner.feature_extractor(learner.backbone), images, execution, learner.options.crop)
+        kept["test"] = extract(learner.feature_extractor(learner.backbone), images, backend, learner.options.crop)
         if features.index:
             kept["old"] = features.old()
             if features.has_pseudo_images:
@@ -171,8 +171,8 @@ class FeatureWriter(Callback):
         if learner.anchor is not None:
             kept["first"] = features.with_first_backbone().new()
             first = learner.feature_extractor(learner.first_backbone)
-            kept["test_first"] = extract(first, images, execution, learner.options.crop)
-        if not execution.world.is_main:
+            kept["test_first"] = extract(first, images, backend, learner.options.crop)
+        if not backend.world.is_main:
             return
         path = self.directory.features / f"task-{features.index + 1:02d}.safetensors"
         path.parent.mkdir(exist_ok=True)
@@ -207,11 +207,11 @@ class SnapshotWriter(Callback):
         assert learner is not None
         images, targets = self.evaluator.test_images(task)
         kept: dict[str, Tensor] = {"labels": targets}
-        with learner.execution.prevent_capture():
+        with learner.backend.prevent_capture():
             for name, backbone in (("before", learner.old_backbone), ("after", learner.backbone)):
                 extractor = learner.feature_extractor(backbone)
-                kept[name] = extract(extractor, images, learner.execution, learner.options.crop)
-        if not learner.execution.world.is_main:
+                kept[name] = extract(extractor, images, learner.backend, learner.options.crop)
+        if not learner.backend.world.is_main:
             return
         for label in self.labels:
             stats = self.trajectory.stats(label)

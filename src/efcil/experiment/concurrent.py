@@ -27,5 +27,5 @@ def execute_all(
     with stoppable(runs, remedy, force_on_second=all(run.world.size == 1 for run in runs)):
         if concurrent_runs <= 1:
             return [run.execute(resume) for run in runs]
-        jobs = [Job(partial(execute, run), run.execution.device, run.started, run.stop) for run in runs]
+        jobs = [Job(partial(execute, run), run.backend.device, run.started, run.stop) for run in runs]
         return run_concurrently(jobs, concurrent_runs)

@@ -17,7 +17,7 @@ import torch
 import yaml
 from torch import Tensor
 
-from efcil.accel.execution import Execution
+from efcil.accel.backend import Backend
 from efcil.core.metrics import AccuracyMatrix, count_correct
 from efcil.errors import ConfigError, RunError
 from efcil.experiment.run_directory import FEATURES, check_format
@@ -77,7 +77,7 @@ def _check_saved(trajectory: Trajectory, tensors: Mapping[str, Tensor]) -> None:
 
 
 def reevaluate(
-    home: Path, experiment: Experiment, trained: str, execution: Execution, command: str
+    home: Path, experiment: Experiment, trained: str, backend: Backend, command: str
 ) -> list[dict[str, Any]]:
     """Read the plan's methods from the features in `home`; return their summaries."""
     began = time.perf_counter()
@@ -95,14 +95,14 @@ def reevaluate(
             sizes = meta["sizes"]
             matrices = {label: AccuracyMatrix(meta["totals"]) for label in trajectory.parts}
             of_class = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes)).numpy()
-        tensors = {name: tensor.to(execution.device) for name, tensor in tensors.items()}
+        tensors = {name: tensor.to(backend.device) for name, tensor in tensors.items()}
         _check_saved(trajectory, tensors)
         trajectory.update(TaskFeatures.from_saved(index, experiment.seed, tensors, meta["layout"]))
         for label, part in trajectory.parts.items():
             scores = trajectory.logits(label, tensors["test_first" if part.first_backbone else "test"])
             correct, correct5, _ = count_correct(scores, tensors["test_labels"], of_class)
             matrices[label].record(index, correct[: index + 1].tolist(), correct5[: index + 1].tolist())
-    about = (sizes, time.perf_counter() - began, execution, command, commit())
+    about = (sizes, time.perf_counter() - began, backend, command, commit())
     return [summary_header(experiment, label, *about) | matrices[label].summary() for label in experiment.methods]
 
 
@@ -117,7 +117,7 @@ def execute(
         home,
         experiment_of(config["run"], names, overrides),
         config["run"]["learner"],
-        Execution.choose(device),
+        Backend.choose(device),
         command,
     )
     summaries = [summary | {"reevaluated_from": config["command"]} for summary in found]

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from efcil import data as datasets
-from efcil.accel.execution import Execution
+from efcil.accel.backend import Backend
 from efcil.config import Options
 from efcil.core.metrics import AccuracyMatrix
 from efcil.data.dataset import DataSet
@@ -56,14 +56,14 @@ class Run(Callback):
         self,
         experiment: Experiment,
         out: Path,
-        execution: Execution,
+        backend: Backend,
         reporter: Reporter,
         options: RunOptions | None = None,
         data_directory: Path | None = None,
     ):
-        self.experiment, self.out, self.execution, self.reporter = experiment, out, execution, reporter
+        self.experiment, self.out, self.backend, self.reporter = experiment, out, backend, reporter
         self.options, self.data_directory = options or RunOptions(), data_directory
-        self.world = execution.world  # of several processes the first one reads and writes the directory
+        self.world = backend.world  # of several processes the first one reads and writes the directory
         self.concurrent_runs = self.options.concurrent_runs
         self.directory = RunDirectory(out, self.options.compare)
         self.store = CheckpointStore(self.directory.checkpoints, reporter.note)
@@ -75,7 +75,7 @@ class Run(Callback):
 
     def execute(self, resume: bool) -> list[Summary]:
         """Run to the end, from the start or from the last checkpoint; return the summaries."""
-        self.execution.start_lazy_init()
+        self.backend.start_lazy_init()
         with ExitStack() as held:
             with self.world.sync_errors():
                 if self.world.is_main:
@@ -111,7 +111,7 @@ class Run(Callback):
         return data.split_validation(experiment.val_fraction, experiment.seed) if experiment.val_fraction else data
 
     def _machine(self) -> dict[str, Any]:
-        e = self.execution
+        e = self.backend
         return {**e.description, "threads": torch.get_num_threads(), "compile": e.compile, "cuda_graphs": e.cuda_graphs}
 
     def _prepare(self, data: DataSet) -> None:
@@ -121,7 +121,7 @@ class Run(Callback):
         self.class_names = [data.class_names[label] for label in order]
         self.stream = TaskStream(data.train, order, experiment.sizes(len(data.class_names)))
         self.learner = LEARNERS[experiment.learner](
-            experiment.training, data.channels, self.execution, experiment.seed, data.size
+            experiment.training, data.channels, self.backend, experiment.seed, data.size
         )
         check_views(self.learner, self.learner.transform(data.size))
         self.learner.check(len(data.class_names))
@@ -129,7 +129,7 @@ class Run(Callback):
         self.trajectory = Trajectory(self.learner, experiment.methods, freezes=experiment.learner in FROZEN)
 
     def _learn(self, data: DataSet, identity: str) -> list[Summary]:
-        self.evaluator = Evaluator(data, self.stream, self.execution)
+        self.evaluator = Evaluator(data, self.stream, self.backend)
         self.matrices |= {label: AccuracyMatrix(self.evaluator.totals()) for label in self.trajectory.parts}
         checkpointer = Checkpointer(
             self.store, identity, self.trajectory, self.matrices, self.clock, self.options.checkpoint_seconds
@@ -162,7 +162,7 @@ class Run(Callback):
             where = f", epoch {epoch} of task {task + 1}" if epoch else ""
             self.reporter.note(f"resuming after task {task}{where}")
         problem = f"{data.name}: {len(data.class_names)} classes in {len(self.stream)} tasks"
-        title = f"{', '.join(self.experiment.methods)} on {problem}, {self.execution.name}"
+        title = f"{', '.join(self.experiment.methods)} on {problem}, {self.backend.name}"
         self.reporter.on_started(title, epochs, sum(epochs[:task]) + epoch)
 
     def _callbacks(self, checkpointer: Checkpointer, later_epochs: int) -> list[Callback]:
@@ -197,7 +197,7 @@ class Run(Callback):
 
     def _summary(self, label: str, of: str = "") -> Summary:
         """Return what is known of a method at commit `of`."""
-        about = (self.stream.sizes, self.clock.seconds, self.execution, self.options.command, of, self.concurrent_runs)
+        about = (self.stream.sizes, self.clock.seconds, self.backend, self.options.command, of, self.concurrent_runs)
         header = summary_header(self.experiment, label, *about)
         return with_accuracies(header, self.experiment, label, self.matrices)
 

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from efcil.accel.execution import Execution
+from efcil.accel.backend import Backend
 from efcil.core.metrics import AccuracyMatrix
 from efcil.experiment.specification import Experiment
 from efcil.report.load import TIMING
@@ -19,7 +19,7 @@ def summary_header(
     label: str,
     sizes: Sequence[int],
     seconds: float,
-    execution: Execution,
+    backend: Backend,
     command: str,
     commit: str,
     concurrent_runs: int = 1,
@@ -36,7 +36,7 @@ def summary_header(
         "order": experiment.order,
         "seed": experiment.seed,
         "seconds": round(seconds, 3),
-        **execution.description,
+        **backend.description,
         "concurrent_runs": concurrent_runs,
         "commit": commit,
         "command": command,

@@ -178,7 +178,7 @@ def execute(options: Mapping[str, Any], grid: Sequence[str], make: Callable[...,
             runs.append(make([trial.label for trial in members], dataset, own, True, lines, world))
             where.append((members, order))
         found = execute_all(
-            runs, True, options["concurrent_runs"] or runs[0].execution.concurrent_runs, "go on with the same command"
+            runs, True, options["concurrent_runs"] or runs[0].backend.concurrent_runs, "go on with the same command"
         )
     summaries = {
         (trial, order): summary

@@ -9,7 +9,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from efcil.accel.execution import Execution
+from efcil.accel.backend import Backend
 from efcil.config import Options
 from efcil.core.class_stats import ClassStats
 from efcil.data import augment
@@ -72,13 +72,13 @@ class Learner(TeacherStudent, ABC):
     capturable = False  # of another package: whether a step may be captured; compared with the eager one first
     same_features = True  # whether features keep their dimension from task to task, as statistics of them must
 
-    def __init__(self, options: Any, channels: int, execution: Execution, seed: int, size: int | None = None):
+    def __init__(self, options: Any, channels: int, backend: Backend, seed: int, size: int | None = None):
         """`size` is the side of the stored images, for backbones whose features depend on it."""
-        super().__init__(options, channels, execution, seed, size)
+        super().__init__(options, channels, backend, seed, size)
         self.num_old_classes = 0  # classes learned before this task
         self.task_classes: Tensor | None = None  # positions of the classes in this task, where old ones are among them
         self.old_stats: ClassStats | None = None  # of the classes before this task, where the learner needs them
-        self.loss_generator = torch.Generator(execution.device)  # random source of the loss; reseeded in each epoch
+        self.loss_generator = torch.Generator(backend.device)  # random source of the loss; reseeded in each epoch
 
     def check(self, classes: int) -> None:
         """Reject options that cannot work with this number of classes, before training starts."""

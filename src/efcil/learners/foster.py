@@ -32,7 +32,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from efcil.accel.execution import Execution
+from efcil.accel.backend import Backend
 from efcil.learners.base import ImageView, LearnedTask
 from efcil.learners.networks import Classifier
 from efcil.learners.rehearsal import Rehearsal, RehearsalOptions
@@ -132,12 +132,12 @@ class FOSTER(Rehearsal):
     options_type = FOSTEROptions
     same_features = False
 
-    def __init__(self, options: Any, channels: int, execution: Execution, seed: int, size: int | None = None):
-        super().__init__(options, channels, execution, seed, size)
+    def __init__(self, options: Any, channels: int, backend: Backend, seed: int, size: int | None = None):
+        super().__init__(options, channels, backend, seed, size)
         self.dim = self.student.head.state_dict()["weight"].shape[1]  # feature dimension of one backbone
-        self.booster = execution.place(Booster(self._new_classifier(seed).backbone, self.dim))
+        self.booster = backend.place(Booster(self._new_classifier(seed).backbone, self.dim))
         self.booster.requires_grad_(False)
-        self.booster_features = execution.maybe_compile(self.booster.backbone)
+        self.booster_features = backend.maybe_compile(self.booster.backbone)
         self.boosting = False  # False in the first task and the compression stage, where the student is trained
         self.weights: Tensor | None = None  # (classes,) for the stage
 
@@ -194,10 +194,10 @@ class FOSTER(Rehearsal):
         """Return the features of the old backbone, or of the boosted model for compression."""
         if not self.num_old_classes:
             return None
-        old_backbone = self.execution.frozen(self.teacher.backbone, self.teacher_features)
+        old_backbone = self.backend.frozen(self.teacher.backbone, self.teacher_features)
         if self.boosting:
             return old_backbone
-        added = self.execution.frozen(self.booster.backbone, self.booster_features)
+        added = self.backend.frozen(self.booster.backbone, self.booster_features)
         assert old_backbone.ahead is not None
         assert added.ahead is not None
         return FrozenForward(_concat(old_backbone.call, added.call), _concat(old_backbone.ahead, added.ahead))

@@ -36,7 +36,7 @@ class ICaRL(Rehearsal):
 
     def frozen_forward(self) -> FrozenForward | None:
         """Return the teacher's features."""
-        return self.execution.frozen(self.teacher.backbone, self.teacher_features) if self.num_old_classes else None
+        return self.backend.frozen(self.teacher.backbone, self.teacher_features) if self.num_old_classes else None
 
     def loss(self, batch: Batch) -> Tensor:
         """Return classification over all classes plus distillation over the old ones."""

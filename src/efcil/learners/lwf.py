@@ -27,7 +27,7 @@ class LwF(Learner):
 
     def frozen_forward(self) -> FrozenForward | None:
         """Return the teacher's features."""
-        return self.execution.frozen(self.teacher.backbone, self.teacher_features) if self.num_old_classes else None
+        return self.backend.frozen(self.teacher.backbone, self.teacher_features) if self.num_old_classes else None
 
     def criterion(self) -> Criterion:
         """Return the loss of Eq. 1 over the classes of this task."""
@@ -42,4 +42,4 @@ class LwF(Learner):
     def loss(self, batch: Batch) -> Tensor:
         """Return the loss of Eq. 1 on a batch."""
         features = self.student_features(batch.images)
-        return self.execution.criterion(self.criterion())(features, batch.labels, batch.teacher)
+        return self.backend.criterion(self.criterion())(features, batch.labels, batch.teacher)

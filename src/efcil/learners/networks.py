@@ -9,7 +9,7 @@ from typing import Any, Self
 from torch import Tensor, nn
 
 from efcil import models
-from efcil.accel.execution import Execution
+from efcil.accel.backend import Backend
 from efcil.errors import ConfigError
 from efcil.models.heads import CosineHead, GrowingHead
 
@@ -27,18 +27,18 @@ class TeacherStudent(nn.Module):
 
     last_relu = True  # whether the backbone ends in a ReLU
 
-    def __init__(self, options: Any, channels: int, execution: Execution, seed: int, size: int | None = None):
+    def __init__(self, options: Any, channels: int, backend: Backend, seed: int, size: int | None = None):
         """`size` is the side of the stored images, for backbones whose features depend on it."""
         super().__init__()
-        self.options, self.channels, self.execution, self.seed = options, channels, execution, seed
+        self.options, self.channels, self.backend, self.seed = options, channels, backend, seed
         self.input_size = options.crop or size
         self.student = self._new_classifier(seed)
         self.teacher = copy.deepcopy(self.student)
         self.teacher.requires_grad_(False)
         self.anchor: nn.Module | None = None  # copy of the backbone after the first task, where a method needs it
         # Compiled once for all tasks: weights are copied into the same modules, the growing head stays outside.
-        self.student_features = execution.trainable(self.student.backbone)
-        self.teacher_features = execution.maybe_compile(self.teacher.backbone)
+        self.student_features = backend.trainable(self.student.backbone)
+        self.teacher_features = backend.maybe_compile(self.teacher.backbone)
 
     def _new_classifier(self, seed: int) -> Classifier:
         o = self.options
@@ -51,7 +51,7 @@ class TeacherStudent(nn.Module):
             last_relu=self.last_relu,
             size=self.input_size,
         )
-        return self.execution.place(Classifier(backbone, self.new_head(backbone.num_features)))
+        return self.backend.place(Classifier(backbone, self.new_head(backbone.num_features)))
 
     def new_head(self, dim: int) -> GrowingHead:
         """Make the auxiliary head, without classes yet."""

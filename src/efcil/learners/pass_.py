@@ -34,7 +34,7 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from efcil.accel.execution import Execution
+from efcil.accel.backend import Backend
 from efcil.errors import DataError
 from efcil.learners.base import LearnedTask, Learner, TrainingOptions
 from efcil.models.heads import GrowingHead, LinearHead
@@ -105,8 +105,8 @@ class PASS(Learner):
 
     options_type = PASSOptions
 
-    def __init__(self, options: Any, channels: int, execution: Execution, seed: int, size: int | None = None):
-        super().__init__(options, channels, execution, seed, size)
+    def __init__(self, options: Any, channels: int, backend: Backend, seed: int, size: int | None = None):
+        super().__init__(options, channels, backend, seed, size)
         self.prototypes = self.head.weight.new_zeros(0, self.head.weight.shape[1])  # (old classes, dim)
         self.radius = self.prototypes.new_zeros((), dtype=torch.float64)
 
@@ -133,14 +133,14 @@ class PASS(Learner):
         if self.num_old_classes:
             before = batch.teacher
             # As published: the norm of the difference over the whole batch, neither squared nor averaged.
-            loss = loss + self.options.fkd_weight * self.execution.world.norm(features.float() - before.float())
+            loss = loss + self.options.fkd_weight * self.backend.world.norm(features.float() - before.float())
             loss = loss + self.options.proto_weight * self.classification(*self.augmented())
         return loss
 
     def classification(self, features: Tensor, targets: Tensor) -> Tensor:
         """Return cross-entropy over all classes so far, in float32: the temperature amplifies rounding errors
         tenfold."""
-        with torch.autocast(self.execution.device.type, enabled=False):
+        with torch.autocast(self.backend.device.type, enabled=False):
             return cross_entropy(self.head(features.float()) / self.options.softmax_temperature, targets)
 
     def augmented(self) -> tuple[Tensor, Tensor]:

@@ -31,7 +31,7 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import cosine_similarity, normalize
 
-from efcil.accel.execution import Execution
+from efcil.accel.backend import Backend
 from efcil.learners.base import LearnedTask
 from efcil.learners.exemplars import Exemplars
 from efcil.learners.rehearsal import Rehearsal, RehearsalOptions
@@ -100,13 +100,13 @@ class PODNet(Rehearsal):
     options_type = PODNetOptions
     last_relu = False
 
-    def __init__(self, options: Any, channels: int, execution: Execution, seed: int, size: int | None = None):
-        super().__init__(options, channels, execution, seed, size)
+    def __init__(self, options: Any, channels: int, backend: Backend, seed: int, size: int | None = None):
+        super().__init__(options, channels, backend, seed, size)
         student, teacher = self.student.backbone, self.teacher.backbone
         assert isinstance(student, ResNet)
         assert isinstance(teacher, ResNet)
-        self.student_sees = execution.maybe_compile(lambda images: observed(student, images))
-        self.teacher_sees = execution.maybe_compile(lambda images: observed(teacher, images))
+        self.student_sees = backend.maybe_compile(lambda images: observed(student, images))
+        self.teacher_sees = backend.maybe_compile(lambda images: observed(teacher, images))
         self.herded: Exemplars | None = None  # new images of the second stage
 
     def new_head(self, dim: int) -> GrowingHead:
@@ -121,7 +121,7 @@ class PODNet(Rehearsal):
         """Return the new images and the exemplars; in the second stage as many new ones of a class as exemplars."""
         if stage:
             if self.herded is None:
-                features = extract(self.backbone, pixels, self.execution, self.options.crop)
+                features = extract(self.backbone, pixels, self.backend, self.options.crop)
                 self.herded = Exemplars.select(features, pixels, labels, self.quota(self.num_old_classes))
             pixels, labels = pixels.with_images(self.herded.images), self.herded.labels
         return super().training_data(stage, pixels, labels)

@@ -17,7 +17,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from efcil.accel.execution import Execution
+from efcil.accel.backend import Backend
 from efcil.core.gaussian import pooled_covariance
 from efcil.core.linear_algebra import DTYPE, covariance_root
 from efcil.errors import ConfigError
@@ -55,11 +55,11 @@ class PseudoReplay(LwF):
     options_type = PseudoReplayOptions
     needs_stats = True
 
-    def __init__(self, options: Any, channels: int, execution: Execution, seed: int, size: int | None = None):
+    def __init__(self, options: Any, channels: int, backend: Backend, seed: int, size: int | None = None):
         named = [name for name in ("intermediate_stages", "flip_tta") if getattr(options, name)]
         if named and not is_resnet(options.backbone):
             raise ConfigError(f"{named[0]} needs the stages of a ResNet, not {options.backbone}; omit it")
-        super().__init__(options, channels, execution, seed, size)
+        super().__init__(options, channels, backend, seed, size)
         stages = options.intermediate_stages
         if stages > 2 and isinstance(getattr(self.backbone, "layer4", None), nn.Identity):
             raise ConfigError(
@@ -69,7 +69,7 @@ class PseudoReplay(LwF):
         self._own = self._learned = 0  # number of images and pseudo-images in the training set
         num_features: int = self.backbone.num_features  # type: ignore[assignment]
         self.projector = (
-            execution.place(nn.Linear(num_features, num_features)) if options.feature_distill_weight else None
+            backend.place(nn.Linear(num_features, num_features)) if options.feature_distill_weight else None
         )
 
     def feature_extractor(self, backbone: nn.Module) -> nn.Module:
@@ -113,7 +113,7 @@ class PseudoReplay(LwF):
             return
         stats = self.old_stats
         assert stats is not None, "the trajectory provides the statistics of old classes before a task"
-        source = extract(self.inversion_network(self.old_backbone), pixels, self.execution).to(DTYPE)
+        source = extract(self.inversion_network(self.old_backbone), pixels, self.backend).to(DTYPE)
         draws = generator("cpu", RngStream.PSEUDO, self.seed, self.num_old_classes)
         rows, goals = select_seeds_and_targets(
             stats.mean, pooled_covariance(stats), source, total, self.options.pseudo_noise, draws
@@ -125,7 +125,7 @@ class PseudoReplay(LwF):
                 (images,) = pixels.batches_of([rows[part]])
                 chunks.append(self._invert(pixels, images, goals[part].clamp_min(self.feature_floor)))
         self.made = torch.cat(chunks)
-        self.execution.world.broadcast_([self.made])  # rounding differs between GPUs
+        self.backend.world.broadcast_([self.made])  # rounding differs between GPUs
 
     def _invert(self, pixels: ImageBatches, images: Tensor, goals: Tensor) -> Tensor:
         """Optimize images until their features match `goals`, and round them to uint8."""
@@ -133,7 +133,7 @@ class PseudoReplay(LwF):
         step = self.options.pseudo_step_size * images[0].numel() ** 0.5
         inputs = pixels.normalize(images)
         network = self.inversion_network(self.old_backbone)
-        with self.execution.autocast():  # only the direction of the gradient is used
+        with self.backend.autocast():  # only the direction of the gradient is used
             inputs = invert_features(network, inputs, goals, step, self.options.pseudo_iterations, (black, white))
         return ((inputs + pixels.offset) / pixels.scale).round().clamp(0, 255).to(torch.uint8)
 

@@ -9,7 +9,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from efcil.accel.execution import Execution
+from efcil.accel.backend import Backend
 from efcil.errors import ConfigError
 from efcil.learners.base import LearnedTask, Learner, TrainingOptions
 from efcil.learners.exemplars import Exemplars
@@ -29,8 +29,8 @@ class Rehearsal(Learner):
 
     options_type: type[RehearsalOptions] = RehearsalOptions
 
-    def __init__(self, options: Any, channels: int, execution: Execution, seed: int, size: int | None = None):
-        super().__init__(options, channels, execution, seed, size)
+    def __init__(self, options: Any, channels: int, backend: Backend, seed: int, size: int | None = None):
+        super().__init__(options, channels, backend, seed, size)
         self.exemplars: Exemplars | None = None
 
     def quota(self, seen: int) -> int:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from efcil import models
-from efcil.accel.execution import Execution
+from efcil.accel.backend import Backend
 from efcil.data.dataset import format_list
 from efcil.errors import ConfigError, DataError, EfcilError, ModelError, nearest
 from efcil.files import StrPath
@@ -131,7 +131,7 @@ class IncrementalClassifier:
         """
         _check_effort(epochs, budget)
         self._config = resolve(method, backbone, width, size, seed, val_fraction, options)
-        self._execution = Execution.choose(device, precision, compile=False)
+        self._backend = Backend.choose(device, precision, compile=False)
         self.epochs, self.budget, self.progress = epochs, budget, progress
         if frozen and weights is None:
             raise ConfigError("frozen=True needs weights=...: a backbone that never learned is of no use; or freeze()")
@@ -157,7 +157,7 @@ class IncrementalClassifier:
 
     def _new_learner(self) -> Learner:
         kind = LEARNERS[self._config.method.learner]
-        return kind(self._config.training, CHANNELS, self._execution, self._config.seed, self._config.size)
+        return kind(self._config.training, CHANNELS, self._backend, self._config.seed, self._config.size)
 
     def _for_training(self, state: State) -> Learner:
         """A learner with the weights of a state, to be taught."""
@@ -165,7 +165,7 @@ class IncrementalClassifier:
             raise ModelError(f"there are no weights for {self._config.training.backbone}")
         learner = self._new_learner()
         beside = {k: v for k, v in learner.state(teacher=False).items() if not k.startswith("student.")}
-        student = {f"student.{k}": v.to(self._execution.device) for k, v in state.weights.items()}
+        student = {f"student.{k}": v.to(self._backend.device) for k, v in state.weights.items()}
         try:
             learner.load_state(beside | student)
         except (RuntimeError, KeyError) as error:
@@ -180,9 +180,7 @@ class IncrementalClassifier:
             learner or self._for_training(state), {method.name: (method, self._config.options)}, freezes=True
         )
         if state.classes:  # copied: what is computed may be computed in place
-            trajectory.load_state_dict(
-                {k: v.to(self._execution.device, copy=True) for k, v in state.statistics.items()}
-            )
+            trajectory.load_state_dict({k: v.to(self._backend.device, copy=True) for k, v in state.statistics.items()})
         return trajectory
 
     def _for_serving(self, state: State, trajectory: Trajectory | None = None) -> _Snapshot:
@@ -216,7 +214,7 @@ class IncrementalClassifier:
     @property
     def device(self) -> torch.device:
         """Where the model computes."""
-        return self._execution.device
+        return self._backend.device
 
     @property
     def frozen(self) -> bool:
@@ -360,9 +358,7 @@ class IncrementalClassifier:
     def _features(self, snapshot: _Snapshot, images: Images) -> Tensor:
         if len(images) == 0:
             return torch.zeros(0, self.dim, device=self.device)
-        return extract(
-            snapshot.backbone, pixels_of(images, self._execution), self._execution, self._config.training.crop
-        )
+        return extract(snapshot.backbone, pixels_of(images, self._backend), self._backend, self._config.training.crop)
 
     def score(self, data: Any, labels: Any = None, *, skip_bad: bool = False) -> float:
         """Return the share of pictures (0 to 1) that are named rightly; of a data set or folder with test/, its test.
@@ -380,7 +376,7 @@ class IncrementalClassifier:
     def network(self) -> Network:
         """Return the whole model as one module, for export: uint8 (n, 3, size, size) -> probabilities float32."""
         snapshot = self._require_classes()
-        pixels = pixels_of(np.zeros((1, CHANNELS, self.size, self.size), np.uint8), self._execution)
+        pixels = pixels_of(np.zeros((1, CHANNELS, self.size, self.size), np.uint8), self._backend)
         crop = self._config.training.crop
         return Network(snapshot, pixels, crop).eval()
 
@@ -540,7 +536,7 @@ class IncrementalClassifier:
         """Read a model that `save` wrote, on this or another machine."""
         config, state = model_directory.load(directory)
         model = cls.__new__(cls)
-        model._config, model._execution = config, Execution.choose(device, precision, compile=False)
+        model._config, model._backend = config, Backend.choose(device, precision, compile=False)
         model.epochs, model.budget, model.progress = None, None, progress
         try:
             model._snapshot = model._for_serving(state)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from efcil.accel.execution import Execution
+from efcil.accel.backend import Backend
 from efcil.data.cache import MEAN, STD
 from efcil.data.dataset import ImageSet
 from efcil.features import TaskFeatures
@@ -89,9 +89,9 @@ class UpdateResult:
     calibration_offset: CalibrationOffset
 
 
-def pixels_of(images: Images, execution: Execution) -> ImageBatches:
+def pixels_of(images: Images, backend: Backend) -> ImageBatches:
     """Put pictures on the device."""
-    return ImageBatches(to_device(images, execution.device), MEAN, STD, execution)
+    return ImageBatches(to_device(images, backend.device), MEAN, STD, backend)
 
 
 def teach(batch: UpdateBatch, trajectory: Trajectory, plan: UpdatePlan, callback: Callback) -> UpdateResult:
@@ -102,9 +102,9 @@ def teach(batch: UpdateBatch, trajectory: Trajectory, plan: UpdatePlan, callback
     """
     learner = trajectory.learner
     assert learner is not None
-    execution, seed = learner.execution, learner.seed
-    labels, validation = batch.labels.to(execution.device), batch.validation_mask(seed)
-    everything = pixels_of(batch.images, execution)
+    backend, seed = learner.backend, learner.seed
+    labels, validation = batch.labels.to(backend.device), batch.validation_mask(seed)
+    everything = pixels_of(batch.images, backend)
     transform = learner.transform(batch.images.shape[-1])
     found = UpdateResult({}, 0.0, plan.calibration_offset)
 
@@ -112,10 +112,10 @@ def teach(batch: UpdateBatch, trajectory: Trajectory, plan: UpdatePlan, callback
         rows = (~validation).numpy()
         shown = ImageSet(batch.images[rows], batch.labels.numpy()[rows])
         task = Task(batch.backbone_update, batch.num_old, batch.num_new, shown)
-        pixels = pixels_of(shown.images, execution)
+        pixels = pixels_of(shown.images, backend)
         classes = batch.task_classes
-        learner.task_classes = classes.to(execution.device) if int(classes[0]) < batch.num_old else None
-        own = labels[(~validation).to(execution.device)]
+        learner.task_classes = classes.to(backend.device) if int(classes[0]) < batch.num_old else None
+        own = labels[(~validation).to(backend.device)]
         options, data = with_epochs(learner.options, plan.epochs), TaskData(task, pixels, own, transform)
         if plan.deadline is not None:
             options = with_epochs(options, _affordable_epochs(learner, data, plan.deadline))
@@ -130,7 +130,7 @@ def teach(batch: UpdateBatch, trajectory: Trajectory, plan: UpdatePlan, callback
         elif batch.num_old and not plan.freeze_backbone:
             features.old()
         if bool(validation.any()):
-            found = _validate(trajectory, features, validation.to(execution.device), plan.calibration_offset, seed)
+            found = _validate(trajectory, features, validation.to(backend.device), plan.calibration_offset, seed)
             if plan.frozen:  # the statistics alone decide, so that merged models equal one taught on both
                 found = replace(found, calibration_offset=plan.calibration_offset)
 
@@ -194,12 +194,12 @@ def calibrate(trajectory: Trajectory, calibration_offset: CalibrationOffset, see
 class _Stopwatch(Callback):
     """Notes when epochs end."""
 
-    def __init__(self, execution: Execution):
-        self.execution = execution
+    def __init__(self, backend: Backend):
+        self.backend = backend
         self.moments: list[float] = []
 
     def on_epoch_end(self, report: EpochReport, state: TrainState) -> None:
-        self.execution.synchronize()
+        self.backend.synchronize()
         self.moments.append(time.monotonic())
 
 
@@ -208,7 +208,7 @@ def _affordable_epochs(learner: Learner, data: TaskData, deadline: float) -> int
     options, batch = learner.options, learner.options.batch_size
     before = to_cpu(learner.state(teacher=False))
     rows = torch.arange(min(len(data.labels), PROBE_STEPS * batch), device=data.labels.device)
-    watch = _Stopwatch(learner.execution)
+    watch = _Stopwatch(learner.backend)
 
     def short(schedule: Schedule) -> Schedule:
         return rescale_schedule(schedule, 2)  # the first one warms up
@@ -219,7 +219,7 @@ def _affordable_epochs(learner: Learner, data: TaskData, deadline: float) -> int
         Trainer(learner, [watch]).fit(replace(data, images=images, labels=data.labels[rows]))
     finally:
         learner.options = options
-        learner.load_state({k: v.to(learner.execution.device) for k, v in before.items()})
+        learner.load_state({k: v.to(learner.backend.device) for k, v in before.items()})
     epoch = (watch.moments[1] - watch.moments[0]) * -(-len(data.labels) // batch) / -(-len(rows) // batch)
     left = deadline - time.monotonic()
     return max(1, min(MAX_EPOCHS, int(left / max(epoch, 1e-6)) - 1))  # one for what comes after training

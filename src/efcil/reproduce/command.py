@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from efcil import data as datasets
-from efcil.accel.execution import Execution
+from efcil.accel.backend import Backend
 from efcil.errors import ConfigError, RunsFailed
 from efcil.experiment.concurrent import execute_all
 from efcil.experiment.reporters import PrefixReporter, Reporter, choose_reporter
@@ -84,9 +84,9 @@ def execute(
             executor = _executor(parallel, device, len(jobs), quiet)
             run_all([job.absolute() for job in jobs], executor, retries, reporter)
         elif jobs:
-            execution = Execution.choose(device)
-            runs = [job.run(execution, Reporter() if quiet else PrefixReporter(job.title)) for job in jobs]
-            execute_all(runs, True, concurrent_runs or execution.concurrent_runs, "resume with the same command")
+            backend = Backend.choose(device)
+            runs = [job.run(backend, Reporter() if quiet else PrefixReporter(job.title)) for job in jobs]
+            execute_all(runs, True, concurrent_runs or backend.concurrent_runs, "resume with the same command")
     except RunsFailed as error:
         failed = error  # raised after the tables are shown
     finally:
@@ -107,7 +107,7 @@ def execute(
 def _device(device: str, parallel: str | None) -> str:
     """Return the torch device name; with --parallel, without initializing CUDA in this process."""
     if parallel is None:
-        return str(Execution.choose(device).device)
+        return str(Backend.choose(device).device)
     if parallel.partition(":")[0] == "ray":
         return "cpu"
     return "cuda" if gpus(device) else "cpu" if device == "auto" else device

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from efcil.accel.execution import Execution
+from efcil.accel.backend import Backend
 from efcil.config import Options
 from efcil.experiment.reporters import Reporter
 from efcil.experiment.run import Run, RunOptions
@@ -37,7 +37,7 @@ class Job(Options):
         data = None if self.data is None else self.data.absolute()
         return self.model_copy(update={"data": data, "out": self.out.absolute()})
 
-    def run(self, execution: Execution, reporter: Reporter) -> Run:
+    def run(self, backend: Backend, reporter: Reporter) -> Run:
         """Return the run, not yet begun."""
         options = RunOptions(
             command=self.command,
@@ -45,4 +45,4 @@ class Job(Options):
             snapshots=("dpcr", "rrcr") if self.key.group == "trajectory" else (),
             concurrent_runs=self.concurrent_runs,
         )
-        return Run(self.key.experiment(self.overrides), self.directory, execution, reporter, options, self.data)
+        return Run(self.key.experiment(self.overrides), self.directory, backend, reporter, options, self.data)

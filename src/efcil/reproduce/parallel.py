@@ -21,8 +21,8 @@ from typing import IO, Protocol
 import torch
 
 from efcil import accel
+from efcil.accel.backend import Backend
 from efcil.accel.cuda import Cuda
-from efcil.accel.execution import Execution
 from efcil.data.workers import cores
 from efcil.errors import ConfigError, RunsFailed, describe_exit
 from efcil.experiment.interruption import stoppable
@@ -158,7 +158,7 @@ def gpus(device: str) -> list[str]:
     count = accel.device_count()
     kind, _, index = device.partition(":")
     if kind not in ("auto", "cuda") or (kind == "auto" and not count):
-        Execution.choose(device)  # raises ConfigError if not available
+        Backend.choose(device)  # raises ConfigError if not available
         return []
     named = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
     names = named[:count] if named else [str(i) for i in range(count)]

@@ -11,7 +11,7 @@ import signal
 import sys
 import threading
 
-from efcil.accel.execution import Execution
+from efcil.accel.backend import Backend
 from efcil.errors import EfcilError
 from efcil.experiment.concurrent import execute_all
 from efcil.experiment.reporters import PrefixReporter
@@ -24,7 +24,7 @@ def main() -> int:
     """Run the job; return the exit code."""
     job = Job.model_validate_json(sys.stdin.readline())
     try:
-        run = job.run(Execution.choose(job.device), PrefixReporter(job.title))
+        run = job.run(Backend.choose(job.device), PrefixReporter(job.title))
         threading.Thread(target=_follow, args=(run,), daemon=True).start()
         execute_all([run], True, 1)
     except EfcilError as error:

@@ -23,7 +23,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from efcil.accel.execution import Execution
+from efcil.accel.backend import Backend
 from efcil.config import Options
 from efcil.core.class_stats import ClassStats
 from efcil.core.linear_algebra import DTYPE
@@ -73,7 +73,7 @@ def adversarial_drift(means: Tensor, task: TaskFeatures, options: ADCOptions) ->
             start = pixels.normalize(cropped(chosen))
             goals = means[classes].repeat_interleave(samples, 0)
             changed = invert_features(r.old_backbone, start, goals, options.step, options.iterations, bounds, samples)
-            before, after = (_features(backbone, changed, r.execution) for backbone in (r.old_backbone, r.backbone))
+            before, after = (_features(backbone, changed, r.backend) for backbone in (r.old_backbone, r.backbone))
             hit = torch.cdist(before, means).argmin(1).view(-1, samples) == classes[:, None]
             hits = hit.sum(1, keepdim=True)
             moves = (after - before).view(len(classes), samples, -1)
@@ -86,9 +86,9 @@ def adversarial_drift(means: Tensor, task: TaskFeatures, options: ADCOptions) ->
 
 
 @torch.no_grad()
-def _features(backbone: nn.Module, inputs: Tensor, execution: Execution) -> Tensor:
+def _features(backbone: nn.Module, inputs: Tensor, backend: Backend) -> Tensor:
     """Compute features of network inputs in the same precision as those of the means."""
-    with execution.autocast():
+    with backend.autocast():
         return torch.cat([backbone(x).to(DTYPE) for x in inputs.split(batch_size_for(inputs))])
 
 

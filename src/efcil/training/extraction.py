@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from efcil.accel.execution import Execution
+from efcil.accel.backend import Backend
 from efcil.training.image_batches import ImageBatches
 from efcil.training.memory import memory_guard
 
@@ -15,22 +15,22 @@ BATCH_PIXELS = 2**24  # per forward pass: 1,024 images of 32 x 32 x 3 would be 2
 
 
 @torch.no_grad()
-def extract(backbone: nn.Module, pixels: ImageBatches, execution: Execution, crop: int | None = None) -> Tensor:
+def extract(backbone: nn.Module, pixels: ImageBatches, backend: Backend, crop: int | None = None) -> Tensor:
     """Return the features (n, dim) of all images, float32, with the backbone in eval mode; `crop` cuts out the center.
 
     With several processes, each computes its share of the rows and all of them receive all rows.
     """
     backbone.eval()
-    shape, way = pixels.images.shape, execution.inference(backbone)
+    shape, way = pixels.images.shape, backend.inference(backbone)
     size = max(1, min(1024, BATCH_PIXELS // math.prod(shape[1:])))
     center = pixels.center_crop(crop)
     if way.batch_numel is not None and center is None:
         size = max(1, way.batch_numel // math.prod(shape[1:]))
-    rows = torch.arange(shape[0], device=pixels.images.device)[execution.world.shard(shape[0])]
+    rows = torch.arange(shape[0], device=pixels.images.device)[backend.world.shard(shape[0])]
 
     def forward() -> Tensor:
         found = []
-        with execution.autocast():
+        with backend.autocast():
             for batch in pixels.batches_of(rows.split(size)):
                 count = len(batch)
                 if way.full_batches and count < size:
@@ -41,4 +41,4 @@ def extract(backbone: nn.Module, pixels: ImageBatches, execution: Execution, cro
         return torch.cat(found)
 
     with memory_guard("extracting features"):
-        return execution.world.all_gather(execution.run_on_autotune_thread(forward), shape[0])
+        return backend.world.all_gather(backend.run_on_autotune_thread(forward), shape[0])

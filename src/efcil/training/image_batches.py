@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 import torch
 from torch import Tensor
 
-from efcil.accel.execution import Execution
+from efcil.accel.backend import Backend
 from efcil.data import augment
 from efcil.data.augment import CenterCrop, Parameters, Transform
 from efcil.training.image_store import ImageStore, iter_rows
@@ -22,17 +22,17 @@ class ImageBatches:
         images: ImageStore,
         mean: tuple[float, ...],
         std: tuple[float, ...],
-        execution: Execution,
+        backend: Backend,
         short: int | None = None,
     ):
         self.images = images  # (n, channels, height, width) uint8
         self.short = short  # short side at which their center is cut out; None: the stored one
         shape = (1, len(mean), 1, 1)
-        self.scale = (1 / (255 * torch.tensor(std, dtype=torch.float64))).float().view(shape).to(execution.device)
+        self.scale = (1 / (255 * torch.tensor(std, dtype=torch.float64))).float().view(shape).to(backend.device)
         self.offset = (
             (torch.tensor(mean, dtype=torch.float64) / torch.tensor(std, dtype=torch.float64)).float().view(shape)
-        ).to(execution.device)
-        self.execution = execution
+        ).to(backend.device)
+        self.backend = backend
         self.augmentation: tuple[Transform, Parameters] | None = None  # applied when batches are made
 
     def center_crop(self, crop: int | None) -> CenterCrop | None:
@@ -68,4 +68,4 @@ class ImageBatches:
 
     def normalize(self, batch: Tensor) -> Tensor:
         """Pixels 0 .. 255 -> (pixel / 255 - mean) / std."""
-        return self.execution.normalize(batch, self.scale, self.offset)
+        return self.backend.normalize(batch, self.scale, self.offset)

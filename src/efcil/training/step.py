@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from efcil.accel.execution import Execution
+from efcil.accel.backend import Backend
 from efcil.accel.optim import SGD
 from efcil.training.batch import Batch, FrozenForward
 from efcil.training.image_batches import ImageBatches
@@ -22,11 +22,11 @@ class Optimizer:
     """SGD with momentum, or Adam, whose learning rate is a tensor, so that a captured step follows the schedule."""
 
     def __init__(
-        self, module: nn.Module, schedule: Schedule, execution: Execution, rule: Rule = "sgd", momentum: float = 0.9
+        self, module: nn.Module, schedule: Schedule, backend: Backend, rule: Rule = "sgd", momentum: float = 0.9
     ):
         self.parameters = {name: p for name, p in module.named_parameters() if p.requires_grad}
-        self.lr = torch.tensor(schedule.lr, device=execution.device)
-        on_gpu = execution.device.type == "cuda"
+        self.lr = torch.tensor(schedule.lr, device=backend.device)
+        on_gpu = backend.device.type == "cuda"
         own, decay = list(self.parameters.values()), schedule.weight_decay
         self.update: SGD | torch.optim.Adam
         if rule == "sgd":
@@ -36,7 +36,7 @@ class Optimizer:
             for parameter in own:  # made here, not by the first step: a captured step finds them in place
                 state = self.update.state[parameter]
                 state |= {key: torch.zeros_like(parameter) for key in ("exp_avg", "exp_avg_sq")}
-                state["step"] = torch.zeros((), device=execution.device)
+                state["step"] = torch.zeros((), device=backend.device)
 
     def state_dict(self) -> dict[str, Tensor]:
         """State of each parameter, by name."""
@@ -65,26 +65,26 @@ class Step:
         loss: Loss,
         optimizer: Optimizer,
         pixels: ImageBatches,
-        execution: Execution,
+        backend: Backend,
         statistics: Sequence[Tensor] = (),
         frozen: FrozenForward | None = None,
         views: int = 0,
     ):
-        self.loss, self.optimizer, self.pixels, self.execution = loss, optimizer, pixels, execution
+        self.loss, self.optimizer, self.pixels, self.backend = loss, optimizer, pixels, backend
         self.frozen, self.views = frozen, views
         self.before_update: Callable[[list[nn.Parameter]], None] | None = None  # a learner's hook
         self.statistics, self.weight = list(statistics), 1.0
-        self.loss_sum = torch.zeros((), device=execution.device, dtype=torch.float64)
+        self.loss_sum = torch.zeros((), device=backend.device, dtype=torch.float64)
 
     def __call__(self, images: Tensor, labels: Tensor, *more: Tensor) -> None:
         """Forward, backward, update; `more` are the views, and the frozen network's outputs if they are known."""
         self.optimizer.update.zero_grad()
-        with self.execution.autocast():
+        with self.backend.autocast():
             loss = self.loss(self.batch(images, labels, *more))
-        if self.execution.world.size > 1:
+        if self.backend.world.size > 1:
             loss = loss * self.weight
         loss.backward()
-        if self.execution.world.size > 1:
+        if self.backend.world.size > 1:
             self._join()
         if self.before_update is not None:
             self.before_update([p for p in self.optimizer.parameters.values() if p.grad is not None])
@@ -97,13 +97,13 @@ class Step:
         inputs, known = self.pixels.normalize(images), more[self.views :]
         if known or self.frozen is None:
             return Batch(inputs, labels, views, known[0] if known else None)
-        with torch.no_grad(), self.execution.fork_stream():
+        with torch.no_grad(), self.backend.fork_stream():
             teacher = self.frozen.call(inputs)
-        return Batch(inputs, labels, views, teacher, self.execution.join_stream)
+        return Batch(inputs, labels, views, teacher, self.backend.join_stream)
 
     @torch.no_grad()
     def _join(self) -> None:
         if self.statistics:
             torch._foreach_mul_(self.statistics, self.weight)
         gradients = [p.grad for p in self.optimizer.parameters.values() if p.grad is not None]
-        self.execution.world.all_reduce_many_([*gradients, *self.statistics])
+        self.backend.world.all_reduce_many_([*gradients, *self.statistics])

@@ -11,7 +11,7 @@ from typing import Any, Protocol, cast
 import torch
 from torch import Tensor, nn
 
-from efcil.accel.execution import Execution
+from efcil.accel.backend import Backend
 from efcil.data.augment import Transform
 from efcil.errors import ConfigError, TrainingError
 from efcil.randomness import RngStream, derive_seed, generator
@@ -35,7 +35,7 @@ class Trainable(Protocol):
     """What the trainer asks of a learner (`efcil.learners.base.Learner`), which is an `nn.Module` as well."""
 
     options: Any
-    execution: Execution
+    backend: Backend
     seed: int
     views: int
     num_old_classes: int
@@ -99,47 +99,45 @@ class _Stage:
         self.trainer, self.learner, self.schedule, self.state = trainer, trainer.learner, schedule, state
         self.begin, self.end = begin, begin + schedule.epochs
         learner, module = trainer.learner, cast(nn.Module, trainer.learner)
-        self.execution, self.module = learner.execution, module
-        with self.execution.prevent_capture():
+        self.backend, self.module = learner.backend, module
+        with self.backend.prevent_capture():
             images, labels = learner.training_data(state.stage, data.images, data.labels)
-        self.optimizer = Optimizer(
-            module, schedule, self.execution, learner.options.optimizer, learner.options.momentum
-        )
+        self.optimizer = Optimizer(module, schedule, self.backend, learner.options.optimizer, learner.options.momentum)
         if state.optimizer:
             self.optimizer.load_state_dict(dict(state.optimizer))
         state.optimizer = self.optimizer.state_dict()
-        self.execution.world.broadcast_([*module.state_dict().values(), *state.optimizer.values()])
+        self.backend.world.broadcast_([*module.state_dict().values(), *state.optimizer.values()])
         module.train()
         self.frozen = learner.frozen_forward()
         self.eager = Step(
-            learner.loss, self.optimizer, images, self.execution, running_statistics(module), self.frozen, learner.views
+            learner.loss, self.optimizer, images, self.backend, running_statistics(module), self.frozen, learner.views
         )
         self.eager.before_update = getattr(module, "before_update", None)
-        self.step = self.execution.step(self.eager, module, learner.loss_generator)
+        self.step = self.backend.step(self.eager, module, learner.loss_generator)
         batch_size, last_batch = learner.options.batch_size, learner.options.last_batch
         self.epoch_data = (images.images, labels, data.transform, batch_size, last_batch)
         count = padded_count(len(labels), batch_size, last_batch)
         self.slices = list(batch_slices(count, min(batch_size, len(labels)), last_batch))
-        self.loader = self.execution.loader(self._load_epoch, self._load_epochs, images, self.end, self.frozen)
+        self.loader = self.backend.loader(self._load_epoch, self._load_epochs, images, self.end, self.frozen)
 
     # --- batches ------------------------------------------------------------------------------------------------------
 
     def _generator(self, epoch: int) -> torch.Generator:
-        return generator(self.execution.device, RngStream.EPOCH, self.learner.seed, self.state.task, epoch)
+        return generator(self.backend.device, RngStream.EPOCH, self.learner.seed, self.state.task, epoch)
 
     def _load_epoch(self, epoch: int) -> Iterable[StoredBatch]:
-        return epoch_batches(*self.epoch_data, self._generator(epoch), self.execution.world, self.learner.views)
+        return epoch_batches(*self.epoch_data, self._generator(epoch), self.backend.world, self.learner.views)
 
     def _load_epochs(self, epochs: range) -> Sequence[Sequence[StoredBatch]]:
         generators = [self._generator(epoch) for epoch in epochs]
-        return several_epochs(*self.epoch_data, generators, self.execution.world, self.learner.views)
+        return several_epochs(*self.epoch_data, generators, self.backend.world, self.learner.views)
 
     # --- training -----------------------------------------------------------------------------------------------------
 
     def fit(self, epochs: int) -> None:
         """Train the epochs of this stage that are left; the task has `epochs` in all."""
         state = self.state
-        updating = self.execution.optimizer_in_backward(self.module, self.optimizer)
+        updating = self.backend.optimizer_in_backward(self.module, self.optimizer)
         with memory_guard(f"training task {state.task + 1}"), updating:
             while state.epoch < self.end:
                 lr = self.schedule.lr_at(state.epoch - self.begin)
@@ -158,7 +156,7 @@ class _Stage:
 
     def _fit_epoch(self) -> float:
         """Train what is left of an epoch; return its mean loss."""
-        state, world, eager = self.state, self.execution.world, self.eager
+        state, world, eager = self.state, self.backend.world, self.eager
         loss_generator, done = self.learner.loss_generator, state.step
         loss_generator.manual_seed(derive_seed(RngStream.NOISE, self.learner.seed, state.task, state.epoch))
         if done:
@@ -183,7 +181,7 @@ class _Stage:
 
     def _interrupt(self) -> None:
         """Give the callbacks the state in the middle of an epoch, and end."""
-        state, world = self.state, self.execution.world
+        state, world = self.state, self.backend.world
         state.generator_state = self.learner.loss_generator.get_state()
         state.loss_sum = world.all_reduce_(self.eager.loss_sum.clone())
         for callback in self.trainer.callbacks:

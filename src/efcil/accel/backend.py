@@ -56,7 +56,7 @@ class Inference:
 
 
 @dataclass(frozen=True)
-class Execution:
+class Backend:
     """Where and how a run computes: here eagerly, on any device. The loop is the same on all of them."""
 
     device: torch.device
@@ -76,7 +76,7 @@ class Execution:
         world: World = SINGLE_PROCESS,
         sync_bn: bool = False,
         note: Callable[[str], None] = warnings.warn,
-    ) -> Execution:
+    ) -> Backend:
         """Choose the fastest settings available unless given; with several processes, one GPU each."""
         # Read when CUDA starts. Streams share a GPU's queues, eight by default, and in a queue one waits for the other:
         # three runs have twenty streams.
@@ -106,7 +106,7 @@ class Execution:
                 f"--sync-bn needs CUDA devices, not {place}: leave it out, and each process normalizes its own share"
             )
         if not on_gpu:
-            return Execution(place, precision, world, note)
+            return Backend(place, precision, world, note)
         from efcil.accel.cuda import Cuda
 
         compile, cuda_graphs = compile is None or compile, cuda_graphs is None or cuda_graphs
