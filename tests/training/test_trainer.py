@@ -399,6 +399,7 @@ def test_machine_choices():
         ({"device": "warp"}, ("--device warp", "cpu")),
         ({"device": "cpu", "precision": "fp8"}, ("--precision fp8", "fp32", "bf16")),
         ({"device": "cpu", "cuda_graphs": True}, ("--cuda-graphs", "cpu")),
+        ({"device": "cpu", "compile": True}, ("--compile", "cpu")),
     ):
         with raises(ConfigError, *named):
             Backend.choose(**arguments)
