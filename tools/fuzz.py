@@ -258,8 +258,7 @@ def read_pycil(folder: Path) -> None:
 
 
 def _run(folder: Path) -> Any:
-    from efcil.accel.execution import Execution
-
+    from efcil.accel.backend import Backend
     from efcil.experiment.reporters import NullReporter
     from efcil.experiment.run import Run, RunOptions
     from efcil.experiment.specification import ExperimentSpec, resolve
@@ -274,7 +273,7 @@ def _run(folder: Path) -> Any:
     )
     experiment = resolve(ExperimentSpec(("dpcr", "lwf"), "digits", tasks=2, overrides=small))
     options = RunOptions(command="fuzz", compare=True)
-    return Run(experiment, folder / "run", Execution.choose("cpu"), NullReporter(), options)
+    return Run(experiment, folder / "run", Backend.choose("cpu"), NullReporter(), options)
 
 
 def _make_run(folder: Path) -> None:
