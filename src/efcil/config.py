@@ -23,9 +23,9 @@ Values = dict[str, Any]  # dotted key -> value
 
 
 class Options(BaseModel):
-    """Base class of all options: frozen, unknown keys are refused."""
+    """Base class of all options: frozen, unknown keys are refused, the docstring below a field says what it means."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 
     def check_training(self, training: Any) -> None:
         """Raise ConfigError if these options conflict with the training options."""

@@ -43,9 +43,12 @@ FROZEN = ("first-task",)  # learners that freeze the backbone after the first ta
 class StorageOptions(Options):
     """Storage of class Grams."""
 
-    gram_storage: Form = "gram"  # "factors": classes of fewer than dim / 2 images take less
-    gram_rank: int | None = Field(default=None, ge=1)  # rows of a factor at most; exact no longer
-    gram_tolerance: float | None = Field(default=None, gt=0, lt=1)  # or: share of a Gram's trace that may be left out
+    gram_storage: Form = "gram"
+    """Storage of class Grams; factors are smaller for classes of fewer than dim / 2 images."""
+    gram_rank: int | None = Field(default=None, ge=1)
+    """Largest rank of a factor; below the Gram's own it is an approximation."""
+    gram_tolerance: float | None = Field(default=None, gt=0, lt=1)
+    """Instead of a rank: share of a Gram's trace that may be left out."""
 
     @model_validator(mode="after")
     def _storage_is_sound(self) -> StorageOptions:
@@ -157,7 +160,8 @@ class Method:
             kind.default = value
             fields[name] = (kind.annotation, kind)
         if self.heads:
-            fields["head"] = (Literal[tuple(self.heads)], next(iter(self.heads)))
+            usual = Field(default=next(iter(self.heads)), description="Classifier whose accuracy is the method's.")
+            fields["head"] = (Literal[tuple(self.heads)], usual)
         return create_model(f"Options of {self.name}", __base__=tuple(bases) or Options, **fields)
 
     def storage(self, options: Any) -> StorageSpec:

@@ -34,7 +34,8 @@ from efcil.training.memory import memory_guard
 class DualStreamRidgeOptions(RandomFeatureRidgeOptions):
     """Options of DS-AL: ACIL's for both streams, and the weight of the second."""
 
-    compensation: float = Field(default=1.0, ge=0)  # C of Eq. 19
+    compensation: float = Field(default=1.0, ge=0)
+    """Weight of the second stream, C of Eq. 19."""
 
 
 class DualStreamRidge(ExpandedClassifier):

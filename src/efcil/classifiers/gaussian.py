@@ -26,8 +26,10 @@ from efcil.errors import ConfigError
 class GaussianOptions(Options):
     """Options of the Gaussians."""
 
-    gaussian_shared: float = Field(default=0.9, ge=0, le=1)  # of a class's covariance is the one of all classes
-    gaussian_ridge: float = Field(default=0.3, gt=0)  # added to it, a share of its trace / dim
+    gaussian_shared: float = Field(default=0.9, ge=0, le=1)
+    """Share of the covariance of all classes in that of a class."""
+    gaussian_ridge: float = Field(default=0.3, gt=0)
+    """Added to the covariance, a share of its trace / dim."""
 
 
 class Gaussian(Classifier):
@@ -56,9 +58,12 @@ class Gaussian(Classifier):
 class RidgeAndGaussianOptions(RidgeOptions, GaussianOptions):
     """Options of both classifiers, and how their scores are combined."""
 
-    gaussian: float = Field(default=1.0, ge=0)  # weight of the Gaussians beside the ridge classifier; 0: ridge alone
-    moved_bonus: float = Field(default=0.0, ge=0)  # added to a class's standardized score for every shift of the class
-    use_stages: int | None = Field(default=None, ge=0, le=3)  # of so many intermediate stages; None: of all extracted
+    gaussian: float = Field(default=1.0, ge=0)
+    """Weight of the Gaussians beside the ridge classifier; 0: ridge alone."""
+    moved_bonus: float = Field(default=0.0, ge=0)
+    """Added to a class's standardized score for every shift of the class."""
+    use_stages: int | None = Field(default=None, ge=0, le=3)
+    """Intermediate stages used; null: all that are extracted."""
 
     def check_training(self, training: Any) -> None:
         """Refuse to use more stages than are extracted."""

@@ -32,10 +32,14 @@ from efcil.core.mahalanobis import correlation_factor, direction, mahalanobis_sc
 class MahalanobisOptions(Options):
     """Options of FeCAM; in brackets the names of the paper and of its code."""
 
-    power: float = Field(default=0.1, gt=0)  # of Tukey's transformation (lambda, beta)
-    shrink_diagonal: float = Field(default=1.0, ge=0)  # (gamma 1, alpha1)
-    shrink_off_diagonal: float = Field(default=2.0, ge=0)  # (gamma 2, alpha2)
-    shrink_times: int = Field(default=2, ge=0)  # the paper's formula once, its code twice
+    power: float = Field(default=0.1, gt=0)
+    """Power of Tukey's transformation (paper: lambda; code: beta)."""
+    shrink_diagonal: float = Field(default=1.0, ge=0)
+    """Shrinkage of the diagonal (paper: gamma 1; code: alpha1)."""
+    shrink_off_diagonal: float = Field(default=2.0, ge=0)
+    """Shrinkage off the diagonal (paper: gamma 2; code: alpha2)."""
+    shrink_times: int = Field(default=2, ge=0)
+    """How often shrinkage is applied: the paper's formula once, its code twice."""
 
 
 class Mahalanobis(Classifier):

@@ -37,8 +37,10 @@ from efcil.training.memory import memory_guard
 class RandomFeatureRidgeOptions(Options):
     """Options of ACIL."""
 
-    buffer: int = Field(default=10_000, ge=1)  # width of the random expansion
-    ridge: float = Field(default=0.1, gt=0)  # gamma
+    buffer: int = Field(default=10_000, ge=1)
+    """Width of the random expansion."""
+    ridge: float = Field(default=0.1, gt=0)
+    """Ridge of the classifier, gamma."""
 
 
 class ExpandedClassifier(Classifier):

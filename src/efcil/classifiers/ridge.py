@@ -25,10 +25,12 @@ from efcil.learners.base import ImageView
 class RidgeOptions(Options):
     """Options of the reconstruction."""
 
-    ridge: float = Field(default=200.0, ge=0)  # gamma of Eq. 11
-    normalize: bool = True  # CN, Eq. 22
-    # Of the new classes, in the reconstruction; what is stored is always clean.
+    ridge: float = Field(default=200.0, ge=0)
+    """Ridge of the reconstruction, gamma of Eq. 11."""
+    normalize: bool = True
+    """Normalize the columns of the weight (CN, Eq. 22)."""
     ridge_view: Literal["clean", "augmented"] = "clean"
+    """Images of new classes in the reconstruction; what is stored is always clean."""
 
 
 class Ridge(Classifier):

@@ -29,42 +29,55 @@ class GlyphsOptions(Options):
     """Options of `glyphs`."""
 
     classes: int = Field(default=20, ge=2)
+    """Number of classes."""
     size: int = Field(default=16, ge=8)
+    """Side of the images in pixels."""
     train_per_class: int = Field(default=150, ge=1)
+    """Training images per class."""
     test_per_class: int = Field(default=20, ge=1)
+    """Test images per class."""
     seed: int = Field(default=0, ge=0)
+    """Seed of fonts, colors and distortions."""
 
 
 class FilesOptions(Options):
     """Options of image-file data sets, which are decoded once into a cache or read lazily."""
 
-    short_side: int = Field(default=256, ge=8)  # short side in pixels before the center crop
-    train_short_side: int | None = Field(default=None, ge=8)  # short side in pixels for random crops; null: short_side
+    short_side: int = Field(default=256, ge=8)
+    """Short side of an image in pixels when its center is cut out."""
+    train_short_side: int | None = Field(default=None, ge=8)
+    """Short side of an image that random crops are drawn from; null: short_side."""
     skip_bad: bool = False
-    lazy: bool | None = (
-        None  # decode on access; null: only if the decoded array would exceed half of the free disk space
-    )
-    keep_aspect: bool | None = None  # store without cropping; null: only with augment=resized-crop
+    """Skip unreadable image files."""
+    lazy: bool | None = None
+    """Decode images as needed; null: only where the decoded array would fill half of the free disk."""
+    keep_aspect: bool | None = None
+    """Cut nothing off; null: where training draws random crops (augment=resized-crop)."""
 
 
 class FolderOptions(FilesOptions):
     """Options of `folder`."""
 
     short_side: int = Field(default=64, ge=8)
-    test_share: float = Field(default=0.2, gt=0, lt=1)  # share of test images, if there is no test/ folder
-    seed: int = Field(default=0, ge=0)  # seed of that split
+    """Short side of an image in pixels when its center is cut out."""
+    test_share: float = Field(default=0.2, gt=0, lt=1)
+    """Share of test images where there is no test/ folder."""
+    seed: int = Field(default=0, ge=0)
+    """Seed of that split."""
 
 
 class TinyImageNetOptions(FilesOptions):
     """Options of `tiny-imagenet`."""
 
     short_side: int = Field(default=64, ge=8)
+    """Short side of an image in pixels when its center is cut out."""
 
 
 class ImageNet100Options(FilesOptions):
     """Options of `imagenet100`."""
 
-    class_list: str = "folders"  # "folders": existing class folders; else a list in class_lists/ or a file
+    class_list: str = "folders"
+    """Classes: all class folders (folders), a list of class_lists/, or a file."""
 
 
 @dataclass(frozen=True)

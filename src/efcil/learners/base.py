@@ -30,16 +30,27 @@ class TrainingOptions(Options):
     """Training options that every learner has."""
 
     backbone: str = "resnet18"
+    """Network that computes the features."""
     stem: str = "cifar"
-    width: int | None = Field(default=None, ge=1)  # channels of the first stage; None: the backbone's own
+    """First layer of a ResNet: cifar (3x3, keeps the size) or imagenet (7x7, stride 2, pooling)."""
+    width: int | None = Field(default=None, ge=1)
+    """Channels of the first stage; null: the backbone's own."""
     augment: str = "none"
-    crop: int | None = Field(default=None, ge=1)  # side of the network's input; None: the stored size
+    """Augmentation of training images."""
+    crop: int | None = Field(default=None, ge=1)
+    """Side of the network's input in pixels; null: the stored size."""
     batch_size: int = Field(default=128, ge=2)
+    """Images per step."""
     optimizer: Rule = "sgd"
-    momentum: float = Field(default=0.9, ge=0, lt=1)  # of sgd
-    last_batch: LastBatch = "wrap"  # a batch that is not full: filled from the epoch's head, kept, or dropped
+    """Optimizer."""
+    momentum: float = Field(default=0.9, ge=0, lt=1)
+    """Momentum of sgd."""
+    last_batch: LastBatch = "wrap"
+    """A last batch that is not full is filled from the epoch's start, kept, or dropped."""
     first: Schedule = Schedule(epochs=200, lr=0.1, milestones=(60, 120, 160), weight_decay=5e-4)
+    """Schedule of the first task."""
     later: Schedule = Schedule(epochs=100, lr=0.05, milestones=(45, 90), weight_decay=2e-4)
+    """Schedule of each later task."""
 
 
 class LearnedTask(Protocol):

@@ -49,12 +49,19 @@ class FOSTEROptions(RehearsalOptions):
     """Options of training, memory and the two stages; `later` is the schedule of boosting."""
 
     first: Schedule = Schedule(epochs=200, lr=0.1, lr_schedule="cosine", weight_decay=5e-4)
+    """Schedule of the first task."""
     later: Schedule = Schedule(epochs=170, lr=0.1, lr_schedule="cosine", weight_decay=5e-4)
+    """Schedule of boosting in later tasks."""
     compression: Schedule = Schedule(epochs=130, lr=0.1, lr_schedule="cosine")
-    boosting_beta: float = Field(default=0.96, ge=0, lt=1)  # of the class weights; 0: all weights are one
+    """Schedule of compression in later tasks."""
+    boosting_beta: float = Field(default=0.96, ge=0, lt=1)
+    """Beta of the class weights while boosting; 0: all weights are one."""
     compression_beta: float = Field(default=0.97, ge=0, lt=1)
-    okd_weight: float = Field(default=1.0, ge=0)  # of the old logits' distillation while boosting
+    """Beta of the class weights during compression; 0: all weights are one."""
+    okd_weight: float = Field(default=1.0, ge=0)
+    """Weight of the distillation of old logits while boosting."""
     temperature: float = Field(default=2.0, gt=0)
+    """Temperature of the distillation."""
 
 
 def class_weights(counts: Tensor, beta: float) -> Tensor:

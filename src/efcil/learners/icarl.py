@@ -21,8 +21,11 @@ class ICaRLOptions(RehearsalOptions):
     """Options of training, memory and distillation."""
 
     temperature: float = Field(default=2.0, gt=0)
+    """Temperature of the distillation."""
     first: Schedule = Schedule(epochs=200, lr=0.1, milestones=(60, 120, 170), weight_decay=5e-4)
+    """Schedule of the first task."""
     later: Schedule = Schedule(epochs=170, lr=0.1, milestones=(80, 120), weight_decay=2e-4)
+    """Schedule of later tasks."""
 
 
 class ICaRL(Rehearsal):

@@ -16,8 +16,10 @@ from efcil.training.batch import Batch, FrozenForward
 class LwFOptions(TrainingOptions):
     """Training options and the distillation's."""
 
-    distill_weight: float = Field(default=10.0, ge=0)  # alpha of Eq. 1
+    distill_weight: float = Field(default=10.0, ge=0)
+    """Weight of the distillation, alpha of Eq. 1."""
     temperature: float = Field(default=2.0, gt=0)
+    """Temperature of the distillation."""
 
 
 class LwF(Learner):

@@ -48,15 +48,24 @@ TURNS = 4  # rotations by 0, 90, 180 and 270 degrees: rows of the head per class
 class PASSOptions(TrainingOptions):
     """Training options, and the weights of PASS's terms."""
 
-    batch_size: int = Field(default=64, ge=2)  # images before they are rotated
+    batch_size: int = Field(default=64, ge=2)
+    """Images per step, before they are rotated."""
     optimizer: Rule = "adam"
+    """Optimizer."""
     first: Schedule = Schedule(epochs=101, lr=1e-3, milestones=(45, 90), weight_decay=2e-4)
+    """Schedule of the first task."""
     later: Schedule = Schedule(epochs=101, lr=1e-3, milestones=(45, 90), weight_decay=2e-4)
-    softmax_temperature: float = Field(default=0.1, gt=0)  # logits are divided by it
-    fkd_weight: float = Field(default=10.0, ge=0)  # of the distance to the teacher's features
-    proto_weight: float = Field(default=10.0, ge=0)  # of the old prototypes' classification
-    proto_draws: Literal["batch", "balanced"] = "batch"  # per step: batch_size, or that times old // new classes
-    radius_classes: Literal["first", "all"] = "first"  # whose spread sets the noise: the first task's, or all so far
+    """Schedule of each later task."""
+    softmax_temperature: float = Field(default=0.1, gt=0)
+    """Logits are divided by it."""
+    fkd_weight: float = Field(default=10.0, ge=0)
+    """Weight of the distance to the teacher's features."""
+    proto_weight: float = Field(default=10.0, ge=0)
+    """Weight of the classification of old prototypes."""
+    proto_draws: Literal["batch", "balanced"] = "batch"
+    """Prototypes per step: batch_size, or that times old // new classes (balanced)."""
+    radius_classes: Literal["first", "all"] = "first"
+    """Classes whose spread sets the noise: those of the first task, or all so far."""
 
 
 def rotate(images: Tensor) -> Tensor:

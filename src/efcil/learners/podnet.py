@@ -46,12 +46,18 @@ from efcil.training.schedule import Schedule
 class PODNetOptions(RehearsalOptions):
     """Options of training, memory, head, distillation, and the second stage of later tasks."""
 
-    proxies: int = Field(default=10, ge=1)  # per class
+    proxies: int = Field(default=10, ge=1)
+    """Proxies per class of the cosine head."""
     spatial_weight: float = Field(default=5.0, ge=0)
+    """Weight of the distillation of intermediate feature maps."""
     flat_weight: float = Field(default=1.0, ge=0)
+    """Weight of the distillation of final features."""
     first: Schedule = Schedule(epochs=160, lr=0.1, lr_schedule="cosine", weight_decay=5e-4)
+    """Schedule of the first task."""
     later: Schedule = Schedule(epochs=160, lr=0.1, lr_schedule="cosine", weight_decay=5e-4)
+    """Schedule of later tasks."""
     balance: Schedule = Schedule(epochs=20, lr=0.005, lr_schedule="cosine", weight_decay=5e-4)
+    """Schedule of the second stage of later tasks, on a balanced set."""
 
 
 def nca(similarities: Tensor, labels: Tensor) -> Tensor:

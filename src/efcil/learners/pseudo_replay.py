@@ -39,14 +39,22 @@ AT_ONCE = 2000  # pseudo-images per chunk
 class PseudoReplayOptions(LwFOptions):
     """LwF's options, and those of pseudo-images and features."""
 
-    pseudo_ratio: float = Field(default=1.0, ge=0)  # pseudo-images per image of the task; 0: LwF
-    pseudo_ratio_shift: float | None = Field(default=None, ge=0)  # for the shift, where it uses more than training
-    pseudo_noise: float = Field(default=1.0, ge=0)  # spread of the targets around the class mean; 0: the mean itself
-    pseudo_step_size: float = Field(default=0.09, gt=0)  # root mean square change of a normalized pixel per iteration
+    pseudo_ratio: float = Field(default=1.0, ge=0)
+    """Pseudo-images per image of the task while training; 0: LwF."""
+    pseudo_ratio_shift: float | None = Field(default=None, ge=0)
+    """Pseudo-images per image for the shift, where it uses more than training; null: as many."""
+    pseudo_noise: float = Field(default=1.0, ge=0)
+    """Spread of the targets around the class mean, as a factor; 0: the mean itself."""
+    pseudo_step_size: float = Field(default=0.09, gt=0)
+    """Root mean square change of a normalized pixel per iteration."""
     pseudo_iterations: int = Field(default=6, ge=1)
-    feature_distill_weight: float = Field(default=0.0, ge=0)  # feature distillation through a linear projector
-    intermediate_stages: int = Field(default=0, ge=0, le=3)  # stages before the last whose 2x2-pooled maps are features
-    flip_tta: bool = False  # features are the mean over an image and its mirror image
+    """Iterations that turn an image into a pseudo-image."""
+    feature_distill_weight: float = Field(default=0.0, ge=0)
+    """Weight of feature distillation through a linear projector."""
+    intermediate_stages: int = Field(default=0, ge=0, le=3)
+    """Stages before the last one whose 2x2-pooled maps are features, too."""
+    flip_tta: bool = False
+    """Features are the mean over an image and its mirror image."""
 
 
 class PseudoReplay(LwF):

@@ -20,8 +20,10 @@ from efcil.training.image_store import concat
 class RehearsalOptions(TrainingOptions):
     """Training options and the size of the memory."""
 
-    memory: int = Field(default=2000, ge=1)  # total number of exemplars, split equally among the classes seen
-    memory_per_class: int | None = Field(default=None, ge=1)  # instead: a fixed number per class
+    memory: int = Field(default=2000, ge=1)
+    """Total number of exemplars, split equally among the classes seen."""
+    memory_per_class: int | None = Field(default=None, ge=1)
+    """Exemplars per class, instead of `memory`."""
 
 
 class Rehearsal(Learner):

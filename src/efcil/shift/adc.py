@@ -39,10 +39,14 @@ BATCH_IMAGES = 1024  # chunk size to find the pixel range
 class ADCOptions(Options):
     """Options of the adversarial images."""
 
-    step: float = Field(default=25.0, gt=0)  # alpha
-    iterations: int = Field(default=3, ge=1)  # i
-    samples: int = Field(default=100, ge=1)  # m; a task with fewer images gives all of them
-    shift_view: Literal["clean", "augmented"] = "clean"  # the authors' code starts from augmented ones
+    step: float = Field(default=25.0, gt=0)
+    """Step size of the adversarial images, alpha."""
+    iterations: int = Field(default=3, ge=1)
+    """Steps, i."""
+    samples: int = Field(default=100, ge=1)
+    """Images per old class, m; a task with fewer images gives all of them."""
+    shift_view: Literal["clean", "augmented"] = "clean"
+    """Images that the adversarial ones start from; the authors' code takes augmented ones."""
 
 
 def adversarial_drift(means: Tensor, task: TaskFeatures, options: ADCOptions) -> Tensor:

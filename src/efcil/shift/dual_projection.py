@@ -34,13 +34,20 @@ FEW = 4
 class DualProjectionOptions(PairsOptions):
     """Options of the shift, shared by every method that uses it."""
 
-    shift_ridge: float = Field(default=1e-9, ge=0)  # epsilon of Eq. 5
+    shift_ridge: float = Field(default=1e-9, ge=0)
+    """Ridge of the task-wise shift, epsilon of Eq. 5."""
     shift_view: ImageView = "clean"
-    shift_ridge_rel: RelativeRidge = 0.0  # towards the identity, of trace / dim; 0: Eq. 5; auto: by cross-validation
-    small_task: Literal["plain", "identity"] = "plain"  # a task of fewer than 4 dim images: Eq. 5 as it is, or ...
-    small_task_ridge: float = Field(default=0.1, gt=0)  # ... ridge towards the identity, of trace / dim at 4 dim images
-    rank_rule: RankRule = "positive"  # CIP; "none" leaves it out
-    rank_tolerance: float | None = Field(default=None, gt=0, lt=1)  # of the rules `tolerance` and `energy`
+    """Images whose old and new features the shift is estimated from."""
+    shift_ridge_rel: RelativeRidge = 0.0
+    """Ridge towards the identity, a share of trace / dim; 0: Eq. 5; auto: by cross-validation."""
+    small_task: Literal["plain", "identity"] = "plain"
+    """Tasks of fewer than 4 dim images: Eq. 5 as it is (plain), or a ridge towards the identity."""
+    small_task_ridge: float = Field(default=0.1, gt=0)
+    """That ridge for a task of 4 dim images, a share of trace / dim."""
+    rank_rule: RankRule = "positive"
+    """Rank of the class-wise projection (CIP); none leaves it out."""
+    rank_tolerance: float | None = Field(default=None, gt=0, lt=1)
+    """Tolerance of the rank rules `tolerance` and `energy`."""
 
     @property
     def cache_key(self) -> tuple[Hashable, ...]:
@@ -86,6 +93,7 @@ class TaskShiftOptions(DualProjectionOptions):
     """Options of the linear map."""
 
     rank_rule: Literal["none"] = "none"
+    """Always none: no class-wise projection."""
 
 
 class TaskShift(DualProjection):

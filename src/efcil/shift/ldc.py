@@ -24,9 +24,13 @@ class LDCOptions(PairsOptions):
     """Options of the fit."""
 
     map_lr: float = Field(default=0.001, gt=0)
+    """Learning rate of the map."""
     map_epochs: int = Field(default=20, ge=1)
+    """Epochs of the map."""
     map_batch_size: int = Field(default=128, ge=1)
-    shift_view: ImageView = "clean"  # the authors' code takes augmented ones
+    """Batch size of the map."""
+    shift_view: ImageView = "clean"
+    """Images the map is learned from; the authors' code takes augmented ones."""
 
 
 @torch.no_grad()

@@ -20,12 +20,16 @@ from efcil.shift.base import PairsOptions, Shift
 class SDCOptions(PairsOptions):
     """Options of the translation."""
 
-    sigma: float = Field(default=0.3, ge=1e-6)  # of the kernel; DPCR's appendix: 0.3 CIFAR-100, Tiny, 1.0 ImageNet-100
-    floor: float = Field(default=1e-5, ge=0)  # added to every weight by ADC's code; commented out in SDC's own
+    sigma: float = Field(default=0.3, ge=1e-6)
+    """Width of the kernel; DPCR's appendix: 0.3 (CIFAR-100, Tiny-ImageNet), 1.0 (ImageNet-100)."""
+    floor: float = Field(default=1e-5, ge=0)
+    """Added to every weight by ADC's code; commented out in SDC's own."""
     # SDC uses L2-normalized features, which sigma assumes. ADC's code runs SDC on raw features, where all kernels are
     # negligible compared with the floor and every class drifts like the mean of all images.
     unit_features: bool = True
-    shift_view: ImageView = "clean"  # both repositories take augmented ones
+    """Normalize features for the kernel, which sigma is meant for."""
+    shift_view: ImageView = "clean"
+    """Images whose drift is measured; both repositories take augmented ones."""
 
 
 def kernel_drift(means: Tensor, old: Tensor, new: Tensor, sigma: float, floor: float) -> Tensor:

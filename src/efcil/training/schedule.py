@@ -21,11 +21,17 @@ class Schedule(Options):
     """
 
     epochs: int = Field(ge=1)
+    """Number of epochs."""
     lr: float = Field(gt=0)
+    """Learning rate of the first epoch."""
     lr_schedule: Literal["steps", "cosine"] = "steps"
+    """How the rate falls: in steps, at `milestones`, or along a cosine to zero."""
     milestones: tuple[int, ...] = ()
+    """Epochs after which the rate is multiplied by `gamma`."""
     gamma: float = Field(default=0.1, gt=0, le=1)
+    """Factor at each milestone."""
     weight_decay: float = Field(default=0.0, ge=0)
+    """Weight decay (L2 penalty)."""
 
     @model_validator(mode="after")
     def _milestones_rise(self) -> Schedule:
