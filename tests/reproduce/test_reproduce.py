@@ -19,9 +19,10 @@ from efcil.methods import METHODS
 from efcil.reference import ridge_joint
 from efcil.report.groups import NONE, Value
 from efcil.reproduce import NAMES, ReproduceRequest, find
+from efcil.reproduce.command import _joined
 from efcil.reproduce.complexity import measure, operation_count
 from efcil.reproduce.figures import balance_figure, embed, regions
-from efcil.reproduce.result_index import EXEMPLARS, GROUPS, ResultIndex, RunKey, published
+from efcil.reproduce.result_index import EXEMPLARS, GROUPS, SNAPSHOT_GROUPS, ResultIndex, RunKey, published
 from efcil.reproduce.snapshots import Snapshot, gamma_grid
 from efcil.reproduce.tables import Benchmark, Table
 from messages import assert_names, raises
@@ -361,9 +362,9 @@ def made(tmp_path_factory):
 @pytest.fixture
 def command(made, monkeypatch, efcil):
     monkeypatch.setenv("EFCIL_CACHE", str(made / "cache"))
-    overrides = [part for setting in SMALL for part in ("--set", setting)]
 
-    def call(*arguments, out="out"):
+    def call(*arguments, out="out", small=SMALL):
+        overrides = [part for setting in small for part in ("--set", setting)]
         return efcil("reproduce", *arguments, "--out", made / out, "--device", "cpu", *overrides)
 
     return call
@@ -417,12 +418,46 @@ def test_results_from_elsewhere_are_used(made, command):
     assert list(numbers) == ["tiny-imagenet, T = 10"]
 
 
-def test_without_data_nothing_runs_and_all_is_shown_as_missing(made, command):
+def test_without_data_it_says_what_is_needed_and_how_to_get_it(made, command):
     code, out, err = command("table1", "--tasks", "10", out="third")
+    assert code == 2
+    assert_names(err, "--data NAME=DIR", "cifar100", "efcil data fetch cifar100 --data DIR", "tiny-imagenet")
+    assert out == ""
+    assert not (made / "third").exists()
+
+
+def test_without_data_what_was_measured_elsewhere_is_shown(made, command):
+    data = ("--data", f"tiny-imagenet={made / 'tiny'}", "--tasks", "10", "--orders", "1993")
+    assert command("cip", *data)[0] == 0  # done already where a test above was run
+    code, out, err = command("table-ncm", "--from", made / "out", "--tasks", "10", "--orders", "1993", out="fourth")
     assert code == 0, err
-    assert "skipped without data directory: cifar100, imagenet100, tiny-imagenet" in out
+    assert_names(out, "--data NAME=DIR", "cifar100", "efcil data fetch cifar100 --data DIR")
     assert "not measured" in out
-    assert not (made / "third" / "runs").exists()
+    assert not (made / "fourth" / "runs").exists()
+
+
+def test_gamma_trains_only_what_it_draws(made, command):
+    arguments = ("gamma", "--data", f"tiny-imagenet={made / 'tiny'}", "--orders", "1993")
+    small = [setting for setting in SMALL if not setting.startswith("buffer")]  # an option of acil
+    code, _, err = command(*arguments, out="gamma", small=small)
+    assert code == 0, err
+    place = made / "gamma" / "runs" / "tiny-imagenet" / "T10" / "order-1993"
+    assert sorted(path.name for path in place.iterdir()) == ["dpcr"]
+    assert [path.parent.name for path in place.rglob("summary.json")] == ["dpcr"]
+    assert list(json.loads((made / "gamma" / "gamma.json").read_text())) == ["tiny-imagenet, T = 10, order 1993"]
+    before = {path: path.stat().st_mtime_ns for path in place.rglob("*") if path.is_file()}
+    assert command(*arguments, out="gamma", small=small)[0] == 0
+    assert {path: path.stat().st_mtime_ns for path in place.rglob("*") if path.is_file()} == before
+
+
+def test_a_run_that_a_larger_one_covers_is_not_trained_apart(tmp_path):
+    small, middle, large = (RunKey("cifar100", 10, "1993", group) for group in SNAPSHOT_GROUPS)
+    assert _joined([small, middle], tmp_path) == [middle]
+    assert _joined([small, large, middle], tmp_path) == [large]
+    assert _joined([small], tmp_path) == [small]
+    assert _joined([small, RunKey("cifar100", 20, "1993", "trajectory")], tmp_path)[0] == small
+    (tmp_path / large.directory).mkdir(parents=True)
+    assert _joined([small], tmp_path) == [large]
 
 
 @pytest.mark.parametrize(

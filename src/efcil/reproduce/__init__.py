@@ -240,9 +240,10 @@ def _snapshots(
     found: dict[str, tuple[Snapshot, list[str]]] = {}
     missing = []
     for cell in r.run_keys(request):
-        path = cell.snapshot(request.out, cell.tasks if last else 2)
+        paths = [one.snapshot(request.out, one.tasks if last else 2) for one in (cell, *cell.larger)]
         title = f"{cell.dataset}, T = {cell.tasks}, order {cell.order}"
-        if path.exists():
+        path = next((path for path in paths if path.exists()), None)
+        if path is not None:
             found[title] = Snapshot.read(path)
         else:
             missing.append(title)
@@ -423,7 +424,7 @@ NAMES = {
             "Decision regions after two tasks, without and with the dual projection",
             {CIFAR: (10,)},
             _ONE,
-            ("trajectory",),
+            ("dpcr-rrcr",),
             _boundaries,
         ),
         Reproduction(
@@ -431,7 +432,7 @@ NAMES = {
             "Final accuracy against gamma, with and without CN",
             {CIFAR: (10,), TINY: (10,), IN100: (10,)},
             _ONE,
-            ("trajectory",),
+            ("dpcr",),
             _gamma,
         ),
         Reproduction(
@@ -439,7 +440,7 @@ NAMES = {
             "Figure 1: an old class before and after a task, and what it is then taken for",
             {CIFAR: (10,)},
             _ONE,
-            ("trajectory",),
+            ("dpcr-rrcr",),
             _shift,
         ),
         Reproduction(

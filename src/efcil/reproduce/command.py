@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from efcil import data as datasets
@@ -14,7 +14,7 @@ from efcil.reproduce import NAMES, ReproduceRequest, ResultIndex, RunKey, find
 from efcil.reproduce.job import Job
 from efcil.reproduce.on_ray import RayTasks
 from efcil.reproduce.parallel import Executor, Processes, gpus, run_all, slots
-from efcil.reproduce.result_index import GROUPS
+from efcil.reproduce.result_index import SNAPSHOT_GROUPS
 
 
 def listing() -> str:
@@ -59,8 +59,9 @@ def execute(
     retries: int,
     quiet: bool,
     command: str,
+    show: Callable[[str], None] = print,
 ) -> None:
-    """Execute missing runs of the named tables and figures if their data are available; write and print each."""
+    """Execute missing runs of the named tables and figures if their data are available; write and show each."""
     wanted_names = [find(name) for name in _list(names)]
     directories = _directories(data)
     if parallel and concurrent_runs:
@@ -71,7 +72,7 @@ def execute(
         if r.grid and not r.splits(request):
             splits_ = sorted({t for splits in r.grid.values() for t in splits})
             raise ConfigError(f"--tasks {tasks}: {r.name} has only {', '.join(map(str, splits_))}")
-    keys = list(dict.fromkeys(key for r in wanted_names for key in r.to_run(request)))
+    keys = _joined([key for r in wanted_names for key in r.to_run(request)], out)
     for place in results:
         if not place.is_dir():
             raise ConfigError(f"--from {place}: no such directory")
@@ -86,19 +87,19 @@ def execute(
         elif jobs:
             backend = Backend.choose(device)
             runs = [job.run(backend, Reporter() if quiet else PrefixReporter(job.title)) for job in jobs]
-            execute_all(runs, True, concurrent_runs or backend.concurrent_runs, "resume with the same command")
+            execute_all(runs, True, concurrent_runs or backend.concurrent_runs, f"resume with: {command}")
     except RunsFailed as error:
         failed = error  # raised after the tables are shown
     finally:
         reporter.close()
-    shown = list(dict.fromkeys(key for r in wanted_names for key in r.run_keys(request)))
+    shown = _joined([key for r in wanted_names for key in r.run_keys(request)], out)
     index = _read_results(shown, request, results)
     for text in index.excluded:
         reporter.note(text)
     for r in wanted_names:
         written = r.write(index, request)
         if not quiet:
-            print(written["md"].read_text(encoding="utf-8"))
+            show(written["md"].read_text(encoding="utf-8"))
             print("written: " + ", ".join(str(path) for path in written.values()))
     if failed is not None:
         raise failed
@@ -126,6 +127,15 @@ def _read_results(keys: Sequence[RunKey], request: ReproduceRequest, results: Se
     return index
 
 
+def _joined(keys: Sequence[RunKey], out: Path) -> list[RunKey]:
+    """Return each run once; one that a larger run covers, which is asked for or begun, gives way to it."""
+
+    def replaced(key: RunKey) -> RunKey:
+        return next((more for more in reversed(key.larger) if more in keys or (out / more.directory).is_dir()), key)
+
+    return list(dict.fromkeys(map(replaced, keys)))
+
+
 def _missing_jobs(
     keys: Sequence[RunKey],
     request: ReproduceRequest,
@@ -137,8 +147,7 @@ def _missing_jobs(
     index = _read_results(keys, request, results)
     jobs = []
     for key in keys:
-        labels = [label for label in GROUPS[key.group] if not _is_measured(index, key, label)]
-        if not labels:
+        if _is_done(index, key, request.out):
             continue
         source = datasets.find(key.dataset)
         if source.directory and key.dataset not in directories:
@@ -154,9 +163,23 @@ def _missing_jobs(
             )
         )
     absent = sorted({c.dataset for c in keys if datasets.find(c.dataset).directory and c.dataset not in directories})
-    if absent and keys:
-        reporter.note(f"skipped without data directory: {', '.join(absent)} (--data NAME=DIR)")
+    if absent:
+        needs = "; ".join(f"{name} (get it: {datasets.find(name).url})" for name in absent)
+        if not jobs and not any(_is_known(index, key, request.out) for key in keys):
+            raise ConfigError(f"nothing to run without data: give --data NAME=DIR for at least one of {needs}")
+        reporter.note(f"skipped without --data NAME=DIR: {needs}")
     return jobs
+
+
+def _is_done(index: ResultIndex, key: RunKey, out: Path) -> bool:
+    """Tell whether nothing is left to run; one that is only drawn must have what is drawn, too."""
+    drawn = key.group in SNAPSHOT_GROUPS[:-1] and not key.snapshot(out, key.tasks).exists()
+    return not drawn and all(_is_measured(index, key, label) for label in key.methods)
+
+
+def _is_known(index: ResultIndex, key: RunKey, out: Path) -> bool:
+    """Tell whether there is anything to show."""
+    return (out / key.directory).is_dir() or any(_is_measured(index, key, label) for label in key.methods)
 
 
 def _is_measured(index: ResultIndex, key: RunKey, label: str) -> bool:

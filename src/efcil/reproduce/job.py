@@ -42,7 +42,7 @@ class Job(Options):
         options = RunOptions(
             command=self.command,
             compare=True,
-            snapshots=("dpcr", "rrcr") if self.key.group == "trajectory" else (),
+            snapshots=self.key.snapshots,
             concurrent_runs=self.concurrent_runs,
         )
         return Run(self.key.experiment(self.overrides), self.directory, backend, reporter, options, self.data)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib import resources
 from pathlib import Path, PurePath
@@ -32,8 +32,11 @@ _TRAJECTORY = (
     *("dpcr:rank_rule=numerical", "rrcr+tssp+cip:rank_rule=numerical", "dp-ncm:rank_rule=numerical"),
 )
 EXEMPLARS = tuple(f"{name}:memory={memory}" for memory in (500, 1000) for name in ("icarl", "podnet", "foster"))
+SNAPSHOT_GROUPS = ("dpcr", "dpcr-rrcr", "trajectory")  # keep what figures draw, each for all before it
 GROUPS: dict[str, tuple[str, ...]] = {
     "trajectory": _TRAJECTORY,
+    "dpcr": ("dpcr",),
+    "dpcr-rrcr": ("dpcr", "rrcr"),
     "pass": ("pass",),
     **{label.replace(":", "-"): (label,) for label in EXEMPLARS},
 }
@@ -70,6 +73,17 @@ class RunKey:
             overrides=tuple(overrides),
         )
         return resolve(spec)
+
+    @property
+    def snapshots(self) -> tuple[str, ...]:
+        """The methods whose statistics it keeps for figures."""
+        return tuple(m for m in ("dpcr", "rrcr") if m in self.methods) if self.group in SNAPSHOT_GROUPS else ()
+
+    @property
+    def larger(self) -> tuple[RunKey, ...]:
+        """The runs that measure and keep all that this one does, and more."""
+        place = SNAPSHOT_GROUPS.index(self.group) + 1 if self.group in SNAPSHOT_GROUPS else len(SNAPSHOT_GROUPS)
+        return tuple(replace(self, group=group) for group in SNAPSHOT_GROUPS[place:])
 
     def snapshot(self, out: Path, task: int) -> Path:
         """Return the path of the snapshot after a task (1 is the first)."""
