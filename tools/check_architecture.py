@@ -53,8 +53,6 @@ MOST_LINES = 500  # of a module
 CORE = {"core", "learners", "shift", "classifiers", "trajectory", "training"}
 EXCEPTIONS = {  # docs/architecture.md has the same table
     "accel/resnet_kernels.py::backward_reduce": "hands a kernel its arrays and flags, one by one",
-    "cli/__init__.py": "one function a command, most of it declarations of options",
-    "cli/__init__.py::_shared": "declares the options that commands share; typer reads them from the signature",
     "core/class_stats.py": "one class: statistics, how they move, merge and are saved, with examples",
     "core/class_stats.py::ClassStats": "what can be done with statistics without knowing how Grams are stored",
     "core/gram_storage.py::LowRankGrams": "all that ClassStats asks of a storage, and properties of it",

@@ -169,12 +169,9 @@ def target(
 
 @cache
 def _shared_options() -> dict[str, Any]:
-    import inspect
+    from efcil.cli.experiments import defaults, run
 
-    from efcil import cli
-
-    found = {p.name: p.default for p in inspect.signature(cli._shared).parameters.values()}
-    return found | {"method": "", "dataset": "", "order": "identity"}
+    return defaults(run)
 
 
 def _options_from(path: Path) -> None:
@@ -186,12 +183,12 @@ def _options_from(path: Path) -> None:
     found = merged(path, _shared_options(), set())
     names = ("tasks", "init_cls", "seed", "preset", "allow_uneven", "order")
     given = {name: found[name] for name in names}
-    from efcil.cli import _increment
+    from efcil.cli.experiments import parse_increment
 
     request = ExperimentSpec(
         (found["method"],),
         found["dataset"],
-        increment=_increment(found["increment"]),
+        increment=parse_increment(found["increment"]),
         overrides=tuple(found["overrides"]),
         **given,
     )

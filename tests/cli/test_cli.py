@@ -17,7 +17,7 @@ import pytest
 import yaml
 from PIL import Image
 
-from efcil import cli
+from efcil.cli import experiments
 from efcil.errors import Interrupted
 from efcil.experiment.interruption import stoppable
 from efcil.experiment.reporters import JsonReporter, LineReporter, PrefixReporter
@@ -333,10 +333,9 @@ def test_methods_data_and_doctor(efcil):
     row = next(line for line in out.splitlines() if line.startswith("dpcr "))
     assert "d(d+1)/2 + d" in row
     assert "50.24 / 63.21" in row, "the paper's number"
-    ours = measured()["dpcr"]["ours"]
-    assert f"{ours[0]:.2f} / {ours[1]:.2f}" in row
+    assert_names(row, *(f"{value:.2f}" for value in measured()["dpcr"]["ours"]))
     own = measured()["dpcr-plus (tuned)"]["ours"]  # with the preset that it has where it is not told another
-    assert f"{own[0]:.2f} / {own[1]:.2f}" in next(line for line in out.splitlines() if line.startswith("dpcr-plus "))
+    assert_names(next(line for line in out.splitlines() if line.startswith("dpcr-plus ")), *(f"{v:.2f}" for v in own))
     code, out, _ = efcil("data", "list")
     assert code == 0
     assert all(name in out for name in ("digits", "glyphs", "cifar100", "folder", "license"))
@@ -414,7 +413,7 @@ def test_data_fetch_from_a_server(efcil, tmp_path, monkeypatch):
             ["compare", "dpcr,fecam:rank_rule=none", "digits"],
             ("rank_rule", "fecam", "dpcr", "dpcr-plus", "dp-ncm"),
         ),
-        (["run"], ("efcil run METHOD DATASET",)),
+        (["run"], ("METHOD", "DATASET", "efcil run dpcr digits")),
         (["run", "dpcr", "cifar100"], ("cifar100", "--data DIR")),
         (["run", "dpcr", "cifar100", "--data", "/nonexistent"], ("/nonexistent", "efcil data fetch cifar100")),
         (["run", "dpcr", "folder", "--data", "/nonexistent"], ("/nonexistent",)),
@@ -512,7 +511,7 @@ def test_another_machine_is_told(efcil, tmp_path):
 
 def test_demo_replaces_only_a_demo(efcil, tmp_path, monkeypatch):
     executed = []
-    monkeypatch.setattr(cli, "_execute", lambda names, dataset, options, compare: executed.append((names, dataset)))
+    monkeypatch.setattr(experiments, "_execute", lambda names, dataset, *_, **more: executed.append((names, dataset)))
     (tmp_path / "trajectory").mkdir()
     (tmp_path / "trajectory" / "config.yaml").write_text("command: efcil demo\n")
     (tmp_path / "letter.txt").write_text("keep me")
@@ -679,7 +678,7 @@ def test_a_signal_lets_the_step_finish_and_the_run_go_on(efcil, tmp_path, monkey
     for _ in range(2):
         found, _, err = efcil(*arguments, "--out", tmp_path / "r", "--resume")
         assert found == code
-        assert_names(err, signal.Signals(number).name, f"--resume --out {tmp_path / 'r'}")
+        assert_names(err, signal.Signals(number).name, f"efcil resume {tmp_path / 'r'}")
         assert list((tmp_path / "r" / "checkpoints").glob("task-*-epoch-*.safetensors"))
     assert efcil(*arguments, "--out", tmp_path / "r", "--resume")[0] == 0
     assert (tmp_path / "r" / "metrics.jsonl").read_text() == (tmp_path / "whole" / "metrics.jsonl").read_text()
@@ -699,7 +698,7 @@ def test_a_second_signal_ends_at_once(efcil, tmp_path, monkeypatch):
     before = signal.getsignal(signal.SIGINT)
     code, _, err = efcil("run", "lwf", "digits", "--tasks", 2, "--out", tmp_path / "r", *TINY)
     assert code == 130
-    assert_names(err, "SIGINT", "--resume")
+    assert_names(err, "SIGINT", f"efcil resume {tmp_path / 'r'}")
     assert signal.getsignal(signal.SIGINT) is before
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from efcil.cli import _increment
 from efcil.cli.config_file import merged
+from efcil.cli.experiments import parse_increment
 from efcil.cli.pycil import KEYS, is_pycil, translated
 from efcil.config import flat, keys
 from efcil.errors import ConfigError
@@ -35,7 +35,7 @@ def experiment_of(options):
             options["dataset"],
             tasks=options["tasks"],
             init_cls=options["init_cls"],
-            increment=_increment(options["increment"]),
+            increment=parse_increment(options["increment"]),
             order=options["order"],
             preset=options["preset"],
             overrides=tuple(options["overrides"]),

@@ -1,6 +1,7 @@
 """Choosing options: which combinations, on which images, and that no test image is looked at."""
 
 import json
+import shlex
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from efcil import data as datasets
 from efcil.cli import app
 from efcil.data.dataset import DataSet, ImageSet
 from efcil.errors import ConfigError, DataError
-from efcil.experiment.tuning import MAX_TRIALS, parse_grid, trials
+from efcil.experiment.tuning import MAX_TRIALS, parse_grid, trials, unused_order
 from efcil.reproduce.result_index import ResultIndex, RunKey
 from messages import assert_names, raises
 
@@ -153,7 +154,8 @@ def test_the_best_mean_is_first_and_becomes_a_file_that_run_takes(tuned, tmp_pat
 
 def test_what_is_done_is_not_done_again(tuned):
     _, first, again = tuned  # the fixture has looked at the logs
-    assert first.split("\n\n| ")[-1] == again.split("\n\n| ")[-1]
+    tables = [text[text.index("batch_size  ridge") :] for text in (first, again)]
+    assert tables[0] == tables[1]
     assert "this run is finished" in again
 
 
@@ -179,3 +181,19 @@ def test_bad_commands_are_refused_before_training(arguments, named, tmp_path):
     assert result.exit_code != 0
     assert_names(result.output + str(result.exception), *named)
     assert not (tmp_path / "t").exists()
+
+
+def test_the_order_that_is_recommended_was_not_used_for_the_selection(tuned):
+    out, text, _ = tuned
+    (line,) = [line for line in text.splitlines() if "best.yaml --order" in line]
+    words = shlex.split(line[line.index("efcil run") :])
+    assert words == ["efcil", "run", "--config", str(out / "best.yaml"), "--order", "1"]
+    assert unused_order(["identity", "1", "2", "03", "1993"]) == "4"
+
+
+def test_the_terminal_shows_a_table_and_the_file_markdown(tuned):
+    out, text, _ = tuned
+    assert r"A\_f" in (out / "tune.md").read_text()
+    assert "\\_" not in text
+    assert "| " not in text
+    assert "A_f" in text

@@ -9,25 +9,19 @@ was measured on them, and nothing that is chosen here has seen a test image.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from efcil import data as datasets
 from efcil.config import keys, parse_overrides
 from efcil.errors import ConfigError, nearest
-from efcil.experiment.concurrent import execute_all
-from efcil.experiment.reporters import PrefixReporter, Reporter, choose_reporter
-from efcil.experiment.run import Run
 from efcil.files import atomic_write_text, write_json
 from efcil.learners import LEARNERS
 from efcil.methods import find
 from efcil.report.groups import Value
-from efcil.resolution import parse_label
-from efcil.training.distributed import init_distributed
 
 MAX_TRIALS = 500
 """Combinations that are still taken for what the user meant."""
@@ -153,45 +147,11 @@ def write(found: Sequence[TrialResult], out: Path, title: str, best: Mapping[str
     return written
 
 
-def execute(options: Mapping[str, Any], grid: Sequence[str], make: Callable[..., Run]) -> list[TrialResult]:
-    """Run every trial that is missing in every class order, write and print the table; `make` makes one run."""
-    method, dataset = parse_label(options["method"])[0], datasets.find(options["dataset"]).name
-    orders = [order.strip() for order in options["orders"].split(",") if order.strip()]
-    if not orders or len(set(orders)) < len(orders):
-        raise ConfigError(f"--orders {options['orders']}: must be class orders with commas between them, each once")
-    each = trials(method, parse_grid(grid))
-    split = "".join(f"-{key}{options[key]}" for key in ("tasks", "init_cls", "increment") if options[key] is not None)
-    out = options["out"] or Path("runs") / f"tune-{method.replace(':', '-')}-{dataset}{split}-seed{options['seed']}"
-    silent = options["quiet"] or options["json"]
-    reporter = choose_reporter(options["quiet"], options["json"])
-    for text in options.get("notes", ()):
-        reporter.note(text)
-    shared: dict[tuple[str, ...], list[Trial]] = {}
-    for trial in each:
-        shared.setdefault(trial.training, []).append(trial)
-    where, runs = [], []
-    with init_distributed() as world:
-        for (training, members), order in itertools.product(shared.items(), orders):
-            place = out / members[0].directory / f"order-{Path(order).stem}"
-            own = {**options, "order": order, "out": place, "overrides": [*options["overrides"], *training]}
-            lines = Reporter() if silent else PrefixReporter(" ".join([f"order {order}", *training]))
-            runs.append(make([trial.label for trial in members], dataset, own, True, lines, world))
-            where.append((members, order))
-        found = execute_all(
-            runs, True, options["concurrent_runs"] or runs[0].backend.concurrent_runs, "go on with the same command"
-        )
-    summaries = {
-        (trial, order): summary
-        for (members, order), own in zip(where, found, strict=True)
-        for trial, summary in zip(members, own, strict=True)
-    }
-    result = trial_results(summaries)
-    title = f"{method} on {runs[0].experiment.eval_split}, orders {', '.join(orders)}"
-    best = {"method": method, "dataset": dataset, "preset": runs[0].experiment.preset, **runs[0].experiment.tasks}
-    best["set"] = options["overrides"]
-    written = write(result, out, title, best)
-    if not silent:
-        print(table(result, title))
-        print("written: " + ", ".join(str(path) for path in written.values()))
-        print(f"on test images, in orders not used for choosing: efcil run --config {written['best.yaml']} --order 1")
-    return result
+def unused_order(orders: Iterable[str]) -> str:
+    """Return a class order to report on: the first seed that was not used for the selection.
+
+    >>> unused_order(["identity", "1", "02", "1993"])
+    '3'
+    """
+    used = {int(order) for order in orders if order.isdigit()}
+    return str(next(seed for seed in itertools.count(1) if seed not in used))

@@ -32,11 +32,11 @@ class TrainingOptions(Options):
     backbone: str = "resnet18"
     """Network that computes the features."""
     stem: str = "cifar"
-    """First layer of a ResNet: cifar (3x3, keeps the size) or imagenet (7x7, stride 2, pooling)."""
+    """First layers of a ResNet: cifar (3x3), small (3x3, pooling) or imagenet (7x7, stride 2, pooling)."""
     width: int | None = Field(default=None, ge=1)
     """Channels of the first stage; null: the backbone's own."""
     augment: str = "none"
-    """Augmentation of training images."""
+    """Augmentation: none, cifar, cifar-brightness, cifar-autoaugment, crop-flip, resized-crop, digits, glyphs."""
     crop: int | None = Field(default=None, ge=1)
     """Side of the network's input in pixels; null: the stored size."""
     batch_size: int = Field(default=128, ge=2)

@@ -1,0 +1,387 @@
+"""Commands that train: demo, run, compare, resume, tune."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from efcil.cli.directories import (
+    WITH_RESUME,
+    command_line,
+    directory_stem,
+    new_directory,
+    resume_command,
+    stored_command,
+)
+from efcil.cli.options import (
+    EXPERIMENTS,
+    MACHINE,
+    SETTINGS,
+    Compile,
+    ConcurrentRuns,
+    ConfigFile,
+    CudaGraphs,
+    DataDir,
+    DataSetName,
+    Device,
+    Every,
+    Increment,
+    InitCls,
+    JsonLinesFlag,
+    LogTo,
+    Method,
+    Methods,
+    Order,
+    Orders,
+    Out,
+    Overrides,
+    Precision,
+    Preset,
+    QuietFlag,
+    Resume,
+    SaveFeatures,
+    Seed,
+    SkipBad,
+    SyncBN,
+    Tasks,
+    Threads,
+    Uneven,
+)
+from efcil.errors import ConfigError
+
+if TYPE_CHECKING:
+    from efcil.experiment.reporters import Reporter
+    from efcil.experiment.run import Run
+    from efcil.experiment.specification import Experiment
+    from efcil.training.distributed import World
+
+app = typer.Typer()
+
+
+# --- from options to runs ---------------------------------------------------------------------------------------------
+
+
+def parse_increment(text: str | None) -> int | list[int] | None:
+    """Read --increment: a number, or comma-separated numbers.
+
+    >>> parse_increment("10,5")
+    [10, 5]
+    """
+    if text is None:
+        return None
+    try:
+        values = [int(part) for part in text.strip("[] ").split(",")]
+    except ValueError:
+        raise ConfigError(f"--increment {text}: must be a number, or comma-separated numbers") from None
+    return values[0] if len(values) == 1 else values
+
+
+def defaults(command: Callable[..., Any]) -> dict[str, Any]:
+    """Return the options of a command with their defaults, for commands that call others."""
+    parameters = inspect.signature(command).parameters.values()
+    return {p.name: p.default for p in parameters if p.default is not inspect.Parameter.empty}
+
+
+def resolve_options(methods: Sequence[str], dataset: str, o: Mapping[str, Any]) -> Experiment:
+    """Resolve and check the options of a command."""
+    from efcil.experiment.specification import ExperimentSpec, resolve
+
+    overrides = [*o["overrides"], *(["data.skip_bad=true"] if o["skip_bad"] else [])]
+    spec = ExperimentSpec(
+        methods=tuple(methods),
+        dataset=dataset,
+        tasks=o["tasks"],
+        init_cls=o["init_cls"],
+        increment=parse_increment(o["increment"]),
+        allow_uneven=o["allow_uneven"],
+        order=o["order"],
+        seed=o["seed"],
+        preset=o["preset"],
+        overrides=tuple(overrides),
+        val_fraction=o.get("val_fraction", 0.0),
+    )
+    return resolve(spec)
+
+
+def make_run(
+    experiment: Experiment, o: Mapping[str, Any], out: Path, compare: bool, reporter: Reporter, world: World
+) -> Run:
+    """Make a run of resolved options; `o` has those that do not change its numbers."""
+    from efcil.accel.backend import Backend
+    from efcil.experiment.run import Run, RunOptions
+    from efcil.experiment.tracking import trackers
+
+    if o["threads"]:
+        import torch
+
+        torch.set_num_threads(o["threads"])
+    backend = Backend.choose(o["device"], o["precision"], o["compile"], o["cuda_graphs"], world, o["sync_bn"])
+    options = RunOptions(
+        command=command_line(o["out"] or out),
+        compare=compare,
+        checkpoint_seconds=o["checkpoint_seconds"],
+        save_features=o["save_features"],
+        trackers=trackers(o["log"] if world.is_main else [], out, experiment.fingerprint()),
+    )
+    return Run(experiment, out, backend, reporter, options, o["data"])
+
+
+def _execute(methods: Sequence[str], dataset: str, o: Mapping[str, Any], orders: Sequence[str], compare: bool) -> None:
+    """Execute a run for each order and leave the screen tidy; under torchrun, this process's part of it."""
+    from efcil.experiment.concurrent import execute_all
+    from efcil.experiment.reporters import NullReporter, PrefixReporter, choose_reporter
+    from efcil.training.distributed import init_distributed
+
+    several, silent, concurrent = len(orders) > 1, o["quiet"] or o["json"], o.get("concurrent_runs")
+    with init_distributed() as world:
+        reporter = choose_reporter(o["quiet"], o["json"]) if world.is_main else NullReporter()
+        out = None
+        try:
+            for text in o.get("notes", ()):
+                reporter.note(text)
+            with world.sync_errors():
+                if several and world.size > 1 and concurrent not in (None, 1):
+                    raise ConfigError(
+                        f"--concurrent-runs {concurrent}: {world.size} processes train one order at a time; drop it"
+                    )
+                experiments = {order: resolve_options(methods, dataset, {**o, "order": order}) for order in orders}
+                places = {order: f"order-{Path(order).stem}" if several else "" for order in orders}
+                if world.is_main:
+                    homes = {
+                        str(Path(places[order]) / ("trajectory" if compare else "")): experiment.fingerprint()
+                        for order, experiment in experiments.items()
+                    }
+                    first = next(iter(experiments.values()))  # which has names as they are registered
+                    name = "compare" if compare else next(iter(first.methods))
+                    stem = directory_stem([name], {**o, "dataset": first.dataset}, orders)
+                    out = o["out"] or new_directory(stem, homes, o["resume"])
+            out = Path(world.broadcast_object(str(out)))
+            runs = []
+            with world.sync_errors():
+                for order, experiment in experiments.items():
+                    tells = PrefixReporter(f"order {order}") if several and not silent and world.is_main else reporter
+                    runs.append(make_run(experiment, {**o, "out": out}, out / places[order], compare, tells, world))
+            parallel = (concurrent or runs[0].backend.concurrent_runs) if several else 1
+            execute_all(runs, o["resume"], parallel, f"resume with: {resume_command(out)}")
+        finally:
+            reporter.close()
+        if several and world.is_main:
+            from efcil.cli.console import print_markdown
+            from efcil.report import load_summaries, markdown_table, write_report
+
+            summaries = load_summaries([out / place for place in places.values()])
+            write_report(summaries, out)
+            if not silent:
+                print_markdown(markdown_table(summaries))
+
+
+def _with_file(options: dict[str, Any], context: typer.Context) -> dict[str, Any]:
+    """Add the options of --config, where it is given, below what was typed."""
+    if options["config"] is None:
+        return options
+    from efcil.cli.config_file import merged
+
+    sources = {name: context.get_parameter_source(name) for name in context.params}
+    typed = {name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
+    return merged(options["config"], options, typed)
+
+
+def _commas(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+# --- the commands -----------------------------------------------------------------------------------------------------
+
+
+@app.command(rich_help_panel=EXPERIMENTS)
+def demo(
+    out: Annotated[
+        Path,
+        typer.Option(metavar="DIR", help="Output directory; an earlier demo in it is replaced."),
+    ] = Path("demo"),
+    quiet: QuietFlag = False,
+    json: JsonLinesFlag = False,
+) -> None:
+    """Compare DPCR with its baselines on ten digits in five tasks: about a minute on a CPU."""
+    import shutil
+
+    names = ["dpcr", "dp-ncm", "lwf-ncm", "lwf"]
+    config = out / "trajectory" / "config.yaml"
+    if config.exists() and "command: efcil demo" in config.read_text(encoding="utf-8"):
+        for part in ("trajectory", *names):  # what a demo writes, and nothing else that may lie there
+            shutil.rmtree(out / part, ignore_errors=True)
+    options = {**defaults(compare), "out": out, "tasks": 5, "device": "cpu", "quiet": quiet, "json": json}
+    _execute(names, "digits", options, ["identity"], compare=True)
+    if not (quiet or json):
+        print(f"open {out / 'report.html'} in a browser to see the curves")
+
+
+@app.command(rich_help_panel=EXPERIMENTS)
+def run(
+    context: typer.Context,
+    method: Method = "",
+    dataset: DataSetName = "",
+    data: DataDir = None,
+    tasks: Tasks = None,
+    init_cls: InitCls = None,
+    increment: Increment = None,
+    allow_uneven: Uneven = False,
+    order: Order = "identity",
+    seed: Seed = 0,
+    preset: Preset = None,
+    overrides: Overrides = [],  # noqa: B006 (typer copies it)
+    config: ConfigFile = None,
+    skip_bad: SkipBad = False,
+    out: Out = None,
+    resume: Resume = False,
+    save_features: SaveFeatures = False,
+    log: LogTo = [],  # noqa: B006
+    checkpoint_seconds: Every = 60.0,
+    quiet: QuietFlag = False,
+    json: JsonLinesFlag = False,
+    device: Device = "auto",
+    precision: Precision = "auto",
+    compile: Compile = None,
+    cuda_graphs: CudaGraphs = None,
+    sync_bn: SyncBN = False,
+    threads: Threads = None,
+) -> None:
+    """Train and evaluate one method on all tasks of a data set."""
+    options = _with_file(dict(locals()), context)
+    if not options["method"] or not options["dataset"]:
+        raise ConfigError("missing METHOD and DATASET, e.g. efcil run dpcr digits")
+    _execute([options["method"]], options["dataset"], options, [options["order"]], compare=False)
+
+
+@app.command(rich_help_panel=EXPERIMENTS)
+def compare(
+    context: typer.Context,
+    methods: Methods = "",
+    dataset: DataSetName = "",
+    data: DataDir = None,
+    tasks: Tasks = None,
+    init_cls: InitCls = None,
+    increment: Increment = None,
+    allow_uneven: Uneven = False,
+    orders: Orders = "identity",
+    seed: Seed = 0,
+    preset: Preset = None,
+    overrides: Overrides = [],  # noqa: B006 (typer copies it)
+    config: ConfigFile = None,
+    skip_bad: SkipBad = False,
+    out: Out = None,
+    resume: Resume = False,
+    save_features: SaveFeatures = False,
+    log: LogTo = [],  # noqa: B006
+    checkpoint_seconds: Every = 60.0,
+    quiet: QuietFlag = False,
+    json: JsonLinesFlag = False,
+    device: Device = "auto",
+    precision: Precision = "auto",
+    compile: Compile = None,
+    cuda_graphs: CudaGraphs = None,
+    sync_bn: SyncBN = False,
+    threads: Threads = None,
+    concurrent_runs: ConcurrentRuns = None,
+) -> None:
+    """Compare methods: train the backbone once per class order and evaluate every method on it."""
+    options = _with_file(dict(locals()), context)
+    names, orders_given = _commas(options["methods"]), _commas(options["orders"])
+    if not names or not options["dataset"] or not orders_given:
+        raise ConfigError("missing METHODS and DATASET, e.g. efcil compare dpcr,lwf-ncm digits")
+    _execute(names, options["dataset"], options, orders_given, compare=True)
+
+
+@app.command(rich_help_panel=EXPERIMENTS)
+def resume(
+    directory: Annotated[Path, typer.Argument(help="Directory of a run or comparison.", show_default=False)],
+    data: DataDir = None,
+    quiet: QuietFlag = False,
+    json: JsonLinesFlag = False,
+    device: Annotated[
+        str | None, typer.Option(metavar="DEVICE", help="Another device.", rich_help_panel=MACHINE)
+    ] = None,
+) -> None:
+    """Resume an interrupted run, comparison, search or reproduction from its directory."""
+    words, start, out = stored_command(directory)
+    if data is not None:
+        words += ["--data", str(data.resolve())]
+    if device is not None:
+        words += ["--device", device]
+    words += ["--quiet"] * quiet + ["--json"] * json
+    if start.resolve() == Path.cwd():
+        out = Path(os.path.relpath(out))
+    else:
+        print(f"note: paths are relative to {start}, where the run was started", file=sys.stderr)
+        os.chdir(start)
+    words += ["--out", str(out)]
+    from efcil.cli import app as every_command
+
+    sys.argv[1:] = words  # what is stored is the command that is resumed, not this one
+    every_command([*words, *(["--resume"] if words[0] in WITH_RESUME else [])], prog_name="efcil")
+
+
+@app.command(rich_help_panel=EXPERIMENTS)
+def tune(
+    context: typer.Context,
+    method: Method = "",
+    dataset: DataSetName = "",
+    grid: Annotated[
+        list[str],
+        typer.Option(
+            "--try",
+            metavar="KEY=VALUES",
+            help="Values to try, key=value,value; repeat for a grid.",
+            show_default=False,
+            rich_help_panel=SETTINGS,
+        ),
+    ] = [],  # noqa: B006
+    val_fraction: Annotated[
+        float,
+        typer.Option(
+            min=0.01,
+            max=0.5,
+            metavar="SHARE",
+            help="Share of each class's training images held out to measure on.",
+            rich_help_panel=SETTINGS,
+        ),
+    ] = 0.1,
+    data: DataDir = None,
+    tasks: Tasks = None,
+    init_cls: InitCls = None,
+    increment: Increment = None,
+    allow_uneven: Uneven = False,
+    orders: Orders = "identity,1992,1993",
+    seed: Seed = 0,
+    preset: Preset = None,
+    overrides: Overrides = [],  # noqa: B006
+    config: ConfigFile = None,
+    skip_bad: SkipBad = False,
+    out: Out = None,
+    resume: Resume = False,
+    save_features: SaveFeatures = False,
+    log: LogTo = [],  # noqa: B006
+    checkpoint_seconds: Every = 60.0,
+    quiet: QuietFlag = False,
+    json: JsonLinesFlag = False,
+    device: Device = "auto",
+    precision: Precision = "auto",
+    compile: Compile = None,
+    cuda_graphs: CudaGraphs = None,
+    sync_bn: SyncBN = False,
+    threads: Threads = None,
+    concurrent_runs: ConcurrentRuns = None,
+) -> None:
+    """Select options on held-out training images, never on test images. Completed runs are skipped."""
+    from efcil.cli.search import search
+
+    options = _with_file(dict(locals()), context)
+    if not options["method"] or not options["dataset"] or not grid:
+        raise ConfigError("missing METHOD, DATASET or --try, e.g. efcil tune dpcr digits --try ridge=20,200")
+    search(options, grid)

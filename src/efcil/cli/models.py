@@ -1,0 +1,293 @@
+"""Commands for a model that keeps learning: teach, predict, evaluate, forget, undo, rename, merge, export, serve."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from efcil.cli.options import (
+    LIMITS,
+    MACHINE,
+    MODELS,
+    NEW_MODEL,
+    OUTPUT,
+    SETTINGS,
+    Device,
+    JsonFlag,
+    ModelDir,
+    Overrides,
+    QuietFlag,
+    SkipBad,
+)
+from efcil.errors import ConfigError
+
+app = typer.Typer()
+
+
+@app.command(rich_help_panel=MODELS)
+def teach(
+    model: ModelDir,
+    folder: Annotated[Path, typer.Argument(help="Image folder with one subfolder per class.", show_default=False)],
+    method: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Method; dpcr by default.", rich_help_panel=NEW_MODEL)
+    ] = None,
+    backbone: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Backbone, or timm/NAME.", rich_help_panel=NEW_MODEL)
+    ] = None,
+    width: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Channels of the first stage.", rich_help_panel=NEW_MODEL)
+    ] = None,
+    size: Annotated[
+        int | None,
+        typer.Option(min=8, metavar="N", help="Image size (pixels); 64 by default.", rich_help_panel=NEW_MODEL),
+    ] = None,
+    weights: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Backbone weights (safetensors).", rich_help_panel=NEW_MODEL),
+    ] = None,
+    frozen: Annotated[
+        bool,
+        typer.Option("--frozen", metavar="", help="Freeze the backbone (needs --weights).", rich_help_panel=NEW_MODEL),
+    ] = False,
+    seed: Annotated[
+        int | None, typer.Option(min=0, metavar="N", help="Random seed.", rich_help_panel=NEW_MODEL)
+    ] = None,
+    val_fraction: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SHARE",
+            help="Share of each class held out to measure recall; 0.1 by default.",
+            rich_help_panel=NEW_MODEL,
+        ),
+    ] = None,
+    overrides: Overrides = [],  # noqa: B006 (typer copies it)
+    epochs: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Epochs of this update.", rich_help_panel=SETTINGS)
+    ] = None,
+    budget: Annotated[
+        float | None, typer.Option(metavar="S", help="Time limit of this update (seconds).", rich_help_panel=SETTINGS)
+    ] = None,
+    device: Device = "auto",
+    skip_bad: SkipBad = False,
+    quiet: QuietFlag = False,
+) -> None:
+    """Teach a model new classes, or update known ones; creates the model if it does not exist."""
+    from efcil.config import parse_overrides
+    from efcil.product import commands
+
+    chosen = {"method": method, "backbone": backbone, "width": width, "size": size, "weights": weights, "seed": seed}
+    given = {**chosen, "val_fraction": val_fraction}
+    new_model_options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    new_model_options |= {"frozen": True} if frozen else {}
+    new_model_options |= {"options": parse_overrides(overrides)} if overrides else {}
+    message = commands.teach(
+        model, folder, new_model_options, epochs=epochs, budget=budget, device=device, skip_bad=skip_bad, quiet=quiet
+    )
+    if not quiet:
+        print(message)
+
+
+@app.command(rich_help_panel=MODELS)
+def predict(
+    model: ModelDir,
+    paths: Annotated[list[Path], typer.Argument(help="Images, or folders of images.", show_default=False)],
+    top: Annotated[int, typer.Option(min=1, metavar="K", help="Print the K best classes.", rich_help_panel=OUTPUT)] = 1,
+    reject_below: Annotated[
+        float | None,
+        typer.Option(metavar="P", help='Answer "none of these" below this confidence.', rich_help_panel=OUTPUT),
+    ] = None,
+    device: Device = "auto",
+    json: JsonFlag = False,
+    csv: Annotated[bool, typer.Option("--csv", metavar="", help="Print CSV.", rich_help_panel=OUTPUT)] = False,
+) -> None:
+    """Classify images."""
+    from efcil.product import commands
+
+    answers = commands.predict(model, paths, top=top, reject_below=reject_below, device=device)
+    if json:
+        print(commands.to_json(answers))
+    elif csv:
+        print(commands.to_csv(answers), end="")
+    else:
+        for answer in answers:
+            rest = ", ".join(f"{t['label']} {100 * t['confidence']:.0f} %" for t in answer["top"][1:])
+            label = answer["label"] or "none of these"
+            print(f"{answer['file']}: {label} {100 * answer['confidence']:.0f} %" + (f" ({rest})" if rest else ""))
+
+
+@app.command(rich_help_panel=MODELS)
+def evaluate(
+    model: ModelDir,
+    folder: Annotated[
+        Path, typer.Argument(help="Image folder with one subfolder per class (its test/, if any).", show_default=False)
+    ],
+    device: Device = "auto",
+    skip_bad: SkipBad = False,
+    json: JsonFlag = False,
+) -> None:
+    """Report overall and per-class accuracy on an image folder."""
+    from efcil.product import commands
+
+    found = commands.evaluate(model, folder, device=device, skip_bad=skip_bad)
+    if json:
+        print(commands.to_json(found))
+        return
+    width = max(map(len, found["recall"]))
+    for name, recall in found["recall"].items():
+        print(f"{name:{width}}  {recall:6.2f} %")
+    print(f"accuracy: {found['accuracy']:.2f} % of {found['images']} images")
+
+
+@app.command(rich_help_panel=MODELS)
+def summary(model: ModelDir, json: JsonFlag = False) -> None:
+    """Show what a model consists of and which classes it knows."""
+    from efcil.product import commands
+
+    found = commands.load_model(model, "cpu").summary()
+    print(commands.to_json(found) if json else commands.summary_text(found))
+
+
+@app.command(rich_help_panel=MODELS)
+def forget(
+    model: ModelDir,
+    classes: Annotated[list[str], typer.Argument(help="Classes to remove.", show_default=False)],
+    device: Device = "auto",
+) -> None:
+    """Remove classes and refit the classifier; the backbone's weights stay."""
+    from efcil.product import commands
+
+    changed = commands.change(model, device, "forget", classes)
+    print(f"removed {', '.join(classes)}; {_classes(changed)} left")
+
+
+@app.command(rich_help_panel=MODELS)
+def undo(model: ModelDir, device: Device = "auto") -> None:
+    """Restore the model as it was before its last update."""
+    from efcil.product import commands
+
+    changed = commands.change(model, device, "undo")
+    print(f"undone; {model} knows {_classes(changed)} now")
+
+
+@app.command(rich_help_panel=MODELS)
+def rename(
+    model: ModelDir,
+    old: Annotated[str, typer.Argument(help="Class.", show_default=False)],
+    new: Annotated[str, typer.Argument(help="New name.", show_default=False)],
+    device: Device = "auto",
+) -> None:
+    """Rename a class."""
+    from efcil.product import commands
+
+    commands.change(model, device, "rename", {old: new})
+    print(f"renamed {old} to {new}")
+
+
+@app.command(rich_help_panel=MODELS)
+def merge(
+    model: ModelDir,
+    other: Annotated[Path, typer.Argument(help="Model whose classes are added; not changed.", show_default=False)],
+    device: Device = "auto",
+) -> None:
+    """Add the classes of another model with the same frozen backbone."""
+    from efcil.product import commands
+
+    changed = commands.change(model, device, "merge", commands.load_model(other, device))
+    print(f"merged; {model} knows {_classes(changed)} now")
+
+
+def _classes(model: Any) -> str:
+    count = len(model.classes_)
+    return f"{count} class{'es' * (count != 1)}"
+
+
+@app.command(rich_help_panel=MODELS)
+def export(
+    model: ModelDir,
+    onnx: Annotated[
+        Path,
+        typer.Option(
+            "--onnx",
+            metavar="FILE",
+            help="ONNX file to write; needs the extra `onnx`.",
+            show_default=False,
+            rich_help_panel=OUTPUT,
+        ),
+    ],
+) -> None:
+    """Export a model to ONNX: uint8 images in, probabilities out, class names in the metadata."""
+    from efcil.product import commands
+    from efcil.product.export import export_onnx
+
+    path = export_onnx(commands.load_model(model, "cpu"), onnx)
+    print(f"written: {path} ({path.stat().st_size / 1e6:.1f} MB)")
+
+
+@app.command(rich_help_panel=MODELS)
+def serve(
+    model: ModelDir,
+    host: Annotated[str, typer.Option(metavar="HOST", help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, metavar="PORT", help="Port to listen on; 0: any free one.")
+    ] = 8000,
+    token: Annotated[
+        str | None,
+        typer.Option(
+            envvar="EFCIL_TOKEN",
+            metavar="TOKEN",
+            help="Token required to change the model; generated and printed if missing.",
+        ),
+    ] = None,
+    max_mib: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Maximum request size (MiB).", rich_help_panel=LIMITS)
+    ] = 64,
+    max_unpacked_mib: Annotated[
+        int,
+        typer.Option(min=1, metavar="N", help="Maximum size of an unpacked zip file (MiB).", rich_help_panel=LIMITS),
+    ] = 256,
+    max_megapixels: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Maximum image size (megapixels).", rich_help_panel=LIMITS)
+    ] = 40,
+    max_predict_files: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Maximum images per /predict request.", rich_help_panel=LIMITS)
+    ] = 64,
+    max_teach_files: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Maximum images per /teach request.", rich_help_panel=LIMITS)
+    ] = 1000,
+    tls_cert: Annotated[Path | None, typer.Option(metavar="FILE", help="TLS certificate (PEM).")] = None,
+    tls_key: Annotated[Path | None, typer.Option(metavar="FILE", help="TLS private key (PEM).")] = None,
+    device: Device = "auto",
+    threads: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", help="CPU threads for predictions; default: all.", rich_help_panel=MACHINE),
+    ] = None,
+    teach_threads: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", help="CPU threads for training; default: half.", rich_help_panel=MACHINE),
+    ] = None,
+) -> None:
+    """Serve a model over HTTP with a drag-and-drop web UI. Needs the extra `serve`."""
+    from efcil.serve.command import serve as run_service
+    from efcil.serve.limits import MIB, Limits
+
+    if (tls_cert is None) != (tls_key is None):
+        raise ConfigError("--tls-cert and --tls-key belong together: give both or none")
+    run_service(
+        model,
+        host=host,
+        port=port,
+        token=token,
+        limits=Limits(
+            bytes=max_mib * MIB,
+            unpacked=max_unpacked_mib * MIB,
+            pixels=max_megapixels * 1_000_000,
+            predict_files=max_predict_files,
+            teach_files=max_teach_files,
+        ),
+        device=device,
+        threads=threads,
+        teach_threads=teach_threads,
+        tls=(tls_cert, tls_key) if tls_cert and tls_key else None,
+    )
