@@ -30,9 +30,10 @@ def examine() -> Iterator[str]:
     if not torch.cuda.is_available():
         yield "no CUDA GPU: the built-in sets take about a minute; CIFAR-100 at the paper's schedule takes days here"
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    threads = torch.get_num_threads()
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    yield f"{cores} CPU cores, {torch.get_num_threads()} threads in use, {memory:.0f} GiB memory"
-    if torch.get_num_threads() > cores:
+    yield f"{cores} CPU cores, {threads} thread{'s' * (threads != 1)} in use, {memory:.0f} GiB memory"
+    if threads > cores:
         yield f"warning: more threads than cores; pass --threads {cores}"
     cache = cache_directory()
     place = next(p for p in (cache, *cache.parents) if p.exists())
