@@ -402,7 +402,10 @@ def test_data_fetch_from_a_server(efcil, tmp_path, monkeypatch):
         (["run", "dpcr", "digits", "--order", "99999999999"], (99999999999, 4294967296)),
         (["run", "dpcr", "digits", "--set", "rank_tolerance=0.1"], ("rank_rule=positive", "rank_tolerance")),
         (["run", "dpcr", "digits", "--increment", "two"], ("--increment two",)),
-        (["run", "dpcr", "digits", "--device", "warp"], ("--device warp", "cpu")),
+        (["run", "dpcr", "digits", "--device", "warp"], ("--device warp", "--device cpu")),
+        (["run", "dpcr", "digits", "--device", "meta"], ("--device meta", "--device cpu")),
+        (["run", "dpcr", "digits", "--device", ""], ("--device", "--device cpu")),
+        (["compare", "dpcr,lwf", "digits", "--orders", "1,2", "--device", "cpu:x"], ("cpu:x", "--device cpu")),
         (["run", "dpcr", "digits", "--set", "backbone=resnet81"], ("resnet81",)),
         (["run", "dpcr", "digits", "--set", "augment=cifr"], ("cifr", "'cifar'")),
         (

@@ -86,11 +86,13 @@ class Backend:
         if world.size > 1 and device.startswith("cuda"):
             device = _local_gpu(device, world)
         try:
-            place = torch.device(device)
-            torch.empty(1, device=place)
+            with warnings.catch_warnings(action="ignore"):  # of what torch means to give up
+                place = torch.device(device)
+            torch.zeros(1, device=place).item()  # meta has no numbers
         except (RuntimeError, AssertionError, NotImplementedError):
-            have = ["cpu"] + [f"cuda:{i}" for i in range(torch.cuda.device_count())]
-            raise ConfigError(f"--device {device} is not usable here; there is {', '.join(have)}") from None
+            have = " or ".join(["cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))])
+            why = "is not available here" if torch.cuda.is_available() or "cuda" not in device else "needs CUDA"
+            raise ConfigError(f"--device {device} {why}; use --device {have}") from None
         on_gpu = place.type == "cuda"
         if on_gpu:
             torch.backends.cudnn.benchmark = True  # shapes are few and fixed: the fastest convolution is worth a try
