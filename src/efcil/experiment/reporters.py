@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from efcil.report.groups import MEANING
 from efcil.report.load import split_heads
 from efcil.training.callbacks import EpochReport
 
@@ -22,6 +24,9 @@ class Reporter:
 
     def on_started(self, title: str, epochs: Sequence[int], done: int) -> None:
         """Begin: epochs of each task, of which `done` are learned already."""
+
+    def on_step(self, task: int, epoch: int, step: int, steps: int, images: int) -> None:
+        """`step` of `steps` of an epoch (0 is the first of the task) are done, each on so many images."""
 
     def on_epoch(self, report: EpochReport) -> None:
         """An epoch is done."""
@@ -85,30 +90,106 @@ class JsonReporter(Reporter):
         self._say(event="finished", out=where, summaries=list(summaries))
 
 
+class Pace:
+    """How far a run is, in epochs of all its tasks, and how fast it goes."""
+
+    def __init__(self, epochs: Sequence[int], done: int):
+        self.epochs, self.total, self.done = list(epochs), sum(epochs), float(done)
+        self._first, self._began = float(done), time.monotonic()
+        self._images, self._since = 0, self._began
+        self.rate = 0.0  # images per second since it was asked for last
+
+    def task_in_training(self) -> int:
+        """Return the task whose epochs are not all done.
+
+        >>> Pace([3, 2], 3).task_in_training()
+        1
+        """
+        ends = itertools.accumulate(self.epochs)
+        return next((task for task, end in enumerate(ends) if self.done < end), max(len(self.epochs) - 1, 0))
+
+    def advance(self, task: int, epoch: float) -> None:
+        """Say that so many epochs of a task are done."""
+        self.done = sum(self.epochs[:task]) + epoch
+
+    def count(self, images: int) -> None:
+        """Count images that were trained on."""
+        self._images += images
+
+    def measure(self) -> None:
+        """Measure the rate since the last call."""
+        now = time.monotonic()
+        if now > self._since and self._images:
+            self.rate = self._images / (now - self._since)
+        self._images, self._since = 0, now
+
+    def restart(self) -> None:
+        """Leave what was not training out of the rate."""
+        self._images, self._since = 0, time.monotonic()
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Time left at the mean speed so far; None before anything is done."""
+        gained = self.done - self._first
+        return (time.monotonic() - self._began) / gained * (self.total - self.done) if gained > 0 else None
+
+    @property
+    def words(self) -> str:
+        """Rate and time left, as far as they are known."""
+        left = self.seconds_left
+        rate = [f"{self.rate:,.0f} images/s"] if self.rate else []
+        return ", ".join([*rate, *([] if left is None else [f"{show_seconds(left)} left"])])
+
+
+def show_seconds(seconds: float) -> str:
+    """Return a duration as h:mm:ss.
+
+    >>> show_seconds(3723.4)
+    '1:02:03'
+    """
+    minutes, rest = divmod(int(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02}:{rest:02}"
+
+
 class LineReporter(Reporter):
     """A line now and then: for logs and pipes."""
 
-    EVERY = 15.0  # seconds between two lines about epochs
+    EVERY = 15.0  # seconds between two lines about training
 
     def __init__(self) -> None:
         self._last = time.monotonic()
+        self._pace = Pace((), 0)
 
     def _print(self, text: str) -> None:
         _print_line(text)
 
     def on_started(self, title: str, epochs: Sequence[int], done: int) -> None:
         """Print the title."""
+        self._pace = Pace(epochs, done)
         self._print(title)
+
+    def on_step(self, task: int, epoch: int, step: int, steps: int, images: int) -> None:
+        """Print a step, not too often."""
+        self._pace.count(images)
+        if step < steps and time.monotonic() - self._last >= self.EVERY:
+            self._pace.advance(task, epoch + step / steps)
+            self._tell(f"task {task + 1}, epoch {epoch + 1} of {self._pace.epochs[task]}, step {step} of {steps}")
 
     def on_epoch(self, report: EpochReport) -> None:
         """Print an epoch, not too often."""
-        now = time.monotonic()
-        if now - self._last >= self.EVERY:
-            self._last = now
-            self._print(f"task {report.task + 1}, epoch {report.epoch + 1} of {report.epochs}: loss {report.loss:.4f}")
+        self._pace.advance(report.task, report.epoch + 1)
+        if time.monotonic() - self._last >= self.EVERY:
+            where = f"task {report.task + 1}, epoch {report.epoch + 1} of {report.epochs}"
+            self._tell(f"{where}: loss {report.loss:.4f}")
+
+    def _tell(self, text: str) -> None:
+        self._last = time.monotonic()
+        self._pace.measure()
+        self._print(", ".join(filter(None, (text, self._pace.words))))
 
     def on_task(self, task: int, tasks: int, accuracies: Mapping[str, float]) -> None:
         """Print the accuracies."""
+        self._pace.restart()
         words = ", ".join(f"{name} {value:.2f}" for name, value in accuracies.items())
         self._print(f"task {task + 1} of {tasks}: A_t {words}")
 
@@ -137,62 +218,88 @@ class PrefixReporter(LineReporter):
 class TerminalReporter(Reporter):
     """Bars and a table, drawn with rich (imported here: a process without a terminal does not need it)."""
 
+    EVERY = 0.1  # seconds between two looks of the bar
+
     def __init__(self) -> None:
         from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-        from rich.progress import TimeRemainingColumn as Left
+        from rich.progress import BarColumn, Progress, TextColumn
 
         self.console = Console()
         self.bars = Progress(
             TextColumn("[bold]{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
+            BarColumn(bar_width=None),
             TextColumn("{task.fields[words]}"),
-            TimeElapsedColumn(),
-            TextColumn("left"),
-            Left(),
             console=self.console,
             transient=True,
+            expand=True,
         )
         self._bar: Any = None
-        self._counts: dict[str, Any] = {}
-        self._tasks = 0
+        self._counts: dict[str, tuple[Any, float]] = {}  # bar and when it began
+        self._pace, self._shown, self._loss = Pace((), 0), 0.0, ""
+        self._measured, self._explained = 0.0, False
 
     def on_started(self, title: str, epochs: Sequence[int], done: int) -> None:
         """Show the bar over all epochs of all tasks."""
-        self._tasks = len(epochs)
+        self._pace, self._loss = Pace(epochs, done), ""
         self.console.print(title, style="bold", highlight=False, markup=False)
         self.bars.start()
-        self._bar = self.bars.add_task(f"task 1/{self._tasks}", total=sum(epochs), completed=done, words="epochs")
+        self._bar = self.bars.add_task("", total=sum(epochs), words="")
+        self._show(self._pace.task_in_training(), "")
+
+    def on_step(self, task: int, epoch: int, step: int, steps: int, images: int) -> None:
+        """Advance the bar inside an epoch, ten times a second at most."""
+        self._pace.count(images)
+        if step < steps and time.monotonic() - self._shown >= self.EVERY:
+            self._pace.advance(task, epoch + step / steps)
+            self._show(task, f"epoch {epoch + 1}/{self._pace.epochs[task]}")
 
     def on_epoch(self, report: EpochReport) -> None:
         """Advance the bar."""
-        self.bars.update(
-            self._bar,
-            advance=1,
-            description=f"task {report.task + 1}/{self._tasks}",
-            words=f"epochs, loss {report.loss:.3f}",
-        )
+        self._loss = f"loss {report.loss:.3f}"
+        self._pace.advance(report.task, report.epoch + 1)
+        if time.monotonic() - self._shown >= self.EVERY or report.epoch + 1 == report.epochs:
+            self._show(report.task, f"epoch {report.epoch + 1}/{report.epochs}")
+
+    def _show(self, task: int, where: str) -> None:
+        now = time.monotonic()
+        if now - self._measured >= 1:  # over a second: the number can be read
+            self._measured = now
+            self._pace.measure()
+        self._shown = now
+        words = "  ".join(filter(None, (where, self._loss, self._pace.words.replace(", ", "  "))))
+        label = f"task {task + 1}/{len(self._pace.epochs)}"
+        self.bars.update(self._bar, completed=self._pace.done, description=label, words=words)
 
     def on_solve(self, task: int) -> None:
         """Say what happens now."""
-        self.bars.update(self._bar, words="epochs, moving statistics")
+        self._show(task, "updating statistics")
 
     def on_task(self, task: int, tasks: int, accuracies: Mapping[str, float]) -> None:
         """Print the accuracies above the bar."""
         from rich.markup import escape
 
+        if not self._explained:
+            self.console.print("A_t: accuracy over the classes seen so far, in %", style="dim", highlight=False)
+            self._explained = True
         words = "  ".join(f"{escape(name)} [bold]{value:.2f}[/bold]" for name, value in accuracies.items())
         self.console.print(f"task {task + 1:>2}/{tasks}  A_t  {words}", highlight=False)
+        self._pace.restart()
+        if task + 1 < tasks:
+            self._loss = ""
+            self._show(task + 1, "")
 
     def progress(self, what: str, done: int, total: int | None) -> None:
         """Show or advance the bar of something countable."""
         if what not in self._counts:
             self.bars.start()
-            self._counts[what] = self.bars.add_task(what, total=total, words="")
-        self.bars.update(self._counts[what], completed=done, total=total)
+            self._counts[what] = self.bars.add_task(what, total=total, words=""), time.monotonic()
+        bar, began = self._counts[what]
+        words = f"{done:,}" if total is None else f"{done:,}/{total:,}"
+        if done and total:
+            words += f"  {show_seconds((time.monotonic() - began) / done * (total - done))} left"
+        self.bars.update(bar, completed=done, total=total, words=words)
         if total is not None and done >= total:
-            self.bars.remove_task(self._counts.pop(what))
+            self.bars.remove_task(self._counts.pop(what)[0])
 
     def note(self, text: str) -> None:
         """Print a note."""
@@ -216,6 +323,7 @@ class TerminalReporter(Reporter):
             style = "bold green" if s["A_f"] == best and len(summaries) > 1 else ""
             table.add_row(escape(s["method"]), *("-" if c is None else f"{c:.2f}" for c in cells), style=style)
         self.console.print(table)
+        self.console.print(f"{MEANING}; old, new: accuracy on earlier and on the last task's classes", style="dim")
         self.console.print(f"written to {where}", highlight=False, markup=False)
 
     def close(self) -> None:

@@ -67,6 +67,9 @@ COLUMNS = (
 )
 
 
+MEANING = "; ".join(f"{column.title}: {column.help}, in %" for column in COLUMNS[:2])  # where A_f is first seen
+
+
 @dataclass(frozen=True)
 class Group:
     """Runs of one method with the same progress that differ only in class order or seed."""
