@@ -28,13 +28,13 @@ def interrupted(monkeypatch):
 
     def begin():
         patch = pytest.MonkeyPatch()
-        original = Run.after_task
+        original = Run.on_task_end
 
         def stopped(self, task):
             original(self, task)
             raise TrainingInterrupted
 
-        patch.setattr(Run, "after_task", stopped)
+        patch.setattr(Run, "on_task_end", stopped)
         return patch
 
     return begin
@@ -85,7 +85,7 @@ def test_an_unfinished_run_of_the_same_options_is_named_with_the_command_that_re
     assert_names(err, "runs/dpcr-digits-2", "--out")
     code, out, err = efcil(*command_in(err))
     assert code == 0, err
-    assert "going on after task 1" in out
+    assert "resuming after task 1" in out
     found = summary(here / "runs" / "dpcr-digits-2")
     assert found["status"] == "complete"
     assert found["command"].startswith("efcil run dpcr digits --tasks 2 --set width=2")

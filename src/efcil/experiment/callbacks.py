@@ -41,8 +41,20 @@ class Clock:
 class ProgressLog(Callback):
     """Writes the metrics log, and reports progress to the user."""
 
-    def __init__(self, log: MetricsLog, reporter: Reporter, matrices: Mapping[str, AccuracyMatrix], tasks: int):
+    def __init__(
+        self,
+        log: MetricsLog,
+        reporter: Reporter,
+        matrices: Mapping[str, AccuracyMatrix],
+        tasks: int,
+        batch_size: int,
+    ):
         self.log, self.reporter, self.matrices, self.tasks = log, reporter, matrices, tasks
+        self.batch_size = batch_size  # images of a step
+
+    def on_step_end(self, state: TrainState, steps: int) -> None:
+        """Report a step."""
+        self.reporter.on_step(state.task, state.epoch, state.step, steps, self.batch_size)
 
     def on_epoch_end(self, report: EpochReport, state: TrainState) -> None:
         """Log and report an epoch."""

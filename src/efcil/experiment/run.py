@@ -175,7 +175,8 @@ class Run(Callback):
                 SnapshotWriter(self.directory, self.trajectory, self.evaluator, self.class_names, options.snapshots)
             )
         if self.world.is_main:
-            log = ProgressLog(self.log, self.reporter, self.matrices, len(self.stream))
+            size = self.experiment.training.batch_size
+            log = ProgressLog(self.log, self.reporter, self.matrices, len(self.stream), size)
             callbacks += [Started(self.started, later_epochs), log, checkpointer, self]
         return callbacks
 

@@ -122,3 +122,22 @@ def test_lines_say_how_far_a_long_epoch_is(capsys, clock):
         "task 1, epoch 1 of 3, step 38 of 100, 160 images/s, 0:04:24 left",
         "task 1, epoch 1 of 3, step 76 of 100, 160 images/s, 0:04:09 left",
     ]
+
+
+def test_a_run_reports_its_steps(tmp_path, execution, monkeypatch):
+    """Each step of each epoch once, in order, with the images that it saw."""
+    from efcil.experiment.run import Run
+    from efcil.experiment.specification import ExperimentSpec, resolve
+
+    steps = []
+
+    class Recorder(reporters.Reporter):
+        def on_step(self, *about):
+            steps.append(about)
+
+    small = ("width=2", "batch_size=200", "first.epochs=2", "later.epochs=1", "first.milestones=[]")
+    experiment = resolve(ExperimentSpec(("lwf",), "digits", tasks=5, overrides=(*small, "later.milestones=[]")))
+    Run(experiment, tmp_path / "r", execution, Recorder()).execute(resume=False)
+    first = [about for about in steps if about[0] == 0]
+    assert first == [(0, epoch, step, 2, 200) for epoch in range(2) for step in (1, 2)]
+    assert {about[0] for about in steps} == set(range(5))
