@@ -12,7 +12,7 @@ import shutil
 import struct
 import subprocess
 import sys
-from html import unescape
+from html import escape, unescape
 from html.parser import HTMLParser
 from statistics import fmean, stdev
 from xml.etree import ElementTree
@@ -150,6 +150,34 @@ def test_same_order_and_seed_is_never_averaged():
     seeds = [summary(level=0.8), summary(level=0.6, seed=1)]
     (benchmark,) = group_runs(parse_runs(seeds))
     assert len(benchmark.groups) == 1
+
+
+def test_runs_of_other_settings_are_never_averaged_and_their_labels_name_these():
+    small, large = {"first": {"lr": 0.1}, "batch_size": 32}, {"first": {"lr": 0.1}, "batch_size": 64}
+    runs = [
+        summary(level=0.8, training=small, order="1"),
+        summary(level=0.6, training=large, order="1"),
+        summary(level=0.5, training=large, order="2"),
+        summary("lwf", training=small, data={"lazy": True}),
+        summary("lwf", training=small, data={"lazy": False}, seed=1),
+    ]
+    (benchmark,) = group_runs(parse_runs(runs))
+    found = {group.label: len(group.runs) for group in benchmark.groups}
+    assert found == {"dpcr (batch_size=32)": 1, "dpcr (batch_size=64)": 2, "lwf": 2}
+    many = [summary(options={f"o{i}": level for i in range(6)}, level=level) for level in (0.5, 0.6)]
+    (benchmark,) = group_runs(parse_runs(many))
+    assert [group.label for group in benchmark.groups] == [
+        f"dpcr (o0={level}, o1={level}, o2={level}, 3 more, configuration {number})"
+        for number, level in ((2, 0.6), (1, 0.5))
+    ]
+
+
+def test_the_measures_are_explained_in_tables_and_on_the_page():
+    text = html_page([summary()])
+    for column in COLUMNS:
+        assert f": {column.help}" in text
+    assert "<i>A</i><sub>f</sub>: accuracy over all classes after the last task" in text
+    assert r"A\_avg: mean over tasks of the accuracy over the classes seen" in markdown_table([summary()])
 
 
 def test_splits_presets_and_progress_keep_runs_apart():
@@ -401,7 +429,7 @@ def test_page_holds_the_numbers_the_best_in_bold_and_the_details():
             assert all(f">{value:.1f}</td>" in text for value in row if value is not None)
         assert f"{run['old'][-1]:.1f} " in body
     assert page.tags.count("details") == 2
-    assert page.tags.count("polyline") == 2 + 4  # the two curves; a swatch in table and legend for each
+    assert page.tags.count("polyline") == 2 * 2 + 4  # the two curves, wide and narrow; swatches in table and legend
     assert "ridge: 200 # <b>" in body
     assert "a<b, c" in body
     assert "prefers-color-scheme:dark" in text
@@ -493,6 +521,30 @@ def test_a_browser_sorts_the_table_and_unknown_values_come_last(tmp_path):
         "descending: none c b a",  # names are all known
         "1 4",
     ]
+
+
+MEASURES = """<script>
+const seen = (element) => element.getClientRects().length > 0;
+const wide = [...document.querySelectorAll(".chart, .bar, .balance, .tile, .legend")].filter(seen);
+const out = wide.filter((e) => e.getBoundingClientRect().right > innerWidth || e.getBoundingClientRect().left < 0);
+const charts = [...document.querySelectorAll(".chart")].filter(seen).map((chart) => chart.classList[1]);
+const text = Math.min(...[...document.querySelectorAll("svg.chart .tick")].filter(seen).map(
+  (tick) => tick.getBoundingClientRect().height));
+parent.document.title = [innerWidth, charts, out.length, document.documentElement.scrollWidth, text > 9].join("; ");
+</script></body>"""
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
+@pytest.mark.parametrize(("width", "chart"), [(390, "narrow"), (1200, "wide")])
+def test_the_whole_curve_is_on_the_screen_of_a_phone_and_of_a_desktop(tmp_path, width, chart):
+    page = html_page([summary(sizes=(5,) * 20), summary("lwf", 0.9, sizes=(5,) * 20)]).replace("</body>", MEASURES)
+    page = re.sub('<meta http-equiv="Content-Security-Policy"[^>]*>', "", page)
+    frame = f'<iframe width="{width}" height="900" style="border:0" srcdoc="{escape(page)}"></iframe>'  # any width
+    (tmp_path / "page.html").write_text(f"<!doctype html><title></title>{frame}", encoding="utf-8")
+    quiet = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--hide-scrollbars")
+    command = [CHROMIUM, *quiet, f"--user-data-dir={tmp_path}/profile", "--dump-dom", f"file://{tmp_path}/page.html"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=240)
+    assert re.search("<title>(.*?)</title>", done.stdout)[1] == f"{width}; {chart}; 0; {width}; true"
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")

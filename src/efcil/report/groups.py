@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import statistics
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -13,7 +13,8 @@ from efcil.report.load import Run
 __all__ = ["COLUMNS", "NONE", "Benchmark", "Group", "Value", "duration", "group_runs"]
 
 
-NONE = "\N{EN DASH}"  # missing number
+Settings = tuple[tuple[str, str], ...]
+NONE = "\N{EN DASH}"  # a number that is not there
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ COLUMNS = (
     Column("old", "Old", lambda run: run.old, 0, "accuracy on the classes of earlier tasks"),
     Column("new", "New", lambda run: run.new, 0, "accuracy on the classes of the last task"),
     Column("forgetting", "Forgetting", lambda run: run.forgetting, -1, "mean drop from the best accuracy of a task"),
-    Column("bwt", "BWT", lambda run: run.bwt, 0, "backward transfer: final minus initial accuracy"),
+    Column("bwt", "BWT", lambda run: run.bwt, 0, "backward transfer: accuracy now minus accuracy when learned"),
 )
 
 
@@ -188,18 +189,36 @@ def _rank(group: Group) -> tuple[bool, float, str]:
 
 
 def _groups(runs: list[Run], presets: dict[str, set[str]]) -> list[Group]:
-    together: dict[tuple[str, str, int], list[Run]] = {}
+    together: dict[tuple[str, str, int, Settings], list[Run]] = {}
     for run in runs:
-        together.setdefault((run.method, run.preset, run.tasks_done), []).append(run)
+        together.setdefault((run.method, run.preset, run.tasks_done, run.settings), []).append(run)
     groups = []
-    for (method, preset, _), members in together.items():
-        label = f"{method} ({preset or 'no preset'})" if len(presets[method]) > 1 else method
+    for (method, preset, _, settings), members in together.items():
+        about = [preset or "no preset"] if len(presets[method]) > 1 else []
+        about += _distinct_settings(settings, [r.settings for r in runs if (r.method, r.preset) == (method, preset)])
+        label = f"{method} ({', '.join(about)})" if about else method
         if len({(run.order, run.seed) for run in members}) == len(members):
             groups.append(Group(label, method, tuple(members)))
         else:  # repeated order and seed: another configuration or a repetition, not averaged
             names = _distinct_names([run.run_dir for run in members])
             groups += [Group(f"{label} [{name}]", method, (run,)) for name, run in zip(names, members, strict=True)]
     return groups
+
+
+def _distinct_settings(own: Settings, every: Collection[Settings]) -> list[str]:
+    """Return the settings that tell one of several configurations from the others: a few, else also its number.
+
+    >>> first, second = (("lr", "1"), ("width", "2")), (("lr", "5"), ("width", "2"))
+    >>> _distinct_settings(first, [first, second])
+    ['lr=1']
+    """
+    configurations = [dict(one) for one in dict.fromkeys(every)]
+    keys = dict.fromkeys(key for one in configurations for key in one)
+    differing = [key for key in keys if len({one.get(key) for one in configurations}) > 1]
+    texts = [f"{key}={dict(own).get(key, '?')}" for key in differing]
+    if len(texts) <= 4:
+        return texts
+    return [*texts[:3], f"{len(texts) - 3} more", f"configuration {configurations.index(dict(own)) + 1}"]
 
 
 def _join_orders(runs: Iterable[Run]) -> str:

@@ -15,7 +15,7 @@ import efcil
 from efcil.report.groups import COLUMNS, NONE, Benchmark, Group, Value, duration, group_runs
 from efcil.report.load import Run, Summary, parse_runs
 from efcil.report.styles import COLORS, DARK_COLORS, Style, shorten, styles_for
-from efcil.report.svg import balance_svg, curves_svg, scale_svg, swatch_svg
+from efcil.report.svg import NARROW, balance_svg, curves_svg, scale_svg, swatch_svg
 
 __all__ = ["html_page"]
 
@@ -91,6 +91,7 @@ def _tiles(benchmark: Benchmark) -> str:
         if value is None:
             continue
         lead = "" if benchmark.best(column) is None else "lowest: " if column.better < 0 else "best: "
+        title = f"{title} {_title(column.title)}" if "_" in column.title else title
         if chosen[0].partial:
             title = f"{title} so far"
         who = lead + ", ".join(shorten(group.label, 34) for group in chosen[:3])
@@ -130,8 +131,8 @@ def _table(benchmark: Benchmark, styles: dict[str, Style]) -> str:
             f'<span class="name">{escape(group.label)}{state}</span></div></th>{"".join(cells)}'
             f'<td class="n" data-v="{_raw(seconds)}">{duration(seconds.mean) if seconds else NONE}</td></tr>'
         )
-    notes = " ".join(benchmark.notes)
-    caption = f'<p class="note">{escape(notes)}</p>' if notes else ""
+    meanings = "; ".join(f"{_title(column.title)}: {escape(column.help)}" for column in COLUMNS)
+    caption = f'<p class="note">{meanings}. {escape(" ".join(benchmark.notes))}</p>'
     return (
         f'<div class="card"><div class="scroll"><table class="results"><thead><tr>'
         f'<th scope="col" data-first="rising">Method</th>{head}'
@@ -151,7 +152,7 @@ def _title(title: str) -> str:
 
 
 def _curves(benchmark: Benchmark, styles: dict[str, Style]) -> str:
-    chart = curves_svg(benchmark, styles)
+    chart = curves_svg(benchmark, styles) + curves_svg(benchmark, styles, NARROW)  # the style sheet shows one
     if not chart:
         return ""
     items = []

@@ -9,7 +9,7 @@ from html import escape
 
 from efcil.report.groups import COLUMNS, NONE, Benchmark, Group, duration
 from efcil.report.styles import COLORS, Style, shorten, styles_for
-from efcil.report.svg import HEIGHT, WIDTH, curve_elements, swatch_elements
+from efcil.report.svg import WIDE, curve_elements, swatch_elements
 
 __all__ = ["CAPTION", "curves_document", "html_matrix", "html_table", "text_matrix", "text_table"]
 
@@ -17,6 +17,7 @@ CAPTION = "A_f: accuracy after the last task, A_avg: mean accuracy over all task
 _SHOWN = [column for column in COLUMNS if column.key in ("A_f", "A_avg", "forgetting")]
 _LABEL = 28  # characters of a method's name and how far it is: the table fits into 80
 _MOST_TASKS = 20  # of a matrix in a terminal
+WIDTH, HEIGHT = WIDE
 _LEGEND, _ROW, _HEAD = 270, 24, 34  # width, height of a line, height of the title
 _SHEET = (
     ".efcil-curves text{font-family:system-ui,-apple-system,'Segoe UI',Roboto,Helvetica,Arial,sans-serif;fill:#1b2028}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -105,6 +105,7 @@ class Run:
     command: str
     run_dir: str
     config_text: str
+    settings: tuple[tuple[str, str], ...]  # dotted options of the method, its training and the data, and their values
 
     @property
     def partial(self) -> bool:
@@ -168,6 +169,7 @@ class Run:
             commit=_text(summary.get("commit")),
             command=_text(summary.get("command")),
             run_dir=str(summary.get("run_dir", "")),
+            settings=tuple(_settings(summary)),
             config_text=str(summary.get("config_text", "")),
             **finals,
         )
@@ -198,6 +200,22 @@ def parse_runs(summaries: Iterable[Summary]) -> list[Run]:
     if not runs:
         raise RunError("no run given; give at least one run directory")
     return runs
+
+
+def _settings(summary: Summary) -> Iterator[tuple[str, str]]:
+    """Yield every option and its value as text; those of the data without what leaves its images as they are."""
+
+    def walk(value: Any, key: str) -> Iterator[tuple[str, str]]:
+        if isinstance(value, Mapping):
+            for name, inner in value.items():
+                yield from walk(inner, f"{key}.{_text(name)}" if key else _text(name))
+        else:
+            yield key, "null" if value is None else _text(value)
+
+    for part, prefix in (("training", ""), ("options", ""), ("data", "data")):
+        given = summary.get(part)
+        own = {k: v for k, v in given.items() if k not in ("lazy", "skip_bad")} if isinstance(given, Mapping) else {}
+        yield from walk(own, prefix)
 
 
 def _sequence(value: Any) -> bool:

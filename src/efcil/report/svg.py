@@ -10,8 +10,8 @@ from efcil.report.groups import Benchmark
 from efcil.report.styles import Style
 
 __all__ = [
-    "HEIGHT",
-    "WIDTH",
+    "NARROW",
+    "WIDE",
     "balance_svg",
     "curve_elements",
     "curves_svg",
@@ -20,23 +20,24 @@ __all__ = [
     "swatch_svg",
 ]
 
-WIDTH, HEIGHT = 760, 400
+WIDE, NARROW = (760, 400), (360, 300)  # width and height of the curves: beside a legend, and on a phone
 LEFT, RIGHT, TOP, BOTTOM = 52, 16, 14, 50
 
 
-def curves_svg(benchmark: Benchmark, styles: dict[str, Style]) -> str:
+def curves_svg(benchmark: Benchmark, styles: dict[str, Style], size: tuple[int, int] = WIDE) -> str:
     """A_t of every group against the classes seen; each point tells its numbers when the pointer rests on it."""
-    elements = curve_elements(benchmark, styles)
+    elements = curve_elements(benchmark, styles, size)
     if not elements:
         return ""
     return (
-        f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
+        f'<svg class="chart {"wide" if size == WIDE else "narrow"}" viewBox="0 0 {size[0]} {size[1]}" role="img" '
         f'aria-label="Accuracy after each task, {escape(benchmark.title)}">{elements}</svg>'
     )
 
 
-def curve_elements(benchmark: Benchmark, styles: dict[str, Style]) -> str:
-    """What `curves_svg` draws, on WIDTH x HEIGHT; nothing where no task is done."""
+def curve_elements(benchmark: Benchmark, styles: dict[str, Style], size: tuple[int, int] = WIDE) -> str:
+    """What `curves_svg` draws, without its frame; nothing where no task is done."""
+    width, height = size
     drawn = [(group, group.curve) for group in benchmark.groups if group.curve]
     if not drawn:
         return ""
@@ -48,25 +49,25 @@ def curve_elements(benchmark: Benchmark, styles: dict[str, Style]) -> str:
 
     def x(value: float) -> float:
         part = (value - first) / (last - first) if last > first else 0.5
-        return LEFT + 10 + part * (WIDTH - LEFT - RIGHT - 20)
+        return LEFT + 10 + part * (width - LEFT - RIGHT - 20)
 
     def y(value: float) -> float:
-        return TOP + (high - min(max(value, low), high)) / (high - low) * (HEIGHT - TOP - BOTTOM)
+        return TOP + (high - min(max(value, low), high)) / (high - low) * (height - TOP - BOTTOM)
 
     parts = []
     step = 10 if high - low > 20 else 5 if high - low > 10 else 2
     for value in range(int(low), int(high) + 1, step):
-        parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y(value):.1f}" y2="{y(value):.1f}"/>')
+        parts.append(f'<line class="grid" x1="{LEFT}" x2="{width - RIGHT}" y1="{y(value):.1f}" y2="{y(value):.1f}"/>')
         parts.append(f'<text class="tick" x="{LEFT - 8}" y="{y(value) + 4:.1f}" text-anchor="end">{value}</text>')
-    every = -(-len(ticks) // 10)
+    every = -(-len(ticks) // (10 if size == WIDE else 5))
     parts += [
-        f'<text class="tick" x="{x(tick):.1f}" y="{HEIGHT - BOTTOM + 20}" text-anchor="middle">{tick}</text>'
+        f'<text class="tick" x="{x(tick):.1f}" y="{height - BOTTOM + 20}" text-anchor="middle">{tick}</text>'
         for tick in ticks[::-every]
     ]
     unit = "classes seen" if benchmark.classes_seen else "task"
-    middle = (LEFT + WIDTH - RIGHT) / 2
-    parts.append(f'<text class="axis" x="{middle}" y="{HEIGHT - 8}" text-anchor="middle">{unit}</text>')
-    center = (TOP + HEIGHT - BOTTOM) / 2
+    middle = (LEFT + width - RIGHT) / 2
+    parts.append(f'<text class="axis" x="{middle}" y="{height - 8}" text-anchor="middle">{unit}</text>')
+    center = (TOP + height - BOTTOM) / 2
     parts.append(
         f'<text class="axis" x="14" y="{center}" text-anchor="middle" transform="rotate(-90 14 {center})">'
         "accuracy, %</text>"
