@@ -42,7 +42,12 @@ Uneven = Annotated[
 Order = Annotated[
     str, typer.Option(metavar="ORDER", help="Class order: identity, a seed (1993) or a file.", rich_help_panel=PROBLEM)
 ]
-Orders = Annotated[str, typer.Option(metavar="ORDERS", help="Comma-separated class orders.", rich_help_panel=PROBLEM)]
+Orders = Annotated[
+    str,
+    typer.Option(
+        "--orders", "--order", metavar="ORDERS", help="Comma-separated class orders.", rich_help_panel=PROBLEM
+    ),
+]
 Seed = Annotated[
     int,
     typer.Option(min=0, metavar="N", help="Seed of weights, batches and augmentation.", rich_help_panel=PROBLEM),
