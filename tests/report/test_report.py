@@ -177,7 +177,9 @@ def test_the_measures_are_explained_in_tables_and_on_the_page():
     for column in COLUMNS:
         assert f": {column.help}" in text
     assert "<i>A</i><sub>f</sub>: accuracy over all classes after the last task" in text
-    assert r"A\_avg: mean over tasks of the accuracy over the classes seen" in markdown_table([summary()])
+    assert r"A\_f: accuracy after the last task, A\_avg: mean accuracy over all tasks (%)." in markdown_table(
+        [summary()]
+    )
 
 
 def test_splits_presets_and_progress_keep_runs_apart():

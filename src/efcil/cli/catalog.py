@@ -118,7 +118,7 @@ def method_options(name: str) -> list[OptionGroup]:
 
 def part_options(name: str) -> list[OptionGroup]:
     """Return the options of a learner, a shift, a classifier or a data set (these after `data.`)."""
-    found = [group for group in all_options() if group.title.split(" ", 1)[1] == name]
+    found = [group for group in all_options() if group.title.split(" ", 1)[1].casefold() == name.casefold()]
     if not found:
         from efcil.classifiers import CLASSIFIERS
         from efcil.data import DATASETS
@@ -128,7 +128,7 @@ def part_options(name: str) -> list[OptionGroup]:
         from efcil.shift import SHIFTS
 
         known = [*METHODS, *LEARNERS, *SHIFTS, *CLASSIFIERS, *DATASETS]
-        if name not in known:
+        if name.casefold() not in map(str.casefold, known):
             raise ConfigError(
                 f"'{name}' is not a method, learner, shift, classifier or data set: {nearest(name, known)}"
             )

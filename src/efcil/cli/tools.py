@@ -49,7 +49,7 @@ def options(
     """List options for --set: meaning, default and preset values."""
     from efcil.cli import catalog
 
-    if name and name in _method_names():
+    if name.casefold() in _method_names() or "+" in name:
         _one_method(name, json)
         return
     groups = catalog.part_options(name) if name else catalog.all_options()
@@ -75,7 +75,7 @@ def doctor() -> None:
 def _method_names() -> set[str]:
     from efcil.cli.catalog import method_rows
 
-    return {row["method"] for row in method_rows()}
+    return {row["method"].casefold() for row in method_rows()}
 
 
 def _print_json(value: Any) -> None:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from efcil.report.groups import MEANING
+from efcil.report.groups import CAPTION
 from efcil.report.load import split_heads
 from efcil.training.callbacks import EpochReport
 
@@ -323,7 +323,8 @@ class TerminalReporter(Reporter):
             style = "bold green" if s["A_f"] == best and len(summaries) > 1 else ""
             table.add_row(escape(s["method"]), *("-" if c is None else f"{c:.2f}" for c in cells), style=style)
         self.console.print(table)
-        self.console.print(f"{MEANING}; old, new: accuracy on earlier and on the last task's classes", style="dim")
+        self.console.print(CAPTION, style="dim", highlight=False)
+        self.console.print("old, new: accuracy on the classes of earlier tasks and of the last one.", style="dim")
         self.console.print(f"written to {where}", highlight=False, markup=False)
 
     def close(self) -> None:

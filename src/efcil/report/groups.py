@@ -68,7 +68,7 @@ COLUMNS = (
 )
 
 
-MEANING = "; ".join(f"{column.title}: {column.help}, in %" for column in COLUMNS[:2])  # where A_f is first seen
+CAPTION = "A_f: accuracy after the last task, A_avg: mean accuracy over all tasks (%)."
 
 
 @dataclass(frozen=True)

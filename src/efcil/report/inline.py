@@ -7,13 +7,12 @@ import textwrap
 from collections.abc import Sequence
 from html import escape
 
-from efcil.report.groups import COLUMNS, NONE, Benchmark, Group, duration
+from efcil.report.groups import CAPTION, COLUMNS, NONE, Benchmark, Group, duration
 from efcil.report.styles import COLORS, Style, shorten, styles_for
 from efcil.report.svg import WIDE, curve_elements, swatch_elements
 
 __all__ = ["CAPTION", "curves_document", "html_matrix", "html_table", "text_matrix", "text_table"]
 
-CAPTION = "A_f: accuracy after the last task, A_avg: mean accuracy over all tasks (%)."
 _SHOWN = [column for column in COLUMNS if column.key in ("A_f", "A_avg", "forgetting")]
 _LABEL = 28  # characters of a method's name and how far it is: the table fits into 80
 _MOST_TASKS = 20  # of a matrix in a terminal

@@ -7,7 +7,7 @@ import io
 import re
 from collections.abc import Iterable
 
-from efcil.report.groups import COLUMNS, MEANING, NONE, Benchmark, Group, group_runs
+from efcil.report.groups import CAPTION, COLUMNS, NONE, Benchmark, Group, group_runs
 from efcil.report.load import Run, Summary, parse_runs
 
 __all__ = ["csv_table", "latex_table", "markdown_table", "md", "row", "tex"]
@@ -43,7 +43,7 @@ def _markdown(benchmark: Benchmark) -> str:
         cells += [md(group.orders), NONE if seconds is None else f"{seconds.mean:.0f}", group.status]
         lines.append(row(cells))
     lines.append("")
-    lines += [f"{note}  " for note in (md(f"{MEANING}."), *benchmark.notes)]
+    lines += [f"{note}  " for note in (md(CAPTION), *benchmark.notes)]
     return "\n".join(lines).rstrip() + "\n"
 
 
