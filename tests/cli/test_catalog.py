@@ -12,13 +12,14 @@ import typer.main
 from efcil import data
 from efcil.classifiers import CLASSIFIERS
 from efcil.cli import app, catalog
-from efcil.cli.console import print_markdown
+from efcil.cli.console import print_markdown, print_runs
 from efcil.config import keys, presets
 from efcil.errors import ConfigError
 from efcil.learners import LEARNERS
 from efcil.methods import METHODS, find
 from efcil.shift import SHIFTS
 from messages import assert_names, raises
+from summaries import summary
 
 
 def rows(groups):
@@ -177,3 +178,25 @@ def test_names_are_read_in_any_case(efcil):
         code, out, err = efcil("options", upper)
         assert code == 0, err
         assert out.casefold() == wanted.casefold()
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_tables_of_runs_and_of_the_paper_fit_and_say_what_they_leave_out(capsys, monkeypatch, width):
+    monkeypatch.setenv("COLUMNS", str(width))
+    seeds = [{"order": str(order), "method": name} for order in (1, 2, 3) for name in ("dpcr-plus", "lwf-ncm")]
+    print_runs([summary(**seed) for seed in seeds])
+    out = capsys.readouterr().out
+    assert max(map(len, out.splitlines())) <= width
+    assert "A_f: accuracy after the last task" in out
+    assert "50.00 ± 0.00" in out
+    assert ("BWT" in out) is (width == 120)
+    head = ["Method", "A\\_f paper", "A\\_f ours", "difference", "A\\_avg paper", "A\\_avg ours", "difference"]
+    cells = ["RRCR + TSSP", "47.65", "48.01 ± 0.71", "+0.36", "62.63", "62.68 ± 0.35", "+0.05"]
+    align = ["---", *["---:"] * 6, "---", "---:"]
+    table = [[*head, "orders", "seconds"], align, [*cells, "identity, 1992, 1993", "165"]]
+    print_markdown("\n".join("| " + " | ".join(line) + " |" for line in table))
+    out = capsys.readouterr().out
+    assert max(map(len, out.splitlines())) <= width
+    assert all(cell in out for cell in cells)
+    assert ("not shown here: orders, seconds" in out) is (width == 80)
+    assert ("identity, 1992, 1993" in out) is (width == 120)

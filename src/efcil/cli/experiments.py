@@ -172,13 +172,13 @@ def _execute(methods: Sequence[str], dataset: str, o: Mapping[str, Any], orders:
         finally:
             reporter.close()
         if several and world.is_main:
-            from efcil.cli.console import print_markdown
-            from efcil.report import load_summaries, markdown_table, write_report
+            from efcil.cli.console import print_runs
+            from efcil.report import load_summaries, write_report
 
             summaries = load_summaries([out / place for place in places.values()])
             write_report(summaries, out)
             if not silent:
-                print_markdown(markdown_table(summaries))
+                print_runs(summaries)
 
 
 def _with_file(options: dict[str, Any], context: typer.Context) -> dict[str, Any]:

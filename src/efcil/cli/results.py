@@ -58,7 +58,7 @@ def report(
     markdown: MarkdownFlag = False,
 ) -> None:
     """Write tables, curves, accuracy matrices and an HTML page of runs, finished or not."""
-    from efcil.cli.console import print_markdown
+    from efcil.cli.console import print_runs
     from efcil.report import load_summaries, markdown_table, write_report
 
     summaries = load_summaries(directories)
@@ -66,8 +66,10 @@ def report(
     if markdown:
         print(markdown_table(summaries))
     else:
-        print_markdown(markdown_table(summaries))
-        print("written: " + ", ".join(str(path) for path in written.values()))
+        print_runs(summaries)
+        matrices = [name for name in written if name.startswith("matrix-")]
+        names = [name for name in written if name not in matrices]
+        print(f"written to {out}: {', '.join(names)}" + (f" and {len(matrices)} matrix-*.png" if matrices else ""))
 
 
 @app.command(rich_help_panel=EXPERIMENTS)

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
 app = typer.Typer()
 
-WIDE = 118  # columns from which the table of methods has all it knows
-
 
 @app.command(rich_help_panel=TOOLS)
 def methods(
@@ -92,7 +90,7 @@ def _plain(groups: Sequence[OptionGroup]) -> list[dict[str, Any]]:
 
 def _method_table(rows: Sequence[dict[str, Any]]) -> None:
     from efcil.cli.catalog import KINDS
-    from efcil.cli.console import console, new_table
+    from efcil.cli.console import WIDE, console, new_table
 
     out = console()
     wide = out.width >= WIDE

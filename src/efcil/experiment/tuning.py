@@ -21,7 +21,8 @@ from efcil.errors import ConfigError, nearest
 from efcil.files import atomic_write_text, write_json
 from efcil.learners import LEARNERS
 from efcil.methods import find
-from efcil.report.groups import Value
+from efcil.report.groups import CAPTION, Value
+from efcil.report.tables import md
 
 MAX_TRIALS = 500
 """Combinations that are still taken for what the user meant."""
@@ -129,7 +130,9 @@ def table(found: Sequence[TrialResult], title: str) -> str:
     head = [*names, "A_f", "A_avg"]
     rows = [[s.partition("=")[2] for s in o.trial.overrides] + [o.A_f.text(), o.A_avg.text()] for o in found]
     lines = [head, ["---:"] * len(head), *rows]
-    return "\n".join([title, "", *("| " + " | ".join(line).replace("_", r"\_") + " |" for line in lines), ""])
+    return "\n".join(
+        [title, "", *("| " + " | ".join(line).replace("_", r"\_") + " |" for line in lines), "", md(CAPTION), ""]
+    )
 
 
 def write(found: Sequence[TrialResult], out: Path, title: str, best: Mapping[str, Any]) -> dict[str, Path]:

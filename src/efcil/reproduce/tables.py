@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from efcil.report.groups import NONE, Value
+from efcil.report.groups import CAPTION, NONE, Value
 from efcil.report.tables import md, row, tex
 from efcil.reproduce.result_index import ResultIndex, published
 
@@ -98,6 +98,7 @@ class Table:
             devices = "; ".join(dict.fromkeys(part for line in lines for part in line.device.split("; ") if part))
             shared = f"Seconds of the fastest training, which all rows of a group share, on {devices}."
             parts += ["", *([shared, ""] * bool(devices))]
+        parts += [md(CAPTION), ""]
         several = any(
             line.values["A_f"] and line.values["A_f"].spread for b in self.benchmarks for line in self.lines(b, index)
         )
