@@ -121,7 +121,8 @@ def make_run(
         import torch
 
         torch.set_num_threads(o["threads"])
-    backend = Backend.choose(o["device"], o["precision"], o["compile"], o["cuda_graphs"], world, o["sync_bn"])
+    modes = (o["precision"], o["compile"], o["cuda_graphs"], world, o["sync_bn"])
+    backend = Backend.choose(o["device"], *modes, note=reporter.note)
     options = RunOptions(
         command=command_line(o["out"] or out),
         compare=compare,
