@@ -123,7 +123,7 @@ def test_lines_say_how_far_a_long_epoch_is(capsys, clock):
     ]
 
 
-def test_a_run_reports_its_steps(tmp_path, execution, monkeypatch):
+def test_a_run_reports_its_steps(tmp_path, backend):
     """Each step of each epoch once, in order, with the images that it saw."""
     from efcil.experiment.run import Run
     from efcil.experiment.specification import ExperimentSpec, resolve
@@ -136,7 +136,7 @@ def test_a_run_reports_its_steps(tmp_path, execution, monkeypatch):
 
     small = ("width=2", "batch_size=200", "first.epochs=2", "later.epochs=1", "first.milestones=[]")
     experiment = resolve(ExperimentSpec(("lwf",), "digits", tasks=5, overrides=(*small, "later.milestones=[]")))
-    Run(experiment, tmp_path / "r", execution, Recorder()).execute(resume=False)
+    Run(experiment, tmp_path / "r", backend, Recorder()).execute(resume=False)
     first = [about for about in steps if about[0] == 0]
     assert first == [(0, epoch, step, 2, 200) for epoch in range(2) for step in (1, 2)]
     assert {about[0] for about in steps} == set(range(5))

@@ -126,7 +126,7 @@ MUTANTS = [
      "(stats.gram_sum() - stats.cross @ stats.mean) / stats.count.sum()", "stats.gram_sum() / stats.count.sum()",
      "learners/test_pseudo_replay.py::test_pseudo_samples_are_drawn_from_the_means_and_the_pooled_covariance"),
     ("PODNet's true class in the denominator", "learners/podnet.py",
-     "s.scatter(1, own, 0.0).logsumexp(1)", "s.logsumexp(1)",
+     "s.scatter(1, true, 0.0).logsumexp(1)", "s.logsumexp(1)",
      "learners/test_podnet.py::test_nca_and_its_gradient_are_the_published_codes"),
     ("SGD forgets its momentum", "accel/optim.py",
      '[self.state[p]["momentum_buffer"] if self.momentum else None for p in with_gradient]',
