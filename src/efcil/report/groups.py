@@ -14,7 +14,7 @@ __all__ = ["COLUMNS", "NONE", "Benchmark", "Group", "Value", "duration", "group_
 
 
 Settings = tuple[tuple[str, str], ...]
-NONE = "\N{EN DASH}"  # a number that is not there
+NONE = "\N{EN DASH}"  # missing number
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ COLUMNS = (
     Column("old", "Old", lambda run: run.old, 0, "accuracy on the classes of earlier tasks"),
     Column("new", "New", lambda run: run.new, 0, "accuracy on the classes of the last task"),
     Column("forgetting", "Forgetting", lambda run: run.forgetting, -1, "mean drop from the best accuracy of a task"),
-    Column("bwt", "BWT", lambda run: run.bwt, 0, "backward transfer: accuracy now minus accuracy when learned"),
+    Column("bwt", "BWT", lambda run: run.bwt, 0, "backward transfer: final minus initial accuracy"),
 )
 
 
