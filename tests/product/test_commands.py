@@ -125,9 +125,9 @@ def test_none_of_these_below_a_confidence(efcil, taught, lessons):
 def test_summary(efcil, taught):
     code, out, err = efcil("summary", taught)
     assert code == 0, err
-    assert "dpcr, resnet10, pictures of 16 pixels" in out
+    assert "dpcr, resnet10, images of 16 pixels" in out
     assert "class 5" in out
-    assert "closest to each other" in out
+    assert "most similar" in out
     found = json.loads(efcil("summary", taught, "--json")[1])
     assert [c["images"] for c in found["classes"]] == [30] * 6
 

@@ -1,4 +1,4 @@
-"""What the command line does with a model: teach, predict, evaluate, forget, undo, rename, merge, summary, export."""
+"""The commands of a model: teach, predict, evaluate, forget, undo, rename, merge, summary."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from efcil.product.progress import Progress
 
 @contextlib.contextmanager
 def change_lock(directory: Path) -> Iterator[Callable[[IncrementalClassifier], None]]:
-    """Hold a model while it is changed; refuse a second process.
+    """Lock a model while it is changed; refuse a second process.
 
-    Yield the function that saves it. It refuses when a process without this lock (a service that serves the same
-    directory) has changed the model meanwhile.
+    Yield the function that saves the model. It refuses if a process without this lock (a service that serves the same
+    directory) has changed the model in the meantime.
     """
     path = directory.absolute().parent / f".{directory.name}.lock"
     try:
@@ -45,7 +45,7 @@ def change_lock(directory: Path) -> Iterator[Callable[[IncrementalClassifier], N
         def save(model: IncrementalClassifier) -> None:
             with save_lock(directory):
                 if fingerprint(directory) != before:
-                    what = "was changed by another process meanwhile; nothing was saved, try again"
+                    what = "was changed by another process in the meantime; nothing was saved, try again"
                     raise ModelError(f"{directory} {what}")
                 model.save(directory)
 
@@ -53,7 +53,7 @@ def change_lock(directory: Path) -> Iterator[Callable[[IncrementalClassifier], N
 
 
 def load_model(directory: Path, device: str, *, progress: bool = False) -> IncrementalClassifier:
-    """Read a model, or say that there is none."""
+    """Load a model."""
     if not (directory / CARD).exists():
         raise ModelError(f"{directory}: no model; make one with `efcil teach {directory} FOLDER`")
     return IncrementalClassifier.load(directory, device=device, progress=progress)
@@ -70,7 +70,7 @@ def teach(
     skip_bad: bool,
     quiet: bool,
 ) -> str:
-    """Teach a model the classes of a folder; where there is none yet, make it with `new_model_options`."""
+    """Train a model on the classes of a folder; create it with `new_model_options` if it does not exist."""
     began = time.monotonic()
     with change_lock(directory) as save:
         if (directory / CARD).exists():
@@ -91,27 +91,27 @@ def teach(
 
 
 def image_files(paths: Sequence[Path]) -> list[Path]:
-    """Return the files, those in folders included."""
+    """Return the image files, including those in folders."""
     found: list[Path] = []
     for path in paths:
         if path.is_dir():
             inside = sorted(_images_below(path))
             if not inside:
-                raise DataError(f"{path}: no pictures in it; give pictures or folders of them")
+                raise DataError(f"{path}: no images in it; give images or folders of images")
             found += inside
         elif path.exists():
             found.append(path)
         else:
-            raise DataError(f"{path}: no such file; give pictures or folders of them")
+            raise DataError(f"{path}: no such file; give images or folders of images")
     return found
 
 
 def _images_below(folder: Path) -> Iterator[Path]:
-    """Pictures in a folder and the folders in it, through links as when teaching, but none that is hidden."""
+    """Yield the images below a folder; links are followed as in training, hidden files are skipped."""
     seen: set[str] = set()
     for place, folders, files in os.walk(folder, followlinks=True):
         real = os.path.realpath(place)
-        if real in seen:  # a link to a folder that holds it would go on for ever
+        if real in seen:  # a link to a parent folder would never end
             folders.clear()
             continue
         seen.add(real)
@@ -125,14 +125,14 @@ def _images_below(folder: Path) -> Iterator[Path]:
 def predict(
     directory: Path, paths: Sequence[Path], *, top: int, reject_below: float | None, device: str
 ) -> list[dict[str, Any]]:
-    """Name the class of each picture: its file, the answer (null: none of these), its confidence and the best `top`."""
+    """Classify images: file, label (None: none of these), confidence and the `top` best classes of each."""
     if reject_below is not None and not 0 <= reject_below <= 1:
-        raise ConfigError(f"--reject-below {reject_below}: wanted a confidence from 0 to 1")
+        raise ConfigError(f"--reject-below {reject_below}: must be a confidence between 0 and 1")
     model = load_model(directory, device)
     files = image_files(paths)
     names = model.classes_
     answers = []
-    for begin in range(0, len(files), 1024):  # so that a million pictures do not have to fit into memory
+    for begin in range(0, len(files), 1024):  # a million images need not fit into memory
         part = files[begin : begin + 1024]
         for file, row in zip(part, model.predict_proba(part), strict=True):
             order = np.argsort(-row, kind="stable")[:top]
@@ -144,7 +144,7 @@ def predict(
 
 
 def to_csv(answers: Sequence[Mapping[str, Any]]) -> str:
-    """Answers as CSV: file, label, confidence."""
+    """Return predictions as CSV: file, label, confidence."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["file", "label", "confidence"])
@@ -153,14 +153,14 @@ def to_csv(answers: Sequence[Mapping[str, Any]]) -> str:
 
 
 def evaluate(directory: Path, folder: Path, *, device: str, skip_bad: bool) -> dict[str, Any]:
-    """Return accuracy over the pictures of a folder, and of each class its share found again, in percent."""
+    """Return the accuracy on the images of a folder and the recall of each class, in percent."""
     model = load_model(directory, device)
     images, names = read_labeled_images(folder, None, model.size, "test", skip_bad=skip_bad)
     known = set(model.classes_.tolist())
     strange = sorted(set(names) - known)
     if strange:
         listed = ", ".join(strange[:5]) + (f" and {len(strange) - 5} more" if len(strange) > 5 else "")
-        raise DataError(f"the model does not know {listed}; teach it, or leave these pictures out")
+        raise DataError(f"the model does not know {listed}; teach it, or leave these images out")
     truth = np.array(names)
     right = model.predict(images) == truth
     each = {str(name): round(100 * float(right[truth == name].mean()), 2) for name in sorted(set(names))}
@@ -168,7 +168,7 @@ def evaluate(directory: Path, folder: Path, *, device: str, skip_bad: bool) -> d
 
 
 def change(directory: Path, device: str, action: str, *arguments: Any) -> IncrementalClassifier:
-    """Load, change by `forget`, `undo`, `rename` or `merge`, save."""
+    """Load a model, call `forget`, `undo`, `rename` or `merge`, and save it."""
     with change_lock(directory) as save:
         model = load_model(directory, device)
         getattr(model, action)(*arguments)
@@ -177,24 +177,24 @@ def change(directory: Path, device: str, action: str, *arguments: Any) -> Increm
 
 
 def summary_text(found: Mapping[str, Any]) -> str:
-    """A summary for people."""
+    """Return a summary as text."""
     frozen = " (frozen)" if found["frozen"] else ""
     lines = [
-        f"{found['method']}, {found['backbone']}{frozen}, pictures of {found['size']} pixels, {found['dim']} features, "
+        f"{found['method']}, {found['backbone']}{frozen}, images of {found['size']} pixels, {found['dim']} features, "
         f"{found['updates']} updates, {found['bytes'] / 1e6:.1f} MB"
     ]
     width = max([5, *(len(c["name"]) for c in found["classes"])])
     if found["classes"]:
-        lines.append(f"{'class':{width}}  pictures  learned     found again")
+        lines.append(f"{'class':{width}}  images  learned     recall")
     for c in found["classes"]:
         recall = "-" if c["recall"] is None else f"{c['recall']:.0f} %"
-        lines.append(f"{c['name']:{width}}  {c['images']:>8}  {c['learned']}  {recall:>11}")
+        lines.append(f"{c['name']:{width}}  {c['images']:>6}  {c['learned']}  {recall:>6}")
     if found["similar"]:
         pairs = ", ".join(f"{a} and {b} ({cosine:.2f})" for a, b, cosine in found["similar"][:3])
-        lines.append(f"closest to each other: {pairs}")
+        lines.append(f"most similar: {pairs}")
     return "\n".join(lines)
 
 
 def to_json(value: Any) -> str:
-    """JSON for other programs."""
+    """Return JSON."""
     return json.dumps(value, ensure_ascii=False, indent=1)
