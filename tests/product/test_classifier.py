@@ -1430,7 +1430,7 @@ def test_what_is_no_model_is_refused(two, tmp_path):
     for earlier in (1, 2):
         fresh()
         damaged_json(tmp_path / "m", format=earlier)
-        refused(card, f"format {earlier}", "made by an earlier version", "teach the model anew")
+        refused(card, f"format {earlier}", "before 0.2", "train the model again")
     fresh()
     damaged_json(tmp_path / "m", format=0)
     refused(card, "format 0")

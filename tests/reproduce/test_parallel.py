@@ -513,7 +513,7 @@ def test_kill_9_of_one_and_failure_of_another_leave_the_same_bits(home, undistur
     os.kill(at_work(process, home, "killed", "1992", tasks=2)[0], signal.SIGKILL)
     said, _ = process.communicate(timeout=300)
     assert process.returncode == 4, said
-    assert "order 1992 pass: was ended by SIGKILL" in said
+    assert "order 1992 pass: was killed by SIGKILL" in said
     assert "1 of 3 runs failed 2 times: tiny-imagenet T=10 order identity pass" in said
     assert "order 1992 pass: note: going on after task" in said
     assert {order: measured(home, "killed", order) for order in ("1992", "1993")} == undisturbed
@@ -558,7 +558,7 @@ def test_two_machines_of_a_local_ray(home, undisturbed):
     os.kill(at_work(process, home, "ray", "1993", tasks=2)[0], signal.SIGKILL)
     said, _ = process.communicate(timeout=600)
     assert process.returncode == 4, said
-    assert "order 1993 pass: was ended by SIGKILL" in said
+    assert "order 1993 pass: was killed by SIGKILL" in said
     assert "1 of 3 runs failed 2 times: tiny-imagenet T=10 order identity pass" in said
     assert {order: measured(home, "ray", order) for order in ("1992", "1993")} == undisturbed
     assert not list((home / "ray").rglob(".driver-*"))

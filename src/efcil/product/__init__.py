@@ -1,4 +1,4 @@
-"""A model that people keep teaching: learn, predict, save; the pictures it learned from are gone."""
+"""Incrementally trained image classifiers: learn, predict, save, without storing training images."""
 
 from efcil.product.classifier import IncrementalClassifier
 from efcil.product.progress import Progress

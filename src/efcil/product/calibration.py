@@ -1,13 +1,12 @@
-"""Probabilities without old pictures: one temperature, fitted on features drawn from what is kept of each class.
+"""Temperature scaling without old images, fitted on features sampled from class statistics.
 
-The probability of a class is softmax(scores / temperature). The temperature is the most likely one for features drawn
-from every class's Gaussian (mean and covariance, from its Gram): the classes of all teachings count alike, and no
-picture is needed. Such features are easier than new pictures: they come from pictures that backbone and classifier have
-seen. How much easier is measured at each teaching, on its held-out pictures: the temperature that fits them over the
-one that fits draws of the same classes. The mean of that ratio over the teachings (`CalibrationOffset`) corrects the
-drawn temperature. While the backbone is frozen the ratio stays as it was: the statistics alone decide, and models add.
-
-A method that keeps no Gram is fitted on the held-out pictures of the last teaching.
+The probability of a class is softmax(scores / temperature). The temperature maximizes the likelihood of features
+sampled from the Gaussians of all classes (mean and covariance, from the Gram), so classes of all updates have equal
+weight. Sampled features are easier than new images, as the statistics come from training images. The difference is
+measured in each update on held-out images: the ratio of the temperature fitted on them to the one fitted on samples of
+the same classes. The mean ratio over all updates (`CalibrationOffset`) corrects the temperature. With a frozen backbone
+the ratio is not updated, so that the temperature depends only on the statistics and models can be merged. For a method
+without Grams the temperature is fitted on the held-out images of the last update.
 """
 
 from __future__ import annotations
@@ -22,54 +21,54 @@ from efcil.core.class_stats import ClassStats
 from efcil.core.linear_algebra import DTYPE
 from efcil.randomness import RngStream, generator
 
-DRAWS = 4096  # in all, and no fewer than ...
+DRAWS = 4096  # in total, but at least ...
 DRAWS_EACH = 8
-STEPS = 60  # of bisection, in the logarithm
-RANGE = 1e6  # of temperatures, either way from the scale of the scores
+STEPS = 60  # of bisection in log space
+RANGE = 1e6  # of temperatures, relative to the scale of the scores
 
 
 @dataclass(frozen=True)
 class CalibrationOffset:
-    """By how much temperatures from draws are too low: the mean logarithm of the ratio, over held-out pictures.
+    """Mean log ratio of temperatures fitted on held-out images and on samples, weighted by images.
 
     >>> round(CalibrationOffset().merge(math.log(2.0), 30).factor, 3)
     1.682
     """
 
     log_ratio: float = 0.0
-    images: int = 10  # a little weight on no optimism, for first teachings of few pictures
+    images: int = 10  # prior weight of ratio one, for first updates with few images
 
     def merge(self, log_ratio: float, images: int) -> CalibrationOffset:
-        """The mean with another measurement."""
+        """Return the mean including another measurement."""
         total = self.images + images
         return CalibrationOffset((self.log_ratio * self.images + log_ratio * images) / total, total)
 
     @property
     def factor(self) -> float:
-        """What a temperature from draws is multiplied by."""
+        """Factor for temperatures fitted on samples."""
         return math.exp(self.log_ratio)
 
 
 def draw_features(stats: ClassStats, seed: int) -> tuple[Tensor, Tensor]:
-    """Return features (n, dim) drawn from each class's Gaussian, and their classes' places in `stats` (n,)."""
+    """Sample features (n, dim) from class Gaussians; return them with class indices in `stats` (n,)."""
     each = max(DRAWS_EACH, DRAWS // max(1, len(stats)))
     source = generator("cpu", RngStream.DRAWS, seed)
-    found = []
+    samples = []
     for index in range(len(stats)):
         one = stats.select(stats.classes[index : index + 1])
         spread = one.covariance(unbiased=True)[0]
         values, vectors = torch.linalg.eigh(spread)
         noise = torch.randn(each, stats.dim, dtype=DTYPE, generator=source).to(spread.device)
-        found.append(one.mean + (noise * values.clamp_min(0).sqrt()) @ vectors.T)
-    return torch.cat(found), torch.arange(len(stats), device=stats.mean.device).repeat_interleave(each)
+        samples.append(one.mean + (noise * values.clamp_min(0).sqrt()) @ vectors.T)
+    return torch.cat(samples), torch.arange(len(stats), device=stats.mean.device).repeat_interleave(each)
 
 
 def fit_temperature(scores: Tensor, labels: Tensor) -> float:
-    """Return the temperature under which `labels` (n,) are most likely given scores (n, classes).
+    """Return the maximum-likelihood temperature for `labels` (n,) and scores (n, classes).
 
-    The log-likelihood is concave in 1 / temperature, so its slope is bisected. The target of a row has the share
-    1 - 1 / (n + 2) and all classes together the rest (Laplace's rule), so that scores that are always right give a
-    finite temperature too.
+    The log-likelihood is concave in 1 / temperature, so its derivative is bisected. Targets are smoothed by Laplace's
+    rule: weight 1 - 1 / (n + 2) on the label and the remainder uniform, so that the temperature is finite even without
+    errors.
 
     >>> rng = torch.Generator().manual_seed(0)
     >>> scores = torch.randn(20000, 3, generator=rng)
@@ -80,8 +79,8 @@ def fit_temperature(scores: Tensor, labels: Tensor) -> float:
     scores = scores.to(DTYPE)
     if scores.shape[1] < 2 or len(scores) == 0:
         return 1.0
-    rest = 1 / (len(scores) + 2)
-    wanted = (1 - rest) * scores.gather(1, labels[:, None])[:, 0] + rest * scores.mean(1)
+    smoothing = 1 / (len(scores) + 2)
+    target = (1 - smoothing) * scores.gather(1, labels[:, None])[:, 0] + smoothing * scores.mean(1)
     scale = float(scores.std())
     if not scale > 0:
         return 1.0
@@ -89,7 +88,7 @@ def fit_temperature(scores: Tensor, labels: Tensor) -> float:
     for _ in range(STEPS):
         middle = (low * high) ** 0.5
         expected = (torch.softmax(scores / middle, 1) * scores).sum(1)
-        if float((wanted - expected).sum()) > 0:  # sharper would be likelier
+        if float((target - expected).sum()) > 0:  # a lower temperature is more likely
             high = middle
         else:
             low = middle

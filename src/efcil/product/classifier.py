@@ -1,4 +1,4 @@
-"""`IncrementalClassifier`: a model that learns new classes again and again, without the pictures of the old ones."""
+"""`IncrementalClassifier`: an image classifier that learns new classes incrementally, without images of old ones."""
 
 from __future__ import annotations
 
@@ -43,25 +43,25 @@ from efcil.training.state import TrainState
 from efcil.trajectory import Trajectory
 
 REJECTED = ""
-SIMILAR = 10  # pairs of classes that a summary names
-_PREFIXES = ("", "backbone.", "student.backbone.", "learner.student.backbone.")  # of weights in a file
+SIMILAR = 10  # number of class pairs in a summary
+_PREFIXES = ("", "backbone.", "student.backbone.", "learner.student.backbone.")  # of weight names in a file
 
 
 @dataclass(frozen=True, eq=False)
 class _Snapshot:
-    """A state and the modules that answer for it. It is replaced as a whole, never changed."""
+    """Immutable pair of a state and the modules that predict with it, replaced as a whole."""
 
     state: State
-    backbone: nn.Module  # what extracts features
+    backbone: nn.Module  # feature extractor
     trajectory: Trajectory
 
     def logits(self, features: Tensor) -> Tensor:
-        """Score features for every class."""
+        """Return scores of all classes."""
         return self.trajectory.logits(label_of(self.trajectory), features)
 
 
 class Network(nn.Module):
-    """uint8 images (n, 3, size, size) -> probabilities (n, classes), float32: a whole model as one module."""
+    """Full model as one module: uint8 images (n, 3, size, size) -> float32 probabilities (n, classes)."""
 
     scale: Tensor
     offset: Tensor
@@ -78,7 +78,7 @@ class Network(nn.Module):
         self.register_buffer("offset", pixels.offset)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Normalise, embed, score, turn into probabilities."""
+        """Return class probabilities."""
         if self.crop is not None:
             margin = (images.shape[-1] - self.crop) // 2
             images = images[:, :, margin : margin + self.crop, margin : margin + self.crop]
@@ -87,22 +87,22 @@ class Network(nn.Module):
 
 
 class IncrementalClassifier:
-    """A classifier that is taught class after class. It keeps statistics, never a picture nor the name of one.
+    """Incremental image classifier that stores class statistics, but no images or file names.
 
-    A teaching is one task of the method (DPCR unless told otherwise): the backbone learns the classes of the call
-    while the old ones are distilled, the statistics of old classes follow it, and the classifier is solved again. A
-    call with no new class, or with one class only (there is nothing to tell apart), leaves the backbone at rest and
-    adds statistics. `frozen=True` (with `weights`), or `freeze()`, leaves it at rest for good: then a teaching is one
-    pass and one solve, and models can be merged.
+    Each call of `learn` is one task of the method (default: DPCR): the backbone is trained on the classes of the call
+    with distillation of old ones, the statistics of old classes are shifted, and the classifier is refitted. A call
+    without new classes, or with a single class, does not train the backbone and only updates statistics. With
+    `frozen=True` (and `weights`) or after `freeze()` the backbone is never trained: an update is one forward pass and
+    one solve, and models can be merged.
 
-    Of each new class with at least 5 pictures the share `val_fraction`, at most 20, is not trained on: `recall` in the
-    class table is measured there. Then these pictures enter the statistics as well. With `val_fraction=0` all are
-    trained on, and rounds equal the tasks of `efcil run`.
+    A fraction `val_fraction` of each new class with at least 5 images, at most 20 images, is held out from training to
+    measure `recall` in the class table; afterwards they are included in the statistics. With `val_fraction=0` all
+    images are trained on, and updates equal the tasks of `efcil run`.
 
-    `predict_proba` is calibrated without old pictures: see `efcil.product.calibration`.
+    `predict_proba` is calibrated without old images, see `efcil.product.calibration`.
 
-    What `forget` does not erase: the backbone has seen the class, and its weights may be shaped by it. To be sure of
-    that too, teach a new model without the class.
+    `forget` does not change the backbone, which was trained on the class. To remove its influence completely, train a
+    new model without the class.
     """
 
     def __init__(
@@ -123,20 +123,20 @@ class IncrementalClassifier:
         seed: int = 0,
         progress: bool = True,
     ):
-        """Make a model that knows nothing yet.
+        """Create a model without classes.
 
-        `weights`: a safetensors file with a backbone's weights (of a model, of a run's checkpoint, or the plain state),
-        or "pretrained" for those that timm fetches. `options`: dotted keys of training and method, as `--set` takes.
-        `epochs` or `budget` (seconds) for each teaching; either can be given to `learn` instead.
+        `weights`: a safetensors file with backbone weights (a model, a checkpoint of a run or a state dict), or
+        "pretrained" for timm. `options`: dotted keys of training and method, as in `--set`. `epochs` or `budget`
+        (seconds) apply to each update and can also be passed to `learn`.
         """
         _check_effort(epochs, budget)
         self._config = resolve(method, backbone, width, size, seed, val_fraction, options)
         self._backend = Backend.choose(device, precision, compile=False)
         self.epochs, self.budget, self.progress = epochs, budget, progress
         if frozen and weights is None:
-            raise ConfigError("frozen=True needs weights=...: a backbone that never learned is of no use; or freeze()")
+            raise ConfigError("frozen=True needs weights=..., or train the model first and call freeze()")
         if frozen and not self._can_update_frozen:
-            raise ConfigError(f"frozen=True: {method} is nothing but its trained head; take dpcr")
+            raise ConfigError(f"frozen=True is not supported by {method}, which only has a trained head; use dpcr")
         learner = self._new_learner()
         if weights is not None:
             _load_backbone(learner, self._config, weights)
@@ -160,9 +160,9 @@ class IncrementalClassifier:
         return kind(self._config.training, CHANNELS, self._backend, self._config.seed, self._config.size)
 
     def _for_training(self, state: State) -> Learner:
-        """A learner with the weights of a state, to be taught."""
+        """Return a learner with the weights of a state, for training."""
         if not state.weights:
-            raise ModelError(f"there are no weights for {self._config.training.backbone}")
+            raise ModelError(f"the model has no weights for {self._config.training.backbone}")
         learner = self._new_learner()
         beside = {k: v for k, v in learner.state(teacher=False).items() if not k.startswith("student.")}
         student = {f"student.{k}": v.to(self._backend.device) for k, v in state.weights.items()}
@@ -174,12 +174,12 @@ class IncrementalClassifier:
         return learner
 
     def _trajectory(self, state: State, learner: Learner | None = None) -> Trajectory:
-        """A trajectory with the statistics of a state, to be taught or changed."""
+        """Return a trajectory with a copy of a state's statistics, to be modified."""
         method = self._config.method
         trajectory = Trajectory(
             learner or self._for_training(state), {method.name: (method, self._config.options)}, freezes=True
         )
-        if state.classes:  # copied: what is computed may be computed in place
+        if state.classes:  # copied, as operations may be in-place
             trajectory.load_state_dict({k: v.to(self._backend.device, copy=True) for k, v in state.statistics.items()})
         return trajectory
 
@@ -188,12 +188,12 @@ class IncrementalClassifier:
         learner = trajectory.learner
         assert learner is not None
         backbone = learner.feature_extractor(learner.backbone)
-        trajectory.learner = None  # it has learned: what trained it would only take memory
+        trajectory.learner = None  # free the memory of training
         return _Snapshot(state, backbone.requires_grad_(False).eval(), trajectory)
 
     @property
     def _can_update_frozen(self) -> bool:
-        """Whether the method can learn while the backbone rests: all but a trained head can."""
+        """Whether the method can learn with a frozen backbone, that is, has more than a trained head."""
         return self._config.method.classifier.needs != "learner"
 
     @property
@@ -203,7 +203,7 @@ class IncrementalClassifier:
 
     @property
     def size(self) -> int:
-        """Side of the square that pictures are brought to."""
+        """Image size in pixels."""
         return self._config.size
 
     @property
@@ -213,17 +213,17 @@ class IncrementalClassifier:
 
     @property
     def device(self) -> torch.device:
-        """Where the model computes."""
+        """Device of the model."""
         return self._backend.device
 
     @property
     def frozen(self) -> bool:
-        """Whether the backbone rests for good."""
+        """Whether the backbone is frozen permanently."""
         return self._snapshot.state.frozen
 
     @property
     def classes_(self) -> npt.NDArray[np.str_]:
-        """Class names in the order in which they were learned; columns of `predict_proba`."""
+        """Class names in learning order, the columns of `predict_proba`."""
         return np.array(self._snapshot.state.names, dtype=np.str_)
 
     def __repr__(self) -> str:
@@ -241,11 +241,11 @@ class IncrementalClassifier:
         callbacks: Sequence[Callback] = (),
         skip_bad: bool = False,
     ) -> IncrementalClassifier:
-        """Learn new classes, and more about old ones.
+        """Learn new classes or more images of old ones.
 
-        `data`: a folder of class folders, a data set, or pictures (paths, bytes, Pillow images, arrays, tensors) with
-        `labels`. `epochs`, or `budget` in seconds for the whole call. Each of `callbacks` is called with a `Progress`.
-        Ctrl-C, an exception in a callback or any error leaves the model exactly as it was.
+        `data`: a folder of class folders, a data set, or images (paths, bytes, Pillow images, arrays, tensors) with
+        `labels`. `budget` limits the whole call in seconds, instead of `epochs`. `callbacks` are called with
+        `Progress`. Ctrl-C, an exception in a callback or any other error leaves the model unchanged.
         """
         begin = time.monotonic()
         if epochs is None and budget is None:
@@ -254,7 +254,7 @@ class IncrementalClassifier:
         with progress_callbacks(callbacks, self.progress) as tell:
 
             def reading(done: int, total: int) -> None:
-                tell(Progress("reading", done, total, f"reading pictures: {done} of {total}"))
+                tell(Progress("reading", done, total, f"reading images: {done} of {total}"))
 
             images, names = read_labeled_images(data, labels, self.size, skip_bad=skip_bad, on_progress=reading)
             reading(len(images), len(images))
@@ -273,7 +273,7 @@ class IncrementalClassifier:
         again = [name for name in taught if name in table]
         new = [name for name in taught if name not in table]
         if again:
-            self._check_supports("update", f"add pictures to a class that it knows ({format_list(again)})")
+            self._check_supports("update", f"add images to existing classes ({format_list(again)})")
         table |= {name: len(state.classes) + place for place, name in enumerate(new)}
         positions = torch.tensor([table[name] for name in names])
         batch = UpdateBatch(
@@ -292,8 +292,8 @@ class IncrementalClassifier:
         freeze_backbone = is_frozen or (self._can_update_frozen and (not new or len(taught) == 1))
         if freeze_backbone and not is_frozen and self._config.method.reads_first_backbone:
             raise ModelError(
-                f"{self.method} learns its backbone in the first teaching only, and one class teaches it nothing; "
-                "begin with two classes or more, or give weights"
+                f"{self.method} trains its backbone in the first update only, which needs two or more classes; "
+                "add classes or give weights"
             )
 
         plan = UpdatePlan(
@@ -317,18 +317,18 @@ class IncrementalClassifier:
         return self._for_serving(after.with_previous(state), trajectory)
 
     def freeze(self) -> IncrementalClassifier:
-        """Let the backbone rest for good: from now on a teaching is one pass and one solve."""
+        """Freeze the backbone permanently: further updates take one forward pass and one solve."""
         if not self._can_update_frozen:
-            raise ModelError(f"{self.method} is nothing but its trained head and cannot learn at rest; take dpcr")
+            raise ModelError(f"{self.method} only has a trained head and cannot learn with a frozen backbone; use dpcr")
         if not self._snapshot.state.backbone_updates:
-            raise ModelError("the backbone has not learned yet: teach it two classes or more first, or give weights")
+            raise ModelError("the backbone is untrained; learn two or more classes first, or give weights")
         self._snapshot = replace(self._snapshot, state=self._snapshot.state.updated(frozen=True))
         return self
 
-    # --- answering ----------------------------------------------------------------------------------------------------
+    # --- prediction ---------------------------------------------------------------------------------------------------
 
     def predict(self, images: Any, *, reject_below: float | None = None) -> npt.NDArray[np.str_]:
-        """Name the class of each picture; "" (none of these) where the confidence is below `reject_below` (0 to 1)."""
+        """Predict class names; "" if the confidence is below `reject_below` (0 to 1)."""
         if reject_below is not None and not 0 <= reject_below <= 1:
             raise ConfigError(f"reject_below is {reject_below}; wanted a confidence from 0 to 1")
         snapshot = self._require_classes()
@@ -340,20 +340,20 @@ class IncrementalClassifier:
         return names[best]
 
     def predict_proba(self, images: Any) -> npt.NDArray[np.float64]:
-        """Return the probability of each class, (n, classes), columns as `classes_`; rows sum to one."""
+        """Return class probabilities (n, classes), with columns as in `classes_`."""
         return self._probabilities(self._require_classes(), images)
 
     def _probabilities(self, snapshot: _Snapshot, images: Any) -> npt.NDArray[np.float64]:
         features = self._features(snapshot, read_images(images, self.size))
         with torch.no_grad():
             scores = snapshot.logits(features).double()
-        found: npt.NDArray[np.float64] = torch.softmax(scores / snapshot.state.temperature, 1).cpu().numpy()
-        return found
+        probabilities: npt.NDArray[np.float64] = torch.softmax(scores / snapshot.state.temperature, 1).cpu().numpy()
+        return probabilities
 
     def embed(self, images: Any) -> npt.NDArray[np.float32]:
-        """Return the features of pictures, (n, dim)."""
-        found: npt.NDArray[np.float32] = self._features(self._snapshot, read_images(images, self.size)).cpu().numpy()
-        return found
+        """Return features (n, dim) of images."""
+        features: npt.NDArray[np.float32] = self._features(self._snapshot, read_images(images, self.size)).cpu().numpy()
+        return features
 
     def _features(self, snapshot: _Snapshot, images: Images) -> Tensor:
         if len(images) == 0:
@@ -361,20 +361,20 @@ class IncrementalClassifier:
         return extract(snapshot.backbone, pixels_of(images, self._backend), self._backend, self._config.training.crop)
 
     def score(self, data: Any, labels: Any = None, *, skip_bad: bool = False) -> float:
-        """Return the share of pictures (0 to 1) that are named rightly; of a data set or folder with test/, its test.
+        """Return the accuracy (0 to 1) on images, or on the test part of a data set or folder.
 
-        A class that the model does not know is an error: no answer could be right.
+        Raise DataError for unknown classes.
         """
         snapshot = self._require_classes()
         images, names = read_labeled_images(data, labels, self.size, "test", skip_bad=skip_bad)
         strange = sorted(set(names) - set(snapshot.state.names))
         if strange:
-            raise DataError(f"the model does not know {format_list(strange)}; teach it, or leave these pictures out")
+            raise DataError(f"unknown classes: {format_list(strange)}; learn them or exclude these images")
         answers = np.array(snapshot.state.names)[self._probabilities(snapshot, images).argmax(1)]
         return float((answers == np.array(names)).mean())
 
     def network(self) -> Network:
-        """Return the whole model as one module, for export: uint8 (n, 3, size, size) -> probabilities float32."""
+        """Return the full model as one module for export: uint8 (n, 3, size, size) -> float32 probabilities."""
         snapshot = self._require_classes()
         pixels = pixels_of(np.zeros((1, CHANNELS, self.size, self.size), np.uint8), self._backend)
         crop = self._config.training.crop
@@ -383,21 +383,21 @@ class IncrementalClassifier:
     def _require_classes(self) -> _Snapshot:
         snapshot = self._snapshot
         if not snapshot.state.classes:
-            raise ModelError("the model knows no class yet; teach it with learn")
+            raise ModelError("the model has no classes yet; add some with learn")
         return snapshot
 
-    # --- changing what is known ---------------------------------------------------------------------------------------
+    # --- changing classes ---------------------------------------------------------------------------------------------
 
     def forget(self, names: str | Iterable[str]) -> IncrementalClassifier:
-        """Drop classes: statistics, row of the auxiliary head, what `undo` could bring back; then solve again.
+        """Remove classes (statistics, rows of the head and the state for `undo`) and refit the classifier.
 
-        The weights of the backbone stay as they are, and they have seen these classes.
+        The backbone, which was trained on these classes, is unchanged.
         """
         state = self._require_classes().state
         gone = self._check_known([names] if isinstance(names, str) else names)
         kept = [place for place, name in enumerate(state.names) if name not in gone]
         if kept:
-            self._check_supports("forget", "take a class out again")
+            self._check_supports("forget", "forget classes")
         trajectory = self._trajectory(state)
         learner = trajectory.learner
         assert learner is not None
@@ -417,21 +417,21 @@ class IncrementalClassifier:
         return self
 
     def undo(self) -> IncrementalClassifier:
-        """Go back to the state before the last teaching (or merge); one step, also after `load`."""
+        """Restore the state before the last update or merge; one step only, also after `load`."""
         before = self._snapshot.state.previous
         if before is None:
-            raise ModelError("there is nothing to undo: no teaching yet, one undone already, or a class was forgotten")
+            raise ModelError("there is nothing to undo: no update yet, already undone, or a class was forgotten")
         self._snapshot = self._for_serving(before)
         return self
 
     def rename(self, mapping: Mapping[str, str]) -> IncrementalClassifier:
-        """Give classes other names, {old: new}."""
+        """Rename classes, {old: new}."""
         state = self._require_classes().state
         self._check_known(mapping)
         names = [mapping.get(name, name) for name in state.names]
         doubled = sorted({name for name in names if names.count(name) > 1})
         if doubled:
-            raise DataError(f"two classes would be called {format_list(doubled)}; every class needs a name of its own")
+            raise DataError(f"duplicate class name {format_list(doubled)}; use distinct names")
         check_names(names)
 
         def renamed(one: State) -> tuple[ClassRecord, ...]:
@@ -442,9 +442,9 @@ class IncrementalClassifier:
         return self
 
     def merge(self, other: IncrementalClassifier) -> IncrementalClassifier:
-        """Add what another model knows; both must have the same frozen backbone, method and options.
+        """Merge another model with the same frozen backbone, method and options.
 
-        Statistics add: the result is the model that was taught on the pictures of both.
+        The result equals a model trained on the images of both.
         """
         mine, theirs = self._require_classes().state, other._require_classes().state
         self._check_mergeable(other)
@@ -470,41 +470,41 @@ class IncrementalClassifier:
         self._check_supports("merge", "merge models")
         if not (self.frozen and other.frozen):
             raise ModelError(
-                "both models must have a frozen backbone to be merged: statistics of backbones that learn apart do not "
-                "add; make them with frozen=True and the same weights, or freeze() one model and teach two copies"
+                "merging needs models with the same frozen backbone; "
+                "create them with frozen=True and the same weights, or freeze() one model and train two copies"
             )
         mine, theirs = self._config.to_dict(), other._config.to_dict()
         for key in ("method", "options", "size"):
             if mine[key] != theirs[key]:
                 raise ModelError(
-                    f"the models differ in {key}: {mine[key]} and {theirs[key]}; only equals can be merged"
+                    f"the models differ in {key}: {mine[key]} and {theirs[key]}; merge models with equal options"
                 )
         if self._fingerprint() != other._fingerprint():
-            raise ModelError("the models have different backbones; merge models made with the same weights")
+            raise ModelError("the models have different backbones; merge models created with the same weights")
 
     def _fingerprint(self) -> str:
         return digest(_backbone_only(self._snapshot.state.weights))
 
     def _check_known(self, names: Iterable[str]) -> set[str]:
-        wanted = list(names)
-        for name in wanted:
+        requested = list(names)
+        for name in requested:
             if name not in self._snapshot.state.names:
-                raise DataError(f"the model does not know {name!r}: {nearest(str(name), self._snapshot.state.names)}")
-        return set(wanted)
+                raise DataError(f"unknown class {name!r}: {nearest(str(name), self._snapshot.state.names)}")
+        return set(requested)
 
     def _check_supports(self, capability: str, what: str) -> None:
-        """Refuse what the method does not declare, naming those that do."""
+        """Raise ModelError if the method does not support an operation."""
         if capability not in self._config.method.supports:
             able = [m.name for m in METHODS.values() if capability in m.supports and m.learner in TEACHABLE]
-            raise ModelError(f"{self.method} cannot {what}; methods that can: {', '.join(able)}")
+            raise ModelError(f"{self.method} cannot {what}; use one of {', '.join(able)}")
 
     def _recalibrate(self, trajectory: Trajectory, state: State) -> float:
         return calibrate(trajectory, state.calibration_offset, self._config.seed) or state.temperature
 
-    # --- telling ------------------------------------------------------------------------------------------------------
+    # --- summary ------------------------------------------------------------------------------------------------------
 
     def summary(self) -> dict[str, Any]:
-        """Return what the model is and knows, as plain values."""
+        """Return a summary of the model as plain values."""
         snapshot = self._snapshot
         size = sum(
             t.numel() * t.element_size()
@@ -523,17 +523,17 @@ class IncrementalClassifier:
             "similar": _similar(snapshot),
         }
 
-    # --- keeping ------------------------------------------------------------------------------------------------------
+    # --- saving and loading -------------------------------------------------------------------------------------------
 
     def save(self, directory: StrPath) -> None:
-        """Write the model; a model that is there already is replaced at once, or stays if anything goes wrong."""
+        """Save the model, replacing an existing one atomically."""
         model_directory.save(directory, self._config, self._snapshot.state)
 
     @classmethod
     def load(
         cls, directory: StrPath, *, device: str = "auto", precision: str = "auto", progress: bool = True
     ) -> IncrementalClassifier:
-        """Read a model that `save` wrote, on this or another machine."""
+        """Load a model saved by `save`."""
         config, state = model_directory.load(directory)
         model = cls.__new__(cls)
         model._config, model._backend = config, Backend.choose(device, precision, compile=False)
@@ -541,13 +541,13 @@ class IncrementalClassifier:
         try:
             model._snapshot = model._for_serving(state)
             if state.classes:
-                found = tuple(model._snapshot.logits(torch.zeros(1, model.dim, device=model.device)).shape)
-                if found != (1, len(state.classes)):
-                    raise ModelError(f"{found[-1]} classes in the classifier, {len(state.classes)} in the table")
+                shape = tuple(model._snapshot.logits(torch.zeros(1, model.dim, device=model.device)).shape)
+                if shape != (1, len(state.classes)):
+                    raise ModelError(f"the classifier has {shape[-1]} classes, the table {len(state.classes)}")
                 places = list(range(len(state.classes)))
                 for track in model._snapshot.trajectory.tracks.values():
                     if track.stats is None or track.stats.classes.tolist() != places:
-                        raise ModelError(f"the statistics are not of the {len(places)} classes in the table")
+                        raise ModelError(f"the statistics do not match the {len(places)} classes in the table")
         except (KeyError, RuntimeError, EfcilError, TypeError, ValueError, IndexError, AttributeError) as error:
             what = f"weights or statistics do not fit its {model_directory.CARD}"
             raise ModelError(f"{directory}: {what}: {error}") from None
@@ -555,7 +555,7 @@ class IncrementalClassifier:
 
 
 class _ReportProgress(TrainingCallback):
-    """Reports a teaching as `Progress`."""
+    """Training callback that reports `Progress`."""
 
     def __init__(self, report: Callback):
         self.report = report
@@ -565,12 +565,12 @@ class _ReportProgress(TrainingCallback):
         self.report(Progress("training", report.epoch + 1, report.epochs, words, report.loss))
 
     def on_training_end(self, task: int) -> None:
-        self.report(Progress("solving", 0, 1, "moving statistics, solving the classifier"))
+        self.report(Progress("solving", 0, 1, "updating statistics, fitting the classifier"))
 
 
 def _check_effort(epochs: int | None, budget: float | None) -> None:
     if epochs is not None and budget is not None:
-        raise ConfigError(f"epochs={epochs} and budget={budget}: give one of them")
+        raise ConfigError(f"epochs={epochs} and budget={budget} are exclusive; give one of them")
     if epochs is not None and epochs < 1:
         raise ConfigError(f"epochs is {epochs}; wanted one or more")
     if budget is not None and not budget > 0:
@@ -595,7 +595,7 @@ def _table(state: State, names: list[str], new: list[str], learned: UpdateResult
 
 
 def _similar(snapshot: _Snapshot) -> list[list[Any]]:
-    """The pairs of classes whose means (or rows of the head) point most alike."""
+    """Return the class pairs with the highest cosine similarity of means or head rows."""
     rows = (
         snapshot.trajectory.parts[label_of(snapshot.trajectory)].classifier.prototypes
         if snapshot.state.classes
@@ -612,11 +612,11 @@ def _similar(snapshot: _Snapshot) -> list[list[Any]]:
 
 
 def _load_backbone(learner: Learner, config: ModelConfig, weights: StrPath) -> None:
-    """Give the student's backbone weights from a file, or those that timm fetches."""
+    """Load backbone weights from a file or from timm."""
     name, backbone = config.training.backbone, learner.student.backbone
     if os.fspath(weights) == "pretrained":
         if not models.is_timm(name):
-            raise ConfigError(f"weights='pretrained' is for timm/NAME, not {name}; give a safetensors file")
+            raise ConfigError(f"weights='pretrained' is only for timm/NAME, not {name}; give a safetensors file")
         source = models.build_timm(name, channels=CHANNELS, seed=config.seed, pretrained=True)
         backbone.load_state_dict(source.state_dict())
         return
@@ -626,14 +626,14 @@ def _load_backbone(learner: Learner, config: ModelConfig, weights: StrPath) -> N
     except FileNotFoundError:
         raise ConfigError(f"weights: {path}: no such file; give a safetensors file with a backbone's weights") from None
     except (SafetensorError, OSError) as error:
-        raise ConfigError(f"weights: {path} is no safetensors file: {error}") from None
+        raise ConfigError(f"weights: {path} is not a safetensors file: {error}") from None
     wanted = backbone.state_dict()
     for prefix in _PREFIXES:
-        own = {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
-        if all(name in own and own[name].shape == tensor.shape for name, tensor in wanted.items()):
-            backbone.load_state_dict({name: own[name] for name in wanted})
+        renamed = {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
+        if all(name in renamed and renamed[name].shape == tensor.shape for name, tensor in wanted.items()):
+            backbone.load_state_dict({name: renamed[name] for name in wanted})
             return
     raise ConfigError(
-        f"weights: {path} does not fit {name} (width {config.training.width}, stem {config.training.stem}): "
-        "give the backbone, width and size that the weights were learned with"
+        f"weights: {path} does not fit {name} (width {config.training.width}, stem {config.training.stem}); "
+        "use the backbone, width and size that the weights were trained with"
     )

@@ -1,4 +1,4 @@
-"""A model as one ONNX file: uint8 pictures of a fixed size in, probabilities out; class names in its metadata."""
+"""Export of a model to ONNX: uint8 images of fixed size to probabilities, with class names in the metadata."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from efcil.product.classifier import IncrementalClassifier
 
 
 def export_onnx(model: IncrementalClassifier, path: StrPath) -> Path:
-    """Write `model` as an ONNX file: input `images` uint8 (n, 3, size, size), output `probabilities` (n, classes).
+    """Export `model` as an ONNX file: input `images` uint8 (n, 3, size, size), output `probabilities` (n, classes).
 
-    Metadata: `class_names` (JSON list, columns of the output), `size`, `method`. Weights are inside: it is one file.
+    Metadata: `class_names` (JSON list, columns of the output), `size`, `method`. Weights are stored in the file.
     """
     try:
         import onnx
         import onnxscript  # noqa: F401
     except ModuleNotFoundError as error:
-        raise ConfigError(f"export to ONNX needs {error.name}: pip install 'efcil[onnx]'") from None
+        raise ConfigError(f"ONNX export needs {error.name}: pip install 'efcil[onnx]'") from None
     network = model.network().to("cpu")
     example = torch.zeros(2, 3, model.size, model.size, dtype=torch.uint8)
     with _quiet(), torch.no_grad():
@@ -53,7 +53,7 @@ def export_onnx(model: IncrementalClassifier, path: StrPath) -> Path:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep the exporter's talk from the user's terminal."""
+    """Suppress output of the exporter."""
     level = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

@@ -1,4 +1,4 @@
-"""Pictures of any kind as uint8 squares: folders, paths, bytes, Pillow images, arrays, tensors, data sets."""
+"""Conversion of folders, paths, bytes, Pillow images, arrays, tensors and data sets to uint8 squares."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ CHANNELS = 3
 
 
 def read_images(images: Any, size: int) -> Images:
-    """Return pictures without labels as (n, 3, size, size)."""
+    """Return unlabeled images as (n, 3, size, size)."""
     if isinstance(images, str | os.PathLike):
         if os.path.isdir(images):
-            raise DataError(f"{os.fspath(images)}: is a folder; give the paths of the pictures in it")
+            raise DataError(f"{os.fspath(images)} is a folder; give the paths of its images")
         images = [images]
     elif isinstance(images, Image.Image | bytes):
         images = [images]
@@ -48,15 +48,15 @@ def read_labeled_images(
     skip_bad: bool = False,
     on_progress: ReadCallback = lambda done, total: None,
 ) -> tuple[Images, list[str]]:
-    """Return pictures (n, 3, size, size) and the class name of each.
+    """Return images (n, 3, size, size) and their class names.
 
-    Of a data set, or of a folder with train/ and test/ in it, `part` is taken. What cannot be read is an error that
-    names it, or left out with `skip_bad`; a class of which nothing is left is an error in any case.
+    `part` selects the split of a data set or of a folder with train/ and test/. Unreadable images raise DataError, or
+    are skipped with `skip_bad`; a class without readable images always raises DataError.
     """
     bad: dict[int, str] = {}
     if isinstance(data, DataSet | ImageSet) or (isinstance(data, str | os.PathLike) and os.path.isdir(data)):
         if labels is not None:
-            raise DataError("labels were given beside data that have their own; give one of them only")
+            raise DataError("labels were given for data with labels; omit labels")
         if isinstance(data, DataSet | ImageSet):
             images, names = _from_dataset(data, size, split)
         else:
@@ -64,10 +64,10 @@ def read_labeled_images(
     else:
         if isinstance(data, str | os.PathLike | bytes | Image.Image):
             if isinstance(data, str | os.PathLike) and not os.path.exists(data):
-                raise DataError(f"{os.fspath(data)}: no such folder; give a folder that holds one folder per class")
+                raise DataError(f"{os.fspath(data)}: no such folder; give a folder with one subfolder per class")
             data, labels = [data], [labels] if isinstance(labels, str | int) else labels
         if labels is None:
-            raise DataError("labels are missing: give one for each image, or a folder of class folders")
+            raise DataError("labels are missing; give one for each image, or a folder of class folders")
         names = as_names(labels)
         count = len(data) if hasattr(data, "__len__") else None
         if count is not None and count != len(names):
@@ -79,9 +79,9 @@ def read_labeled_images(
 
 
 def _keep_readable(images: Images, names: list[str], bad: dict[int, str], skip_bad: bool) -> tuple[Images, list[str]]:
-    """Leave out what could not be read, or refuse."""
+    """Drop unreadable images or raise DataError."""
     if not names:
-        raise DataError("there is nothing to learn from: no images were given")
+        raise DataError("no images were given; give one or more")
     if not bad:
         return images, names
     good = [row for row in range(len(names)) if row not in bad]
@@ -89,10 +89,10 @@ def _keep_readable(images: Images, names: list[str], bad: dict[int, str], skip_b
     reasons = list(bad.values())
     if lost:
         raise DataError(
-            f"no readable picture of class {format_list(lost)}: {format_list(reasons)}; add pictures, or remove it"
+            f"no readable image of class {format_list(lost)}: {format_list(reasons)}; add images or remove it"
         )
     if not skip_bad:
-        raise DataError(f"{format_list(reasons)}; remove what cannot be read or pass skip_bad=True (--skip-bad)")
+        raise DataError(f"{format_list(reasons)}; remove unreadable images or pass skip_bad=True (--skip-bad)")
     return images[good], [names[row] for row in good]
 
 
@@ -110,12 +110,12 @@ def _from_folder(
 ) -> tuple[Images, list[str], dict[int, str]]:
     tree = scan(folder)
     if tree.strays and not skip_bad:
-        raise DataError(f"{format_list(tree.strays)}; remove what is no picture or pass skip_bad=True (--skip-bad)")
+        raise DataError(f"{format_list(tree.strays)}; remove other files or pass skip_bad=True (--skip-bad)")
     files = [file for file in tree.files if file.side in (None, split)]
     found = {file.label for file in files}
     empty = [name for label, name in enumerate(tree.class_names) if label not in found]
     if empty:
-        raise DataError(f"{tree.root}: no picture of class {format_list(empty)}; add pictures, or remove the folder")
+        raise DataError(f"{tree.root}: no image of class {format_list(empty)}; add images or remove the folder")
     images, bad = decode_to_memory(tree.root, [file.name for file in files], size=size, progress=on_progress)
     return images, [tree.class_names[file.label] for file in files], bad
 
@@ -123,7 +123,7 @@ def _from_folder(
 def _to_array(
     images: Any, size: int, on_progress: ReadCallback = lambda done, total: None, keep_bad: bool = False
 ) -> tuple[Images, dict[int, str]]:
-    """Return pictures given as one array or one by one, and what is wrong with which (`keep_bad`; else an error)."""
+    """Convert images to an array; with `keep_bad` also return the problem of each unreadable one instead of raising."""
     if isinstance(images, Tensor):
         return _from_array(images.detach().cpu().numpy(), size, channels_first=True), {}
     if isinstance(images, np.ndarray) and images.dtype != object and images.dtype.kind not in "US":
@@ -155,15 +155,15 @@ def _read_one(image: Any, size: int, name: str) -> Images:
         first = isinstance(image, Tensor)
         array = image.detach().cpu().numpy() if isinstance(image, Tensor) else image
         if array.ndim not in (2, 3):
-            raise DataError(f"{name}: has shape {array.shape}; wanted (height, width) or with channels")
+            raise DataError(f"{name} has shape {array.shape}; wanted (height, width) or with channels")
         return _from_array(array[None], size, channels_first=first, name=name)[0]
-    raise DataError(f"{name}: {type(image).__name__} is no picture; give a path, bytes, Pillow image, array or tensor")
+    raise DataError(f"{name} is {type(image).__name__}; wanted a path, bytes, Pillow image, array or tensor")
 
 
 def _from_array(array: npt.NDArray[Any], size: int, channels_first: bool = False, name: str = "images") -> Images:
-    """Turn (n, h, w), (n, h, w, c) or (n, c, h, w) into (n, 3, size, size); c is 1, 3, or 4 with alpha."""
+    """Convert (n, h, w), (n, h, w, c) or (n, c, h, w) to (n, 3, size, size); c is 1, 3, or 4 with alpha."""
     if array.ndim == 3 and array.shape[2] in (1, 3, 4):
-        raise DataError(f"{name} have shape {array.shape}, which is one picture; give a batch, (1, {array.shape})")
+        raise DataError(f"{name} have shape {array.shape}, a single image; give a batch, (1, {array.shape})")
     if array.ndim not in (3, 4) or 0 in array.shape[1:]:
         raise DataError(f"{name} have shape {array.shape}; wanted (n, h, w), (n, h, w, c) or (n, c, h, w)")
     values = to_uint8(array, name)
@@ -172,7 +172,7 @@ def _from_array(array: npt.NDArray[Any], size: int, channels_first: bool = False
     else:
         last, first = values.shape[3] in (1, 3, 4), values.shape[1] in (1, 3, 4)
         if not (last or first):
-            raise DataError(f"{name} have shape {array.shape}; the channels, first or last, must be 1, 3 or 4")
+            raise DataError(f"{name} have shape {array.shape}; wanted 1, 3 or 4 channels, first or last")
         if first and (channels_first or not last):
             values = values.transpose(0, 2, 3, 1)
     height, width, channels = values.shape[1:]

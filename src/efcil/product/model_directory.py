@@ -1,9 +1,9 @@
-"""A model directory: safetensors and JSON, checksummed, swapped in whole; nothing in it is ever unpickled.
+"""Model directories: safetensors and JSON with checksums, replaced atomically, without pickles.
 
 model.json               format, method, options, class table, checksums of the other files
 weights.safetensors      backbone and auxiliary head
-statistics.safetensors   what the method keeps of each class
-previous/                the same three files, before the last teaching
+statistics.safetensors   class statistics and classifier
+previous/                the same three files before the last update
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from efcil.product.model_config import ModelConfig
 from efcil.product.state import ClassRecord, State
 from efcil.tensor_files import align, to_cpu
 
-FORMAT = 3  # 1 and 2 were never released
+FORMAT = 3  # 1 and 2 were not released
 KIND = "efcil model"
 CARD, WEIGHTS, STATISTICS, PREVIOUS = "model.json", "weights.safetensors", "statistics.safetensors", "previous"
 _OWN = {CARD, WEIGHTS, STATISTICS, PREVIOUS}
-_TRIES = 3  # a model may be replaced while it is read
+_TRIES = 3  # the model may be replaced while it is loaded
 
 
 class _Class(Options):
@@ -47,11 +47,11 @@ class _Class(Options):
 
 
 class _Card(Options):
-    """What model.json holds."""
+    """Contents of model.json."""
 
     kind: str
     format: int
-    efcil: str  # version that wrote it
+    efcil: str  # version that saved it
     config: dict[str, Any]
     frozen: bool
     backbone_updates: int
@@ -63,14 +63,14 @@ class _Card(Options):
 
 
 def fingerprint(directory: Path) -> str:
-    """Return what changes with every change of a model; empty where there is none."""
-    card = directory / CARD  # it holds the checksums of the other files
+    """Return a fingerprint of the model, or an empty string if there is none."""
+    card = directory / CARD  # contains the checksums of the other files
     return hashlib.sha256(card.read_bytes()).hexdigest() if card.exists() else ""
 
 
 @contextlib.contextmanager
 def save_lock(directory: Path) -> Iterator[None]:
-    """Let one process at a time check that a model is unchanged and then replace it; the others wait."""
+    """Lock for checking and replacing a model; waits for other processes."""
     place = Path(os.path.realpath(directory))
     try:
         lock = exclusive_lock(place.with_name(f".{place.name[:64]}.save.lock"), wait=True, remove=True)
@@ -81,14 +81,14 @@ def save_lock(directory: Path) -> Iterator[None]:
 
 
 def save(directory: StrPath, config: ModelConfig, state: State) -> None:
-    """Write a model; what was at `directory` stays as it is until the new one is whole, whatever goes wrong."""
+    """Save a model; an existing one is unchanged until the new one is complete."""
     place = Path(os.path.realpath(directory))
     if place.exists():
         if not place.is_dir():
-            raise ModelError(f"{place}: is a file; give a directory for the model")
+            raise ModelError(f"{place} is a file; give a directory for the model")
         others = sorted(entry.name for entry in place.iterdir() if entry.name not in _OWN)
         if others:
-            raise ModelError(f"{place}: holds other files ({others[0]}); give a new directory, or a model's own")
+            raise ModelError(f"{place} contains other files ({others[0]}); give a new directory or a model directory")
     token = f"{os.getpid()}-{secrets.token_hex(4)}"
     fresh = place.with_name(f".{place.name[:64]}.{token}.new")
     try:
@@ -100,14 +100,14 @@ def save(directory: StrPath, config: ModelConfig, state: State) -> None:
     except OSError as error:
         raise _unwritten(place, error) from error
     finally:
-        shutil.rmtree(fresh, ignore_errors=True)  # not written to its end, or the old model after the swap
+        shutil.rmtree(fresh, ignore_errors=True)  # an incomplete model, or the old one after the swap
     sync_directory(place.parent)
 
 
 def _unwritten(place: Path, error: OSError) -> ModelError:
     return ModelError(
-        f"{place}: the model cannot be written: {error.strerror or error}; "
-        "what was there before is unchanged: make room, or choose another directory"
+        f"cannot save the model to {place}: {error.strerror or error}; "
+        "existing files are unchanged: free some space or choose another directory"
     )
 
 
@@ -118,7 +118,7 @@ def _write(folder: Path, config: ModelConfig, state: State) -> None:
     for name, tensors in files.items():
         try:
             save_file(to_cpu(tensors), folder / name)
-        except SafetensorError as error:  # which is how it tells of a full disk
+        except SafetensorError as error:  # raised when the disk is full
             raise OSError(str(error)) from None
         sync_file(folder / name)
         sums[name] = _sha256(folder / name)
@@ -139,13 +139,13 @@ def _write(folder: Path, config: ModelConfig, state: State) -> None:
 
 
 def _swap(fresh: Path, place: Path) -> None:
-    """Put `fresh` in place of a model, at once where the system can exchange two names; the old one is there then."""
+    """Replace a model by `fresh`, atomically if the system supports exchange; the old one is then at `fresh`."""
     if not place.exists():
         os.rename(fresh, place)
         return
     if _try_exchange(fresh, place):
         return
-    old = _replaced_path(place)  # two steps: `load` looks there too
+    old = _replaced_path(place)  # two renames; `load` checks this path too
     shutil.rmtree(old, ignore_errors=True)
     os.rename(place, old)
     try:
@@ -161,7 +161,7 @@ def _replaced_path(place: Path) -> Path:
 
 
 def _try_exchange(one: Path, other: Path) -> bool:
-    """Exchange two directories in one step (Linux, renameat2 with RENAME_EXCHANGE), or say that it cannot be done."""
+    """Exchange two directories atomically (Linux, renameat2 with RENAME_EXCHANGE); return whether it worked."""
     if not sys.platform.startswith("linux"):
         return False
     try:
@@ -173,9 +173,9 @@ def _try_exchange(one: Path, other: Path) -> bool:
 
 
 def load(directory: StrPath) -> tuple[ModelConfig, State]:
-    """Read a model; whatever is wrong with it is a ModelError that says what to do."""
+    """Load a model; raise ModelError if it is missing, damaged or incompatible."""
     place = Path(os.path.realpath(directory))
-    if not place.exists() and _replaced_path(place).is_dir():  # a swap in two steps was cut short between them
+    if not place.exists() and _replaced_path(place).is_dir():  # interrupted between the two renames
         with contextlib.suppress(OSError):
             os.rename(_replaced_path(place), place)
     for left in reversed(range(_TRIES)):
@@ -192,25 +192,25 @@ def load(directory: StrPath) -> tuple[ModelConfig, State]:
 
 def _read(place: Path) -> tuple[ModelConfig, State]:
     if not place.is_dir():
-        raise ModelError(f"{place}: no such directory; give the directory of a model, or teach a new one into it")
+        raise ModelError(f"{place}: no such directory; give a model directory or create one with `efcil teach`")
     if not (place / CARD).is_file():
-        raise ModelError(f"{place}: is no model: it has no {CARD}; give the directory that save wrote")
+        raise ModelError(f"{place} is not a model directory: it has no {CARD}; give a saved model")
     card = _card(place / CARD)
     tensors = {}
     for name in (WEIGHTS, STATISTICS):
         path = place / name
         if not path.is_file():
-            raise ModelError(f"{place}: {name} is missing; restore the directory from a copy")
+            raise ModelError(f"{place}: {name} is missing; restore the directory from a backup")
         if _sha256(path) != card.files.get(name):
-            raise ModelError(f"{path}: is damaged: its checksum is not that of {CARD}; restore it from a copy")
+            raise ModelError(f"{path} is damaged: its checksum differs from {CARD}; restore it from a backup")
         try:
             tensors[name] = align(load_file(path))
         except (SafetensorError, OSError, ValueError) as error:
-            raise ModelError(f"{path}: cannot be read: {error}") from None
+            raise ModelError(f"cannot read {path}: {error}") from None
     try:
         config = ModelConfig.from_dict(card.config)
     except (EfcilError, KeyError, TypeError, ValueError, AttributeError, OverflowError, RuntimeError) as error:
-        raise ModelError(f"{place / CARD}: {error}; restore it from a copy") from None
+        raise ModelError(f"{place / CARD}: {error}; restore it from a backup") from None
     records = tuple(ClassRecord(**record.model_dump()) for record in card.classes)
     state = State(
         classes=records,
@@ -227,25 +227,25 @@ def _read(place: Path) -> tuple[ModelConfig, State]:
 
 
 def _card(path: Path) -> _Card:
-    found = read_json(path, error=ModelError)
-    if not isinstance(found, dict) or found.get("kind") != KIND:
-        raise ModelError(f"{path}: is not the card of a model")
-    version = found.get("format")
+    document = read_json(path, error=ModelError)
+    if not isinstance(document, dict) or document.get("kind") != KIND:
+        raise ModelError(f"{path} is not a model card; give a saved model")
+    version = document.get("format")
     if not isinstance(version, int) or version < 1:
-        raise ModelError(f"{path}: format {version!r} is not one that was ever written; restore it from a copy")
+        raise ModelError(f"{path}: unknown format {version!r}; restore it from a backup")
     if version < FORMAT:
-        raise ModelError(f"{path}: format {version} was made by an earlier version, before 0.2; teach the model anew")
+        raise ModelError(f"{path}: format {version} is from a version before 0.2; train the model again")
     if version > FORMAT:
-        writer = found.get("efcil", "a later version")
+        writer = document.get("efcil", "a later version")
         raise ModelError(
-            f"{path}: format {version} was written by efcil {writer}, this is {__version__}, which reads up to format "
+            f"{path}: format {version} was written by efcil {writer}; {__version__} supports formats up to "
             f"{FORMAT}: pip install --upgrade efcil"
         )
     try:
-        return _Card.model_validate(found)
+        return _Card.model_validate(document)
     except ValidationError as error:
         where = ".".join(str(part) for part in error.errors()[0]["loc"])
-        raise ModelError(f"{path}: {where}: {error.errors()[0]['msg'].lower()}; restore it from a copy") from None
+        raise ModelError(f"{path}: {where}: {error.errors()[0]['msg'].lower()}; restore it from a backup") from None
 
 
 def _sha256(path: Path) -> str:

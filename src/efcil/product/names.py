@@ -1,4 +1,4 @@
-"""Class names: what may be one, and when two of them are too much alike."""
+"""Validation of class names."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from efcil.errors import DataError
 
 
 def check_name(name: str) -> str:
-    """Give a class name back, or say why it cannot be one: it must be printable, and could be a folder's name.
+    """Return a class name, or raise DataError unless it is printable and a valid folder name.
 
     >>> check_name("a/b")
     Traceback (most recent call last):
-    efcil.errors.DataError: class name 'a/b' contains '/': take another character
+    efcil.errors.DataError: class name 'a/b' contains '/'; use another character
     """
     if not name:
         raise DataError("a class name is empty; give every class a name")
@@ -24,16 +24,16 @@ def check_name(name: str) -> str:
         raise DataError(f"class name {name!r} begins or ends with a space; remove it")
     for character in name:
         if character in "/\\":
-            raise DataError(f"class name {name!r} contains {character!r}: take another character")
+            raise DataError(f"class name {name!r} contains {character!r}; use another character")
         if not character.isprintable():
-            raise DataError(f"class name {name!r} contains {character!r}, which cannot be printed; remove it")
+            raise DataError(f"class name {name!r} contains the unprintable {character!r}; remove it")
     if name in (".", ".."):
-        raise DataError(f"class name {name!r} means a folder of the file system; take another name")
+        raise DataError(f"class name {name!r} is reserved by the file system; use another name")
     return name
 
 
 def normalized(name: str) -> str:
-    """What two names have in common that differ only in case or in how Unicode writes them.
+    """Return a normalized form that ignores case and Unicode composition.
 
     >>> normalized("Caf\\u00e9") == normalized("cafe\\u0301")
     True
@@ -42,7 +42,7 @@ def normalized(name: str) -> str:
 
 
 def check_names(new: Iterable[str], known: Sequence[str] = ()) -> None:
-    """Refuse names that cannot be, and two that differ only in case or Unicode form, among each other or from known.
+    """Raise DataError for invalid names, and for names, new or known, that differ only in case or Unicode form.
 
     >>> check_names(["Cat"], ["cat"])
     Traceback (most recent call last):
@@ -56,24 +56,24 @@ def check_names(new: Iterable[str], known: Sequence[str] = ()) -> None:
 
 
 def as_names(labels: Any) -> list[str]:
-    """Labels of any kind as class names: text as it is, whole numbers as text.
+    """Convert labels to class names: text unchanged, integers as text.
 
     >>> as_names(np.array([3, 7])), as_names(["cat", 4])
     (['3', '7'], ['cat', '4'])
     """
     if isinstance(labels, str | bytes):
-        raise DataError(f"labels are one text, {labels!r}; give a list with one label for each image")
+        raise DataError(f"labels are a single string, {labels!r}; give a list with one label for each image")
     if hasattr(labels, "detach"):
         labels = labels.detach().cpu().numpy()
-    found = []
+    names = []
     for place, label in enumerate(labels):
         value = label.item() if isinstance(label, np.generic) else label
         if isinstance(value, str):
-            found.append(value)
+            names.append(value)
         elif isinstance(value, int) and not isinstance(value, bool):
-            found.append(str(value))
+            names.append(str(value))
         else:
             raise DataError(
-                f"label {value!r} at place {place} is {type(value).__name__}; wanted names (text) or whole numbers"
+                f"label {value!r} at position {place} is {type(value).__name__}; wanted strings or integers"
             )
-    return found
+    return names

@@ -1,4 +1,4 @@
-"""How a teaching goes: what callbacks are told, and the bar on a terminal."""
+"""Progress of updates: callback events and a terminal progress bar."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ _END = {"reading": 0.05, "training": 0.95, "solving": 1.0, "learned": 1.0}
 
 @dataclass(frozen=True)
 class Progress:
-    """A moment of a teaching. Events in their order: `reading`, `training`, `solving`, `learned`."""
+    """Progress event of an update: `reading`, `training`, `solving`, `learned`, in this order."""
 
     event: str
-    done: int  # pictures read, or epochs trained, of ...
+    done: int  # images read or epochs trained
     total: int
     message: str
-    loss: float | None = None  # mean loss of the epoch, in training
+    loss: float | None = None  # mean training loss of the epoch
 
     @property
     def fraction(self) -> float:
-        """Share of the whole teaching that is done, as far as it can be known, 0 to 1.
+        """Estimated fraction of the whole update that is complete, 0 to 1.
 
         >>> round(Progress("training", 10, 20, "").fraction, 6)
         0.5
@@ -38,7 +38,7 @@ Callback = Callable[[Progress], object]
 
 @contextlib.contextmanager
 def progress_callbacks(callbacks: Sequence[Callback], bar: bool) -> Iterator[Callback]:
-    """Yield a function that tells every callback; with `bar` also a bar, where standard error is a terminal."""
+    """Yield a function that calls all callbacks; with `bar`, also show a progress bar if stderr is a terminal."""
     with contextlib.ExitStack() as stack:
         listeners = list(callbacks)
         if bar and sys.stderr.isatty():

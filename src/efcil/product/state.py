@@ -1,4 +1,4 @@
-"""What a model has learned, as a value: a teaching makes a new one, and the old one stays as it was."""
+"""Immutable state of a model; every update creates a new one."""
 
 from __future__ import annotations
 
@@ -13,37 +13,37 @@ from efcil.product.calibration import CalibrationOffset
 
 @dataclass(frozen=True)
 class ClassRecord:
-    """A line of the class table."""
+    """Row of the class table."""
 
     name: str
-    images: int  # learned from so far
-    learned: str  # ISO date of its first teaching
-    recall: float | None  # percent of its held-out pictures named rightly at that teaching
+    images: int  # number of images learned
+    learned: str  # ISO date when first learned
+    recall: float | None  # percent, on held-out images of that update
 
 
 @dataclass(frozen=True, eq=False)
 class State:
-    """Classes in the order in which they were learned, weights, statistics."""
+    """Classes in learning order, weights and statistics."""
 
     classes: tuple[ClassRecord, ...]
     weights: Mapping[str, Tensor]  # "backbone. ..." and "head. ...", on the CPU
-    statistics: Mapping[str, Tensor]  # tracks and classifier, on the CPU; empty before the first teaching
+    statistics: Mapping[str, Tensor]  # tracks and classifier, on the CPU; empty before the first update
     temperature: float
     calibration_offset: CalibrationOffset
-    backbone_updates: int  # how often the backbone has learned; weights that were given count as one
+    backbone_updates: int  # number of times the backbone was trained; given weights count as one
     updates: int
     frozen: bool
-    previous: State | None  # before the last teaching; it has none itself
+    previous: State | None  # state before the last update, itself without previous
 
     @property
     def names(self) -> list[str]:
-        """Class names."""
+        """Class names in learning order."""
         return [record.name for record in self.classes]
 
     def with_previous(self, previous: State | None) -> State:
-        """This state, with the one to go back to."""
+        """Return a copy with another previous state."""
         return replace(self, previous=None if previous is None else replace(previous, previous=None))
 
     def updated(self, **values: Any) -> State:
-        """This state with other values."""
+        """Return a copy with other values."""
         return replace(self, **values)

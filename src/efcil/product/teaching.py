@@ -1,4 +1,4 @@
-"""One teaching: the backbone learns the call's classes, statistics follow it, the classifier is fitted again."""
+"""One update of a model: train the backbone, shift the statistics, refit the classifier."""
 
 from __future__ import annotations
 
@@ -31,45 +31,43 @@ from efcil.training.state import TaskData, TrainState
 from efcil.training.trainer import Trainer
 from efcil.trajectory import Trajectory
 
-MIN_IMAGES_FOR_VALIDATION = (
-    5  # pictures of a new class from which on some are not trained on, so that recall can be measured; ...
-)
-MAX_VALIDATION_IMAGES = 20  # ... more of them would cost training more than the measure gains
-MAX_EPOCHS = 200  # that a time budget is turned into: the paper's longest schedule
-PROBE_STEPS = 4  # of training that are timed before epochs are planned
+MIN_IMAGES_FOR_VALIDATION = 5  # minimum images of a new class to hold some out for recall
+MAX_VALIDATION_IMAGES = 20  # held-out images per class, at most
+MAX_EPOCHS = 200  # limit for time budgets, the longest schedule of the paper
+PROBE_STEPS = 4  # training steps to time before planning epochs
 
 
 @dataclass(frozen=True)
 class UpdatePlan:
-    """How a model is updated."""
+    """Options of an update."""
 
-    freeze_backbone: bool  # in this update
-    imprint: bool  # give the auxiliary head its new rows without training, as the backbone learns again later
-    frozen: bool  # the backbone never learns again
+    freeze_backbone: bool  # freeze the backbone in this update
+    imprint: bool  # set head rows of new classes without training, as the backbone is trained again later
+    frozen: bool  # the backbone is frozen permanently
     calibration_offset: CalibrationOffset
-    epochs: int | None = None  # None: those of the options
-    deadline: float | None = None  # of `time.monotonic`: the number of epochs is chosen to end by then
+    epochs: int | None = None  # None: as in the options
+    deadline: float | None = None  # on the `time.monotonic` clock; limits the number of epochs
 
 
 @dataclass(frozen=True)
 class UpdateBatch:
-    """What a call brings: pictures, their classes as positions, and which of those the model knew before."""
+    """Images and labels of an update, with the number of old and new classes."""
 
     images: Images  # (n, 3, size, size)
     labels: Tensor  # (n,) positions, on the CPU
-    num_old: int  # classes known before
-    num_new: int  # classes that are new; their positions follow
-    update: int  # how many there were before
-    backbone_update: int  # how often the backbone has learned before
-    val_fraction: float  # of a new class's pictures that is held out
+    num_old: int  # number of old classes
+    num_new: int  # number of new classes, at the following positions
+    update: int  # index of the update
+    backbone_update: int  # number of earlier backbone updates
+    val_fraction: float  # held-out fraction of new classes
 
     @property
     def task_classes(self) -> Tensor:
-        """Positions of the classes in the call, ascending."""
+        """Positions of the classes in the batch, ascending."""
         return torch.unique(self.labels)
 
     def validation_mask(self, seed: int) -> Tensor:
-        """Which pictures (n,) are not trained on: a share of each new class that has enough of them."""
+        """Return a mask (n,) of held-out images, a fraction of each new class with enough images."""
         source = generator("cpu", RngStream.VALIDATION, seed, self.update)
         chosen = torch.zeros(len(self.labels), dtype=torch.bool)
         for label in range(self.num_old, self.num_old + self.num_new):
@@ -82,23 +80,22 @@ class UpdateBatch:
 
 @dataclass(frozen=True)
 class UpdateResult:
-    """What a teaching returns; the trajectory has changed in place."""
+    """Result of an update, which changes the trajectory in place."""
 
-    recall: dict[int, float]  # percent, by position
+    recall: dict[int, float]  # class position -> percent
     temperature: float
     calibration_offset: CalibrationOffset
 
 
 def pixels_of(images: Images, backend: Backend) -> ImageBatches:
-    """Put pictures on the device."""
+    """Move images to the device."""
     return ImageBatches(to_device(images, backend.device), MEAN, STD, backend)
 
 
 def teach(batch: UpdateBatch, trajectory: Trajectory, plan: UpdatePlan, callback: Callback) -> UpdateResult:
-    """Teach a trajectory of one method in place.
+    """Update a trajectory of one method in place.
 
-    Held-out images are kept from training; recall is measured on them with a preview that has not seen them; then the
-    classifier is fitted to all, so that none is wasted.
+    Recall is measured on held-out images with a preview; then the classifier is fitted to all images.
     """
     learner = trajectory.learner
     assert learner is not None
@@ -131,7 +128,7 @@ def teach(batch: UpdateBatch, trajectory: Trajectory, plan: UpdatePlan, callback
             features.old()
         if bool(validation.any()):
             found = _validate(trajectory, features, validation.to(backend.device), plan.calibration_offset, seed)
-            if plan.frozen:  # the statistics alone decide, so that merged models equal one taught on both
+            if plan.frozen:  # depend only on statistics, so that merging equals joint training
                 found = replace(found, calibration_offset=plan.calibration_offset)
 
     if plan.freeze_backbone:
@@ -143,20 +140,20 @@ def teach(batch: UpdateBatch, trajectory: Trajectory, plan: UpdatePlan, callback
     )
     features = trajectory.learn_task(data, None if plan.freeze_backbone else fit, on_training_end, measure)
     temperature = calibrate(trajectory, found.calibration_offset, seed)
-    if temperature is None:  # no Grams: from the held-out pictures, or from all where none are
+    if temperature is None:  # without Grams: fit on held-out images, or on all if there are none
         scores = trajectory.logits(label_of(trajectory), features.new())
         temperature = found.temperature or fit_temperature(scores, features.labels)
     return UpdateResult(found.recall, temperature, found.calibration_offset)
 
 
 def label_of(trajectory: Trajectory) -> str:
-    """Return the label of the one method of a model's trajectory."""
+    """Return the label of the single method of a trajectory."""
     (label,) = trajectory.parts
     return label
 
 
 def _imprint(learner: Learner, learned: TaskFeatures, batch: UpdateBatch) -> None:
-    """Give the auxiliary head a row for each new class without training: the direction of its mean feature."""
+    """Set head rows of new classes to their normalized mean features (weight imprinting)."""
     head = learner.head
     if batch.num_new and isinstance(head, CosineHead):
         means = learned.stats().select(range(batch.num_old, batch.num_old + batch.num_new)).mean
@@ -167,7 +164,7 @@ def _imprint(learner: Learner, learned: TaskFeatures, batch: UpdateBatch) -> Non
 def _validate(
     trajectory: Trajectory, features: TaskFeatures, validation: Tensor, calibration_offset: CalibrationOffset, seed: int
 ) -> UpdateResult:
-    """Return recall on held-out pictures and the temperature that fits them, by a preview without them."""
+    """Measure recall and temperature on held-out images with a preview fitted without them."""
     label = label_of(trajectory)
     trial = trajectory.preview(features.subset((~validation).nonzero()[:, 0]))
     scores, labels = trial.logits(label, features.new()[validation]), features.labels[validation]
@@ -182,7 +179,7 @@ def _validate(
 
 
 def calibrate(trajectory: Trajectory, calibration_offset: CalibrationOffset, seed: int) -> float | None:
-    """Return the temperature from features drawn from all classes' statistics; None where no Grams are kept."""
+    """Fit the temperature on features sampled from all class statistics; None without Grams."""
     label = label_of(trajectory)
     stats = trajectory.stats(label)
     if stats is None:
@@ -192,7 +189,7 @@ def calibrate(trajectory: Trajectory, calibration_offset: CalibrationOffset, see
 
 
 class _Stopwatch(Callback):
-    """Notes when epochs end."""
+    """Records the end times of epochs."""
 
     def __init__(self, backend: Backend):
         self.backend = backend
@@ -204,14 +201,14 @@ class _Stopwatch(Callback):
 
 
 def _affordable_epochs(learner: Learner, data: TaskData, deadline: float) -> int:
-    """Time some steps of training, undo them, and return how many epochs can be done until the deadline."""
+    """Time some training steps, undo them, and return the number of epochs until the deadline."""
     options, batch = learner.options, learner.options.batch_size
     before = to_cpu(learner.state(teacher=False))
     rows = torch.arange(min(len(data.labels), PROBE_STEPS * batch), device=data.labels.device)
     watch = _Stopwatch(learner.backend)
 
     def short(schedule: Schedule) -> Schedule:
-        return rescale_schedule(schedule, 2)  # the first one warms up
+        return rescale_schedule(schedule, 2)  # the first epoch is warm-up
 
     learner.options = options.model_copy(update={"first": short(options.first), "later": short(options.later)})
     images = data.images.with_images(select(data.images.images, rows))
