@@ -636,7 +636,7 @@ def test_a_zip_that_is_none(reader, drawn):
 def test_a_zip_that_lies_about_its_size(reader):
     answer = teach_zip(reader, lying(b"y" * 1000))
     assert answer.status_code == 400
-    assert "cannot be unpacked" in answer.json()["detail"]
+    assert "cannot be decompressed" in answer.json()["detail"]
 
 
 def test_zips_that_are_too_much(model, drawn):
@@ -730,7 +730,7 @@ def test_teach_files_of_a_class(client, drawn, monkeypatch):
         job = answer.json()["job"]
         second = client.post("/teach", data={"label": "4"}, files=as_files(drawn["4"]), headers=AUTH)
         assert second.status_code == 409
-        assert "a teaching is running" in second.json()["detail"]
+        assert "an update is running" in second.json()["detail"]
         for path, body in (("/forget", {"classes": ["0"]}), ("/undo", None)):
             assert client.post(path, json=body, headers=AUTH).status_code == 409
         assert client.get("/health").json()["job"] == job

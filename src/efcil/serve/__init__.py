@@ -1,1 +1,1 @@
-"""The service `efcil serve`: answers over HTTP from a model that is taught meanwhile. Needs the extra `serve`."""
+"""HTTP service `efcil serve`: predictions and incremental updates of a model. Needs the extra `serve`."""

@@ -1,4 +1,4 @@
-"""The addresses of the service."""
+"""HTTP routes of the service."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from efcil.serve.service import ClassNotFound, Service
 from efcil.serve.store import Conflict
 
 PAGE = Path(__file__).parent / "page"
-# The first that fits decides; any other error of ours is the request's own fault.
+# First match decides; other EfcilErrors are client errors.
 _STATUS: tuple[tuple[type[EfcilError], int], ...] = (
     (LimitExceeded, 413),
     (Overloaded, 503),
@@ -50,15 +50,15 @@ _STATUS: tuple[tuple[type[EfcilError], int], ...] = (
     (EfcilError, 400),
 )
 _MEANING = {
-    400: "What was sent cannot be used.",
+    400: "The request body is invalid.",
     401: "The token is missing or wrong.",
-    404: "There is no such thing.",
-    408: "The client fell silent in the middle of its request.",
-    409: "Not now: the model is being changed, or there is nothing to do it with.",
-    413: "More bytes, files or entries than the limits allow.",
-    415: "The body has another type.",
-    422: "A parameter or field is missing or wrong.",
-    503: "Too many pictures are waiting.",
+    404: "Not found.",
+    408: "The client stopped sending its request.",
+    409: "Conflict: the model is being changed, or its state does not allow the operation.",
+    413: "The request exceeds the limits on bytes, files or entries.",
+    415: "Unsupported content type.",
+    422: "A parameter or field is missing or invalid.",
+    503: "Too many images are queued.",
 }
 
 
@@ -66,8 +66,8 @@ def _errors(*codes: int) -> dict[int | str, dict[str, Any]]:
     return {code: {"model": Error, "description": _MEANING[code]} for code in codes}
 
 
-_BEARER = HTTPBearer(auto_error=False, description="The token that `efcil serve` was given or has printed.")
-_BODY = (408, 413, 415, 422)  # what can be wrong with any body
+_BEARER = HTTPBearer(auto_error=False, description="The token passed to or printed by `efcil serve`.")
+_BODY = (408, 413, 415, 422)  # errors of any request body
 _BINARY = {"type": "string", "format": "binary"}
 
 
@@ -82,23 +82,23 @@ def _form(required: list[str], **properties: Any) -> dict[str, Any]:
 
 _FILES = {"type": "array", "minItems": 1, "items": _BINARY}
 _PREDICT_FORM = _form(["files"], files=_FILES)
-_TEACH_INPUTS: tuple[dict[str, Any], ...] = (  # what is taught
-    {"archive": {**_BINARY, "description": "A zip: one folder of pictures for each class."}},
-    {"label": {"type": "string", "minLength": 1, "description": "The name of the class."}, "files": _FILES},
+_TEACH_INPUTS: tuple[dict[str, Any], ...] = (  # images to learn
+    {"archive": {**_BINARY, "description": "A zip file with one folder of images per class."}},
+    {"label": {"type": "string", "minLength": 1, "description": "Class name."}, "files": _FILES},
 )
-_TEACH_EFFORT: tuple[dict[str, Any], ...] = (  # how hard: one of the two, or neither
-    {"epochs": {"type": "integer", "minimum": 1, "maximum": 10_000, "description": "Passes over the pictures."}},
-    {"budget": {"type": "number", "minimum": 0.1, "maximum": 86_400, "description": "Seconds it may take."}},
+_TEACH_EFFORT: tuple[dict[str, Any], ...] = (  # training effort: at most one of the two
+    {"epochs": {"type": "integer", "minimum": 1, "maximum": 10_000, "description": "Epochs over the images."}},
+    {"budget": {"type": "number", "minimum": 0.1, "maximum": 86_400, "description": "Time limit in seconds."}},
 )
 _TEACH_FORM = {"anyOf": [_form(list(sent), **sent, **effort) for sent in _TEACH_INPUTS for effort in _TEACH_EFFORT]}
 _DESCRIPTION = (
-    "A classifier that is taught again and again. What writes needs the header `Authorization: Bearer TOKEN`. "
-    'Every error is `{"detail": text}`. One change of the model at a time: others are refused with 409, not queued.'
+    "An incremental image classifier. Write operations need the header `Authorization: Bearer TOKEN`. "
+    'Errors are `{"detail": text}`. One change of the model runs at a time; others are refused with 409, not queued.'
 )
 
 
 def create_app(service: Service, token: str) -> FastAPI:
-    """Make the application; `token` is wanted from everything that writes."""
+    """Create the application; write operations require `token`."""
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -140,19 +140,19 @@ def _model(service: Service) -> Model:
 def _add_reading(app: FastAPI, service: Service) -> None:
     @app.get("/health", tags=["state"])
     async def health() -> Health:
-        """Say that the service answers, and what with."""
+        """Return the status of the service and its model."""
         job = service.jobs.running
         return Health(status="ok", model=_model(service), job=job.id if job else None)
 
     @app.get("/classes", tags=["state"])
     async def classes() -> Classes:
-        """List the classes with counts, dates and recall, and the pairs that are closest to each other."""
+        """List the classes with counts, dates and recall, and the most similar pairs."""
         summary = service.store.current.summary
         return Classes.model_validate({key: summary[key] for key in ("classes", "similar")})
 
     @app.get("/metrics", tags=["state"], response_class=PlainTextResponse)
     async def counts() -> PlainTextResponse:
-        """Return counters and times in Prometheus' text format."""
+        """Return metrics in Prometheus text format."""
         return PlainTextResponse(service.metrics.text(), media_type=metrics.CONTENT_TYPE)
 
     @app.post(
@@ -162,7 +162,7 @@ def _add_reading(app: FastAPI, service: Service) -> None:
         responses={
             400: {
                 "model": Predictions | Error,
-                "description": "No picture could be read (the reasons are in `predictions`), or the form is damaged.",
+                "description": "No image could be read (reasons in `predictions`), or the form is malformed.",
             },
             **_errors(409, 503, *_BODY),
         },
@@ -170,10 +170,10 @@ def _add_reading(app: FastAPI, service: Service) -> None:
     )
     async def predict(
         request: Request,
-        top: Annotated[int, Query(ge=1, le=1000, description="How many classes to name.")] = 3,
-        reject_below: Annotated[float | None, Query(ge=0, le=1, description="Least confidence for a label.")] = None,
+        top: Annotated[int, Query(ge=1, le=1000, description="Number of top classes to return.")] = 3,
+        reject_below: Annotated[float | None, Query(ge=0, le=1, description="Minimum confidence for a label.")] = None,
     ) -> JSONResponse:
-        """Name the class of each picture. A picture that cannot be read has an entry with `error` instead."""
+        """Classify images. An unreadable image has an entry with `error` instead."""
         async with forms.read_images(request, service.limits) as images:
             found = await service.predict(images, top, reject_below)
         readable = any("error" not in answer for answer in found)
@@ -181,32 +181,32 @@ def _add_reading(app: FastAPI, service: Service) -> None:
 
     @app.get("/jobs", tags=["teaching"])
     async def jobs() -> JobList:
-        """List the teachings of this service, the newest first."""
+        """List the update jobs of this service, newest first."""
         return JobList.model_validate({"jobs": [job.to_dict() for job in service.jobs.list()]})
 
     @app.get("/jobs/{id}", tags=["teaching"], responses=_errors(404, 422))
     async def job(id: str) -> JobState:
-        """Say how far a teaching is."""
+        """Return the progress of an update job."""
         return JobState.model_validate(service.jobs.find(id).to_dict())
 
 
 def _add_writing(app: FastAPI, service: Service, token: str) -> None:
     async def allowed(given: Annotated[HTTPAuthorizationCredentials | None, Depends(_BEARER)]) -> None:
-        said = given.credentials if given else ""
-        if not hmac.compare_digest(said.encode("utf-8", "surrogateescape"), token.encode()):
-            what = "the token is wrong" if given else "this needs a token"
+        credentials = given.credentials if given else ""
+        if not hmac.compare_digest(credentials.encode("utf-8", "surrogateescape"), token.encode()):
+            what = "the token is wrong" if given else "a token is required"
             headers = {"WWW-Authenticate": "Bearer"}
-            raise HTTPException(401, f"{what}: send the header 'Authorization: Bearer TOKEN'", headers)
+            raise HTTPException(401, f"{what}; send the header 'Authorization: Bearer TOKEN'", headers)
 
     def writing(*codes: int) -> dict[str, Any]:
         return {"tags": ["teaching"], "dependencies": [Depends(allowed)], "responses": _errors(401, *codes)}
 
     @app.post("/teach", status_code=202, **writing(400, 409, *_BODY), openapi_extra=_body(form=_TEACH_FORM))
     async def teach(request: Request) -> Started:
-        """Start to teach: a zip of class folders, or pictures of one class, new or known.
+        """Start an update with a zip of class folders, or with images of one new or existing class.
 
-        The answer names the files that are left out. The model that answers changes when the job is done. While one
-        teaching runs another is refused (409).
+        The response lists skipped files. Predictions use the new model when the job is done. Other updates are refused
+        meanwhile (409).
         """
         service.store.check_free()
         known = service.store.current.names
@@ -219,19 +219,19 @@ def _add_writing(app: FastAPI, service: Service, token: str) -> None:
 
     @app.post("/jobs/{id}/cancel", **writing(404, 409, 422))
     async def cancel(id: str) -> JobState:
-        """End a teaching; the model stays as it was."""
+        """Cancel an update; the model is unchanged."""
         return JobState.model_validate((await service.jobs.cancel(id)).to_dict())
 
     @app.post("/forget", **writing(404, 409, *_BODY), openapi_extra=_body(json=Names.model_json_schema()))
     async def forget(request: Request) -> Forgotten:
-        """Drop classes: what is stored of them, and their rows in the classifier."""
+        """Remove classes from statistics and classifier."""
         names = list(dict.fromkeys((await forms.json_body(request, Names)).classes))
         await service.forget(names)
         return Forgotten(forgotten=names)
 
     @app.post("/undo", **writing(409))
     async def undo() -> Undone:
-        """Go back to the model before its last change."""
+        """Restore the model before its last change."""
         await service.undo()
         return Undone(model=_model(service))
 

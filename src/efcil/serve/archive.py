@@ -1,4 +1,4 @@
-"""A zip of class folders, read in memory: no entry is ever written under its own name, or at all."""
+"""Zip files of class folders, read in memory; no entry is ever written to disk."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from efcil.serve.images import printable
 from efcil.serve.limits import MIB, Limits
 
 CHUNK = MIB
-NamedImage = tuple[str, str, Callable[[], bytes]]  # a file's name, its class and a way to read it
-_ENTRY = b"PK\x01\x02"  # stands before every entry of a zip's directory
+NamedImage = tuple[str, str, Callable[[], bytes]]  # file name, class and a function to read it
+_ENTRY = b"PK\x01\x02"  # signature of each entry of the central directory
 _ARCHIVES = {".zip", ".tar", ".gz", ".tgz", ".bz2", ".xz", ".7z", ".rar"}
-# Of an entry: a wrong checksum or length, an unknown compression, a password, a second name that is no text.
+# Errors of an entry: wrong checksum or length, unknown compression, password, invalid name.
 _DAMAGED = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, OSError, UnicodeDecodeError)
 
 
@@ -28,48 +28,48 @@ class LimitExceeded(DataError):
 
 
 class Entry:
-    """One picture of an archive."""
+    """Image in an archive."""
 
     def __init__(self, archive: zipfile.ZipFile, info: zipfile.ZipInfo, label: str):
         self._archive, self._info, self.label = archive, info, label
         self.name = printable(info.filename)
 
     def read(self, room: int) -> bytes:
-        """Unpack the entry; more than `room` bytes raise TooMuch, whatever its header said."""
+        """Decompress the entry; more than `room` bytes raise LimitExceeded, whatever its header claims."""
         found = bytearray()
         try:
             with self._archive.open(self._info) as file:
                 while chunk := file.read(min(CHUNK, room - len(found) + 1)):
                     found += chunk
                     if len(found) > room:
-                        raise LimitExceeded(f"archive: {self.name} unpacks to more than what is left of the limit")
+                        raise LimitExceeded(f"archive: {self.name} decompresses to more than the remaining limit")
         except _DAMAGED as error:
-            raise DataError(f"cannot be unpacked: {error}") from None
+            raise DataError(f"cannot be decompressed: {error}") from None
         return bytes(found)
 
 
 def open_archive(file: IO[bytes], limits: Limits) -> zipfile.ZipFile:
-    """Open a zip whose directory is not too long to be read."""
-    # zipfile keeps about a kilobyte for each entry of the directory, and 64 MiB have room for a million of them.
+    """Open a zip file, limiting the number of directory entries."""
+    # zipfile allocates about a kilobyte per directory entry, and 64 MiB can contain a million of them.
     file.seek(0)
     entries, tail = 0, b""
     while chunk := file.read(CHUNK):
         entries += (tail + chunk).count(_ENTRY)
         tail = chunk[-len(_ENTRY) + 1 :]
     if entries > 2 * limits.teach_files + 100:  # folders are entries too
-        raise LimitExceeded(f"archive: {entries:,} entries; at most {limits.teach_files:,} pictures are taken at once")
+        raise LimitExceeded(f"archive: {entries:,} entries; send at most {limits.teach_files:,} images at once")
     file.seek(0)
     try:
         return zipfile.ZipFile(file)
     except (zipfile.BadZipFile, NotImplementedError, ValueError, OSError) as error:
-        raise DataError(f"archive: not a zip file that can be read ({error})") from None
+        raise DataError(f"archive: not a readable zip file ({error})") from None
 
 
 def entries_of(archive: zipfile.ZipFile, limits: Limits) -> tuple[list[Entry], list[tuple[str, str]]]:
-    """Return the pictures of an archive with their classes, and (name, reason) of each file that is none.
+    """Return the images of an archive with their classes, and (name, reason) of each other file.
 
-    The class of a picture is its first folder; one folder around all class folders does not count. A path that leads
-    out, a link or an archive inside is refused with the whole archive: nobody makes one by mistake.
+    The class of an image is its first folder, ignoring a common top-level folder. An archive with a path outside
+    itself, a link or a nested archive is refused completely.
     """
     found: list[tuple[zipfile.ZipInfo, tuple[str, ...]]] = []
     refused: list[tuple[str, str]] = []
@@ -80,38 +80,38 @@ def entries_of(archive: zipfile.ZipFile, limits: Limits) -> tuple[list[Entry], l
             continue
         suffix = PurePosixPath(parts[-1]).suffix.lower()
         if suffix in _ARCHIVES:
-            raise DataError(f"archive: {printable(info.filename)} is an archive inside the archive; send its folders")
+            raise DataError(f"archive: {printable(info.filename)} is a nested archive; send its folders")
         unpacked += info.file_size
         if unpacked > limits.unpacked:
-            raise LimitExceeded(f"archive: unpacks to more than {limits.unpacked:,} bytes; send it in parts")
+            raise LimitExceeded(f"archive: decompresses to more than {limits.unpacked:,} bytes; send it in parts")
         if suffix not in SUFFIXES:
             refused.append((printable(info.filename), "not an image"))
         elif len(parts) == 1:
-            refused.append((printable(info.filename), "lies outside a class folder"))
+            refused.append((printable(info.filename), "outside a class folder"))
         else:
             found.append((info, parts))
     if len(found) > limits.teach_files:
-        raise LimitExceeded(f"archive: {len(found):,} pictures; at most {limits.teach_files:,} are taken at once")
+        raise LimitExceeded(f"archive: {len(found):,} images; send at most {limits.teach_files:,} at once")
     level = int(bool(found) and len({parts[0] for _, parts in found}) == 1 and all(len(p) > 2 for _, p in found))
     return [Entry(archive, info, parts[level]) for info, parts in found], refused
 
 
 def _parts(info: zipfile.ZipInfo) -> tuple[str, ...]:
-    """Return the parts of an entry's path; one that leads out of the archive raises DataError."""
+    """Return the path components of an entry; raise DataError for a path outside the archive."""
     name = info.orig_filename.replace("\\", "/")
     parts = tuple(p for p in name.split("/") if p not in ("", "."))
     if not parts or name.startswith("/") or ".." in parts or "\0" in name or parts[0].endswith(":"):
         raise DataError(
-            f"archive: {printable(info.orig_filename)!r} is not a path inside the archive; it is refused whole"
+            f"archive: {printable(info.orig_filename)!r} is a path outside the archive; the archive is refused"
         )
     kind = stat.S_IFMT(info.external_attr >> 16)
     if kind not in (0, stat.S_IFREG, stat.S_IFDIR):
-        raise DataError(f"archive: {printable(name)} is a link or a device, not a file; the archive is refused whole")
+        raise DataError(f"archive: {printable(name)} is a link or a device, not a file; the archive is refused")
     return parts
 
 
 def iter_images(archive: zipfile.ZipFile, limits: Limits, refused: list[tuple[str, str]]) -> Iterator[NamedImage]:
-    """Yield each picture, counting what is really unpacked; add the files that are none to `refused`."""
+    """Yield images, limiting the decompressed bytes; append other files to `refused`."""
     entries, others = entries_of(archive, limits)
     refused += others
     room = limits.unpacked

@@ -1,7 +1,7 @@
-"""Pictures of different requests in one forward pass.
+"""Dynamic batching of images from different requests.
 
-One thread computes. It takes whatever waits, up to a full batch, so a lone request starts at once, and while one pass
-runs the next batch gathers by itself. Nothing waits for a clock.
+One thread runs forward passes on all queued images, up to a full batch. A single request starts immediately, and images
+queue up during a forward pass, without a batching delay.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ Scores = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Confidences:
-    """Confidence in each class of the model that answered."""
+    """Class names and confidences of one image."""
 
     names: Sequence[str]
     confidence: Scores  # (classes,)
 
 
 class Overloaded(RunError):
-    """More pictures wait than the limit allows."""
+    """More images are queued than the limit allows."""
 
 
 @dataclass(frozen=True)
@@ -40,12 +40,12 @@ class _PendingImage:
     loop: asyncio.AbstractEventLoop
 
 
-# A model at one moment: the names of its classes, and pictures (n, 3, size, size) to confidences (n, classes).
+# Class names of a model, and a function from images (n, 3, size, size) to confidences (n, classes).
 Scorer = tuple[Sequence[str], Callable[[ImageArray], Scores]]
 
 
 class Batcher:
-    """Answers single pictures from batches; `scorer` is asked for the model anew before each batch."""
+    """Batches single images; `scorer` returns the current model before each batch."""
 
     def __init__(self, scorer: Callable[[], Scorer], *, largest: int, observe: Callable[[int], None]) -> None:
         self._scorer, self._largest, self._observe = scorer, largest, observe
@@ -53,23 +53,23 @@ class Batcher:
         self._thread = threading.Thread(target=self._work, name="efcil-predict", daemon=True)
 
     def start(self) -> None:
-        """Begin to answer."""
+        """Start the thread."""
         self._thread.start()
 
     def close(self) -> None:
-        """Answer what waits, then stop."""
+        """Process queued images, then stop."""
         self._queue.put(None)
         self._thread.join()
 
     async def score(self, pixels: ImageArray) -> Confidences:
-        """Return the confidences of one picture (3, size, size)."""
+        """Return the confidences of one image (3, size, size)."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Confidences] = loop.create_future()
         self._queue.put(_PendingImage(pixels, future, loop))
         return await future
 
     def _batch(self) -> tuple[list[_PendingImage], bool]:
-        """Return what waits, at least one picture unless the end is reached, and whether to go on."""
+        """Wait for queued images; return them and whether to continue."""
         batch: list[_PendingImage] = []
         while len(batch) < self._largest:
             try:
@@ -78,7 +78,7 @@ class Batcher:
                 break
             if item is None:
                 return batch, False
-            if not item.future.cancelled():  # its client has gone
+            if not item.future.cancelled():  # the client has disconnected
                 batch.append(item)
         return batch, True
 
@@ -93,12 +93,12 @@ class Batcher:
         try:
             names, score = self._scorer()
             rows = score(np.stack([item.pixels for item in batch]))
-            found: list[Confidences | Exception] = [Confidences(names, row) for row in rows]
-        except Exception as error:  # told to each request; the thread must live on
-            found = [error] * len(batch)
+            results: list[Confidences | Exception] = [Confidences(names, row) for row in rows]
+        except Exception as error:  # returned to each request; the thread must survive
+            results = [error] * len(batch)
         self._observe(len(batch))
         for loop in {item.loop for item in batch}:
-            mine = [(item.future, value) for item, value in zip(batch, found, strict=True) if item.loop is loop]
+            mine = [(item.future, value) for item, value in zip(batch, results, strict=True) if item.loop is loop]
             loop.call_soon_threadsafe(_deliver, mine)
 
 

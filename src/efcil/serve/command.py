@@ -1,4 +1,4 @@
-"""`efcil serve`: bind, warn, answer, and end tidily."""
+"""`efcil serve`: bind the socket, run the server and shut down gracefully."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from typing import Any
 from efcil.errors import ConfigError
 from efcil.serve.limits import Limits
 
-SHUTDOWN_TIMEOUT = 30  # seconds that running requests have to finish after SIGTERM
-TLS_SHUTDOWN_TIMEOUT = 2.0  # seconds that a client has to answer the end of a TLS connection
+SHUTDOWN_TIMEOUT = 30  # seconds for running requests to finish after SIGTERM
+TLS_SHUTDOWN_TIMEOUT = 2.0  # seconds to wait for a client's TLS close notification
 MAX_CONNECTIONS = 1024
 
 
@@ -36,8 +36,8 @@ def serve(
     tls: tuple[Path, Path] | None = None,
 ) -> None:
     """Serve a model directory until SIGTERM or Ctrl-C."""
-    # Before torch is loaded: threads that wait for each other must sleep, not spin, or a teaching on the same cores
-    # keeps them from meeting and a picture takes a second.
+    # Set before torch is loaded: spinning OpenMP threads would compete with training on the same cores, and a
+    # prediction would take a second.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
         import python_multipart  # noqa: F401
@@ -53,7 +53,7 @@ def serve(
     from efcil.serve.service import Service
 
     if token is not None and (not token.strip() or not token.isascii()):
-        raise ConfigError("the token is empty or not ASCII; leave it out to have one made")
+        raise ConfigError("the token is empty or not ASCII; omit it to generate one")
     if tls:
         _check_tls(*tls)
     if threads:
@@ -77,20 +77,20 @@ def serve(
         place = f"[{host}]" if ":" in host else host
         address = f"http{'s' * bool(tls)}://{place}:{listener.getsockname()[1]}"
         if not _is_loopback(host) and not tls:
-            risk = "token and pictures travel unencrypted; use --tls-cert and --tls-key, or a proxy that has them"
-            print(f"efcil: warning: {address} is open to other machines without TLS: {risk}", file=sys.stderr)
+            risk = "token and images are sent unencrypted; use --tls-cert and --tls-key, or a TLS proxy"
+            print(f"efcil: warning: {address} is reachable from other machines without TLS: {risk}", file=sys.stderr)
         print(f"serving {model} ({len(service.store.current.names)} classes) at {address}", flush=True)
         if generated:
-            print(f"token for teaching, shown only now: {token}", flush=True)
+            print(f"token for changes, shown only once: {token}", flush=True)
         server = uvicorn.Server(config)
         server.startup = functools.partial(_startup, server.startup)  # type: ignore[method-assign]
         server.run(sockets=[listener])
 
 
 async def _startup(startup: Callable[..., Awaitable[None]], *, sockets: list[socket.socket]) -> None:
-    """Start, and at the end wait for a client's farewell shorter than asyncio's half minute a TLS connection.
+    """Start the server with a shorter TLS shutdown timeout than asyncio's 30 seconds per connection.
 
-    Connections that their clients keep open in reserve would hold up the end for so long.
+    Idle keep-alive connections would otherwise delay the shutdown.
     """
     loop = asyncio.get_running_loop()
 
@@ -104,25 +104,23 @@ async def _startup(startup: Callable[..., Awaitable[None]], *, sockets: list[soc
 
 
 def _check_tls(certificate: Path, key: Path) -> None:
-    """Refuse a certificate and key that cannot be served with, before anything is loaded."""
+    """Raise ConfigError for an invalid certificate or key, before the model is loaded."""
     for file in (certificate, key):
         if not file.is_file():
             raise ConfigError(f"{file}: no such file; give both --tls-cert and --tls-key")
 
-    def no_password() -> str:  # without it OpenSSL would ask on the terminal and wait
-        raise ConfigError(f"{key}: the key is encrypted; give one without a password that only the service can read")
+    def no_password() -> str:  # otherwise OpenSSL prompts on the terminal
+        raise ConfigError(f"{key}: the key is encrypted; give one without a password, readable only by the service")
 
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key, no_password)
-    except OSError as error:  # ssl.SSLError is one
+    except OSError as error:  # includes ssl.SSLError
         why = getattr(error, "reason", None) or error.strerror or "not readable"
-        raise ConfigError(
-            f"--tls-cert {certificate} --tls-key {key}: {why}; both must be PEM files and belong to each other"
-        ) from None
+        raise ConfigError(f"--tls-cert {certificate} --tls-key {key}: {why}; wanted matching PEM files") from None
 
 
 def _is_loopback(host: str) -> bool:
-    """Tell whether only this machine can connect.
+    """Return whether only this machine can connect.
 
     >>> [_is_loopback(host) for host in ("127.0.0.1", "::1", "localhost", "0.0.0.0", "example.org")]
     [True, True, True, False, False]
@@ -140,5 +138,5 @@ def _bind(host: str, port: int) -> socket.socket:
     try:
         return socket.create_server((host, port), family=family, backlog=2048)
     except OSError as error:
-        why = (error.strerror or str(error)).partition(" (")[0]  # without the address once more
+        why = (error.strerror or str(error)).partition(" (")[0]  # without the repeated address
         raise ConfigError(f"--host {host} --port {port}: {why}; choose another with --host or --port") from None

@@ -1,4 +1,4 @@
-"""Bodies of requests: multipart forms and JSON, read within the limits and told apart by their type."""
+"""Parsing of multipart and JSON request bodies within the limits."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from efcil.serve.schemas import Images
 from efcil.serve.uploads import UploadedImages, from_archive, from_files
 
 B = TypeVar("B", bound=BaseModel)
-NamedImage = tuple[str | None, Callable[[], bytes]]  # a name, and a way to read the bytes
-_FIELDS = 8  # more than any form here has
+NamedImage = tuple[str | None, Callable[[], bytes]]  # name and function to read the bytes
+_FIELDS = 8  # maximum number of form fields
 
 
 def content_type(request: Request) -> str:
-    """Return the type of a request's body."""
+    """Return the content type of a request."""
     return request.headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
 async def json_body(request: Request, model: type[B]) -> B:
-    """Read a body of JSON."""
+    """Parse a JSON body."""
     if content_type(request) != "application/json":
         raise HTTPException(415, "send application/json")
     try:
@@ -39,7 +39,7 @@ async def json_body(request: Request, model: type[B]) -> B:
 
 
 def format_errors(errors: Iterable[Mapping[str, Any]]) -> str:
-    """Return pydantic's errors as one line."""
+    """Format pydantic errors on one line."""
     lines = []
     for error in errors:
         place = ".".join(str(part) for part in error["loc"] if part not in ("query", "path", "body"))
@@ -49,7 +49,7 @@ def format_errors(errors: Iterable[Mapping[str, Any]]) -> str:
 
 @asynccontextmanager
 async def read_form(request: Request, files: int, known: tuple[str, ...]) -> AsyncIterator[FormData]:
-    """Read a multipart form of at most `files` files and these fields."""
+    """Parse a multipart form with at most `files` files and the given fields."""
     if content_type(request) != "multipart/form-data":
         raise HTTPException(415, "send multipart/form-data")
     try:
@@ -67,15 +67,15 @@ async def read_form(request: Request, files: int, known: tuple[str, ...]) -> Asy
 
 
 def _uploads(fields: FormData, name: str) -> list[UploadFile]:
-    found = fields.getlist(name)
-    if any(not isinstance(value, UploadFile) for value in found):
-        raise HTTPException(422, f"{name}: must be sent as files, with a file name")
-    return [value for value in found if isinstance(value, UploadFile)]
+    files = fields.getlist(name)
+    if any(not isinstance(value, UploadFile) for value in files):
+        raise HTTPException(422, f"{name}: wanted files with a file name")
+    return [value for value in files if isinstance(value, UploadFile)]
 
 
 @asynccontextmanager
 async def read_images(request: Request, limits: Limits) -> AsyncIterator[list[NamedImage]]:
-    """Read the pictures of a request for predictions."""
+    """Read the images of a prediction request."""
     if content_type(request) == "application/json":
         given = (await json_body(request, Images)).images
         if len(given) > limits.predict_files:
@@ -88,15 +88,15 @@ async def read_images(request: Request, limits: Limits) -> AsyncIterator[list[Na
     async with read_form(request, limits.predict_files, ("files",)) as fields:
         uploads = _uploads(fields, "files")
         if not uploads:
-            raise HTTPException(422, f"files: no picture; send 1 to {limits.predict_files} files")
+            raise HTTPException(422, f"files: no images; send 1 to {limits.predict_files} files")
         yield [(printable(upload.filename or "") or None, upload.file.read) for upload in uploads]
 
 
 @dataclass(frozen=True)
 class TeachRequest:
-    """What a request to teach asks for."""
+    """Parsed update request."""
 
-    upload: Callable[[], UploadedImages]  # still to be read
+    upload: Callable[[], UploadedImages]  # reads the upload
     epochs: int | None
     budget: float | None
 
@@ -105,7 +105,7 @@ class TeachRequest:
 async def read_teaching(
     request: Request, size: int, limits: Limits, known: Sequence[str]
 ) -> AsyncIterator[TeachRequest]:
-    """Read a request to teach: a zip, or pictures of one class."""
+    """Parse an update request: a zip, or images of one class."""
     names = ("archive", "label", "files", "epochs", "budget")
     async with read_form(request, limits.teach_files, names) as fields:
         archives, files, label = _uploads(fields, "archive"), _uploads(fields, "files"), fields.get("label")
@@ -114,9 +114,9 @@ async def read_teaching(
         epochs = _number(fields, "epochs", 1, 10_000)
         budget = _number(fields, "budget", 0.1, 86_400.0)
         if epochs is not None and epochs != int(epochs):
-            raise HTTPException(422, "epochs: must be a whole number")
+            raise HTTPException(422, "epochs: wanted an integer")
         if epochs is not None and budget is not None:
-            raise HTTPException(422, "epochs and budget: give one of them")
+            raise HTTPException(422, "give either epochs or budget")
 
         def upload() -> UploadedImages:
             if archives:
@@ -135,5 +135,5 @@ def _number(fields: FormData, name: str, least: float, most: float) -> float | N
     except ValueError:
         value = math.nan
     if not least <= value <= most:
-        raise HTTPException(422, f"{name}: must be a number from {least:g} to {most:g}")
+        raise HTTPException(422, f"{name}: wanted a number from {least:g} to {most:g}")
     return value

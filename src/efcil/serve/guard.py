@@ -1,4 +1,4 @@
-"""What holds for every request: a limited body, headers that keep browsers strict, counts and times."""
+"""Middleware for every request: body limits, security headers and metrics."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from efcil.serve.limits import Limits
 from efcil.serve.metrics import Metrics
 
-READ_TIMEOUT = 60.0  # seconds a client may be silent in the middle of its request
-DRAIN_TIMEOUT = 10.0  # seconds in which the rest of a refused request is thrown away
-# The page loads nothing from elsewhere; blob: is for showing the pictures that were dropped on it.
+READ_TIMEOUT = 60.0  # seconds without data within a request
+DRAIN_TIMEOUT = 10.0  # seconds to discard the rest of a refused request
+# The page loads no external resources; blob: is for previews of dropped images.
 PAGE_POLICY = (
     "default-src 'self'; img-src 'self' blob: data:; object-src 'none'; base-uri 'none'; form-action 'self'; "
     "frame-ancestors 'none'"
@@ -28,7 +28,7 @@ HEADERS = {
 
 
 class _Body:
-    """The body of one request, counted while it comes in."""
+    """Size-limited request body."""
 
     def __init__(self, receive: Receive, headers: Headers, limit: int):
         self._receive, self._limit = receive, limit
@@ -38,16 +38,18 @@ class _Body:
         self.count, self.ended = 0, False
 
     async def receive(self) -> Message:
-        """Return the next part; too many bytes or too long a silence are refused."""
+        """Return the next message; raise HTTPException on too many bytes or a timeout."""
         if self.ended:
-            return await self._receive()  # waits for the client to go
+            return await self._receive()  # waits for the disconnect
         if self._declared > self._limit:
             raise self._too_large()
         try:
             async with asyncio.timeout(READ_TIMEOUT):
                 message = await self._next()
         except TimeoutError:
-            raise HTTPException(408, f"nothing came for {READ_TIMEOUT:.0f} seconds") from None
+            raise HTTPException(
+                408, f"no data received for {READ_TIMEOUT:.0f} seconds; send the request again"
+            ) from None
         if self.count > self._limit:
             raise self._too_large()
         return message
@@ -59,12 +61,12 @@ class _Body:
         return message
 
     def _too_large(self) -> HTTPException:
-        return HTTPException(413, f"the request has more than {self._limit:,} bytes; send fewer or smaller pictures")
+        return HTTPException(413, f"the request has more than {self._limit:,} bytes; send fewer or smaller images")
 
     async def drain(self) -> None:
-        """Throw away the rest of a refused request: a client that is still sending would not read the answer.
+        """Discard the rest of a refused request, as a client that is still sending does not read the response.
 
-        Not without end: of what is far beyond the limit the connection is closed instead.
+        The connection is closed if the body is far beyond the limit.
         """
         if self.ended or self._declared > 4 * self._limit or (self._expects_continue and not self.count):
             return
@@ -77,7 +79,7 @@ class _Body:
 
 
 class Guard:
-    """ASGI middleware around the whole service."""
+    """ASGI middleware of the service."""
 
     def __init__(self, app: ASGIApp, limits: Limits, metrics: Metrics):
         self.app, self.limits, self.metrics = app, limits, metrics
@@ -111,7 +113,7 @@ _METHODS = {"GET", "HEAD", "POST", "PUT", "IM2COL_CHANNELS", "DELETE", "OPTIONS"
 
 
 def _route(scope: Scope) -> str:
-    """Return the pattern that a request matched, never its own words: labels must stay few."""
+    """Return the route pattern of a request, never its path, to limit the number of labels."""
     if path := getattr(scope.get("route"), "path", None):
         return str(path)
     return "/page" if scope["path"].startswith("/page/") else "none"
@@ -122,4 +124,4 @@ def _add_headers(headers: MutableHeaders) -> None:
         headers[key] = value
     html = headers.get("content-type", "").startswith("text/html")
     headers["content-security-policy"] = PAGE_POLICY if html else "default-src 'none'; frame-ancestors 'none'"
-    headers["cache-control"] = "no-cache" if "etag" in headers else "no-store"  # only the page's files may be kept
+    headers["cache-control"] = "no-cache" if "etag" in headers else "no-store"  # only the page's files may be cached

@@ -1,4 +1,4 @@
-"""Pictures as they come in: bytes to pixels within the limits, and names that can be shown."""
+"""Decoding of uploaded images within the limits, and printable file names."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LONGEST_NAME = 200
 
 
 def printable(name: str) -> str:
-    """Return a name from outside as it may stand in an answer: printable, on one line, not endless.
+    """Sanitize an untrusted name for responses: printable, on one line, of limited length.
 
     >>> printable("cat\\n\\x1b[31m.jpg")
     'cat??[31m.jpg'
@@ -26,7 +26,7 @@ def printable(name: str) -> str:
 
 
 def decode_image(data: bytes, size: int, max_pixels: int) -> ImageArray:
-    """Decode one picture into uint8 (3, size, size); what cannot be read raises DataError with the reason alone."""
+    """Decode an image into uint8 (3, size, size); raise DataError with only the reason if it is unreadable."""
     try:
         return read_image(data, size, max_pixels=max_pixels, name="picture")
     except DataError as error:
@@ -34,7 +34,7 @@ def decode_image(data: bytes, size: int, max_pixels: int) -> ImageArray:
 
 
 def from_base64(text: str) -> bytes:
-    """Return the bytes of base64 text, with or without the head of a data address.
+    """Decode base64 text, with or without a data URL prefix.
 
     >>> from_base64("data:image/png;base64,aGk="), from_base64("aGk=")
     (b'hi', b'hi')

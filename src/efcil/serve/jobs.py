@@ -1,4 +1,4 @@
-"""Teaching jobs: one at a time, each in a process of its own, on a copy of the model."""
+"""Update jobs: one at a time, each in a separate process on a copy of the model."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from efcil.serve.metrics import Metrics
 from efcil.serve.store import Conflict, ModelStore
 from efcil.serve.uploads import UploadedImages
 
-MAX_JOBS = 100  # jobs that are remembered
-NICE = 10  # how far the teaching stands back behind the answers
+MAX_JOBS = 100  # number of jobs in the history
+NICE = 10  # niceness of training, so that predictions have priority
 log = logging.getLogger("efcil.serve")
 
 
 class JobNotFound(EfcilError):
-    """A job that is not known."""
+    """Unknown job."""
 
 
 class _Cancelled(Exception):
@@ -38,29 +38,29 @@ def _now() -> str:
 
 @dataclass
 class Job:
-    """A teaching and how far it is."""
+    """Update job with its progress."""
 
     id: str
     classes: list[str]
     status: str = "queued"  # then running, then done | failed | cancelled
     progress: float = 0.0
-    message: str = "getting ready"
+    message: str = "preparing"
     started: str = field(default_factory=_now)
     ended: str | None = None
 
     def __post_init__(self) -> None:
-        self.stop = asyncio.Event()  # somebody wants it to end
-        self.swapping = False  # the new model is learned and on its way in: too late to cancel
+        self.stop = asyncio.Event()  # cancellation requested
+        self.swapping = False  # the new model is being installed, too late to cancel
         self.task: asyncio.Task[None] | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Return what the outside may know."""
+        """Return the public state."""
         names = ("id", "status", "progress", "message", "started", "ended", "classes")
         return {name: getattr(self, name) for name in names}
 
 
 class Jobs:
-    """Starts, follows and cancels teachings."""
+    """Starts, tracks and cancels update jobs."""
 
     def __init__(self, store: ModelStore, metrics: Metrics, threads: int):
         self.store, self.metrics, self.threads = store, metrics, threads
@@ -68,11 +68,11 @@ class Jobs:
 
     @property
     def running(self) -> Job | None:
-        """The job that has not ended, if there is one."""
+        """The running job, if any."""
         return next((job for job in self._jobs.values() if job.ended is None), None)
 
     def list(self) -> list[Job]:
-        """Return all jobs that are remembered, the newest first."""
+        """Return the job history, newest first."""
         return list(self._jobs.values())[::-1]
 
     def find(self, name: str) -> Job:
@@ -82,7 +82,7 @@ class Jobs:
         return self._jobs[name]
 
     def start(self, upload: UploadedImages, epochs: int | None, budget: float | None) -> Job:
-        """Start a teaching; the right to change the model must have been claimed, and is given back at its end."""
+        """Start an update job; the store must have been claimed and is released when the job ends."""
         job = Job(secrets.token_hex(8), upload.classes)
         self._jobs[job.id] = job
         while len(self._jobs) > MAX_JOBS:
@@ -92,18 +92,18 @@ class Jobs:
         return job
 
     async def cancel(self, name: str) -> Job:
-        """End a job; the model stays as it is."""
+        """Cancel a job; the model is unchanged."""
         job = self.find(name)
         if job.ended is not None:
-            raise Conflict(f"the job has ended already: {job.status}")
+            raise Conflict(f"the job has already ended: {job.status}")
         if job.swapping:
-            raise Conflict("the job has learned and its model is being put in place; use /undo to go back")
+            raise Conflict("the new model is being installed; use /undo to restore the previous one")
         job.stop.set()
         await self._wait(job)
         return job
 
     async def close(self) -> None:
-        """Cancel what runs, or let it finish where it is past that."""
+        """Cancel the running job, or let it finish if it is past cancellation."""
         if (job := self.running) is not None:
             if not job.swapping:
                 job.stop.set()
@@ -122,15 +122,15 @@ class Jobs:
             await asyncio.to_thread(self._prepare, place, upload)
             del upload
             await self._teach(job, {**order, "model": str(place / "model"), "pixels": str(place / "pixels.npy")})
-            job.swapping, job.message = True, "putting the new model in place"
+            job.swapping, job.message = True, "installing the new model"
             await asyncio.to_thread(self.store.replace_with, place / "model")
-            status, message = "done", f"learned; the model is now version {self.store.current.version}"
+            status, message = "done", f"done; the model is now version {self.store.current.version}"
         except _Cancelled:
-            status, message = "cancelled", "cancelled; the model is as it was"
+            status, message = "cancelled", "cancelled; the model is unchanged"
         except EfcilError as error:
             message = str(error)
         except OSError as error:
-            message = f"{error.strerror or error}; the model is as it was"
+            message = f"{error.strerror or error}; the model is unchanged"
         except Exception:
             log.exception("job %s", job.id)
         finally:
@@ -147,9 +147,9 @@ class Jobs:
         self.store.copy(place / "model")
 
     async def _teach(self, job: Job, order: dict[str, Any]) -> None:
-        """Run the process to its end; raise what ended it unless it was success."""
+        """Run the process to its end; raise an error unless it succeeded."""
         pipe = asyncio.subprocess.PIPE
-        # A session of its own: Ctrl-C in the service's terminal is the service's business.
+        # In a new session, so that Ctrl-C reaches only the service.
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "efcil.serve.worker"), stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True
         )
@@ -180,18 +180,18 @@ class Jobs:
             raise _Cancelled
         if code:
             if reason is None:
-                log.error("job %s: the process said:\n%s", job.id, output)
+                log.error("job %s: process output:\n%s", job.id, output)
             raise RunError(reason or _why(code, output))
 
 
 async def _kill_on(stop: asyncio.Event, process: asyncio.subprocess.Process) -> None:
     await stop.wait()
     if process.returncode is None:
-        process.kill()  # it works on a copy: there is nothing it would have to tidy up
+        process.kill()  # it works on a copy, so no cleanup is needed
 
 
 async def _tail(stream: asyncio.StreamReader) -> str:
-    """Read a stream to its end and return the last of it."""
+    """Read a stream to its end and return its tail."""
     last: deque[bytes] = deque(maxlen=8)
     while chunk := await stream.read(1024):
         last.append(chunk)
@@ -199,5 +199,5 @@ async def _tail(stream: asyncio.StreamReader) -> str:
 
 
 def _why(code: int, output: str) -> str:
-    """Say why a process ended that did not say so itself."""
-    return f"the teaching process {describe_exit(code, output)}" + ("; the model is as it was" if code < 0 else "")
+    """Describe the exit of a process that reported no reason."""
+    return f"the update process {describe_exit(code, output)}" + ("; the model is unchanged" if code < 0 else "")

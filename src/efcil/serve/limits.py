@@ -1,4 +1,4 @@
-"""What one request may ask for."""
+"""Limits of requests."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ MIB = 2**20
 
 @dataclass(frozen=True)
 class Limits:
-    """Upper limits; a request beyond one is refused before the memory or the time is spent."""
+    """Upper limits, checked before memory or time is spent."""
 
-    bytes: int = 64 * MIB  # of a request's body
-    unpacked: int = 256 * MIB  # of all that a zip unpacks to
-    pixels: int = 40_000_000  # of a picture
-    predict_files: int = 64  # pictures of a request for predictions
-    teach_files: int = 1_000  # pictures of a teaching
-    waiting: int = 1_024  # pictures that wait for their forward pass, of all requests together
+    bytes: int = 64 * MIB  # request body
+    unpacked: int = 256 * MIB  # decompressed size of a zip
+    pixels: int = 40_000_000  # per image
+    predict_files: int = 64  # images per prediction request
+    teach_files: int = 1_000  # images per update
+    waiting: int = 1_024  # queued images of all requests
 
     def __post_init__(self) -> None:
         for field in fields(self):
             if (value := getattr(self, field.name)) < 1:
-                raise ConfigError(f"limit {field.name} must be at least 1, got {value}")
+                raise ConfigError(f"limit {field.name} is {value}; wanted 1 or more")

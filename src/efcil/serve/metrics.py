@@ -1,4 +1,4 @@
-"""What the service counts, for Prometheus."""
+"""Prometheus metrics of the service."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ SIZES = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
 
 
 class Metrics:
-    """The metrics of one service, in a registry of their own."""
+    """Metrics of one service in a separate registry."""
 
     def __init__(self) -> None:
-        own = self.registry = CollectorRegistry()
+        registry = self.registry = CollectorRegistry()
         labels = ("method", "route", "status")
-        self.requests = Counter("efcil_requests", "Requests answered.", labels, registry=own)
+        self.requests = Counter("efcil_requests", "Requests answered.", labels, registry=registry)
         self.seconds = Histogram(
-            "efcil_request_seconds", "Time of a request, body included.", ("route",), buckets=SECONDS, registry=own
+            "efcil_request_seconds", "Request duration, body included.", ("route",), buckets=SECONDS, registry=registry
         )
-        self.batches = Histogram("efcil_batch_size", "Pictures in one forward pass.", buckets=SIZES, registry=own)
-        self.predictions = Counter("efcil_predictions", "Pictures answered with a class.", registry=own)
-        self.refused = Counter("efcil_refused_images", "Pictures that could not be read.", registry=own)
-        self.jobs = Counter("efcil_jobs", "Teaching jobs by how they ended.", ("status",), registry=own)
-        ProcessCollector(registry=own)
+        self.batches = Histogram("efcil_batch_size", "Images per forward pass.", buckets=SIZES, registry=registry)
+        self.predictions = Counter("efcil_predictions", "Classified images.", registry=registry)
+        self.refused = Counter("efcil_refused_images", "Unreadable images.", registry=registry)
+        self.jobs = Counter("efcil_jobs", "Update jobs by final status.", ("status",), registry=registry)
+        ProcessCollector(registry=registry)
 
     def gauge(self, name: str, text: str, value: Callable[[], float]) -> None:
-        """Add a gauge; `value` is called whenever it is read."""
+        """Add a gauge; `value` is called when it is collected."""
         Gauge(name, text, registry=self.registry).set_function(value)
 
     def text(self) -> bytes:
-        """Return everything in Prometheus' text format."""
+        """Return all metrics in Prometheus text format."""
         return generate_latest(self.registry)

@@ -1,4 +1,4 @@
-"""The OpenAPI description as a page to read. FastAPI's own loads scripts from elsewhere, this one nothing."""
+"""OpenAPI reference as a static page; FastAPI's page loads external scripts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def reference_page(description: Mapping[str, Any]) -> str:
-    """Return the page of an OpenAPI description."""
+    """Render an OpenAPI description as HTML."""
     title = escape(f"{description['info']['title']} {description['info']['version']}")
     body = "\n".join(_operations(description))
     return f"""<!doctype html>
@@ -52,12 +52,12 @@ def _operations(description: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _schemas(description: Mapping[str, Any]) -> str:
-    found = description.get("components", {}).get("schemas", {})
-    return "\n".join(f'<h3 id="{escape(name)}">{escape(name)}</h3>{_block(schema)}' for name, schema in found.items())
+    schemas = description.get("components", {}).get("schemas", {})
+    return "\n".join(f'<h3 id="{escape(name)}">{escape(name)}</h3>{_block(schema)}' for name, schema in schemas.items())
 
 
 def _code(schema: Any) -> str:
-    """Return a schema in one line, its references as links."""
+    """Render a schema on one line, with links for references."""
     if isinstance(schema, Mapping) and "$ref" in schema:
         name = escape(str(schema["$ref"]).rpartition("/")[2])
         return f'<a href="#{name}"><code>{name}</code></a>'

@@ -1,4 +1,4 @@
-"""What goes in and out, as the OpenAPI description has it."""
+"""Request and response schemas of the OpenAPI description."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ Share = Annotated[float, Field(ge=0, le=1)]
 
 
 class Error(BaseModel):
-    """Why a request was refused."""
+    """Reason of a refused request."""
 
     detail: str
 
 
 class Model(BaseModel):
-    """The model that answers; its version grows by one with every change since the service was started."""
+    """The served model; its version is incremented by every change since the service was started."""
 
     classes: int
     method: str
@@ -24,79 +24,79 @@ class Model(BaseModel):
 
 
 class Health(BaseModel):
-    """Whether the service answers, and what with."""
+    """Status of the service and its model."""
 
     status: Literal["ok"]
     model: Model
-    job: str | None = Field(description="Id of the teaching that runs.")
+    job: str | None = Field(description="Id of the running update job.")
 
 
 class ClassRow(BaseModel):
-    """A class as it was taught."""
+    """A class of the model."""
 
     name: str
     images: int
     learned: str = Field(description="Date, ISO 8601.")
-    recall: float | None = Field(description="Percent, measured on pictures held out at its teaching; null if few.")
+    recall: float | None = Field(description="Percent, on images held out when learned; null if too few.")
 
 
 class Classes(BaseModel):
-    """All classes, and which are close to each other."""
+    """All classes and the most similar pairs."""
 
     classes: list[ClassRow]
-    similar: list[tuple[str, str, float]] = Field(description="Closest pairs with the cosine between their means.")
+    similar: list[tuple[str, str, float]] = Field(description="Most similar pairs with the cosine of their means.")
 
 
 class Choice(BaseModel):
-    """A class and how sure the model is of it."""
+    """A class with its confidence."""
 
     label: str
     confidence: Share
 
 
 class Answer(BaseModel):
-    """The prediction for one picture."""
+    """Prediction for one image."""
 
     file: str | None
-    label: str | None = Field(description="null where the confidence is below `reject_below`: none of these.")
+    label: str | None = Field(description="null if the confidence is below `reject_below`.")
     confidence: Share
     top: list[Choice]
 
 
 class Refusal(BaseModel):
-    """A picture that could not be read, and why."""
+    """An unreadable image with the reason."""
 
     file: str | None
     error: str
 
 
 class Predictions(BaseModel):
-    """One entry for each picture, in their order."""
+    """One entry per image, in order."""
 
     predictions: list[Answer | Refusal]
 
 
 class Images(BaseModel):
-    """Pictures as text."""
+    """Images as text."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
     images: list[Annotated[str, Field(min_length=1)]] = Field(
-        min_length=1, description="Pictures in base64, or as data addresses."
+        min_length=1, description="Images in base64 or as data URLs."
     )
 
 
 class Started(BaseModel):
-    """A teaching that was taken on."""
+    """A started update job."""
 
     job: str
     classes: list[str]
     images: int
-    refused: list[Refusal] = Field(description="Files that are left out, and why.")
+    refused: list[Refusal] = Field(description="Skipped files with reasons.")
 
 
 class JobState(BaseModel):
-    """A teaching and how far it is."""
+    """Update job with its progress."""
 
     id: str
     status: Literal["queued", "running", "done", "failed", "cancelled"]
@@ -108,13 +108,13 @@ class JobState(BaseModel):
 
 
 class JobList(BaseModel):
-    """The last hundred teachings, the newest first."""
+    """The last hundred update jobs, newest first."""
 
     jobs: list[JobState]
 
 
 class Names(BaseModel):
-    """Classes by name."""
+    """Class names."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -122,12 +122,12 @@ class Names(BaseModel):
 
 
 class Forgotten(BaseModel):
-    """Classes that are gone."""
+    """Removed classes."""
 
     forgotten: list[str]
 
 
 class Undone(BaseModel):
-    """The model after the last teaching was undone."""
+    """The model after undoing the last update."""
 
     model: Model

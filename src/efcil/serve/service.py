@@ -1,4 +1,4 @@
-"""What the addresses of app.py call: answers, teachings and changes, without a word of HTTP."""
+"""Service logic behind the routes of app.py: predictions, updates and changes, independent of HTTP."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from efcil.serve.metrics import Metrics
 from efcil.serve.store import Conflict, ModelStore
 from efcil.serve.uploads import UploadedImages
 
-# Pictures of a pass. A CPU gains nothing from more, and a part of the clients is read while another is computed.
+# Images per forward pass. Larger batches do not speed up a CPU and delay reading other requests.
 LARGEST_BATCH = {"cpu": 16}
 LARGEST_ELSEWHERE = 64
 
 
 class ClassNotFound(ConfigError):
-    """A class that the model does not know."""
+    """Unknown class."""
 
 
 class Service:
-    """One model directory, served."""
+    """Serves one model directory."""
 
     def __init__(
         self, directory: Path, *, limits: Limits | None = None, device: str = "auto", teach_threads: int | None = None
@@ -44,15 +44,15 @@ class Service:
         largest = LARGEST_BATCH.get(self.store.current.model.device.type, LARGEST_ELSEWHERE)
         self.batcher = Batcher(self._scorer, largest=largest, observe=self.metrics.batches.observe)
         self._decoders = ThreadPoolExecutor(max(2, min(cores, 8)), "efcil-decode")
-        self._changes = ThreadPoolExecutor(1, "efcil-change")  # apart, so that no upload keeps an answer waiting
+        self._changes = ThreadPoolExecutor(1, "efcil-change")  # separate, so that uploads do not delay predictions
         self._waiting = 0
-        self.metrics.gauge("efcil_model_version", "Changes of the model, from 1.", lambda: self.store.current.version)
-        self.metrics.gauge("efcil_model_classes", "Classes of the model.", lambda: len(self.store.current.names))
-        self.metrics.gauge("efcil_waiting_images", "Pictures that wait for their answer.", lambda: self._waiting)
+        self.metrics.gauge("efcil_model_version", "Model version, from 1.", lambda: self.store.current.version)
+        self.metrics.gauge("efcil_model_classes", "Number of classes.", lambda: len(self.store.current.names))
+        self.metrics.gauge("efcil_waiting_images", "Queued images.", lambda: self._waiting)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Serve until the block ends; a teaching that still runs is cancelled then."""
+        """Run the service within the context; a running update is cancelled at its end."""
         with self.store.held():
             self.batcher.start()
             try:
@@ -70,11 +70,11 @@ class Service:
     async def predict(
         self, images: Sequence[tuple[str | None, Callable[[], bytes]]], top: int, reject_below: float | None
     ) -> list[dict[str, Any]]:
-        """Answer each picture, given by its name and a way to read it, or say what is wrong with it."""
+        """Classify images, given as names and read functions; unreadable ones get an error entry."""
         if not self.store.current.names:
-            raise Conflict("the model knows no class yet; teach it first")
+            raise Conflict("the model has no classes yet; add some with POST /teach")
         if self._waiting + len(images) > self.limits.waiting:
-            raise Overloaded(f"{self._waiting} pictures are waiting already; try again in a moment")
+            raise Overloaded(f"{self._waiting} images are queued already; try again later")
         self._waiting += len(images)
         try:
             return list(await asyncio.gather(*(self._answer(name, read, top, reject_below) for name, read in images)))
@@ -97,8 +97,8 @@ class Service:
     async def teach(
         self, upload: Callable[[], UploadedImages], epochs: int | None, budget: float | None
     ) -> tuple[Job, UploadedImages]:
-        """Read a lesson and start to teach it."""
-        self.store.claim("a teaching is running")
+        """Read an upload and start an update job."""
+        self.store.claim("an update is running")
         try:
             loop = asyncio.get_running_loop()
             found = await loop.run_in_executor(self._changes, upload)
@@ -108,15 +108,15 @@ class Service:
             raise
 
     async def forget(self, names: Sequence[str]) -> None:
-        """Drop classes."""
-        known = self.store.current.names
-        if wrong := [name for name in names if name not in known]:
-            raise ClassNotFound(f"no class {wrong[0]!r}: {nearest(wrong[0], known)}")
+        """Remove classes."""
+        class_names = self.store.current.names
+        if wrong := [name for name in names if name not in class_names]:
+            raise ClassNotFound(f"no class {wrong[0]!r}: {nearest(wrong[0], class_names)}")
         await self._change("a class is being forgotten", lambda model: model.forget(list(dict.fromkeys(names))))
 
     async def undo(self) -> None:
-        """Go back to the model before its last teaching."""
-        await self._change("a teaching is being undone", lambda model: model.undo())
+        """Restore the model before its last update."""
+        await self._change("an update is being undone", lambda model: model.undo())
 
     async def _change(self, what: str, how: Callable[[IncrementalClassifier], object]) -> None:
         self.store.claim(what)
@@ -128,13 +128,13 @@ class Service:
             except ModelError as error:  # nothing to undo, or a method that cannot forget
                 raise Conflict(str(error)) from None
             finally:
-                loop.call_soon_threadsafe(self.store.release)  # also when the client has gone meanwhile
+                loop.call_soon_threadsafe(self.store.release)  # even if the client has disconnected
 
         await loop.run_in_executor(self._changes, change)
 
 
 def best_classes(scored: Confidences, top: int, reject_below: float | None) -> dict[str, Any]:
-    """Return the best classes of one picture; below `unknown` the label is None.
+    """Return the top classes of one image; the label is None below `reject_below`.
 
     >>> best_classes(Confidences(("a", "b"), np.array([0.25, 0.75])), 1, 0.8)
     {'label': None, 'confidence': 0.75, 'top': [{'label': 'b', 'confidence': 0.75}]}

@@ -1,4 +1,4 @@
-"""The model that answers, and its directory: both change at once, and only when the new one is whole."""
+"""The served model and its directory, replaced together and atomically."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from efcil.product.model_directory import fingerprint, save_lock
 
 
 class Conflict(RunError):
-    """Something that cannot be done now: the model is being changed already, or has nothing to do it with."""
+    """The operation conflicts with a running change or the state of the model."""
 
 
 @dataclass(frozen=True)
 class ServedModel:
-    """A model at one moment; never changed, only replaced."""
+    """Immutable snapshot of a model."""
 
     model: IncrementalClassifier
     version: int
@@ -31,24 +31,26 @@ class ServedModel:
 
 
 class ModelStore:
-    """Holds the model directory while the service runs; a second service is refused."""
+    """Owns the model directory while the service runs; a second service is refused."""
 
     def __init__(self, directory: Path, device: str = "auto"):
         self.directory, self.device = Path(os.path.realpath(directory)), device
-        self.work = self.directory.with_name(f".{self.directory.name}.serving")  # same disk: copies are cheap to swap
-        self._fingerprint = fingerprint(self.directory)  # first: a change while it is loaded is seen later
+        self.work = self.directory.with_name(
+            f".{self.directory.name}.serving"
+        )  # same file system, so that models can be swapped
+        self._fingerprint = fingerprint(self.directory)  # before loading, to detect concurrent changes
         self.current = self._served_model(IncrementalClassifier.load(self.directory, device=device), 1)
         self._claimed: str | None = None
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """Hold the working directory, first without what a killed service left there, at last without itself."""
+        """Lock and clean the working directory; remove it at the end."""
         try:
             lock = run_lock(self.work)
             lock.__enter__()
         except RunError as error:
             why = str(error).split(";")[0].removeprefix("--out ")
-            raise RunError(f"{self.directory} cannot be served: {why}") from None
+            raise RunError(f"cannot serve {self.directory}: {why}") from None
         try:
             for left in self.work.iterdir():
                 if left.is_dir():
@@ -60,21 +62,21 @@ class ModelStore:
 
     @property
     def size(self) -> int:
-        """Pixels along a side of the pictures that the model sees."""
+        """Image size of the model in pixels."""
         return int(self.current.summary["size"])
 
     def check_free(self) -> None:
-        """Refuse while the model is being changed."""
+        """Raise Conflict while the model is being changed."""
         if self._claimed is not None:
-            raise Conflict(f"{self._claimed}; wait for it to end or cancel it, then try again")
+            raise Conflict(f"{self._claimed}; wait or cancel it, then try again")
 
     def claim(self, what: str) -> None:
-        """Take the right to change the model."""
+        """Acquire the exclusive right to change the model."""
         self.check_free()
         self._claimed = what
 
     def release(self) -> None:
-        """Give the right to change the model back."""
+        """Release the right to change the model."""
         self._claimed = None
 
     def copy(self, place: Path) -> None:
@@ -83,11 +85,11 @@ class ModelStore:
         shutil.copytree(self.directory, place)
 
     def replace_with(self, place: Path) -> None:
-        """Let the model saved in `place` answer from now on."""
+        """Serve the model saved in `place` from now on."""
         self._replace(IncrementalClassifier.load(place, device=self.device))
 
     def change(self, how: Callable[[IncrementalClassifier], object]) -> None:
-        """Change the model: a copy, while the present one goes on answering."""
+        """Apply a change to a copy of the model and serve the result."""
         self._check_unchanged()
         model = IncrementalClassifier.load(self.directory, device=self.device)
         how(model)
@@ -97,7 +99,7 @@ class ModelStore:
         served = self._served_model(model, self.current.version + 1)
         with save_lock(self.directory):
             self._check_unchanged()
-            model.save(self.directory)  # whole or not at all
+            model.save(self.directory)  # atomic
             self._fingerprint = fingerprint(self.directory)
         self.current = served
 
@@ -105,6 +107,6 @@ class ModelStore:
         return ServedModel(model, version, tuple(map(str, model.classes_)), model.summary())
 
     def _check_unchanged(self) -> None:
-        """Refuse to overwrite what somebody else has written meanwhile."""
+        """Raise Conflict if another process has changed the directory."""
         if fingerprint(self.directory) != self._fingerprint:
-            raise Conflict("the model directory was changed by another process; restart the service to take it up")
+            raise Conflict("the model directory was changed by another process; restart the service to load it")

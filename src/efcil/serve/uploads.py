@@ -1,4 +1,4 @@
-"""What a teaching brings: pictures decoded at the model's size, their classes, and what could not be read."""
+"""Uploaded images decoded at the model's size, with classes and refused files."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from efcil.serve.limits import Limits
 
 @dataclass(frozen=True)
 class UploadedImages:
-    """Pictures to learn from. Only these pixels are kept for the job; names of files are not."""
+    """Decoded training images of an upload; file names are not kept."""
 
     pixels: ImageArray  # (n, 3, size, size)
     labels: list[str]
@@ -27,11 +27,11 @@ class UploadedImages:
 
     @property
     def classes(self) -> list[str]:
-        """The classes taught, in the order in which they came."""
+        """Classes in upload order."""
         return list(dict.fromkeys(self.labels))
 
     def save(self, path: Path) -> None:
-        """Write the pixels for the job's process."""
+        """Save the pixels for the worker process."""
         np.save(path, self.pixels, allow_pickle=False)
 
 
@@ -45,17 +45,17 @@ def from_archive(file: IO[bytes], size: int, limits: Limits, known: Sequence[str
 def from_files(
     files: Iterable[tuple[str, IO[bytes]]], label: str, size: int, limits: Limits, known: Sequence[str]
 ) -> UploadedImages:
-    """Read the pictures of one class."""
+    """Read the images of one class."""
     return _decode_images(((printable(name), label, file.read) for name, file in files), [], size, limits, known)
 
 
 def _decode_images(
     given: Iterable[NamedImage], refused: list[tuple[str, str]], size: int, limits: Limits, known: Sequence[str]
 ) -> UploadedImages:
-    """Decode; `known` are the classes of the model, which a new name must not be confused with."""
+    """Decode images; new names must be distinguishable from `known`, the classes of the model."""
     found: list[ImageArray] = []
     labels: list[str] = []
-    named: dict[str, None] = {}  # every class there is a picture of, readable or not
+    named: dict[str, None] = {}  # all classes, with readable images or not
     for name, label, read in given:
         if label not in named:
             check_names([label], [*known, *named])
@@ -71,6 +71,6 @@ def _decode_images(
     readable = set(labels)
     empty = [name for name in named if name not in readable]
     if empty or not found:
-        whose = "no picture to learn from" if not named else f"no readable picture of {format_list(empty)}"
+        whose = "no image to learn from" if not named else f"no readable image of {format_list(empty)}"
         raise DataError(whose + (": " + "; ".join(f"{name}: {why}" for name, why in refused[:3]) if refused else ""))
     return UploadedImages(np.stack(found), labels, refused)

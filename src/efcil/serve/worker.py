@@ -1,7 +1,7 @@
-"""The process that teaches: `python -m efcil.serve.worker`, started by the service, never by hand.
+"""Training process `python -m efcil.serve.worker`, started by the service.
 
-It reads one line of JSON from its standard input (see jobs.py), teaches the copy of the model it is given, saves it
-there and tells its progress as lines of JSON. When its input ends, the service is gone and so is the process.
+It reads one line of JSON from standard input (see jobs.py), updates and saves the given copy of the model, and reports
+progress as JSON Lines. It exits when its input is closed, as the service has then ended.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from efcil.files import wait_for_end_of_input
 
 
 def main() -> int:
-    """Teach as told; return the exit code."""
+    """Run the update; return the exit code."""
     output = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # whatever a library prints must not stand between the lines of JSON
+    os.dup2(2, 1)  # keep output of libraries out of the JSON Lines
     order = json.loads(sys.stdin.readline())
     threading.Thread(target=_follow_the_service, daemon=True).start()
     with contextlib.suppress(OSError):
@@ -31,7 +31,7 @@ def main() -> int:
         _write_event(output, event="failed", reason=str(error))
         return error.exit_code
     except MemoryError:
-        _write_event(output, event="failed", reason="memory ran out; teach fewer pictures at once")
+        _write_event(output, event="failed", reason="out of memory; send fewer images at once")
         return 3
     except OSError as error:
         _write_event(output, event="failed", reason=f"{error.strerror or error}")
@@ -64,7 +64,7 @@ def _write_event(output: IO[str], **event: Any) -> None:
 
 
 def _follow_the_service() -> None:
-    """End with the service, however it ended: nobody would take the model."""
+    """Exit when the service has ended."""
     wait_for_end_of_input()
     os._exit(1)
 
