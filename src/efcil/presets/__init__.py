@@ -1,1 +1,1 @@
-"""Presets: data files, each value with its source."""
+"""Preset files; each value has its source."""
