@@ -1,10 +1,10 @@
-"""A backbone of another package: any `nn.Module` that maps images (n, channels, height, width) to features (n, dim).
+"""Example plug-in: a backbone, any `nn.Module` from images (n, channels, height, width) to features (n, dim).
 
     [project.entry-points."efcil.backbones"]
     small = "backbone:SmallNet"
 
-Then `efcil run dpcr digits --set backbone=small`. In a script, `efcil.register_backbone("small", SmallNet)` does the
-same. The number of features is measured at the size of the images, before training.
+Then `efcil run dpcr digits --set backbone=small`. In a script, `efcil.register_backbone("small", SmallNet)` has the
+same effect. The number of features is measured at the image size before training.
 """
 
 import itertools
@@ -13,7 +13,7 @@ from torch import nn
 
 
 class SmallNet(nn.Sequential):
-    """Three convolutions, the mean over what they see."""
+    """Three convolutions and global average pooling."""
 
     def __init__(self, channels):
         layers, widths = [], (channels, 16, 32, 64)

@@ -1,9 +1,9 @@
-"""A data set of another package: `efcil run dpcr stripes --tasks 2` once it is installed with these lines.
+"""Example plug-in: a data set, `efcil run dpcr stripes --tasks 2` after installation with these lines.
 
     [project.entry-points."efcil.datasets"]
     stripes = "dataset:STRIPES"
 
-In a script or a notebook, `efcil.register_dataset(STRIPES)` does the same.
+In a script or notebook, `efcil.register_dataset(STRIPES)` has the same effect.
 """
 
 import numpy as np
@@ -13,7 +13,7 @@ from efcil.data.dataset import DataSet, ImageSet
 
 
 def stripes():
-    """Four classes of stripes, told apart by their width and direction."""
+    """Return four classes of stripes that differ in width and orientation."""
     parts = []
     for seed, count in ((0, 40), (1, 10)):
         labels = np.repeat(np.arange(4), count)

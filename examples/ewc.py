@@ -1,4 +1,4 @@
-"""A learner of another package: EWC (Kirkpatrick et al., PNAS 2017), with one running Fisher information for all tasks.
+"""Example plug-in: the learner EWC (Kirkpatrick et al., PNAS 2017) with one running Fisher information for all tasks.
 
 With the line `ewc = "ewc:EWC"` in the entry points `efcil.learners`, or `efcil.register_learner("ewc", EWC)` in a
 script, `ewc+none+head` and `ewc+none+ncm` are methods.
@@ -12,13 +12,13 @@ from efcil.losses import new_class_loss
 
 
 class EWCOptions(TrainingOptions):
-    """Options of training, and lambda."""
+    """Training options and lambda."""
 
     penalty: float = 1000.0
 
 
 class EWC(Finetune):
-    """Hold each weight of the backbone near its value before the task, as firmly as its Fisher information says."""
+    """Penalize changes of backbone weights in proportion to their Fisher information."""
 
     options_type, presets = EWCOptions, {"penalty": 3000.0}
     fisher, kept = torch.zeros(()), torch.zeros(())  # (weights,) from the first task on

@@ -1,12 +1,12 @@
-"""A classifier of another package: linear discriminant analysis on class statistics that follow the backbone.
+"""Example plug-in: the classifier LDA (linear discriminant analysis) on shifted class statistics.
 
     [project.entry-points."efcil.classifiers"]
     lda = "lda:LDA"
     [project.entry-points."efcil.methods"]
     lwf-lda = "lda:METHOD"
 
-Then `efcil compare lwf-lda,dpcr digits` knows the method, and `lwf+ldc+lda` is one of the free combinations. In a
-script, `efcil.register_classifier("lda", LDA)` and `efcil.register_method(METHOD)` do the same.
+Then `efcil compare lwf-lda,dpcr digits` and combinations such as `lwf+ldc+lda` work. In a script, use
+`efcil.register_classifier("lda", LDA)` and `efcil.register_method(METHOD)`.
 """
 
 import torch
@@ -29,7 +29,7 @@ class LDA(Classifier):
     """Gaussians with one covariance S for all classes: x' S^-1 mu_c - mu_c' S^-1 mu_c / 2 + log N_c."""
 
     options_type = LDAOptions
-    supports = frozenset({"update", "forget", "merge"})  # it is solved anew whenever the statistics change
+    supports = frozenset({"update", "forget", "merge"})  # solved from statistics alone
 
     def fit(self, stats):
         within, share = pooled_covariance(stats), self.options.shrinkage

@@ -1,4 +1,4 @@
-"""A learner of another package: LwF, and a contrastive loss between two views of each image (SimCLR, ICML 2020).
+"""Example plug-in: LwF with a contrastive loss between two views of each image (SimCLR, ICML 2020).
 
 Its entry points are `two-views = "two_views:TwoViews"` of `efcil.learners` and `two-views = "two_views:METHOD"` of
 `efcil.methods`; in a script `efcil.register_learner("two-views", TwoViews)` and `efcil.register_method(METHOD)`.
@@ -15,24 +15,24 @@ from efcil.shift.dual_projection import DualProjection
 
 
 class TwoViewsOptions(LwFOptions):
-    """LwF's options, and those of the contrastive loss."""
+    """Options of LwF and the contrastive loss."""
 
     contrast: float = Field(default=0.5, ge=0)  # its weight
     contrast_temperature: float = Field(default=0.5, gt=0)
 
 
 def nt_xent(one, other, temperature):
-    """Cross-entropy of finding the other view of an image (n, dim) among those of all images, NT-Xent."""
+    """Compute the NT-Xent loss of two views (n, dim)."""
     views = normalize(torch.cat([one, other]).float(), dim=1)
     similar = (views @ views.T / temperature).fill_diagonal_(-torch.inf)
     return cross_entropy(similar, torch.arange(len(views), device=views.device).roll(len(one)))
 
 
 class TwoViews(LwF):
-    """Both views go through the network together; LwF's loss is that of the first."""
+    """LwF loss on the first view plus NT-Xent of both views, in one forward pass."""
 
     options_type = TwoViewsOptions
-    views = 1  # beside the image itself: the augmentation is drawn once more
+    views = 1  # one additional augmented view
 
     def loss(self, batch):
         one, other = self.student_features(torch.cat([batch.images, *batch.views])).chunk(2)
