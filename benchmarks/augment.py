@@ -1,4 +1,4 @@
-"""Speed of the "cifar-autoaugment" chain on 32 x 32 images: ours in batches against Pillow one image at a time.
+"""Speed of "cifar-autoaugment" on 32 x 32 images: our batched version against Pillow image by image.
 
 OMP_NUM_THREADS=1 python benchmarks/augment.py --count 10000 --device cpu
 """
@@ -46,10 +46,10 @@ PILLOW: dict[str, Callable[[Image.Image, float], Image.Image]] = {
 
 
 def pillow_chain(pixels: np.ndarray, draw: random.Random) -> np.ndarray:
-    """The same chain on one image (height, width, 3), from array to array, as a data loader's worker does it."""
+    """Apply the same transforms to one image (height, width, 3) with Pillow, as in a data loader worker."""
     image = Image.fromarray(pixels)
     left, top = draw.randint(-4, 4), draw.randint(-4, 4)
-    image = image.crop((left, top, left + image.width, top + image.height))  # zeros outside
+    image = image.crop((left, top, left + image.width, top + image.height))  # zero padding
     if draw.random() < 0.5:
         image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
     image = ImageEnhance.Brightness(image).enhance(draw.uniform(1 - 63 / 255, 1 + 63 / 255))
@@ -60,12 +60,12 @@ def pillow_chain(pixels: np.ndarray, draw: random.Random) -> np.ndarray:
 
 
 def measure(count: int, device: str, repeats: int = 3) -> dict[str, float]:
-    """Images per second of both (best of `repeats` runs after a first one) and their ratio; one CPU thread."""
+    """Return images per second of both (best of `repeats` after warm-up, one CPU thread) and their ratio."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     generator = torch.Generator(device).manual_seed(0)
     images = torch.randint(256, (count, 3, 8, 8), generator=generator, device=device).to(torch.uint8)
-    images = images.repeat_interleave(4, 2).repeat_interleave(4, 3)  # patches: pictures are not white noise
+    images = images.repeat_interleave(4, 2).repeat_interleave(4, 3)  # smooth patches instead of white noise
     transform = make_transform("cifar-autoaugment", 32)
     assert transform is not None
 
@@ -82,14 +82,14 @@ def measure(count: int, device: str, repeats: int = 3) -> dict[str, float]:
         for pixels in arrays:
             pillow_chain(pixels, draw)
 
-    # A single thread's own time on the CPU, so that a busy machine does not blur it; turns alternate.
+    # Thread CPU time, which other processes affect less; both versions alternate.
     clock = time.process_time if images.device.type == "cpu" else time.perf_counter
     seconds = {ours: float("inf"), pillow: float("inf")}
     for turn in range(repeats + 1):
         for run in seconds:
             start = clock()
             run()
-            seconds[run] = min(seconds[run], clock() - start) if turn else seconds[run]  # the first turn warms up
+            seconds[run] = min(seconds[run], clock() - start) if turn else seconds[run]  # the first turn is warm-up
     torch.set_num_threads(threads)
     fast, slow = count / seconds[ours], few / seconds[pillow]
     return {"images_per_second": fast, "pillow_images_per_second": slow, "ratio": fast / slow}
@@ -99,9 +99,9 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--count", type=int, default=10_000)
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--check", action="store_true", help="fail where ours is less than MIN_RATIO times Pillow's")
+    parser.add_argument("--check", action="store_true", help="fail below MIN_RATIO times Pillow's speed")
     options = parser.parse_args()
-    result = measure(options.count, options.device, repeats=6)  # the best of six turns each: neighbors are noisy
+    result = measure(options.count, options.device, repeats=6)  # best of six turns on a shared machine
     print(json.dumps({name: round(value, 2) for name, value in result.items()}))
     if options.check and result["ratio"] < MIN_RATIO:
         sys.exit(f"augmentation: {result['ratio']:.2f} times Pillow's speed, wanted {MIN_RATIO}")

@@ -1,10 +1,10 @@
-"""The analytic core against a straightforward version: one class update of DPCR, timed and compared.
+"""One class update of DPCR, timed and compared with a straightforward implementation.
 
     python benchmarks/core.py [--check] [--device cuda] [--classes 90] [--dim 512]
 
-One update, as after the last task of CIFAR-100 in ten: P from 5,000 images, 90 old classes moved, statistics of 10 new
-classes, ridge weight, column normalization. Features are positive, sparse and of unequal channels, 500 a class; X'X has
-a condition number of 1e4 to 1e5, as of real backbones.
+One update, as after the last task of CIFAR-100 in ten: P from 5,000 images, shift of 90 old classes, statistics of 10
+new classes, ridge weight, column normalization. Features are positive and sparse with channels of different scale, 500
+per class; X'X has a condition number of 1e4 to 1e5, as with real backbones.
 
 Prediction, on two cores that give about 100 GFLOP/s in float64: P'GP as written is 4 dim^3 = 0.54 GFLOP a class, 48
 GFLOP for 90; only the upper part of the symmetric result, in four strips, makes it 3.25 dim^3, 39 GFLOP, 0.4 s; the
@@ -40,7 +40,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # runs as a script, too
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # for use as a script
 
 from benchmarks import naive
 from efcil import reference
@@ -50,10 +50,10 @@ from efcil.core.linear_algebra import empty_grams
 from efcil.core.projection import RankRule, task_shift
 from efcil.core.ridge import normalize_columns, ridge_weight
 
-MIN_SPEEDUP_POSITIVE = 4.0  # (a) no direction cut: times faster than naive
-MIN_SPEEDUP_NUMERICAL = 1.0  # (b) null spaces found: no slower than naive
-MAX_GROWTH_TENFOLD = 12.0  # (c) cost of ten times the classes
-MAX_DEVIATION = 1e-8  # (d) from the literal float64 transcription, relative
+MIN_SPEEDUP_POSITIVE = 4.0  # (a) full rank, speedup over naive
+MIN_SPEEDUP_NUMERICAL = 1.0  # (b) with null spaces, speedup over naive
+MAX_GROWTH_TENFOLD = 12.0  # (c) relative time of ten times the classes
+MAX_DEVIATION = 1e-8  # (d) relative to the literal float64 transcription
 
 RIDGE = 200.0
 PER_CLASS = 500
@@ -63,7 +63,7 @@ DEVIATION_CLASSES = 6
 
 @dataclass
 class Problem:
-    """Old statistics, and the features of the new task before and after it."""
+    """Old statistics, and features of the new task before and after it."""
 
     stats: ClassStats
     old: Tensor
@@ -72,7 +72,8 @@ class Problem:
 
 
 def features(rows: int, dim: int, seed: int, centre: Tensor | None = None) -> Tensor:
-    """Positive, sparse features (rows, dim): relu of dim / 4 mixed factors and noise, channels of unequal size."""
+    """Sample positive, sparse features (rows, dim): ReLU of dim / 4 mixed factors plus noise, channels of different
+    scale."""
     fixed, draw = torch.Generator().manual_seed(1), torch.Generator().manual_seed(seed)
     factors = max(2, dim // 4)
     mixing = torch.randn(factors, dim, generator=fixed) * torch.linspace(1.0, 0.3, factors)[:, None] / factors**0.5
@@ -84,7 +85,7 @@ def features(rows: int, dim: int, seed: int, centre: Tensor | None = None) -> Te
 
 
 def problem(classes: int, dim: int, device: str = "cpu", new_classes: int = NEW_CLASSES) -> Problem:
-    """`classes` old and some new classes; beyond 100 old ones, statistics repeat (time does not see it)."""
+    """Create a problem with `classes` old classes; statistics repeat beyond 100, which does not affect time."""
     per_class = PER_CLASS
     draw = torch.Generator().manual_seed(2)
     factors = max(2, dim // 4)
@@ -95,7 +96,7 @@ def problem(classes: int, dim: int, device: str = "cpu", new_classes: int = NEW_
     if classes > made:
         everyone = torch.arange(classes, device=device)
         made_grams = stats.state()["gram_packed"]
-        grams = empty_grams(made_grams, classes, dim)  # memory as the update itself leaves it, one task after another
+        grams = empty_grams(made_grams, classes, dim)  # same memory layout as after an update
         torch.index_select(made_grams, 0, index.to(device), out=grams)
         stats = ClassStats(everyone, stats.count[index], stats.mean[index], PackedGrams(grams))
     old = torch.cat(
@@ -108,7 +109,7 @@ def problem(classes: int, dim: int, device: str = "cpu", new_classes: int = NEW_
 
 
 def update(task: Problem, rule: RankRule) -> tuple[ClassStats, Tensor]:
-    """Our class update: five lines, Eq. (5), (6)-(10) and (16)-(17), (15), (18)-(21), (22)."""
+    """Run our class update, Eq. (5), (6)-(10) and (16)-(17), (15), (18)-(21), (22)."""
     shift = task_shift(task.old, task.new)
     stats = task.stats.transform_projected(shift, rule)
     stats = stats.merge(ClassStats.from_features(task.new, task.labels))
@@ -116,7 +117,7 @@ def update(task: Problem, rule: RankRule) -> tuple[ClassStats, Tensor]:
 
 
 def naive_update(task: Problem) -> Callable[[], object]:
-    """The straightforward update on float32 copies in dictionaries."""
+    """Return the straightforward update on float32 copies in dictionaries."""
     classes, whole = task.stats.classes.tolist(), task.stats.gram
     grams = {c: whole[i].float() for i, c in enumerate(classes)}
     means = {c: task.stats.mean[i].float() for i, c in enumerate(classes)}
@@ -127,7 +128,7 @@ def naive_update(task: Problem) -> Callable[[], object]:
 def seconds(
     call: Callable[[], object], device: str, repeats: int, clock: Callable[[], float] = time.perf_counter
 ) -> float:
-    """Best time of `repeats` calls after one to warm up, synchronized on a GPU."""
+    """Return the best time of `repeats` calls after warm-up, synchronized on a GPU."""
     best = float("inf")
     for _ in range(repeats + 1):
         if device.startswith("cuda"):
@@ -141,7 +142,7 @@ def seconds(
 
 
 def deviation(task: Problem, rule: RankRule) -> float:
-    """Largest relative difference of Grams, means and weight from the literal float64 equations."""
+    """Return the largest relative difference of Grams, means and weight from the literal float64 equations."""
     stats, weight = update(task, rule)
     rank = {"positive": reference.rank_positive, "numerical": reference.rank_numerical}[rule]
     shift = reference.task_shift(task.old.cpu(), task.new.cpu())
@@ -166,7 +167,7 @@ def deviation(task: Problem, rule: RankRule) -> float:
 def measure(
     classes: int = 90, dim: int = 512, device: str = "cpu", repeats: int = 3, tenfold: bool = True
 ) -> dict[str, Any]:
-    """Times, ratios and deviations of one class update with `classes` old classes; small sizes run in a test."""
+    """Return times, ratios and deviations of one class update with `classes` old classes."""
     task = problem(classes, dim, device)
     eigenvalues = torch.linalg.eigvalsh(task.old.double().T @ task.old.double())
     result: dict[str, Any] = {
@@ -185,7 +186,7 @@ def measure(
     result["positive_deviation"] = deviation(few, "positive")
     result["numerical_deviation"] = deviation(few, "numerical")
     if tenfold:
-        # Processor time: a neighbor that takes a core stretches a long run more than the best of several short ones.
+        # Processor time, as other processes affect a long run more than the best of several short ones.
         clock = time.perf_counter if device.startswith("cuda") else time.process_time
         small = seconds(lambda: update(task, "positive"), device, repeats, clock)
         del task, few
@@ -196,7 +197,7 @@ def measure(
 
 
 def missed(result: dict[str, Any]) -> list[str]:
-    """Each bound that a result of `measure` misses, in words."""
+    """Describe the bounds that a result of `measure` violates."""
     bounds = [
         ("positive_speedup", result["positive_speedup"] >= MIN_SPEEDUP_POSITIVE, f"at least {MIN_SPEEDUP_POSITIVE}"),
         (
@@ -218,7 +219,7 @@ def main() -> int:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--no-tenfold", action="store_true", help="skip the run with ten times the classes")
-    parser.add_argument("--check", action="store_true", help="exit 1 when a bound is missed")
+    parser.add_argument("--check", action="store_true", help="exit 1 if a bound is violated")
     options = parser.parse_args()
     result = measure(options.classes, options.dim, options.device, options.repeats, not options.no_tenfold)
     print(

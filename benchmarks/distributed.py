@@ -1,16 +1,16 @@
-"""How much faster do two processes on two cores train than one on one? Images a second of the training loop.
+"""Speedup of training with two processes on two cores over one process: images per second of the training loop.
 
     python benchmarks/distributed.py [--processes 2] [--width 16] [--batch 64] [--images 256] [--repeats 9]
                                      [--check] [--out F]
 
-torchrun starts the processes; each has one thread and one core of its own. In turns, in one run:
+torchrun starts the processes, each with one thread on its own core. Both modes alternate in one run:
 
-- together  all of them train, each on its share of every batch, gradients and running statistics summed after each step
-- alone     the first one trains by itself on whole batches, the others sleep
+- together  all of them train on their shares of every batch; gradients and running statistics are reduced each step
+- alone  the first one trains on full batches, the others sleep
 
-`--check` fails where together is less than 1.5 times alone for two processes (three quarters of the number of them).
-The ratio is that of two turns that follow each other, the median over all pairs: what else runs on the cores slows
-both, but not a best turn of each alike, since two processes that wait for each other need both cores free at once.
+`--check` fails if the speedup is below three quarters of the number of processes (1.5 for two). The speedup is the
+median ratio over pairs of consecutive turns. Best turns are not comparable on a shared machine, since synchronized
+processes need both cores to be free at the same time.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from efcil.training.state import TaskData, TrainState
 from efcil.training.trainer import Trainer
 
 CLASSES, SIDE = 10, 32
-WANTED = 0.75  # of a perfect split: 1.5 times for two processes
+WANTED = 0.75  # of a perfect speedup: 1.5 for two processes
 
 
 class Stopwatch(Callback):
@@ -56,7 +56,7 @@ class Stopwatch(Callback):
 
 
 def rate(world: World, o: argparse.Namespace) -> float:
-    """Train two epochs of a second task (a teacher distils) and return the images a second of the second epoch."""
+    """Train two epochs of a second task (with a teacher) and return images per second of the second epoch."""
     backend = Backend(torch.device("cpu"), world=world)
     options = LwFOptions(backbone="resnet18", width=o.width, augment="crop-flip", batch_size=o.batch)
     learner = LwF(options, 3, backend, 0)
@@ -74,7 +74,7 @@ def rate(world: World, o: argparse.Namespace) -> float:
 
 
 def work(o: argparse.Namespace) -> None:
-    """Be one of the processes; the first one writes what was measured."""
+    """Run one of the processes; the first one writes the result."""
     torch.set_num_threads(1)
     found: dict[str, list[float]] = {"together": [], "alone": []}
     with init_distributed() as world:
@@ -90,7 +90,7 @@ def work(o: argparse.Namespace) -> None:
 
 
 def measure(o: argparse.Namespace) -> dict[str, Any]:
-    """Start the processes, wait for them, and return both rates and their ratio."""
+    """Run the processes; return both rates and their ratio."""
     with tempfile.TemporaryDirectory() as folder:
         to = Path(folder) / "rates.json"
         launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={o.processes}"]
@@ -112,7 +112,7 @@ def measure(o: argparse.Namespace) -> dict[str, Any]:
 
 
 def arguments(given: list[str] | None = None) -> argparse.Namespace:
-    """Read the command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--width", type=int, default=16)

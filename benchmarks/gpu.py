@@ -1,21 +1,21 @@
-"""Everything that is timed on a GPU, in one run: training steps, an epoch, augmentation, the class update, start-up.
+"""GPU benchmarks in one run: training steps, an epoch, augmentation, the class update, start-up.
 
     python benchmarks/gpu.py [--device cuda] [--out FILE.json] [--only step epoch ...] [--steps 100] [--data DIR]
 
-- step     ResNet-18, batch 128, 32 x 32, through the product's own LwF, Step and CapturedStep, in five variants,
-           without and with a teacher, against the ceiling: counted operations at the measured rate of bf16 products
-- epoch    one epoch of a task through the product's `train`, augmentation included, and the share it reaches of the
-           images a second of the same step on one batch that stays on the device
-- together the same epochs of one, two and three runs in one process, a thread and a stream each: milliseconds a step of
-           all of them
+- step     ResNet-18, batch 128, 32 x 32, with efcil's LwF, Step and CapturedStep in five variants, without and with a
+           teacher, against an upper bound: counted operations at the measured rate of bf16 matrix products
+- epoch    one epoch with efcil's trainer, including augmentation, relative to the images per second of the same step on
+           a batch that stays on the device
+- together the same epochs of one, two and three concurrent runs in one process, each with a thread and a stream:
+           milliseconds per step of all of them
 - augment  images per second of `cifar-autoaugment` (benchmarks/augment.py)
-- update   one class update at 100 and 1,000 classes, d = 512, against SVD and inverse a class (benchmarks/core.py)
+- update   one class update at 100 and 1,000 classes, d = 512, against SVD and inverse per class (benchmarks/core.py)
 - startup  seconds to import, and to the first training step with an empty and with a filled compile cache
 
-`--like tiny-imagenet` measures steps and epochs at that set's size and augmentation. Images are synthetic unless --data
-names a directory with the set (CIFAR-100 or Tiny-ImageNet): time does not depend on what they show. Times are
-the median of repeats with their spread (largest minus smallest); every raw timing is in the JSON file. `--tiny --device
-cpu --steps 2` runs the same code at a size for tests; variants that need CUDA are then left out by name.
+`--like tiny-imagenet` uses the size and augmentation of that set. Images are synthetic unless --data names the folder
+of the set (CIFAR-100 or Tiny-ImageNet); their contents do not affect times. Times are medians of repeats with their
+spread (largest minus smallest); the JSON file has raw timings. `--tiny --device cpu --steps 2` runs the same code at
+test size and skips variants that need CUDA.
 """
 
 from __future__ import annotations
@@ -72,14 +72,14 @@ VARIANTS = {  # name -> precision, compile, capture
     "bf16 compiled": ("bf16", True, False),
     "bf16 compiled + captured": ("bf16", True, True),
 }
-MEAN, STD = (0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761)  # of CIFAR-100
+MEAN, STD = (0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761)  # CIFAR-100
 
 Result = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Size:
-    """How much is measured."""
+    """Problem sizes."""
 
     backbone: str = "resnet18"
     width: int | None = None
@@ -92,7 +92,7 @@ class Size:
     warm_up: int = 10  # steps
     repeats: int = 5
     augmented: int = 50_000
-    update: tuple[tuple[int, int], ...] = ((90, 3), (990, 1))  # old classes (ten are added) and repeats
+    update: tuple[tuple[int, int], ...] = ((90, 3), (990, 1))  # (old classes, repeats); ten classes are added
     dim: int = 512
     dataset: str = "cifar100"
 
@@ -104,14 +104,14 @@ LIKE = {
 
 
 def sibling(name: str) -> ModuleType:
-    """Another benchmark of this directory."""
+    """Import another benchmark of this directory."""
     if str(ROOT) not in sys.path:
         sys.path.insert(0, str(ROOT))
     return importlib.import_module(f"benchmarks.{name}")
 
 
 def summarised(raw: list[float]) -> Result:
-    """Median, spread and all of it.
+    """Return median, spread and raw values.
 
     >>> summarised([3.0, 1.0, 2.0])
     {'median': 2.0, 'spread': 2.0, 'raw': [3.0, 1.0, 2.0]}
@@ -120,7 +120,7 @@ def summarised(raw: list[float]) -> Result:
 
 
 def timed(call: Callable[[], object], count: int, repeats: int, device: torch.device) -> Result:
-    """Seconds a call, in `repeats` blocks of `count` calls: CUDA events, or the clock on a CPU."""
+    """Time calls in `repeats` blocks of `count`, in seconds per call: CUDA events, or the clock on a CPU."""
     raw = []
     for _ in range(repeats):
         if device.type == "cuda":
@@ -140,13 +140,13 @@ def timed(call: Callable[[], object], count: int, repeats: int, device: torch.de
     return summarised(raw)
 
 
-# -- operations and the ceiling ----------------------------------------------------------------------------------------
+# -- operations and upper bound ----------------------------------------------------------------------------------------
 
 
 def flops_per_image(size: Size, stem: str = "cifar") -> dict[str, int]:
-    """Counted operations (a multiply-add is two) of the backbone for one image: forward, and forward + backward."""
+    """Count operations (a multiply-add is two) of the backbone per image: forward, and forward + backward."""
     backbone = models.build(size.backbone, stem=stem, width=size.width)
-    images = torch.zeros(2, 3, size.side, size.side)  # two: batch normalization of 1 x 1 maps needs more than one
+    images = torch.zeros(2, 3, size.side, size.side)  # batch normalization of 1 x 1 maps needs two
     with FlopCounterMode(display=False) as forward, torch.no_grad():
         backbone(images)
     with FlopCounterMode(display=False) as both:
@@ -155,7 +155,7 @@ def flops_per_image(size: Size, stem: str = "cifar") -> dict[str, int]:
 
 
 def matmul_rate(size: Size, device: torch.device) -> Result:
-    """Measured bf16 operations per second of a large square matrix product."""
+    """Measure bf16 operations per second of a large matrix product."""
     side = size.matmul
     a, b = (torch.randn(side, side, device=device).to(torch.bfloat16) for _ in range(2))
     timed(lambda: a @ b, 10, 1, device)
@@ -167,7 +167,7 @@ def matmul_rate(size: Size, device: torch.device) -> Result:
 
 
 def stream(size: Size, data: Path | None) -> TaskStream:
-    """Ten tasks: the data set where it is given, else noise of the same shape."""
+    """Return ten tasks of the data set, or of noise of the same shape."""
     if data is not None:
         images = datasets.load(size.dataset, data, datasets.find(size.dataset).options()).train
     else:
@@ -179,12 +179,12 @@ def stream(size: Size, data: Path | None) -> TaskStream:
 
 
 def options_of(size: Size, augment: str = "none") -> LwFOptions:
-    """The paper's settings on CIFAR-100, at this size."""
+    """Return the paper's options for CIFAR-100 at this size."""
     return LwFOptions(backbone=size.backbone, width=size.width, batch_size=size.batch, augment=augment)
 
 
 def backends(device: str) -> Iterator[tuple[str, Backend | None]]:
-    """Each variant and its machine; None where it needs CUDA and there is none."""
+    """Yield each variant with its execution, or None if CUDA is needed but not available."""
     place = torch.device(device)
     for name, (precision, compiled, captured) in VARIANTS.items():
         if place.type == "cuda":
@@ -195,7 +195,7 @@ def backends(device: str) -> Iterator[tuple[str, Backend | None]]:
 
 @contextlib.contextmanager
 def one_step(lwf: LwF, images: torch.Tensor, labels: torch.Tensor) -> Iterator[Callable[[], None]]:
-    """The product's training step on a fixed batch, captured where the machine says so."""
+    """Return efcil's training step on a fixed batch, captured if the execution uses CUDA graphs."""
     backend, options = lwf.backend, lwf.options
     optimizer = Optimizer(lwf, options.first, backend, momentum=options.momentum)
     lwf.train()
@@ -206,7 +206,7 @@ def one_step(lwf: LwF, images: torch.Tensor, labels: torch.Tensor) -> Iterator[C
 
 
 def measure_steps(size: Size, device: str, steps: int, data: Path | None = None) -> Result:
-    """Seconds a step of every variant, without and with teacher, and the share of the ceiling."""
+    """Measure seconds per step of every variant, without and with teacher, and the fraction of the upper bound."""
     tasks = stream(size, data)
     flops, rate = flops_per_image(size), matmul_rate(size, torch.device(device))
     rows: list[Result] = []
@@ -214,7 +214,7 @@ def measure_steps(size: Size, device: str, steps: int, data: Path | None = None)
         if backend is None:
             rows.append({"variant": name, "left_out": "needs CUDA"})
             continue
-        torch._dynamo.reset()  # a variant starts as in a new process
+        torch._dynamo.reset()  # compile each variant from scratch
         lwf = LwF(options_of(size), 3, backend, 0)
         for teacher in (False, True):
             task = tasks[int(teacher)]
@@ -262,7 +262,7 @@ class EachEpoch(Callback):
 
 
 def measure_together(size: Size, device: str, data: Path | None = None) -> list[Result]:
-    """Milliseconds a step of one, two and three runs that train at once, with and without teacher."""
+    """Measure milliseconds per step of one, two and three concurrent runs, with and without teacher."""
     backend = Backend.choose(device)
     tasks = stream(size, data)
     block = Prefetcher.MAX_EPOCHS if backend.device.type == "cuda" else 1
@@ -277,7 +277,7 @@ def measure_together(size: Size, device: str, data: Path | None = None) -> list[
 
 
 def _together(learners: list[LwF], task: Task, size: Size, block: int) -> Result:
-    """Let learners train at once, and clock them from when all have `block` epochs behind them until all have ended."""
+    """Train learners concurrently; time them from when all have finished `block` epochs until all have ended."""
     met, begun = threading.Barrier(len(learners), lambda: begun.append(time.perf_counter())), list[float]()
 
     def one(lwf: LwF) -> None:
@@ -300,14 +300,12 @@ def _meet(met: threading.Barrier, report: EpochReport, block: int) -> None:
 
 
 def measure_epochs(size: Size, device: str, steps: int, data: Path | None = None) -> Result:
-    """Seconds of an epoch of a task as `efcil run` trains it: shuffled, augmented, without and with teacher.
+    """Measure seconds per epoch as in `efcil run`: shuffled, augmented, without and with teacher.
 
-    And of the same step on one batch that stays where it is: what feeding the images costs.
+    The same step on a resident batch shows the cost of loading images.
     """
     backend = Backend.choose(device)
-    block = (
-        Prefetcher.MAX_EPOCHS if backend.device.type == "cuda" else 1
-    )  # epochs that are prepared at once: some bear it for all
+    block = Prefetcher.MAX_EPOCHS if backend.device.type == "cuda" else 1  # epochs prepared at once
     tasks = stream(size, data)
     lwf = LwF(options_of(size, size.augment), 3, backend, 0)
     found: Result = {"machine": backend.name, "compile": backend.compile, "capture": backend.cuda_graphs}
@@ -321,7 +319,7 @@ def measure_epochs(size: Size, device: str, steps: int, data: Path | None = None
             ends.append(time.perf_counter())
 
         train_epochs(lwf, task, size, size.repeats * block + 1, note)
-        raw = summarised([(end - begin) / block for begin, end in pairwise(ends[::block])])  # the first one compiles
+        raw = summarised([(end - begin) / block for begin, end in pairwise(ends[::block])])  # the first block compiles
         with one_step(lwf, *(backend.tensor(a[: size.batch]) for a in (task.images, task.labels))) as call:
             timed(call, size.warm_up, 1, backend.device)
             step = timed(call, steps, size.repeats, backend.device)
@@ -333,17 +331,17 @@ def measure_epochs(size: Size, device: str, steps: int, data: Path | None = None
     return found
 
 
-# -- what other benchmarks measure -------------------------------------------------------------------------------------
+# -- other benchmarks --------------------------------------------------------------------------------------------------
 
 
 def measure_augment(size: Size, device: str) -> Result:
-    """Images per second of `cifar-autoaugment`; each raw value is the best of two passes."""
+    """Measure images per second of `cifar-autoaugment`; each raw value is the best of two passes."""
     runs = [sibling("augment").measure(size.augmented, device, 2) for _ in range(size.repeats)]
     return {"images": size.augmented} | {key: summarised([run[key] for run in runs]) for key in runs[0]}
 
 
 def measure_update(size: Size, device: str) -> list[Result]:
-    """The class update at each number of classes, ours with both rank rules against the naive version."""
+    """Measure the class update for each number of classes, with both rank rules and the naive version."""
     core = sibling("core")
     found = []
     for classes, repeats in size.update:
@@ -362,7 +360,7 @@ def measure_update(size: Size, device: str) -> list[Result]:
 
 
 def first_step(size: Size, device: str) -> Result:
-    """In a process of its own: build the classifier, take one step on the fastest path."""
+    """Build the classifier and take one step on the fastest path, in a separate process."""
     began = time.perf_counter()
     backend = Backend.choose(device)
     lwf = LwF(options_of(size), 3, backend, 0)
@@ -386,7 +384,7 @@ def _child(arguments: list[str], cache: str) -> tuple[float, str]:
 
 
 def measure_startup(device: str, tiny: bool) -> Result:
-    """Seconds to import the package, and to the first step with an empty and then with the filled compile cache."""
+    """Measure seconds to import the package, and to the first step with an empty and with a filled compile cache."""
     importing = "import time; a = time.perf_counter(); import efcil.experiment.run; print(time.perf_counter() - a)"
     command = [str(Path(__file__).resolve()), "--first-step", "--device", device, *(["--tiny"] if tiny else [])]
     with tempfile.TemporaryDirectory() as cache:
@@ -402,7 +400,7 @@ def measure_startup(device: str, tiny: bool) -> Result:
 
 
 def measure(size: Size, device: str, steps: int, only: tuple[str, ...] = SECTIONS, data: Path | None = None) -> Result:
-    """Run the named sections; what machine and code it was comes with them."""
+    """Run the named sections and record machine and commit."""
     on_gpu = device.startswith("cuda")
     result: Result = {
         "device": torch.cuda.get_device_name(device) if on_gpu else "cpu",
@@ -434,7 +432,7 @@ def _plus_minus(value: Result, scale: float = 1.0, digits: int = 3) -> str:
 
 
 def lines(result: Result) -> Iterator[str]:
-    """The result as a table to read."""
+    """Format the result as text."""
     yield f"{result['device']}, torch {result['torch']}, commit {result['commit']}, {result['images']} images"
     if "step" in result:
         step = result["step"]
@@ -485,17 +483,17 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--data", type=Path, help="directory with the data set; synthetic images without it")
     parser.add_argument("--like", choices=LIKE, default="cifar100", help="size and augmentation of steps and epochs")
-    parser.add_argument("--out", type=Path, help="JSON file with every timing")
+    parser.add_argument("--out", type=Path, help="JSON file with all timings")
     parser.add_argument("--only", nargs="+", choices=SECTIONS, default=list(SECTIONS))
     parser.add_argument("--steps", type=int, default=100, help="training steps in each timed block")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--tiny", action="store_true", help="sizes of a test")
-    parser.add_argument("--first-step", action="store_true", help=argparse.SUPPRESS)  # what `startup` runs
+    parser.add_argument("--first-step", action="store_true", help=argparse.SUPPRESS)  # used by `startup`
     options = parser.parse_args(arguments)
     if options.device.startswith("cuda") and not torch.cuda.is_available():
-        parser.error("there is no CUDA device here; --device cpu --tiny --steps 2 tries the code")
+        parser.error("CUDA is not available; use --device cpu --tiny --steps 2 for a trial")
     if options.tiny and options.data is not None:
-        parser.error("--tiny uses synthetic images of its own size; leave --data out")
+        parser.error("--tiny uses synthetic images; omit --data")
     size = TINY if options.tiny else LIKE[options.like]
     if options.first_step:
         print(json.dumps(first_step(size, options.device)))

@@ -1,24 +1,24 @@
-"""Compare an old commit with this working tree on a GPU: tests, the training step, one run, three orders.
+"""Compare an old commit with this working tree on a GPU: tests, training step, one run, three orders.
 
-    git archive --output runs/old.tar COMMIT src benchmarks       first; it must be copied to the machine with the GPU
+    git archive --output runs/old.tar COMMIT src benchmarks       first; copy it to the machine with the GPU
     python benchmarks/gpu_check.py --old runs/old.tar --data DIR --out check.json
     python benchmarks/gpu_check.py --old runs/old.tar --data DIR --out check.json --only orders
     python benchmarks/gpu_check.py --old runs/old.tar --data DIR --out check.json --only compare
 
-Each of the three calls takes less than 10 minutes on an H200, and adds to the file what it measures (JSON):
+Each of the three calls takes less than 10 minutes on an H200 and adds its measurements to the file (JSON):
 
-- tests    of this tree: those that need a CUDA device, and the Triton kernels; a skipped one is a failure
-- run      `efcil run dpcr cifar100 --tasks 10 --order 1993`, old and new: seconds from prompt to prompt, A_f and A_avg,
-           after a run of two epochs a task that fills the caches of compilers
-- step     `benchmarks/steps.py` of each tree in turn, as often as `--rounds` says and time is left
-- orders   three orders: as threads of one process in the old tree, as one process each in the new one
+- tests    tests of this tree that need CUDA or Triton; skipped ones count as failures
+- run      `efcil run dpcr cifar100 --tasks 10 --order 1993`, old and new: wall-clock seconds, A_f and A_avg, after a
+           warm-up run of two epochs per task that fills the compiler caches
+- step     `benchmarks/steps.py` of both trees in turn, for `--rounds` rounds if time allows
+- orders   three orders: as threads of one process in the old tree, as separate processes in the new one
 - compare  three orders with `efcil compare` of both trees
 
-A tree is driven only through its command lines, with PYTHONPATH=src and whatever its options are called (OPTIONS).
-Every process has a time limit, and what has not ended after `--limit` is ended and noted. Verdicts: step, run and
-compare at most 2 % slower, accuracy within 1 point, processes at most 20 % slower than threads, no test failed or
-skipped. The exit code is 1 if one of them is missed or something could not be measured. `--tiny --device cpu` tries all
-of it on the digits; its times mean nothing, and its verdicts do not count.
+Trees are used only through their command lines, with PYTHONPATH=src and the option names of each (OPTIONS). Every
+process has a time limit and is killed after `--limit`. Verdicts: step, run and compare are at most 2 % slower, accuracy
+is within 1 point, processes are at most 20 % slower than threads, no test failed or was skipped. The exit code is 1 if
+a bound is violated or a measurement failed. `--tiny --device cpu` runs everything on the digits, without meaningful
+times or verdicts.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ Row = dict[str, Any]
 
 
 class CheckError(Exception):
-    """A process failed or ran too long."""
+    """A process failed or timed out."""
 
 
 @dataclass
@@ -63,19 +63,19 @@ class Tree:
     side: str
     path: Path
     commit: str
-    helps: dict[str, str] = field(default_factory=dict)  # of its commands
+    helps: dict[str, str] = field(default_factory=dict)  # --help of its commands
     epoch_keys: tuple[str, ...] = EPOCHS[0]
     warm_up: float | None = None  # seconds
 
     def about(self) -> Row:
-        """Return what identifies the tree: its commit, and a digest of its source."""
+        """Return the identity of the tree: commit and digest of its source."""
         digest = hashlib.sha256()
         for path in sorted((self.path / "src").rglob("*.py")):
             digest.update(path.relative_to(self.path).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
         return {"commit": self.commit, "digest": digest.hexdigest()[:16]}
 
     def environment(self) -> dict[str, str]:
-        """Return what its processes see: this tree's code, and no other."""
+        """Return the environment of its processes, with only this tree's code."""
         own = {"PYTHONPATH": str(self.path / "src"), "EFCIL_COMMIT": self.commit, "COLUMNS": "200"}
         return os.environ | own | {"TERMINAL_WIDTH": "200", "NO_COLOR": "1"}
 
@@ -84,7 +84,7 @@ class Tree:
         return [sys.executable, "-m", "efcil", *words]
 
     def option(self, command: str, meaning: str) -> str:
-        """Return what an option is called in this tree."""
+        """Return the name of an option in this tree."""
         if command not in self.helps:
             asked = subprocess.run(
                 self.efcil(command, "--help"), cwd=self.path, env=self.environment(), capture_output=True, text=True
@@ -98,7 +98,7 @@ class Tree:
 
 @dataclass
 class Check:
-    """What is measured, where, and how much time is left for it."""
+    """State of a check: trees, settings and deadline."""
 
     old: Tree
     new: Tree
@@ -110,10 +110,10 @@ class Check:
     rounds: int
 
     def execute(self, kind: str, *commands: tuple[Tree, list[str]]) -> float:
-        """Run processes at the same time; return the seconds until the last has ended."""
+        """Run processes concurrently; return the seconds until the last one has ended."""
         limit = min(LIMITS[kind], self.ends - time.monotonic())
         if limit <= 0:
-            raise CheckError(f"{kind}: no time left; call again with --only")
+            raise CheckError(f"{kind}: no time left; run again with --only")
         began = time.monotonic()
         with contextlib.ExitStack() as stack:
             running = []
@@ -134,7 +134,7 @@ class Check:
         return time.monotonic() - began
 
     def training(self, tree: Tree, verb: str, order: str, out: Path, epochs: int | None = None) -> list[str]:
-        """Return a command line that trains dpcr; with `epochs` in each task, if it is to be short."""
+        """Return a command line that trains dpcr, optionally with `epochs` per task."""
         words = [verb, "dpcr", "digits" if self.tiny else "cifar100", "--tasks", "5" if self.tiny else "10"]
         words += ["--orders" if verb == "compare" else "--order", order, "--device", self.device, "--quiet"]
         words += ["--out", str(out)]
@@ -145,7 +145,7 @@ class Check:
         return tree.efcil(*words)
 
     def warm_up(self, tree: Tree) -> float:
-        """Fill the caches of compilers, once for each tree, and find out what the numbers of epochs are called."""
+        """Fill the compiler caches once per tree, and find the names of the epoch options."""
         if tree.warm_up is None:
             errors = []
             for number, tree.epoch_keys in enumerate(EPOCHS):
@@ -161,11 +161,11 @@ class Check:
         return tree.warm_up
 
     def epochs(self) -> int | None:
-        """Return how many epochs a measured task has, None for the preset's."""
+        """Return the number of epochs per task, None for the preset."""
         return 1 if self.tiny else None
 
     def in_turn(self, rounds: int) -> Iterator[tuple[int, Tree]]:
-        """Yield old and new, new and old, and so on."""
+        """Yield the trees in alternating order."""
         for number in range(rounds):
             for tree in (self.old, self.new) if number % 2 == 0 else (self.new, self.old):
                 yield number, tree
@@ -173,7 +173,7 @@ class Check:
     # -- the sections --------------------------------------------------------------------------------------------------
 
     def tests(self) -> Row:
-        """Run the tests of the new tree that a GPU is needed for."""
+        """Run the GPU tests of the new tree."""
         report = self.work / "tests.xml"
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "cuda or triton", "tests"]
         command += [f"--junitxml={report}", *(["--fail-on-skip"] if self.device.startswith("cuda") else [])]
@@ -192,7 +192,7 @@ class Check:
         return found | ({"log": failed[-3000:]} if failed else {})
 
     def run(self) -> Row:
-        """Time one run of each tree, from prompt to prompt."""
+        """Measure the wall-clock time of one run of each tree."""
         found: Row = {"old": [], "new": [], "warm_up": {t.side: self.warm_up(t) for t in (self.old, self.new)}}
         for number, tree in self.in_turn(1):
             out = self.work / f"{tree.side}-run-{number}"
@@ -201,7 +201,7 @@ class Check:
         return found
 
     def step(self) -> Row:
-        """Time the training step with each tree's own benchmark."""
+        """Measure the training step with the benchmark of each tree."""
         found: Row = {"old": [], "new": []}
         longest = 0.0
         for number, tree in self.in_turn(self.rounds):
@@ -220,7 +220,7 @@ class Check:
         return found
 
     def orders(self) -> Row:
-        """Time three orders as threads of the old tree, and as processes of the new one."""
+        """Measure three orders as threads of the old tree and as processes of the new one."""
         found: Row = {"warm_up": {tree.side: self.warm_up(tree) for tree in (self.old, self.new)}}
         found["threads"] = self.together(self.old)
         outs = {order: self.work / f"processes-{order}" for order in "123"}
@@ -230,12 +230,12 @@ class Check:
         return found
 
     def compare(self) -> Row:
-        """Time three orders of both trees with `efcil compare`."""
+        """Measure three orders of both trees with `efcil compare`."""
         found: Row = {"warm_up": {tree.side: self.warm_up(tree) for tree in (self.old, self.new)}}
         return found | {tree.side: self.together(tree) for tree in (self.old, self.new)}
 
     def together(self, tree: Tree) -> Row:
-        """Time `efcil compare` of three orders that train at the same time."""
+        """Measure `efcil compare` of three concurrent orders."""
         out = self.work / f"{tree.side}-compare-{time.monotonic_ns()}"
         command = self.training(tree, "compare", "1,2,3", out, self.epochs())
         seconds = self.execute("compare", (tree, [*command, tree.option("compare", "concurrent"), "3"]))
@@ -246,7 +246,7 @@ OUTCOMES = ("failure", "error", "skipped")
 
 
 def stop(process: subprocess.Popen[Any]) -> None:
-    """End a process and what it started."""
+    """Kill a process and its children."""
     if process.poll() is None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
@@ -266,7 +266,7 @@ def accuracy(out: Path) -> dict[str, float]:
 
 
 def step_times(rounds: Sequence[Row]) -> dict[str, float]:
-    """Return milliseconds a step: the fastest way of each kind of teacher, the median of all rounds.
+    """Return milliseconds per step: the fastest variant for each kind of teacher, median over rounds.
 
     >>> rows = [{"way": "a", "teacher": "none", "ms": 2.0}, {"way": "b", "teacher": "none", "ms": 1.5}]
     >>> step_times([{"ways": rows}, {"ways": [{"way": "b", "teacher": "none", "failed": "no memory"}, *rows[:1]]}])
@@ -284,7 +284,7 @@ def step_times(rounds: Sequence[Row]) -> dict[str, float]:
 
 
 def verdicts(sections: dict[str, Row]) -> list[Row]:
-    """Judge everything that was measured.
+    """Compare the measurements with the bounds.
 
     >>> once = lambda seconds, a: {"seconds": seconds, "accuracy": {"A_f": a, "A_avg": 64.0}}
     >>> said = verdicts({"orders": {"threads": once(240.0, 52.0), "processes": {"seconds": 300.0}}})
@@ -321,7 +321,7 @@ def verdicts(sections: dict[str, Row]) -> list[Row]:
             if teacher in times[1]:
                 slower(f"step, teacher {teacher}", times[0][teacher], times[1][teacher], SLOWER, "ms", 3)
         if not times[0].keys() & times[1].keys():
-            lines.append({"passed": False, "text": "step: the trees timed nothing that can be compared"})
+            lines.append({"passed": False, "text": "step: no comparable timings"})
     if "compare" in done:
         both = done["compare"]
         slower("three orders, efcil compare", both["old"]["seconds"], both["new"]["seconds"], SLOWER)
@@ -334,7 +334,7 @@ def verdicts(sections: dict[str, Row]) -> list[Row]:
 
 
 def machine(device: str) -> Row:
-    """Describe the machine; torch is asked in a process of its own."""
+    """Describe the machine, querying torch in a separate process."""
     code = "import json, torch; c = torch.cuda.is_available(); print(json.dumps({'torch': torch.__version__, "
     code += "'cuda': torch.version.cuda, 'gpu': torch.cuda.get_device_name() if c else None}))"
     asked = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -343,7 +343,7 @@ def machine(device: str) -> Row:
 
 
 def unpacked(old: Path, commit: str | None, work: Path) -> Tree:
-    """Return the old tree, out of a folder or an archive, which names its commit."""
+    """Return the old tree from a folder or an archive, which records its commit."""
     if old.is_file():
         with tarfile.open(old) as archive:
             commit = commit or archive.pax_headers.get("comment")
@@ -356,30 +356,30 @@ def unpacked(old: Path, commit: str | None, work: Path) -> Tree:
 
 
 def this_commit() -> str:
-    """Return the commit of the working tree, as far as git is there to tell it."""
+    """Return the commit of the working tree, or "" without git."""
     asked = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True)
     return asked.stdout.strip() or os.environ.get("EFCIL_COMMIT", "unknown")
 
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--old", type=Path, required=True, help="the old tree: a folder, or what git archive wrote")
-    parser.add_argument("--old-commit", help="its commit; an archive names its own")
-    parser.add_argument("--new-commit", help="the commit of this tree, where git is not there to tell")
+    parser.add_argument("--old", type=Path, required=True, help="the old tree: a folder or an output of git archive")
+    parser.add_argument("--old-commit", help="its commit, if it is not an archive")
+    parser.add_argument("--new-commit", help="the commit of this tree, without git")
     parser.add_argument("--data", type=Path, help="directory with CIFAR-100")
-    parser.add_argument("--out", type=Path, required=True, help="JSON file; sections of earlier calls in it are kept")
+    parser.add_argument("--out", type=Path, required=True, help="JSON file; sections of earlier calls are kept")
     parser.add_argument("--only", nargs="+", choices=SECTIONS, default=list(USUAL), help="default: tests, run and step")
-    parser.add_argument("--limit", type=float, default=585.0, help="seconds for the whole call")
-    parser.add_argument("--rounds", type=int, default=2, help="how often the step is timed in each tree")
+    parser.add_argument("--limit", type=float, default=585.0, help="time limit in seconds")
+    parser.add_argument("--rounds", type=int, default=2, help="step measurements per tree")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--tiny", action="store_true", help="sizes of a test")
     asked = parser.parse_args(arguments)
     ends = time.monotonic() + asked.limit
     if asked.data is None and not asked.tiny and set(asked.only) - {"tests", "step"}:
-        parser.error("--data is missing: the directory with CIFAR-100 that the runs are trained on")
+        parser.error("--data is missing; give the directory with CIFAR-100")
     where = machine(asked.device)
     if asked.device.startswith("cuda") and where["gpu"] is None:
-        parser.error("there is no CUDA device here; --tiny --device cpu tries the code")
+        parser.error("CUDA is not available; use --tiny --device cpu for a trial")
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder)
         try:
@@ -391,7 +391,7 @@ def main(arguments: list[str] | None = None) -> int:
         if asked.out.exists():
             before = json.loads(asked.out.read_text(encoding="utf-8"))
             if any(before.get(key) != result[key] for key in ("old", "new", "tiny")):
-                parser.error(f"{asked.out} holds measurements of other trees; remove it or name another file")
+                parser.error(f"{asked.out} has measurements of other trees; remove it or use another file")
             result = before
         data = asked.data.resolve() if asked.data is not None else None
         check = Check(old, new, asked.device, asked.tiny, data, work, ends, asked.rounds)
@@ -399,7 +399,7 @@ def main(arguments: list[str] | None = None) -> int:
             began = time.monotonic()
             try:
                 section = getattr(check, name)()
-            except (CheckError, OSError, ValueError, KeyError) as error:  # what else is measured must not be lost
+            except (CheckError, OSError, ValueError, KeyError) as error:  # keep the other measurements
                 section = {"failed_to_measure": f"{type(error).__name__}: {error}"}
             spent = time.monotonic() - began
             result["sections"][name] = {"machine": where, "section_seconds": spent, **section}

@@ -1,6 +1,6 @@
-"""The class update as people write it: float32, class after class, SVD, projector, `torch.inverse`.
+"""Straightforward class update: float32, class by class, with SVD, projectors and `torch.inverse`.
 
-The yardstick of benchmarks/core.py, never imported by the package. It keeps every singular value above zero.
+The baseline of benchmarks/core.py, not imported by the package. It retains every singular value above zero.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from torch import Tensor
 
 
 def task_shift(old: Tensor, new: Tensor, ridge: float = 1e-9) -> Tensor:
-    """P = (X'X + eps I)^-1 X'Y."""
+    """Return P = (X'X + eps I)^-1 X'Y."""
     eye = torch.eye(old.shape[1], device=old.device)
     return torch.inverse(old.T @ old + ridge * eye) @ (old.T @ new)
 
 
 def row_projector(gram: Tensor) -> Tensor:
-    """U_r U_r' of all singular values above zero."""
+    """Return U_r U_r' for all singular values above zero."""
     u, sigma, _ = torch.linalg.svd(gram)
     kept = u[:, sigma > 0]
     return kept @ kept.T
@@ -31,7 +31,7 @@ def update(
     labels: Tensor,
     ridge: float,
 ) -> tuple[dict[int, Tensor], dict[int, Tensor], Tensor]:
-    """One task: shift, move every old class, statistics of the new ones, ridge weight, column normalization."""
+    """Run one task: shift of old classes, statistics of new ones, ridge weight, column normalization."""
     shift = task_shift(old, new)
     moved_grams, moved_means = {}, {}
     for c, gram in grams.items():

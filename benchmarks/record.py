@@ -1,7 +1,7 @@
-"""What a benchmark measured: its command, the commit, the machine in words and raw numbers.
+"""Benchmark records: command, commit, machine and raw numbers.
 
-`tools/results_tables.py --add FILE --name NAME` stores it in results/benchmarks.jsonl, and makes the tables of
-docs/performance.md and docs/serve.md from what is there.
+`tools/results_tables.py --add FILE --name NAME` stores them in results/benchmarks.jsonl and generates the tables of
+docs/performance.md and docs/serve.md.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from typing import Any
 from efcil.experiment.specification import commit
 from efcil.files import write_json
 
-PRIVATE = ("--out", "--machine", "--about")  # options that change nothing in what is measured
+PRIVATE = ("--out", "--machine", "--about")  # options that do not affect measurements
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add what every record wants."""
-    parser.add_argument("--out", type=Path, help="JSON file for the record")
-    parser.add_argument("--machine", default="CPU", help="the machine in words, for the record")
+    """Add the common options of records."""
+    parser.add_argument("--out", type=Path, help="JSON file of the record")
+    parser.add_argument("--machine", default="CPU", help="description of the machine, for the record")
 
 
 def write_record(options: argparse.Namespace, script: str, arguments: Sequence[str], **raw: Any) -> None:
-    """Write a record, if it is asked for."""
+    """Write a record if --out is given."""
     if options.out is not None:
         command = shlex.join(["python", f"benchmarks/{Path(script).name}", *_public(arguments)])
         document = {"command": command, "commit": commit(), "raw": {"device": options.machine, **raw}}
@@ -34,7 +34,7 @@ def write_record(options: argparse.Namespace, script: str, arguments: Sequence[s
 
 
 def _public(arguments: Sequence[str]) -> Iterator[str]:
-    """Leave out what belongs to one machine.
+    """Remove options and directories of the local machine.
 
     >>> list(_public(["/data/birds", "--seeds", "0", "1", "--out", "x.json", "--machine=a Xeon"]))
     ['birds', '--seeds', '0', '1']

@@ -1,15 +1,15 @@
-"""A model taught in rounds from the command line alone, against the same protocol in `efcil run`.
+"""A model updated in rounds from the command line, compared with the same protocol in `efcil run`.
 
     python benchmarks/rounds.py glyphs
     python benchmarks/rounds.py DIR --classes 20 --size 64 --width 32 --seeds 0 1 2 --out FILE
 
-DIR holds train/ and test/, each with one folder of pictures per class; `glyphs` and `digits` are written out as such
-folders first. For each seed and in processes of their own: `efcil teach` five times, each with the next fifth of the
-classes; `efcil evaluate`; `efcil run dpcr folder` with the settings of the model, which its model.json holds; then, for
-one class of each round, `efcil forget` on a copy of the model and `efcil evaluate` on the other classes.
+DIR has train/ and test/, each with one folder of images per class; `glyphs` and `digits` are first written as such
+folders. For each seed, in separate processes: `efcil teach` five times, each with the next fifth of the classes; `efcil
+evaluate`; `efcil run dpcr folder` with the options in the model's model.json; then, for one class of each round, `efcil
+forget` on a copy of the model and `efcil evaluate` on the other classes.
 
-With nothing held out (the default here) both do the same arithmetic in the same order. With `--val-fraction 0.1`, the
-default of `efcil teach`, a tenth of each class is kept from training to measure recall.
+Without held-out images (the default here) both perform identical computations. With `--val-fraction 0.1`, the default
+of `efcil teach`, a tenth of each class is held out to measure recall.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from efcil.data import digits, glyphs
 from efcil.data.dataset import DataSet
 from efcil.data.folder import natural_key
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # runs as a script, too
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # for use as a script
 
 from benchmarks.record import add_options, write_record
 
 Answers = Sequence[tuple[str, list[str]]]
 
 ROUNDS = 5
-THREADS = "2"  # the same for both, since sums depend on how they are split
-# What each built-in set is taught with: its size, and what its own preset says of the pictures.
+THREADS = "2"  # equal for both, since rounding depends on the number of threads
+# Options of built-in data sets: image size, and image options of their preset.
 BUILT_IN: dict[str, tuple[int, list[str]]] = {
     "glyphs": (16, ["augment=glyphs", "batch_size=64", "width=16"]),
     "digits": (16, ["augment=digits", "width=8"]),
@@ -48,7 +48,7 @@ BUILT_IN: dict[str, tuple[int, list[str]]] = {
 
 
 def efcil(*arguments: object) -> str:
-    """Run the command in a process of its own and return what it prints."""
+    """Run the command in a separate process and return its output."""
     command = [sys.executable, "-m", "efcil", *map(str, arguments)]
     environment = {**os.environ, "OMP_NUM_THREADS": THREADS, "OMP_WAIT_POLICY": "PASSIVE"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
@@ -58,7 +58,7 @@ def efcil(*arguments: object) -> str:
 
 
 def write_folders(root: Path, data: DataSet, size: int) -> Path:
-    """Write a data set as pictures: train/CLASS/0001.png and test/CLASS/0001.png."""
+    """Write a data set as images: train/CLASS/0001.png and test/CLASS/0001.png."""
     for side, part in (("train", data.train), ("test", data.test)):
         for row, (pixels, label) in enumerate(zip(part.images, part.labels, strict=True)):
             folder = root / side / f"class {data.class_names[label]}"
@@ -69,7 +69,7 @@ def write_folders(root: Path, data: DataSet, size: int) -> Path:
 
 
 def built_in(name: str, root: Path, classes: int) -> Path:
-    """Write a built-in set out as folders."""
+    """Write a built-in data set as folders."""
     if name == "glyphs":
         made = glyphs.load(classes=classes, size=16, train_per_class=150, test_per_class=50)
         return write_folders(root, made, 16)
@@ -77,7 +77,7 @@ def built_in(name: str, root: Path, classes: int) -> Path:
 
 
 def linked(names: Iterable[str], source: Path, target: Path) -> Path:
-    """Make a folder of links to some of the class folders of another one."""
+    """Create a folder with links to some class folders of another one."""
     target.mkdir(parents=True)
     for name in names:
         (target / name).symlink_to(source / name, target_is_directory=True)
@@ -85,13 +85,13 @@ def linked(names: Iterable[str], source: Path, target: Path) -> Path:
 
 
 def names_of(data: Path, classes: int | None) -> list[str]:
-    """The first class names in the order in which `efcil run` learns them."""
+    """Return the first class names in the learning order of `efcil run`."""
     names = sorted((folder.name for folder in (data / "train").iterdir() if folder.is_dir()), key=natural_key)
     return names[:classes]
 
 
 def taught(work: Path, data: Path, names: Sequence[str], new_model_options: Sequence[object]) -> Path:
-    """Teach a new model the classes in rounds; options only in the first one, as the command wants it."""
+    """Train a new model in rounds, with options in the first one only."""
     model = work / "model"
     step = len(names) // ROUNDS
     for number in range(ROUNDS):
@@ -101,13 +101,13 @@ def taught(work: Path, data: Path, names: Sequence[str], new_model_options: Sequ
 
 
 def evaluated(model: Path, folder: Path) -> dict[str, Any]:
-    """What `efcil evaluate` says."""
+    """Return the result of `efcil evaluate`."""
     found: dict[str, Any] = json.loads(efcil("evaluate", model, folder, "--json"))
     return found
 
 
 def ran(work: Path, data: Path, model: Path, seed: int) -> tuple[dict[str, Any], list[str]]:
-    """The summary of `efcil run` with the settings of a model, and the settings."""
+    """Return the summary of `efcil run` with the options of a model, and these options."""
     settings = json.loads((model / "model.json").read_text())["config"]
     values = {"data.short_side": settings["size"], **settings["training"], **settings["options"]}
     given = [f"{key}={json.dumps(value)}" for key, value in values.items()]
@@ -119,15 +119,15 @@ def ran(work: Path, data: Path, model: Path, seed: int) -> tuple[dict[str, Any],
 
 
 def answered(model: Path, folder: Path) -> list[tuple[str, list[str]]]:
-    """Of each picture its class and all classes that `efcil predict` names, likeliest first."""
+    """Return the class of each image and the classes predicted by `efcil predict`, most likely first."""
     answers = json.loads(efcil("predict", model, folder, "--json", "--top", 10_000))
     return [(Path(one["file"]).parent.name, [guess["label"] for guess in one["top"]]) for one in answers]
 
 
 def without(model: Path, work: Path, data: Path, names: Sequence[str], name: str, answers: Answers) -> dict[str, Any]:
-    """Forget one class in a copy of the model; accuracy on the pictures of the other classes.
+    """Forget one class in a copy of the model; return the accuracy on the other classes.
 
-    `before` is the model's own, `ruled_out` the same with the class struck from its answers, `after` that of the copy.
+    `before` is that of the model, `ruled_out` of the model without predicting the class, `after` of the copy.
     """
     place = work / f"without {name}"
     others = linked([other for other in names if other != name], data / "test", place / "test")
@@ -137,7 +137,7 @@ def without(model: Path, work: Path, data: Path, names: Sequence[str], name: str
     struck = [(truth, [guess for guess in guesses if guess != name]) for truth, guesses in kept]
     found = evaluated(copied, others)
     if found["images"] != len(kept):
-        raise RuntimeError(f"{found['images']} pictures were evaluated and {len(kept)} predicted")
+        raise RuntimeError(f"{found['images']} images were evaluated, but {len(kept)} predicted")
     return {"class": name, "before": _right(kept), "ruled_out": _right(struck), "after": found["accuracy"]}
 
 
@@ -153,7 +153,8 @@ def measure(
     work: Path,
     forgotten: int = ROUNDS,
 ) -> dict[str, Any]:
-    """One seed: accuracies in percent of the taught model and of the run, and what forgetting did to the others."""
+    """Measure one seed: accuracies in percent of the model and the run, and the effect of forgetting on other
+    classes."""
     chosen = work / "data"
     for side in ("train", "test"):
         linked(names, data / side, chosen / side)
@@ -176,13 +177,13 @@ def measure(
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("data", help="glyphs, digits, or a folder with train/ and test/")
-    parser.add_argument("--classes", type=int, help="the first so many; a multiple of 5")
+    parser.add_argument("--classes", type=int, help="number of classes, a multiple of 5")
     parser.add_argument("--size", type=int)
     parser.add_argument("--width", type=int)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--val-fraction", type=float, default=0.0)
-    parser.add_argument("--set", action="append", default=[], help="key=value of the model, as `efcil teach` takes it")
-    parser.add_argument("--about", help="what the data are, for the record; the folder's name by default")
+    parser.add_argument("--set", action="append", default=[], help="key=value option of `efcil teach`")
+    parser.add_argument("--about", help="description of the data for the record; default: the folder's name")
     add_options(parser)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
@@ -193,7 +194,7 @@ def main() -> int:
             data = built_in(options.data, root / "pictures", options.classes or 20)
         names = names_of(data, options.classes)
         if not names or len(names) % ROUNDS:
-            parser.error(f"{len(names)} classes cannot be taught in {ROUNDS} equal rounds; choose --classes")
+            parser.error(f"{len(names)} classes do not divide into {ROUNDS} equal rounds; set --classes")
         new_model_options: list[object] = ["--size", options.size or size, "--val-fraction", options.val_fraction]
         new_model_options += ["--width", options.width] if options.width else []
         new_model_options += [word for setting in (*settings, *options.set) for word in ("--set", setting)]

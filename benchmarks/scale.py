@@ -1,4 +1,4 @@
-"""How one task's update and the class memory grow with classes, dimensions and tasks.
+"""Scaling of the class update and its memory with classes, dimensions and tasks.
 
     python benchmarks/scale.py [--check] [--tiny] [--out JSON] [--machine WORDS] [--figure STEM] [--threads 2]
 
@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # runs as a script, too
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # for use as a script
 
 from benchmarks.core import RIDGE, features
 from benchmarks.record import add_options, write_record
@@ -43,29 +43,29 @@ from efcil.files import atomic_write_bytes
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-MAX_GROWTH_TENFOLD = 12.0  # processor time of ten times the classes
-MAX_PEAK = 2.2  # times the stored statistics, beside one block: the old ones and the new ones
-MANY = 1000  # classes from which on the peak is judged
-MAX_STORAGE = 0.55  # of the paper's d^2 + d numbers a class
-MAX_DEVIATION = 1e-8  # of exact factors from Grams, relative
-DISTINCT = 8  # classes that are really drawn; the others repeat them, which neither time nor memory sees
+MAX_GROWTH_TENFOLD = 12.0  # relative processor time of ten times the classes
+MAX_PEAK = 2.2  # relative to the stored statistics: old and new ones, plus one block
+MANY = 1000  # minimum number of classes to check the peak
+MAX_STORAGE = 0.55  # relative to the paper's d^2 + d numbers per class
+MAX_DEVIATION = 1e-8  # relative deviation of exact factors from Grams
+DISTINCT = 8  # sampled classes; the others repeat them, which does not affect time or memory
 PAGE = 1024
 
 
 @dataclass(frozen=True)
 class Size:
-    """One measurement: `classes` after the update, a tenth of them new."""
+    """Size of one measurement: `classes` after the update, a tenth of them new."""
 
     classes: int
     dim: int
-    images: int  # of each class
+    images: int  # per class
     form: Form = "gram"
     threads: int = 2
     repeats: int = 3
 
     @property
     def new(self) -> int:
-        """Classes of the new task."""
+        """Number of new classes."""
         return max(1, self.classes // 10)
 
 
@@ -92,7 +92,7 @@ TINY: dict[str, list[Size]] = {
 
 
 def old_statistics(size: Size) -> ClassStats:
-    """Statistics of the old classes, in blocks as an update leaves them."""
+    """Return statistics of the old classes, in blocks as after an update."""
     number = size.classes - size.new
     rows = torch.cat([features(size.images, size.dim, 10 + c) for c in range(DISTINCT)])
     drawn = ClassStats.from_features(
@@ -109,7 +109,7 @@ def old_statistics(size: Size) -> ClassStats:
 
 
 def new_task(size: Size) -> tuple[Tensor, Tensor, Tensor]:
-    """Features before and after the task, 4 d at least, so that they determine P; labels of the first of them."""
+    """Return at least 4 d features before and after the task, which determine P, and labels of the first ones."""
     old = features(max(size.new * size.images, 4 * size.dim), size.dim, 5000)
     draw = torch.Generator().manual_seed(2)
     turn = torch.eye(size.dim) + 0.3 * torch.randn(size.dim, size.dim, generator=draw) / size.dim**0.5
@@ -120,7 +120,7 @@ def new_task(size: Size) -> tuple[Tensor, Tensor, Tensor]:
 def update(
     stats: ClassStats, before: Tensor, after: Tensor, labels: Tensor, memory: StorageSpec
 ) -> tuple[ClassStats, ClassStats, Tensor]:
-    """One task: (old statistics moved, all statistics, classifier)."""
+    """Run one task; return (shifted old statistics, all statistics, classifier)."""
     moved = stats.transform_projected(task_shift(before, after), "positive")
     everything = moved.merge(ClassStats.from_features(after[: len(labels)], labels, memory), memory)
     return moved, everything, normalize_columns(ridge_weight(everything, RIDGE))
@@ -132,7 +132,7 @@ def _memory_kb(key: str) -> int:
 
 
 def _settled() -> int:
-    """Give freed memory back, forget the peak so far, and say what is held, in bytes."""
+    """Release freed memory, reset the peak and return the memory in use, in bytes."""
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
     Path("/proc/self/clear_refs").write_text("5")
@@ -140,7 +140,8 @@ def _settled() -> int:
 
 
 def measure_one(size: Size) -> dict[str, Any]:
-    """Time, storage and peak memory of one update; alters the number of threads, so it has a process of its own."""
+    """Measure time, storage and peak memory of one update; sets the number of threads, so run it in a separate
+    process."""
     torch.set_num_threads(size.threads)
     task = new_task(size)
     memory = StorageSpec(size.form)
@@ -154,7 +155,7 @@ def measure_one(size: Size) -> dict[str, Any]:
         stats, everything, _ = update(stats, *task, memory)
         times.append(time.process_time() - spent)
         walls.append(time.perf_counter() - wall)
-        # Linux counts pages in lots: of a small update it may say that the peak is below what was held.
+        # Linux accounts pages in batches, so for a small update the peak may be below the current value.
         peaks.append(stored + max(0, _memory_kb("VmHWM") * PAGE - held))
         numbers = everything.numel
         del everything
@@ -174,7 +175,7 @@ def in_own_process(size: Size) -> dict[str, Any]:
     """Run `measure_one` in a new process."""
     command = [sys.executable, __file__, "--one", json.dumps(asdict(size))]
     threads = str(size.threads)
-    # Threads that wait sleep: where neighbors take a core, they would burn the other one.
+    # Waiting threads sleep, as spinning would waste a core on a shared machine.
     environment = {**os.environ, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "OMP_WAIT_POLICY": "PASSIVE"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -187,7 +188,8 @@ def in_own_process(size: Size) -> dict[str, Any]:
 
 
 def measure_tasks(tasks: int, classes: int, dim: int) -> dict[str, Any]:
-    """All updates of a stream of `classes` in so many tasks: every task moves all classes before it. One thread."""
+    """Measure all updates of a stream of `classes` in `tasks` tasks, each shifting all earlier classes, in one
+    thread."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     each = classes // tasks
@@ -195,7 +197,7 @@ def measure_tasks(tasks: int, classes: int, dim: int) -> dict[str, Any]:
     spent = 0.0
     before, _, labels = new_task(Size(10 * each, dim, 20))
     turn = torch.linalg.qr(torch.eye(dim) + 0.1 * torch.randn(dim, dim, generator=torch.Generator().manual_seed(3)))[0]
-    after = before @ turn  # a rotation: a hundred of them neither grow nor vanish
+    after = before @ turn  # a rotation, so that norms are preserved over many tasks
     for task in range(tasks):
         labels = labels - labels.min() + task * each
         began = time.process_time()
@@ -210,7 +212,7 @@ def measure_tasks(tasks: int, classes: int, dim: int) -> dict[str, Any]:
 
 
 def deviation(dim: int, images: int) -> float:
-    """Largest relative difference between factors and Grams after an update, of Grams, means and classifier."""
+    """Return the largest relative difference of Grams, means and classifier between storage as factors and as Grams."""
     x = torch.cat([features(images, dim, 10 + c) for c in range(4)])
     y = torch.arange(4).repeat_interleave(images)
     task = new_task(Size(10, dim, images))
@@ -222,7 +224,7 @@ def deviation(dim: int, images: int) -> float:
 
 
 def compression(error: float, dim: int, images: int) -> dict[str, Any]:
-    """What cutting factors to an error loses, before a move and after it, and saves."""
+    """Return error and memory of truncated factors, before and after a shift."""
     x = torch.cat([features(images, dim, 10 + c, _centre(c, dim)) for c in range(4)])
     y = torch.arange(4).repeat_interleave(images)
     grams, cut = (ClassStats.from_features(x, y, m) for m in (StorageSpec(), StorageSpec("factors", tolerance=error)))
@@ -245,7 +247,7 @@ def _centre(seed: int, dim: int) -> Tensor:
 
 
 def _left_out(whole: ClassStats, cut: ClassStats) -> Iterator[float]:
-    """Trace of what is missing, a share of the trace: what is missing is positive, so this is its nuclear norm."""
+    """Yield the relative trace of the discarded part, which is positive, so this is its nuclear norm."""
     for one, other in zip(whole.gram, cut.gram, strict=True):
         yield float((one - other).diagonal().sum() / one.diagonal().sum())
 
@@ -256,7 +258,7 @@ def _left_out(whole: ClassStats, cut: ClassStats) -> Iterator[float]:
 def measure(
     tiny: bool = False, threads: int = 2, run: Callable[[Size], dict[str, Any]] = in_own_process
 ) -> dict[str, Any]:
-    """Every axis; `run` measures a size."""
+    """Measure all axes; `run` measures one size."""
     sizes = TINY if tiny else FULL
     dim = 24 if tiny else 512
     found: dict[str, Any] = {
@@ -274,9 +276,9 @@ def measure(
 
 
 def missed(found: dict[str, Any]) -> list[str]:
-    """Each bound that a result of `measure` misses, in words.
+    """Describe the bounds that a result of `measure` violates.
 
-    Peaks are judged from 1,000 classes on: with few of them the d x d matrices of the solution are what counts.
+    Peaks are checked from 1,000 classes on; with fewer, the d x d matrices of the solution dominate.
     """
     lines = []
     if found["tenfold_growth"] > MAX_GROWTH_TENFOLD:
@@ -287,7 +289,7 @@ def missed(found: dict[str, Any]) -> list[str]:
             lines.append(f"peak of {what} is {row['peak_ratio']:.2f} times what is stored; wanted at most {MAX_PEAK}")
         if row["form"] == "gram":
             bound, judged = MAX_STORAGE, row["dim"] >= 20
-        else:  # less than Grams take
+        else:  # less than Grams
             bound, judged = 0.5 + 1 / (row["dim"] + 1) - 1e-9, 2 * row["images"] < row["dim"]
         if judged and row["of_papers"] > bound:
             lines.append(f"storage of {what} is {row['of_papers']:.3f} of the paper's; wanted at most {bound:.3f}")
@@ -302,7 +304,7 @@ def missed(found: dict[str, Any]) -> list[str]:
 
 
 def drawn(found: dict[str, Any]) -> Figure:
-    """Cost and memory against classes, dimensions and tasks."""
+    """Plot cost and memory against classes, dimensions and tasks."""
     from matplotlib.figure import Figure
 
     from efcil.report.figures import style_axes
@@ -371,13 +373,13 @@ def _print(found: dict[str, Any]) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, draw, check."""
     given = sys.argv[1:] if arguments is None else list(arguments)
-    parser = argparse.ArgumentParser(description="Cost and memory of many classes.")
+    parser = argparse.ArgumentParser(description="Cost and memory for many classes.")
     add_options(parser)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--tiny", action="store_true", help="a size for tests")
     parser.add_argument("--figure", type=Path, help="write STEM.png and STEM.svg")
-    parser.add_argument("--check", action="store_true", help="exit 1 when a bound is missed")
-    parser.add_argument("--one", help=argparse.SUPPRESS)  # a size as JSON: measured here
+    parser.add_argument("--check", action="store_true", help="exit 1 if a bound is violated")
+    parser.add_argument("--one", help=argparse.SUPPRESS)  # measure one size, given as JSON
     options = parser.parse_args(given)
     if options.one:
         print(json.dumps(measure_one(Size(**json.loads(options.one)))))

@@ -1,18 +1,18 @@
-"""Throughput of `efcil serve` against a bare loop over the same model, in one run.
+"""Throughput of `efcil serve` compared with a plain loop over the same model.
 
     python benchmarks/serve.py [--clients 32] [--seconds 20] [--rounds 3] [--check 0.8] [--out FILE]
     python benchmarks/serve.py --soak 1200 --clients 8 [--out FILE]
 
-The bare loops run in this process, with the threads that the service has: one picture after another from the bytes of
-a JPEG file to probabilities (`single`), and batches of 32 pictures that are decoded already (`batch`), which no service
-can beat. The clients are threads of one more process on the same cores. ResNet-18 at 64 pixels. Then one client asks,
-one picture at a time, first alone and then while the model is taught five new classes.
+The plain loops run in this process with the same number of threads: single JPEG files to probabilities (`single`), and
+batches of 32 decoded images (`batch`), an upper bound. Clients are threads of another process on the same cores.
+ResNet-18 at 64 pixels. Then one client sends single images, first alone and then during an update with five new
+classes.
 
-The soak asks for a long time and reads the memory every 5 seconds; it fails when the median of the last third is more
-than 5 % above that of the first, or with any error.
+The soak test sends requests for a long time and samples memory every 5 seconds; it fails if the median of the last
+third is more than 5 % above that of the first, or on any error.
 
-Beside other busy processes threads that spin while they wait (the default) slow the bare loops down ten times or more,
-and the service, whose threads sleep, not at all: run it with OMP_WAIT_POLICY=PASSIVE then, which holds for both.
+On a busy machine, spinning OpenMP threads (the default) slow down the plain loops tenfold or more, but not the service,
+whose threads sleep; set OMP_WAIT_POLICY=PASSIVE for a fair comparison.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ from typing import Any
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # runs as a script, too
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # for use as a script
 
 CLASSES, NEW, SIZE = 10, 5, 64
 TOKEN = "benchmark"
-MOST_GROWTH = 5.0  # percent of memory, over a soak
-EVERY = 5.0  # seconds between two readings of the memory
+MOST_GROWTH = 5.0  # memory growth limit in percent
+EVERY = 5.0  # memory sampling interval in seconds
 
 
 def pictures(count: int, first: int = 0, classes: int = CLASSES) -> dict[str, list[bytes]]:
-    """JPEG files of 160 x 160 by class: `count` of each of some glyphs."""
+    """Render JPEG files of 160 x 160 glyphs, `count` per class."""
     from PIL import Image
 
     from efcil.data import glyphs
@@ -61,7 +61,7 @@ def pictures(count: int, first: int = 0, classes: int = CLASSES) -> dict[str, li
 
 
 def zipped(files: dict[str, list[bytes]]) -> bytes:
-    """A zip of class folders."""
+    """Return a zip file of class folders."""
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w") as archive:
         for name, pictures_of in files.items():
@@ -81,7 +81,7 @@ def make_model(place: Path, backbone: str) -> None:
 
 
 def bare(place: Path, files: list[bytes], seconds: float) -> dict[str, float]:
-    """Pictures a second of the two loops without a service."""
+    """Measure images per second of the two plain loops."""
     import torch
 
     from efcil.data.decode import read_image
@@ -112,7 +112,7 @@ def form(data: bytes, field: str = "files", **texts: str) -> tuple[bytes, str]:
 
 
 def ask(port: int, clients: int, seconds: float, paths: list[str]) -> None:
-    """Ask as many clients at once, each the next as soon as it has its answer; print the times of all."""
+    """Run concurrent clients that send requests one after the other; print all latencies."""
     bodies = [form(Path(path).read_bytes()) for path in paths]
     times: list[list[float]] = [[] for _ in range(clients)]
     errors = [0] * clients
@@ -150,7 +150,7 @@ def asked(port: int, clients: int, seconds: float, folder: Path) -> dict[str, fl
 
 
 class Service:
-    """`efcil serve` in a process."""
+    """`efcil serve` in a subprocess."""
 
     def __init__(self, place: Path, threads: int):
         command = [sys.executable, "-m", "efcil", "serve", str(place), "--port", "0", "--threads", str(threads)]
@@ -162,35 +162,35 @@ class Service:
         self.port = int(found[1])
 
     def answer(self, method: str, path: str, body: bytes | None = None, kind: str = "") -> bytes:
-        """Ask with the token and return the body of the answer."""
+        """Send a request with the token and return the response body."""
         head = {"Authorization": f"Bearer {TOKEN}"} | ({"Content-Type": kind} if kind else {})
         with contextlib.closing(HTTPConnection("127.0.0.1", self.port, timeout=60)) as connection:
             connection.request(method, path, body, head)
             return connection.getresponse().read()
 
     def metrics(self) -> dict[str, float]:
-        """What the service has counted."""
+        """Return the metrics of the service."""
         lines = self.answer("GET", "/metrics").decode().splitlines()
         return {k: float(v) for k, v in (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))}
 
     def teach(self, archive: bytes, seconds: float) -> str:
-        """Begin a teaching that may take so long; return its job."""
+        """Start an update with a time limit; return its job."""
         answer = json.loads(self.answer("POST", "/teach", *form(archive, "archive", budget=str(seconds))))
         return str(answer["job"])
 
     def job(self, name: str) -> dict[str, Any]:
-        """How a teaching stands."""
+        """Return the state of a job."""
         found: dict[str, Any] = json.loads(self.answer("GET", f"/jobs/{name}"))
         return found
 
     def close(self) -> None:
-        """End the service."""
+        """Stop the service."""
         self.process.send_signal(signal.SIGTERM)
         self.process.communicate(timeout=60)
 
 
 def soak(service: Service, clients: int, seconds: float, folder: Path) -> dict[str, Any]:
-    """Ask for a long time; pictures a second, errors, memory in MiB every few seconds and its growth in percent."""
+    """Run the soak test; return images per second, errors, memory samples in MiB and memory growth in percent."""
     sizes = []
     stop = threading.Event()
 
@@ -207,7 +207,8 @@ def soak(service: Service, clients: int, seconds: float, folder: Path) -> dict[s
 
 
 def growth(sizes: list[float]) -> float:
-    """Percent from the median of the first third to that of the last, after a sixth in which memory settles.
+    """Return the growth in percent from the median of the first third to that of the last, after a warm-up of one
+    sixth.
 
     >>> growth([50, 100, 100, 100, 100, 110, 110])
     10.0
@@ -219,11 +220,11 @@ def growth(sizes: list[float]) -> float:
 
 
 def taught_meanwhile(service: Service, seconds: float, folder: Path) -> dict[str, Any]:
-    """Answers to one client alone, and while a teaching runs."""
+    """Measure latencies of one client, alone and during an update."""
     alone = asked(service.port, 1, seconds, folder)
     job = service.teach(zipped(pictures(20, CLASSES, NEW)), 2 * seconds)
     teaching = asked(service.port, 1, seconds, folder)
-    running = (state := service.job(job))["status"] == "running"  # all answers came while it ran
+    running = (state := service.job(job))["status"] == "running"  # the update lasted longer than all requests
     while state["status"] in ("queued", "running"):
         time.sleep(0.2)
         state = service.job(job)
@@ -237,8 +238,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--backbone", default="resnet18")
-    parser.add_argument("--check", type=float, help="least ratio to the single loop; exit 1 below it")
-    parser.add_argument("--soak", type=float, help="ask for so many seconds and watch the memory instead")
+    parser.add_argument("--check", type=float, help="minimum ratio to the single loop; exit 1 below it")
+    parser.add_argument("--soak", type=float, help="run the soak test for this many seconds instead")
     if sys.argv[1:] == ["--ask"]:
         ask(**json.loads(sys.stdin.readline()))
         return 0
@@ -274,7 +275,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def throughput(service: Service, root: Path, files: list[bytes], options: argparse.Namespace) -> dict[str, Any]:
-    """Rounds of bare loops and of the service in turn, so that whatever else the machine does falls on all of them."""
+    """Alternate plain loops and the service, so that other load on the machine affects both."""
     rounds = []
     asked(service.port, options.clients, min(3.0, options.seconds), root)
     for _ in range(options.rounds):

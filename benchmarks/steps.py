@@ -1,22 +1,22 @@
-"""Ways to take the captured training step, timed in one run: ResNet-18, batch 128, 32 x 32, bf16.
+"""Implementations of the captured training step, timed in one run: ResNet-18, batch 128, 32 x 32, bf16.
 
     python benchmarks/steps.py [--out FILE.json] [--steps 200]    on a CUDA device
     python benchmarks/steps.py --device cpu --tiny --steps 2      the same code, neither compiled nor captured
 
-- compiled   the network as torch.compile has it
-- in order   as one function of few kernels (efcil.accel.fused_resnet), all on one stream
-- branches   the same, weights' gradients and shortcuts on branches of the graph
+- compiled   the network compiled by torch.compile
+- in order   the network as few fused kernels (efcil.accel.fused_resnet) on one stream
+- branches   the same, with weight gradients and shortcuts on parallel branches of the graph
 
-A row has milliseconds a step (median of five blocks), the seconds until the first step, and what the way computes:
+A row has milliseconds per step (median of five blocks), the seconds until the first step, and checks of the result:
 
-- deviation  of the weights after 20 steps from those of `compiled`, as a share of the way they went; `again` is that of
-             two runs of the same graph: chance alone
-- race       of one replayed step from the same step taken in order outside a graph, the worst of all parameters, as a
-             share of the parameter's own change, in ten replays from each of two states; `chance` is that of the step
-             taken twice. A branch that reads what is written over shows here
+- deviation  distance of the weights after 20 steps from those of `compiled`, relative to their total change; `again` is
+             the deviation of two runs of the same graph, as a baseline
+- race       deviation of one replayed step from the same step outside a graph, the maximum over parameters, relative to
+             its change, in ten replays from each of two states; `chance` is that of the step run twice.
+             It reveals branches that read overwritten memory
 
-The fastest is timed with a teacher whose features are given (by `precompute_teacher`), its kernels are listed, and it
-is timed with a teacher on a branch of its own (`teacher: beside`). `--like tiny-imagenet` does it all at 64 x 64.
+The fastest one is also timed with precomputed teacher features (`precompute_teacher`), with a list of its kernels, and
+with a teacher on a separate branch (`teacher: beside`). `--like tiny-imagenet` uses 64 x 64.
 """
 
 from __future__ import annotations
@@ -46,15 +46,15 @@ from efcil.training.batch import FrozenForward
 from efcil.training.image_batches import ImageBatches
 from efcil.training.step import Optimizer, Step
 
-gpu = importlib.import_module("gpu" if __name__ == "__main__" else "benchmarks.gpu")  # the file beside this one
+gpu = importlib.import_module("gpu" if __name__ == "__main__" else "benchmarks.gpu")  # the file in this directory
 
 WAYS = ("compiled", "in order", "branches")
-LONG, REPLAYS = 20, 10  # steps that are compared as a sequence, and replays of one step
+LONG, REPLAYS = 20, 10  # steps compared as a sequence, and replays of one step
 Row = dict[str, Any]
 
 
 class Ways:
-    """One learner, and the ways to compute its step; what is compiled is compiled once."""
+    """One learner and the implementations of its step, compiled once."""
 
     def __init__(self, size: Any, device: str):
         self.size = size
@@ -64,12 +64,12 @@ class Ways:
         net = self.lwf.student.backbone
         self.compiled = self.backend.maybe_compile(net)
         self.ours = FusedResNet(net, torch.bfloat16)
-        self.lwf._modules.pop("student_features", None)  # no function takes a module's place
+        self.lwf._modules.pop("student_features", None)  # a function cannot replace a module
         self.optimizer: Optimizer | None = None
-        self.reference: dict[str, list[Tensor]] = {}  # weights of the first way, for each kind of teacher
+        self.reference: dict[str, list[Tensor]] = {}  # weights of the first implementation, for each kind of teacher
 
     def begin(self, teacher: str) -> None:
-        """Go to the first task, or to the second with its teacher `ahead` or `beside`; on its first batch."""
+        """Prepare the first batch of the first task, or of the second task with its teacher `ahead` or `beside`."""
         task = self.tasks[int(teacher != "none")]
         if teacher != "beside":
             self.lwf.before_task(task)
@@ -88,12 +88,12 @@ class Ways:
         self.start = [tensor.clone() for tensor in self.lwf.student.state_dict().values()]
 
     def choose(self, way: str) -> None:
-        """Let the learner compute in this way."""
+        """Select the implementation."""
         self.lwf.student_features = (lambda x: self.compiled(x)) if way == "compiled" else self.ours
 
     @contextlib.contextmanager
     def recorded(self, way: str) -> Iterator[tuple[Step, Callable[[], None], list[Tensor]]]:
-        """Yield the step as it is, the same as a graph, and all that a step changes, which is as at the start."""
+        """Yield the step, its captured graph, and all tensors that it changes, in their initial state."""
         self.choose(way)
         self.restore(list(self.lwf.student.state_dict().values()), self.start)
         self.optimizer = optimizer = Optimizer(self.lwf, self.lwf.options.first, self.backend)
@@ -102,7 +102,7 @@ class Ways:
         call: Step | CapturedStep = step
         with self.backend.optimizer_in_backward(self.lwf, optimizer):
             if self.backend.cuda_graphs:
-                # Without a fork there is no branch; the first way has none, and there is no teacher yet.
+                # Without forking streams there are no branches.
                 one = mock.patch("torch.cuda.is_current_stream_capturing", return_value=False)
                 with one if way == "in order" else contextlib.nullcontext():
                     call = CapturedStep(step, self.lwf, *batch)
@@ -111,7 +111,7 @@ class Ways:
             optimizer.update.zero_grad()
 
     def restore(self, kept: list[Tensor], values: list[Tensor]) -> None:
-        """Put tensors back; what `values` does not reach, momenta, is zero."""
+        """Restore tensors; momenta, which are not in `values`, are set to zero."""
         with torch.no_grad():
             for index, tensor in enumerate(kept):
                 tensor.copy_(values[index]) if index < len(values) else tensor.zero_()
@@ -119,11 +119,11 @@ class Ways:
             self.optimizer.sync_copies()
 
     def weights(self) -> list[Tensor]:
-        """Return a copy of all that learns."""
+        """Return a copy of all trained weights."""
         return [p.detach().double() for p in self.lwf.student.parameters()]
 
     def measured(self, way: str, steps: int, most: int = 0) -> Row:
-        """Compare and time one way; with `most` its kernels are listed."""
+        """Compare and time one implementation; with `most`, list its kernels."""
         row: Row = {"way": way, "teacher": self.teacher}
         on_gpu = self.backend.device.type == "cuda"
         if on_gpu:
@@ -144,7 +144,7 @@ class Ways:
         return row
 
     def compared(self, step: Step, call: Callable[[], None], kept: list[Tensor]) -> Row:
-        """Return how far the way is from the first one, and a replayed step from the step itself."""
+        """Return the deviation from the first implementation, and of a replayed step from the eager step."""
         self.restore(kept, self.start)
         begin = self.weights()
         ends = []
@@ -176,12 +176,12 @@ class Ways:
 
 
 def distance(some: list[Tensor], others: list[Tensor]) -> float:
-    """Between two lists of tensors, as one vector each."""
+    """Return the distance of two lists of tensors, each as one vector."""
     return sum(float((a - b).square().sum()) for a, b in zip(some, others, strict=True)) ** 0.5
 
 
 def apart(found: list[Tensor], wanted: list[Tensor], before: list[Tensor]) -> float:
-    """Of the changes of parameters from `before`, the largest deviation as a share of the wanted change."""
+    """Return the largest relative deviation of parameter changes since `before`."""
     shares = [
         float((a - b).norm() / (b - c).norm().clamp_min(1e-12))
         for a, b, c in zip(found, wanted, before, strict=True)
@@ -191,7 +191,7 @@ def apart(found: list[Tensor], wanted: list[Tensor], before: list[Tensor]) -> fl
 
 
 def kernels(call: Callable[[], object], on_gpu: bool, steps: int = 5, most: int = 60) -> list[tuple[str, float, float]]:
-    """Return the kernels that take longest: name, how many in a step, microseconds of all of them in it."""
+    """Return the slowest kernels: name, calls per step, microseconds per step."""
     with profile(activities=[ProfilerActivity.CUDA if on_gpu else ProfilerActivity.CPU], acc_events=True) as seen:
         for _ in range(steps):
             call()
@@ -207,19 +207,19 @@ def kernels(call: Callable[[], object], on_gpu: bool, steps: int = 5, most: int 
 
 
 def said(row: Row) -> None:
-    """Print a row as it comes."""
+    """Print a row."""
     print(json.dumps({k: v for k, v in row.items() if k not in ("raw", "kernels")}), flush=True)
     for name, count, microseconds in row.get("kernels", []):
         print(f"{microseconds:9.1f} us {count:6.1f}x {name}", flush=True)
 
 
 def rows(ways: Ways, steps: int) -> Iterator[Row]:
-    """Yield a row for each way; one that fails says so, and the others are measured."""
+    """Yield a row for each implementation, also for failed ones."""
 
     def tried(way: str, most: int = 0) -> Row:
         try:
             return ways.measured(way, steps, most)
-        except Exception as error:  # what is measured on a machine that is lent must not be lost
+        except Exception as error:  # keep the other measurements
             traceback.print_exc()
             return {"way": way, "teacher": ways.teacher, "failed": f"{type(error).__name__}: {error}"[:2000]}
 
@@ -236,16 +236,16 @@ def rows(ways: Ways, steps: int) -> Iterator[Row]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Measure all of it; the second process comes back as rows of the first."""
+    """Measure all implementations."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--tiny", action="store_true", help="sizes of a test")
     parser.add_argument("--out", type=Path, help="JSON file, written after every row")
-    parser.add_argument("--steps", type=int, default=200, help="in each of five timed blocks")
-    parser.add_argument("--like", choices=gpu.LIKE, default="cifar100", help="sizes of this set")
+    parser.add_argument("--steps", type=int, default=200, help="steps in each of five timed blocks")
+    parser.add_argument("--like", choices=gpu.LIKE, default="cifar100", help="data set whose sizes to use")
     asked = parser.parse_args(arguments)
     if asked.device.startswith("cuda") and not torch.cuda.is_available():
-        parser.error("there is no CUDA device here; --device cpu --tiny --steps 2 tries the code")
+        parser.error("CUDA is not available; use --device cpu --tiny --steps 2 for a trial")
     began = time.perf_counter()
     ways = Ways(gpu.TINY if asked.tiny else gpu.LIKE[asked.like], asked.device)
     device = ways.backend.name.partition(",")[0]

@@ -1,14 +1,14 @@
-"""Does streaming keep the decoding cores busy? Images a second of a tree of JPEGs, read as training reads them.
+"""Throughput of streamed JPEG decoding: images per second of a folder, loaded as in training.
 
     python benchmarks/stream.py DIR [--name cub200] [--images 1500] [--workers N] [--size 256] [--batch 128] [--out F]
 
-Pictures are read whole, in frames (`efcil.data.letterbox`), or as squares with --squares.
+Images are letterboxed (`efcil.data.letterbox`), or squares with --squares.
 
-- alone     the same worker processes decode the same files and keep nothing: what the cores can do
+- alone  the same worker processes decode the same files and discard them: an upper bound
 - streamed  an epoch of random batches through `iter_rows`, into a tensor on the device, with `resized-crop` where there
             is a GPU (on a machine without one the augmentation would take the cores that decode)
 
-Both in one run, in turns; the ratio is what counts: timings of a shared machine are noisy.
+Both alternate in one run; only the ratio is meaningful, as timings on a shared machine are noisy.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def main() -> None:
     whole = not o.squares
     decoder = Decoder(tree.root, names, o.size, o.workers, whole)
     images = LazyImages(LazyImageFolder(decoder, np.arange(len(names))), device)
-    alone(pool, tree.root, names[: 2 * JOB * o.workers], o.size, whole)  # processes start, files come into memory
+    alone(pool, tree.root, names[: 2 * JOB * o.workers], o.size, whole)  # start processes and fill the page cache
     streamed(images, o.batch, 0, 224)
     rates: dict[str, list[float]] = {"alone": [], "streamed": []}
     for number in range(o.repeats):
