@@ -184,7 +184,7 @@ def options_of(size: Size, augment: str = "none") -> LwFOptions:
 
 
 def backends(device: str) -> Iterator[tuple[str, Backend | None]]:
-    """Yield each variant with its execution, or None if CUDA is needed but not available."""
+    """Yield each variant with its backend, or None if CUDA is needed but not available."""
     place = torch.device(device)
     for name, (precision, compiled, captured) in VARIANTS.items():
         if place.type == "cuda":
@@ -195,7 +195,7 @@ def backends(device: str) -> Iterator[tuple[str, Backend | None]]:
 
 @contextlib.contextmanager
 def one_step(lwf: LwF, images: torch.Tensor, labels: torch.Tensor) -> Iterator[Callable[[], None]]:
-    """Return efcil's training step on a fixed batch, captured if the execution uses CUDA graphs."""
+    """Return efcil's training step on a fixed batch, captured if the backend uses CUDA graphs."""
     backend, options = lwf.backend, lwf.options
     optimizer = Optimizer(lwf, options.first, backend, momentum=options.momentum)
     lwf.train()

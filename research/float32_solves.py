@@ -1,10 +1,10 @@
-"""DPCR's closed forms in float32, as the released code solves them, read from the features of a run.
+"""DPCR's closed forms in float32, as in the released code, on the saved features of a run.
 
     python research/float32_solves.py RUN [--ridge 200] [--epsilon 1e-9] [--out FILE.json]
 
-RUN is the directory of `efcil compare dpcr ... --save-features`. Both precisions read the same features: explicit
-inverses on the CPU, a projector for each class from the singular values above zero, means times a number of images a
-class. What they differ in is what the precision of the solves is worth.
+RUN is the directory of `efcil compare dpcr ... --save-features`. Float32 and float64 are compared on the same features,
+with explicit inverses on the CPU, projectors from singular values above zero, and means times the number of images per
+class. The difference is the effect of the precision.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from efcil.tensor_files import load_tensors
 
 
 def projector(gram: Tensor) -> tuple[Tensor, int]:
-    """Return the projector on a class's singular vectors above zero, and how many there are."""
+    """Return the projector onto singular vectors with values above zero, and their number."""
     left, values, _ = torch.linalg.svd(gram)
     kept = left[:, values > 0]
     return kept @ kept.T, kept.shape[1]
 
 
 def accuracies(files: list[Path], dtype: torch.dtype, ridge: float, epsilon: float, device: str) -> dict[str, Any]:
-    """Return the accuracy after each task, with every product, inverse and projector in `dtype`."""
+    """Return the accuracy after each task with all computations in `dtype`."""
     grams: list[Tensor] = []
     means: list[Tensor] = []
     counts: list[int] = []
-    found: list[float] = []
+    result: list[float] = []
     ranks: list[int] = []
     conditions: list[float] = []
     for index, file in enumerate(files):
@@ -61,18 +61,18 @@ def accuracies(files: list[Path], dtype: torch.dtype, ridge: float, epsilon: flo
         weights = torch.inverse((torch.stack(grams).sum(0) + ridge * one).cpu()).to(device) @ right
         weights = weights / weights.norm(dim=0)
         scores = tensors["test"].to(dtype) @ weights
-        found.append(100 * float((scores.argmax(1) == tensors["test_labels"]).double().mean()))
+        result.append(100 * float((scores.argmax(1) == tensors["test_labels"]).double().mean()))
     return {
-        "accuracy": found,
-        "final": found[-1],
-        "average": sum(found) / len(found),
+        "accuracy": result,
+        "final": result[-1],
+        "average": sum(result) / len(result),
         "ranks": [min(ranks, default=0), max(ranks, default=0)],
         "condition": conditions,
     }
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Print both precisions side by side."""
+    """Print the results of both precisions."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path)
     parser.add_argument("--ridge", type=float, default=200.0)
@@ -82,7 +82,7 @@ def main(arguments: list[str] | None = None) -> int:
     asked = parser.parse_args(arguments)
     files = sorted(asked.run.glob("**/features/task-*.safetensors"))
     if not files:
-        parser.error(f"{asked.run} holds no features: run it with --save-features")
+        parser.error(f"{asked.run} has no features; run it with --save-features")
     how: dict[str, Any] = {
         "command": f"python research/{Path(__file__).name} {asked.run.name} "
         f"--ridge {asked.ridge} --epsilon {asked.epsilon}",

@@ -1,14 +1,14 @@
-"""The tables of docs/research-log.md, and a small problem for a first look at ideas: CIFAR-100 at half of everything.
+"""Tables of docs/research-log.md, and a half-scale CIFAR-100 problem for preliminary experiments.
 
     python research/half_scale.py make CIFAR DIR         write class folders for `efcil run METHOD folder --data DIR`
     python research/half_scale.py add RUN --what "..."   store the summaries of a run, a comparison or an `efcil tune`
     python research/half_scale.py                        write the tables in docs/research-log.md
     python research/half_scale.py --check                exit 1 when the page is not what the summaries give
 
-The small problem has every second class; of each the first 250 training images, and the 100 after them to measure on;
-16 x 16 pixels. What it says about the real problem is a hint: the networks are narrow, and learn for minutes. What
-`efcil tune` measured on held-out training images of a real problem has a table of its own. Test images are read in
-neither, so nothing that is chosen here has seen one; a run that was measured on them is refused.
+The half-scale problem has every second class with its first 250 training images, the next 100 training images for
+evaluation, and 16 x 16 pixels. Its results are only hints, as networks are narrow and trained for minutes. Results of
+`efcil tune` on held-out training images of a full problem have a separate table. Neither uses test images; runs
+evaluated on test images are refused.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ PAGE = ROOT / "docs" / "research-log.md"
 STORED = ROOT / "results" / "research.jsonl"
 TABLES = ("held-out", "half-scale")
 STEP, SIDE = 2, 16
-PARTS = {"train": slice(0, 250), "test": slice(250, 350)}  # of a class's training images
+PARTS = {"train": slice(0, 250), "test": slice(250, 350)}  # slices of the training images of each class
 KEPT = ("method", "order", "seed", "A_f", "A_avg", "A_t", "old", "new", *TIMING, "commit", "command")
 
 
@@ -53,20 +53,20 @@ def make(source: Path, target: Path) -> None:
 
 
 def table_of(dataset: str) -> str:
-    """Return the table that a summary belongs to, by what it was measured on."""
+    """Return the table of a summary by its evaluation data."""
     if dataset.endswith("held out"):
         return "held-out"
     if dataset == "folder":
         return "half-scale"
-    raise RunError(f"{dataset}: measured on test images, by which nothing may be chosen: use `efcil tune`")
+    raise RunError(f"{dataset}: evaluated on test images, which must not be used for model selection; use `efcil tune`")
 
 
 def add(run: Path, what: str, stored: Path = STORED) -> None:
-    """Store what a run gave, in the place of an earlier one of the same description and order."""
+    """Store the results of a run, replacing earlier ones with the same description and order."""
     given = [s for s in load_summaries([run]) if s["tasks_done"]]
     tables = {table_of(s["dataset"]) for s in given}
     if len(tables) != 1:
-        raise RunError(f"{run}: {' and '.join(sorted(tables)) or 'no summary'}; wanted finished tasks of one table")
+        raise RunError(f"{run}: {' and '.join(sorted(tables)) or 'no summary'}; wanted completed tasks of one table")
     name = tables.pop()
     found = [{"name": name, "what": what, **{key: s[key] for key in KEPT}} for s in given]
     for summary in found:
@@ -90,7 +90,7 @@ def table(summaries: Sequence[dict[str, Any]]) -> str:
 
 
 def page(text: str, stored: Path = STORED) -> str:
-    """Return the page with the tables as they are now."""
+    """Return the page with updated tables."""
     lines = read_json_lines(stored, error=RunError)
     for name in TABLES:
         begin, end = f"<!-- {name} -->", f"<!-- /{name} -->"
@@ -101,7 +101,7 @@ def page(text: str, stored: Path = STORED) -> str:
 
 
 def main() -> int:
-    """Do what the command line says."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true")
     parts = parser.add_subparsers(dest="do")

@@ -1,7 +1,7 @@
-"""Look up every locked package in the database of known vulnerabilities (pip-audit; needs the network).
+"""Check all locked packages for known vulnerabilities (pip-audit; needs network access).
 
-make audit                      fails when one is known, and when nothing could be looked up
-make audit AUDIT=--may-skip     says so and goes on when nothing could be looked up; still fails when one is known
+make audit                      fails if one is known or the database is unavailable
+make audit AUDIT=--may-skip     continues if the database is unavailable; fails if one is known
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ VULNERABLE, UNREACHABLE = 1, 3
 
 
 def judged(found: list[dict[str, Any]], may_skip: bool) -> tuple[int, list[str]]:
-    """Return the exit code and what to say about pip-audit's findings."""
+    """Return the exit code and messages for pip-audit's findings."""
     known = [d for d in found if d.get("vulns")]
     skipped = [d for d in found if "skip_reason" in d]
     lines = [
@@ -37,9 +37,9 @@ def judged(found: list[dict[str, Any]], may_skip: bool) -> tuple[int, list[str]]
 
 
 def main() -> int:
-    """Run pip-audit on the lock file and judge."""
+    """Run pip-audit on the lock file and report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--may-skip", action="store_true", help="go on when the database cannot be reached")
+    parser.add_argument("--may-skip", action="store_true", help="continue if the database is unavailable")
     may_skip = parser.parse_args().may_skip
     command = [sys.executable, "-m", "pip_audit", "-r", str(LOCK), "--require-hashes", "--disable-pip", "-f", "json"]
     done = subprocess.run([*command, "--progress-spinner", "off"], capture_output=True, text=True)

@@ -1,6 +1,6 @@
-"""Tables of what benchmarks/ measured, for docs/performance.md and docs/serve.md: `results_tables.py` writes them.
+"""Tables of benchmark results for docs/performance.md and docs/serve.md, written by `results_tables.py`.
 
-results/benchmarks.jsonl has a record or a text per line, with its name.
+results/benchmarks.jsonl has one named record or text per line.
 """
 
 from __future__ import annotations
@@ -23,30 +23,30 @@ Raw = Mapping[str, Any]
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The lines of a file of results; none where there is no file."""
+    """Read a JSON Lines file; return an empty list if it does not exist."""
     return read_json_lines(path, error=RunError) if path.is_file() else []
 
 
 def table(head: str, rows: Iterable[list[str]]) -> list[str]:
-    """A table; columns whose head begins with > stand right."""
+    """Return a Markdown table; columns with a head starting with > are right-aligned."""
     heads = head.split(" | ")
     align = ["---:" if cell.startswith(">") else "---" for cell in heads]
     return [row_of(cell.removeprefix(">") for cell in heads), row_of(align), *map(row_of, rows)]
 
 
 def filled(head: str, cells: str, rows: Iterable[Mapping[str, Any]]) -> list[str]:
-    """A table of one format, with an empty line after it."""
+    """Return a table with formatted cells and a trailing empty line."""
     return [*table(head, (cells.format(**row).split(" | ") for row in rows)), ""]
 
 
 def _origin(stored: Raw) -> str:
-    """Where a stored benchmark comes from."""
+    """Return the origin of a stored benchmark."""
     about = f"`{stored['command']}`, {stored['raw']['device']}, commit {stored['commit']}"
     return f"`results/{BENCHMARKS}#{stored['name']}`: {about}"
 
 
 def _rounds(raw: Raw) -> list[str]:
-    """Of benchmarks/rounds.py: a model taught in rounds against a run, and what forgetting did to the other classes."""
+    """Return the table of benchmarks/rounds.py: incremental updates against a run, and the effect of forgetting."""
     found, rows = raw["rounds"], []
     for row in found["rows"]:
         gone = row["forgotten"]
@@ -62,7 +62,7 @@ def _rounds(raw: Raw) -> list[str]:
 
 
 def _serve(found: Raw) -> list[str]:
-    """Of benchmarks/serve.py: bare loops, many clients at once, one client while the model is taught."""
+    """Return the table of benchmarks/serve.py: plain loops, many clients, one client during an update."""
     median, meanwhile = found["median"], found["meanwhile"]
     latency = "{per_second:.1f} | {p50_ms:.0f} | {p90_ms:.0f} | {p99_ms:.0f} | {errors:.0f}"
     served = (
@@ -82,7 +82,7 @@ def _serve(found: Raw) -> list[str]:
 
 
 def _soak(found: Raw) -> list[str]:
-    """Of benchmarks/serve.py --soak."""
+    """Return the summary of benchmarks/serve.py --soak."""
     sizes = found["mib"]
     return [
         f"{found['seconds'] / 60:.0f} minutes, {found['clients']} clients, {found['backbone']}: "
@@ -95,7 +95,7 @@ def _soak(found: Raw) -> list[str]:
 def _ways(raw: Raw) -> list[str]:
     rows = []
     for row in raw["ways"]:
-        how = row["teacher"]  # how it looked at the images: ahead where a record says only that it did
+        how = row["teacher"]  # mode of the teacher; older records only say that there is one
         teacher = how if isinstance(how, str) else "ahead" if how else "none"
         rows.append({**row, "teacher": teacher, "limit": row.get("limit", 10) or "all"})
     head = "Way of a captured step | Teacher | cuDNN's trials | >ms | >First step, s | >Against in order | >Chance"
@@ -148,7 +148,7 @@ ROWS_ON_PAPER = 64  # of a factor
 
 
 def _scale(raw: Raw) -> list[str]:
-    """Many classes: what was measured, and what follows for sizes that nobody has measured."""
+    """Return tables for many classes: measured, and extrapolated to larger sizes."""
     found = raw["scale"]
     rows = [
         {**r, "mb": r["stored_bytes"] / 1e6, "peak": f"{r['peak_ratio']:.2f}" if r["classes"] >= 1000 else NONE}
@@ -171,7 +171,7 @@ def _scale(raw: Raw) -> list[str]:
 
 
 def _on_paper(found: Raw) -> list[str]:
-    """Sizes that nobody has measured: bytes from the formulas, seconds from the rate of the largest measured update."""
+    """Return extrapolated sizes: bytes from formulas, seconds from the rate of the largest measured update."""
     rate = {}
     for form in ("gram", "factors"):
         r = max((r for r in found["classes"] if r["form"] == form), key=lambda r: r["classes"])
@@ -190,12 +190,12 @@ def _on_paper(found: Raw) -> list[str]:
 
 
 def _operations(form: str, dim: int, rows: int) -> float:
-    """Operations of moving one class and adding its Gram to the sum."""
+    """Return the operations of shifting one class and adding its Gram to the sum."""
     return 3.25 * dim**3 if form == "gram" else 4.0 * rows * dim**2
 
 
 SERVED: dict[str, tuple[str, Callable[[Raw], list[str]]]] = {"serve": ("Throughput", _serve), "soak": ("Soak", _soak)}
-MEASURED: dict[str, Callable[[Raw], list[str]]] = {  # by what a record holds, in the order of the page
+MEASURED: dict[str, Callable[[Raw], list[str]]] = {  # by key of the record, in page order
     "rounds": _rounds,
     "step": lambda raw: filled(
         "Step of 128 images | Teacher | >ms | >Spread | >Ceiling, ms",
@@ -235,7 +235,7 @@ MEASURED: dict[str, Callable[[Raw], list[str]]] = {  # by what a record holds, i
 
 
 def serve_text(results: Path) -> str:
-    """The block of docs/serve.md: what benchmarks/serve.py measured."""
+    """Return the block of docs/serve.md with the results of benchmarks/serve.py."""
     lines = []
     for stored in read_lines(results / BENCHMARKS):
         for key, (title, lines_of) in SERVED.items():
@@ -245,11 +245,11 @@ def serve_text(results: Path) -> str:
 
 
 def benchmarks_text(results: Path) -> str:
-    """The block of docs/performance.md: what benchmarks/ measured."""
+    """Return the block of docs/performance.md with the results of benchmarks/."""
     lines = []
     for stored in read_lines(results / BENCHMARKS):
         raw = stored.get("raw", {})
-        if raw and not SERVED.keys() & raw.keys():  # a text has no table, and the service's are in docs/serve.md
+        if raw and not SERVED.keys() & raw.keys():  # texts have no table; service results are in docs/serve.md
             lines += [_origin(stored), ""]
             for made in (lines_of(raw) for key, lines_of in MEASURED.items() if key in raw):
                 lines += [*made, ""] if made and made[-1] else made
@@ -257,10 +257,10 @@ def benchmarks_text(results: Path) -> str:
 
 
 def add_benchmark(file: Path, name: str, results: Path) -> list[str]:
-    """Store the record of a benchmark, in the place of an earlier one of that name."""
+    """Store the record of a benchmark, replacing an earlier one with the same name."""
     record = read_json(file, error=RunError)
     if not isinstance(record, dict) or "raw" not in record:
-        raise RunError(f"{file}: no record of a benchmark; give what --out of one wrote")
+        raise RunError(f"{file}: no record of a benchmark; give a file written by --out")
     lines = {one["name"]: one for one in read_lines(results / BENCHMARKS)}
     write_json_lines(results / BENCHMARKS, {**lines, name: {"name": name, **record}}.values())
     return [f"{BENCHMARKS}#{name}"]

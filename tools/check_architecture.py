@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-# From the ground up, in the direction in which the data flow. Modules of one line may import each other.
+# Bottom up. Modules in one line may import each other.
 LAYERS = (
     ("errors",),
     ("files", "config", "presets", "plugins", "randomness"),
@@ -39,19 +39,19 @@ LAYERS = (
     ("cli",),
     ("__main__",),
 )
-ALONE = ("reference",)  # the paper, literally: nothing builds on it, and it builds on nothing of efcil
+ALONE = ("reference",)  # literal transcription of the paper, neither imported by nor importing other modules
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 
-DOOR = ("accel/", "cli/doctor.py")  # who may name what lies behind it, and what is below that
+DOOR = ("accel/", "cli/doctor.py")  # modules that may use CUDA
 BEHIND = ("torch.cuda", "torch.compile", "torch._dynamo", "torch._inductor", "triton")
-ANYWHERE = ("CUDAGraph",)  # not even as an attribute of something else
-IMPORTERS = ("import_module", "__import__", "find_spec")  # functions that name a module by a string
+ANYWHERE = ("CUDAGraph",)  # forbidden even as attributes
+IMPORTERS = ("import_module", "__import__", "find_spec")  # functions that take a module name
 
-MOST_PARAMETERS = 8  # of a function, self not counted, nor commands of typer and kernels of Triton
-MOST_METHODS = 15  # of a class of the core
-MOST_LINES = 500  # of a module
+MOST_PARAMETERS = 8  # per function, without self; typer commands and Triton kernels are exempt
+MOST_METHODS = 15  # per class of the core
+MOST_LINES = 500  # per module
 CORE = {"core", "learners", "shift", "classifiers", "trajectory", "training"}
-EXCEPTIONS = {  # docs/architecture.md has the same table
+EXCEPTIONS = {  # same table as in docs/architecture.md
     "accel/resnet_kernels.py::backward_reduce": "hands a kernel its arrays and flags, one by one",
     "core/class_stats.py": "one class: statistics, how they move, merge and are saved, with examples",
     "core/class_stats.py::ClassStats": "what can be done with statistics without knowing how Grams are stored",
@@ -73,7 +73,7 @@ TEST_FOLDERS = ("benchmarks", "docs", "research", "tools", "support")  # what te
 
 
 def imported(path: Path) -> set[str]:
-    """Return the parts of efcil that a file imports, lazily imported ones included."""
+    """Return the parts of efcil that a file imports, including lazy imports."""
     found = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
@@ -85,7 +85,7 @@ def imported(path: Path) -> set[str]:
 
 
 def wrong_imports(root: Path) -> list[str]:
-    """Return a line for each import that points up, and for each part that no layer names."""
+    """List imports of higher layers and parts without a layer."""
     lines = []
     for path in sorted(root.rglob("*.py")):
         part = path.relative_to(root).parts[0].removesuffix(".py")
@@ -105,7 +105,7 @@ def wrong_imports(root: Path) -> list[str]:
 
 
 def past_the_door(root: Path) -> list[str]:
-    """Return a line for each name of what only `DOOR` may name."""
+    """List uses of names that only `DOOR` may use."""
     lines = []
     for path in sorted(root.rglob("*.py")):
         if not path.relative_to(root).as_posix().startswith(DOOR):
@@ -115,8 +115,8 @@ def past_the_door(root: Path) -> list[str]:
 
 
 def _named(tree: ast.Module) -> Iterator[tuple[int, str]]:
-    """Yield line and name of what is behind the door, by whatever alias."""
-    known: dict[str, str] = {}  # local names of modules, and what they stand for
+    """Yield line and full name of each restricted name, resolving aliases."""
+    known: dict[str, str] = {}  # local name -> full name
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             known |= {
@@ -132,7 +132,7 @@ def _named(tree: ast.Module) -> Iterator[tuple[int, str]]:
 
 
 def _names(node: ast.AST, known: Mapping[str, str]) -> list[str]:
-    """Return the full names that a node itself spells out."""
+    """Return the full names in a node."""
     if isinstance(node, ast.Import):
         return [alias.name for alias in node.names]
     if isinstance(node, ast.ImportFrom):
@@ -149,7 +149,7 @@ def _names(node: ast.AST, known: Mapping[str, str]) -> list[str]:
 
 
 def too_large(root: Path, exceptions: Mapping[str, str] = EXCEPTIONS) -> list[str]:
-    """Return a line for each function, class and module beyond its limit, and for each exception that is none."""
+    """List functions, classes and modules above the limits, and unneeded exceptions."""
     found: dict[str, str] = {}
     for path in sorted(root.rglob("*.py")):
         text, where = path.read_text(encoding="utf-8"), path.relative_to(root)
@@ -166,7 +166,7 @@ def too_large(root: Path, exceptions: Mapping[str, str] = EXCEPTIONS) -> list[st
 
 
 def _large(tree: ast.AST, inside: str, in_core: bool) -> Iterator[tuple[str, str]]:
-    """Yield the full names of functions and classes that are too large, and in what."""
+    """Yield full names of too large functions and classes, with the exceeded limit."""
     for node in ast.iter_child_nodes(tree):
         if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             yield from _large(node, inside, in_core)
@@ -185,7 +185,7 @@ def _large(tree: ast.AST, inside: str, in_core: bool) -> Iterator[tuple[str, str
 
 
 def _is_foreign(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
-    """Whether the parameters are options of a command of typer, or arguments of a kernel of Triton."""
+    """Return whether a function is a typer command or a Triton kernel."""
     decorators = [ast.unparse(d.func if isinstance(d, ast.Call) else d) for d in function.decorator_list]
     return any(d == "triton.jit" or d.endswith((".command", ".callback")) for d in decorators)
 

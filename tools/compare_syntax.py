@@ -1,26 +1,25 @@
-"""Show that moved code changed only paths and names: compare syntax trees up to a renaming of identifiers.
+"""Verify that moved code changed only in paths and names: compare syntax trees up to renaming.
 
     python tools/compare_syntax.py OLD_REV:PATH NEW_PATH [--names names.yaml]
     python tools/compare_syntax.py --names names.yaml                            the pairs that the file lists
 
-A path may select top-level definitions, `path.py#First,Second`; a definition that moved to another place of its file is
-found by its name. NEW_PATH may be REV:PATH too. names.yaml:
+A path may select top-level definitions, `path.py#First,Second`; definitions that moved within a file are matched by
+name. NEW_PATH may be REV:PATH too. names.yaml:
 
-    names: {Seen: ImageView, dim: [dim, num_features]}    # a list: each of these may stand where the old name stood
+    names: {Seen: ImageView, dim: [dim, num_features]}    # a list: any of these may replace the old name
     pairs:
       - {old: "af2d951:src/efcil/backbones/kernels.py", new: src/efcil/accel/resnet_kernels.py, names: {Room: Work}}
 
-Not compared are docstrings, comments, imports, `__all__` and annotations (but Triton's `constexpr`). Everything else
-must be equal, where an identifier may be renamed:
+Docstrings, comments, imports, `__all__` and annotations (except Triton's `constexpr`) are ignored. Everything else must
+be equal up to renaming of:
 
-- a local variable or parameter, differently in each function, if it stays one variable
-- what its own file defines, or imports from this package, consistently: one new name for one old name and vice versa;
-  a keyword as the parameter or attribute of its name
-- anything else (attributes of objects from elsewhere, keywords of their functions) if `names` says so
+- local variables and parameters, separately in each function and one to one
+- names that the file defines or imports from this package, one to one and consistently; keywords like the
+  parameter or attribute with their name
+- anything else (attributes of external objects, keywords of their functions) if listed in `names`
 
-So `x.sum()` never passes for `x.mean()`, and a name imported from another package must still mean the same thing. A
-string may change if it is the name of something that was renamed. All renamings found are printed. Exit code 1 if trees
-differ.
+`x.sum()` and `x.mean()` are therefore different, and names imported from other packages must not change. A string may
+change if it is the name of something renamed. All renamings are printed. The exit code is 1 if trees differ.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ import yaml
 
 PACKAGE = "efcil"
 IGNORED = {"ctx", "type_comment", "type_ignores", "returns", "annotation", "simple", "kind"}
-IDENTIFIERS = {  # (type of node, field) -> the namespace of the identifier there
+IDENTIFIERS = {  # (node type, field) -> namespace of the identifier
     ("Name", "id"): "names",
     ("Attribute", "attr"): "attributes",
     ("keyword", "arg"): "keywords",
@@ -62,17 +61,17 @@ Names = dict[str, list[str]]
 
 
 class MismatchError(Exception):
-    """Two nodes differ; the message says in what."""
+    """Two nodes differ, as described in the message."""
 
 
 @dataclass
 class DatasetSpec:
-    """A file of one side."""
+    """Source file of one side."""
 
     label: str
     tree: ast.Module
-    external: dict[str, str] = field(default_factory=dict)  # bound name -> what it is in another package
-    own: set[str] = field(default_factory=set)  # names that the file defines, or imports from this package
+    external: dict[str, str] = field(default_factory=dict)  # bound name -> name in another package
+    own: set[str] = field(default_factory=set)  # names defined in the file or imported from this package
 
     def __post_init__(self) -> None:
         for node in ast.walk(self.tree):
@@ -103,14 +102,14 @@ class DatasetSpec:
 
 @dataclass
 class Renaming:
-    """One new name for each old one and vice versa, except where the names are declared."""
+    """One-to-one renaming of identifiers, except for declared names."""
 
     declared: Names = field(default_factory=dict)
     forward: dict[str, str] = field(default_factory=dict)
     backward: dict[str, str] = field(default_factory=dict)
 
     def check(self, old: str, new: str, allowed: bool) -> None:
-        """Raise unless `old` may have become `new`; remember it."""
+        """Record that `old` became `new`; raise if this is inconsistent."""
         if old in self.declared:
             if new not in self.declared[old]:
                 raise MismatchError(f"{old} became {new}, declared is {' or '.join(self.declared[old])}")
@@ -123,13 +122,13 @@ class Renaming:
             raise MismatchError(f"{old} became {new}, and so did {self.backward[new]}")
 
     def renamed(self) -> dict[str, str]:
-        """Return the names that are not what they were."""
+        """Return the changed names."""
         return {old: new for old, new in self.forward.items() if old != new}
 
 
 @dataclass
 class Scope:
-    """The variables of a function or comprehension, on both sides."""
+    """Variables of a function or comprehension on both sides."""
 
     old: set[str]
     new: set[str]
@@ -138,7 +137,7 @@ class Scope:
 
 @dataclass
 class Difference:
-    """A place where the trees differ."""
+    """Difference between the trees."""
 
     reason: str
     old: str
@@ -149,7 +148,7 @@ class Difference:
 
 
 def variables(node: ast.AST) -> set[str]:
-    """Return the names that a function or comprehension binds in its own scope.
+    """Return the names bound in the scope of a function or comprehension.
 
     >>> found = variables(ast.parse("def f(a):\\n    b = [c for c in a]\\n    def d(e): g = e").body[0])
     >>> sorted(found)
@@ -178,7 +177,7 @@ def variables(node: ast.AST) -> set[str]:
 
 
 class Comparison:
-    """Walks two trees side by side."""
+    """Comparison of two trees."""
 
     def __init__(self, old: DatasetSpec, new: DatasetSpec, names: Names):
         self.old, self.new = old, new
@@ -187,7 +186,7 @@ class Comparison:
         self.in_class = False
         self.strings: list[tuple[str, str, ast.AST, ast.AST]] = []  # strings and keywords that changed
         self.parameters: set[tuple[str, str]] = set()
-        self.outside: set[int] = set()  # nodes that are compared before the scope that they stand in
+        self.outside: set[int] = set()  # nodes compared outside their enclosing scope
         self.found: list[Difference] = []
 
     def run(self) -> list[Difference]:
@@ -203,11 +202,11 @@ class Comparison:
         return self.found
 
     def renamed(self) -> dict[str, str]:
-        """Return what has another name now and is visible outside a function."""
+        """Return the renamed names that are visible outside functions."""
         return self.spaces["names"].renamed() | self.spaces["attributes"].renamed()
 
     def _modules(self) -> None:
-        """Compare the files: definitions by name, then everything else in order."""
+        """Compare the files: definitions by name, the remaining statements in order."""
         olds, news = body_of(self.old.tree), body_of(self.new.tree)
         free = {node.name: node for node in news if isinstance(node, DEFINITIONS)}
         declared = self.spaces["names"].declared
@@ -223,7 +222,7 @@ class Comparison:
         self._bodies(rest, news)
 
     def _bodies(self, olds: Sequence[ast.AST], news: Sequence[ast.AST]) -> None:
-        """Compare statements one by one; where their numbers differ, those of the same shape."""
+        """Compare statements in order, or aligned by shape if their numbers differ."""
         for before, after in aligned(olds, news):
             if before is None or after is None:
                 only = "new" if before is None else "old"
@@ -240,13 +239,13 @@ class Comparison:
     def _nodes(self, old: ast.AST, new: ast.AST) -> None:
         if type(old) is not type(new):
             old, new = without_module(old, self.old), without_module(new, self.new)
-        if not self.in_class:  # there an annotation makes a field of a dataclass
+        if not self.in_class:  # annotations in classes define dataclass fields
             old, new = as_assignment(old), as_assignment(new)
         if type(old) is not type(new):
             raise MismatchError(f"{type(old).__name__} became {type(new).__name__}")
         if isinstance(old, COMPREHENSIONS):
             assert isinstance(new, COMPREHENSIONS)
-            self._nodes(old.generators[0].iter, new.generators[0].iter)  # belongs to the scope outside
+            self._nodes(old.generators[0].iter, new.generators[0].iter)  # evaluated in the outer scope
             self.outside.add(id(old.generators[0].iter))
         if isinstance(old, DEFINITIONS):
             assert isinstance(new, DEFINITIONS)
@@ -322,7 +321,7 @@ class Comparison:
                 self._nodes(before, after)
 
     def _identifier(self, old: str, new: str, space: str, bound: bool) -> None:
-        """Compare identifiers; `bound` ones are variables of the innermost scope that has them."""
+        """Compare identifiers; `bound` ones are variables of the innermost scope that defines them."""
         if space == "names":
             places = [
                 next((i for i in reversed(range(len(self.scopes))) if name in getattr(self.scopes[i], side)), None)
@@ -341,7 +340,7 @@ class Comparison:
 
 
 def aligned(olds: Sequence[ast.AST], news: Sequence[ast.AST]) -> Iterator[tuple[ast.AST | None, ast.AST | None]]:
-    """Pair two lists of statements; None stands for one that the other list does not have."""
+    """Align two lists of statements; None marks a missing one."""
     if len(olds) == len(news):
         yield from zip(olds, news, strict=True)
         return
@@ -351,12 +350,12 @@ def aligned(olds: Sequence[ast.AST], news: Sequence[ast.AST]) -> Iterator[tuple[
 
 
 def is_constexpr(annotation: object) -> bool:
-    """Return whether an annotation makes an argument of a Triton kernel a constant."""
+    """Return whether an annotation is Triton's constexpr."""
     return isinstance(annotation, ast.AST) and ast.unparse(annotation).endswith("constexpr")
 
 
 def without_module(node: ast.AST, source: DatasetSpec) -> ast.AST:
-    """Return `module.name` as `name` where the module is one of this package."""
+    """Replace `module.name` by `name` for modules of this package."""
     if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in source.own:
         return ast.copy_location(ast.Name(node.attr, node.ctx), node)
     return node
@@ -370,7 +369,7 @@ def as_assignment(node: ast.AST) -> ast.AST:
 
 
 def body_of(node: Any) -> list[ast.stmt]:
-    """Return the statements that are compared: no docstrings, imports, `__all__` or blocks for type checkers."""
+    """Return the statements to compare, without docstrings, imports, `__all__` and type-checking blocks."""
 
     def counts(statement: ast.stmt) -> bool:
         if isinstance(statement, (ast.Import, ast.ImportFrom, ast.Pass)):
@@ -385,7 +384,7 @@ def body_of(node: Any) -> list[ast.stmt]:
 
 
 def shown(sign: str, source: DatasetSpec, node: ast.AST | None) -> str:
-    """Return where a node stands, and its first lines."""
+    """Return the location of a node and its first lines."""
     if node is None:
         return f"{sign} {source.label}: not there"
     lines = ast.unparse(node).splitlines()
@@ -420,12 +419,12 @@ def named(node: ast.stmt) -> Iterator[str]:
 
 
 def as_names(given: dict[str, Any] | None) -> Names:
-    """Return declared names as lists."""
+    """Normalize declared names to lists."""
     return {old: [new] if isinstance(new, str) else list(new) for old, new in (given or {}).items()}
 
 
 def compare(old: str, new: str, names: Names) -> tuple[list[Difference], dict[str, str]]:
-    """Return the differences of two places, and what was renamed."""
+    """Return the differences and renamings of two files."""
     comparison = Comparison(read(old), read(new), names)
     return comparison.run(), comparison.renamed()
 
@@ -435,13 +434,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("old", nargs="?", metavar="OLD_REV:PATH")
     parser.add_argument("new", nargs="?", metavar="NEW_PATH")
-    parser.add_argument("--names", type=Path, help="YAML file with renamed names, and pairs")
+    parser.add_argument("--names", type=Path, help="YAML file with names and pairs")
     asked = parser.parse_args(arguments)
     given = yaml.safe_load(asked.names.read_text(encoding="utf-8")) if asked.names else {}
     pairs = list(given.get("pairs", []))
     if asked.old is not None:
         if asked.new is None:
-            parser.error("NEW_PATH is missing: the file that OLD_REV:PATH is compared with")
+            parser.error("NEW_PATH is missing; give the file to compare OLD_REV:PATH with")
         pairs = [{"old": asked.old, "new": asked.new}]
     if not pairs:
         parser.error("nothing to compare: pass OLD_REV:PATH NEW_PATH, or --names with `pairs`")

@@ -1,4 +1,4 @@
-"""How files are damaged: by disks, by editors, by people with bad intent. `fuzz.py` draws from this with hypothesis."""
+"""Hypothesis strategies for damaged and malicious files, used by `fuzz.py`."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ BOMB = b"a: &a [x,x,x,x,x,x,x,x,x]\n" + b"".join(
 
 
 def place_in(draw: Draw, count: int) -> int:
-    """Draw a place, each equally likely: hypothesis would take most of them from the beginning."""
+    """Draw a uniform position; hypothesis would favor the beginning."""
     return random.Random(draw(st.integers(0, 2**32 - 1))).randrange(max(1, count))
 
 
 def bytes_changed(draw: Draw, data: bytes) -> bytes:
-    """Damage of a disk, a cable or an editor that knows nothing of the format."""
+    """Apply random byte damage, independent of the format."""
     at = place_in(draw, len(data))
     end = min(len(data), at + draw(st.integers(1, 64)))
     kind = draw(st.sampled_from(["flip", "cut", "remove", "repeat", "insert", "number", "fill", "move", "random"]))
@@ -81,7 +81,7 @@ def bytes_changed(draw: Draw, data: bytes) -> bytes:
 
 
 def places(tree: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """Every place in a tree of lists and mappings."""
+    """Return all paths in a tree of lists and mappings."""
     found = [path]
     inside = tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ()
     for key, value in inside:
@@ -90,7 +90,7 @@ def places(tree: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 
 
 def tree_changed(draw: Draw, tree: Any) -> Any:
-    """Another value, a missing key, one too many, or the value of another place, somewhere in a tree."""
+    """Replace, remove, add or copy a value in a tree."""
     found = places(tree)
     path = found[place_in(draw, len(found))]
     value: Any = draw(st.sampled_from(VALUES) | st.integers() | st.floats() | st.text(max_size=8))
@@ -118,7 +118,7 @@ def tree_changed(draw: Draw, tree: Any) -> Any:
 
 
 def json_changed(draw: Draw, data: bytes) -> bytes:
-    """Damage inside JSON that stays JSON, or nearly."""
+    """Damage a JSON document, keeping it mostly valid."""
     try:
         tree = json.loads(data)
     except (ValueError, RecursionError):
@@ -132,7 +132,7 @@ def json_changed(draw: Draw, data: bytes) -> bytes:
 
 
 def lines_changed(draw: Draw, data: bytes) -> bytes:
-    """A line lost, doubled, moved, joined with another or replaced by a hostile one."""
+    """Drop, duplicate, move, join or replace a line."""
     lines = data.split(b"\n")
     at = place_in(draw, len(lines))
     kind = draw(st.sampled_from(["drop", "double", "swap", "join", "replace", "append", "value", "bomb"]))
@@ -150,7 +150,7 @@ def lines_changed(draw: Draw, data: bytes) -> bytes:
         lines[at] = hostile
     elif kind == "append":
         lines[at] += b" " + hostile
-    elif kind == "value":  # of `key: value` or `number value`
+    elif kind == "value":  # in `key: value` or `number value`
         head, mark, _ = lines[at].partition(b": " if b": " in lines[at] else b" ")
         lines[at] = head + mark + hostile
     else:
@@ -159,7 +159,7 @@ def lines_changed(draw: Draw, data: bytes) -> bytes:
 
 
 def safetensors_changed(draw: Draw, data: bytes) -> bytes:
-    """A header that lies: lengths, types, shapes, offsets that are huge, overlap or do not fit."""
+    """Write an inconsistent header: huge, overlapping or wrong lengths, types, shapes and offsets."""
     if len(data) < 8:
         return bytes_changed(draw, data)
     end = 8 + struct.unpack("<Q", data[:8])[0]
@@ -193,7 +193,7 @@ class _Payload:
 
 
 def pickle_changed(draw: Draw, data: bytes) -> bytes:
-    """A pickle that wants to run something, or to be very large: tuples of tuples, memo places far out."""
+    """Write a pickle that executes code or expands enormously: nested tuples, huge memo indices."""
     nested = b"".join(b"%sq%c" % (b"\x86" if i else b"K\x01K\x01\x86", i) + b"h%ch%c" % (i, i) for i in range(40))
     choices = [
         pickle.dumps(_Payload(os.system, "touch CANARY"), 2),
@@ -212,7 +212,7 @@ def pickle_changed(draw: Draw, data: bytes) -> bytes:
 
 
 def zip_changed(draw: Draw, data: bytes) -> bytes:
-    """Entries under other names, of other kinds, of lying sizes, or very many."""
+    """Write entries with other names, types, false sizes, or in large numbers."""
     if draw(st.booleans()):
         return bytes_changed(draw, data)
     try:
@@ -273,7 +273,7 @@ KINDS: Mapping[str, Sequence[Callable[[Draw, bytes], bytes]]] = {
 
 
 def changed(draw: Draw, path: str, data: bytes) -> bytes:
-    """Damage a file once to three times, in ways that suit its format."""
+    """Damage a file one to three times, depending on its format."""
     suffix = ".pickle" if "cifar-100-python" in path else os.path.splitext(path)[1]
     for _ in range(draw(st.integers(1, 3))):
         data = draw(st.sampled_from(KINDS.get(suffix, (bytes_changed,))))(draw, data)

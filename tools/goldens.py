@@ -1,13 +1,12 @@
-"""Golden digests of meanings: weights, class statistics, classifiers, logits and accuracy matrices of every method.
+"""Golden results: digests of weights, class statistics, classifiers, logits and accuracy matrices of every method.
 
     python tools/goldens.py            compare with tests/tools/goldens.json
-    python tools/goldens.py --write    make it anew (only with a commit that says why numbers change)
+    python tools/goldens.py --write    regenerate it (only in a commit that explains why numbers change)
     python tools/goldens.py --only dpcr-plus --only teach-dpcr
 
-Every case runs in a process of its own, on the CPU, with one thread and the instruction set held down, undisturbed and,
-for runs, killed in the middle of the second task and resumed. On the CPU and torch that the file names bits are
-compared; elsewhere accuracy matrices, and logits to 1e-5, and it says so. What follows the code is in
-`tools/goldens_adapter.py`.
+Each case runs in a separate CPU process with one thread and a fixed instruction set; runs are repeated with a kill in
+the second task and a resume. On the CPU and torch version recorded in the file, results are compared bit by bit;
+elsewhere accuracy matrices, and logits up to 1e-5. Code that depends on internals is in `tools/goldens_adapter.py`.
 """
 
 from __future__ import annotations
@@ -24,14 +23,14 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 FILE = ROOT / "tests" / "tools" / "goldens.json"
-HELD_DOWN = {  # read when torch is imported
+HELD_DOWN = {  # must be set before torch is imported
     "OMP_NUM_THREADS": "1",
     "ATEN_CPU_CAPABILITY": "avx2",
     "ONEDNN_MAX_CPU_ISA": "AVX2",
     "MKL_CBWR": "COMPATIBLE",
     "EFCIL_COMMIT": "golden",
 }
-KILL_AT = (1, 2)  # task and epoch, counted from 0; where the backbone learns the first task alone:
+KILL_AT = (1, 2)  # task and epoch, from 0; for a backbone trained in the first task only:
 KILL_IN_FIRST = (0, 2)
 LOGIT_TOLERANCE = 1e-5
 
@@ -76,7 +75,7 @@ _TAUGHT = ("dpcr", "dp-ncm", "lwf-ncm", "ldc", "adc", "sdc", "acil", "ds-al", "f
 
 
 def cases() -> dict[str, dict[str, Any]]:
-    """Return every case by name."""
+    """Return all cases by name."""
     found: dict[str, dict[str, Any]] = {}
     for name, (methods, settings) in _TRAJECTORIES.items():
         for problem, given in _PROBLEMS.items():
@@ -98,7 +97,7 @@ def cases() -> dict[str, dict[str, Any]]:
 
 
 def machine() -> dict[str, str]:
-    """Return what bits depend on."""
+    """Return the CPU and versions that bits depend on."""
     from importlib.metadata import version
 
     lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
@@ -121,7 +120,7 @@ def _meaning(name: str, out: Path, *more: str) -> dict[str, Any]:
 
 
 def measured(name: str, case: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Run a case; return what it means, and what a kill and a resume change, which is nothing."""
+    """Run a case; return its results and the differences after a kill and resume."""
     with tempfile.TemporaryDirectory(prefix="efcil-golden-") as place:
         whole = _meaning(name, Path(place) / "whole")
         if case["kind"] == "teach":
@@ -136,7 +135,7 @@ def measured(name: str, case: dict[str, Any]) -> tuple[dict[str, Any], list[str]
 
 
 def differences(old: Any, new: Any, bits: bool, path: str = "") -> list[str]:
-    """Name what differs; without `bits` digests do not count, and numbers may differ in the fifth digit."""
+    """List the differences; without `bits`, ignore digests and allow small numerical deviations."""
     if isinstance(old, dict) and isinstance(new, dict):
         if not bits and "digest" in old and "values" in old:
             old, new = {"values": old["values"]}, {"values": new.get("values")}
@@ -159,10 +158,10 @@ def differences(old: Any, new: Any, bits: bool, path: str = "") -> list[str]:
 
 
 def main() -> int:
-    """Compare or write."""
+    """Compare with or write the golden results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--write", action="store_true")
-    parser.add_argument("--only", action="append", default=[], help="cases whose name begins with this")
+    parser.add_argument("--only", action="append", default=[], help="cases with this name prefix")
     for name in ("--child", "--out"):
         parser.add_argument(name, help=argparse.SUPPRESS)
     for name in ("--kill", "--resume"):

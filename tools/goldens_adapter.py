@@ -1,7 +1,7 @@
-"""Read meanings out of runs and models: the only part of the goldens that follows the code.
+"""Extract golden results from runs and models: the part of the goldens that depends on internals.
 
-`tools/goldens.py` says what is run and compares; here a case is run with today's code and turned into plain values:
-digests of weights, class statistics and classifiers, logits of a fixed test batch, accuracy matrices.
+`tools/goldens.py` defines and compares cases; this module runs a case and converts it to plain values: digests of
+weights, class statistics and classifiers, logits of a fixed test batch, accuracy matrices.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from efcil.training.extraction import extract
 from efcil.trajectory import Trajectory
 
 BATCH = 16  # test images whose logits are compared
-KNOWN_AS = {"means": "mean"}  # what a method calls a value -> what it means
+KNOWN_AS = {"means": "mean"}  # name in a method -> common name
 
 
 def digest(tensors: Mapping[str, Tensor] | Tensor) -> str:
-    """Return the SHA-256 of tensors: names, kinds, shapes and bytes."""
+    """Return the SHA-256 of tensors with names, dtypes and shapes."""
     found = hashlib.sha256()
     named = {"": tensors} if isinstance(tensors, Tensor) else tensors
     for name in sorted(named):
@@ -46,7 +46,7 @@ def digest(tensors: Mapping[str, Tensor] | Tensor) -> str:
 
 
 def _kept(trajectory: Trajectory, label: str) -> dict[str, str]:
-    """Return digests of what a classifier keeps, statistics as count, mean and full Gram."""
+    """Return digests of a classifier's state, with statistics as count, mean and full Gram."""
     part = trajectory.parts[label]
     state = part.classifier.state_dict()
     if isinstance(part.classifier, Mahalanobis):
@@ -80,7 +80,7 @@ class _Killer(Reporter):
 
 
 def run(case: Mapping[str, Any], out: Path, resume: bool, kill_at: tuple[int, int] | None) -> dict[str, Any]:
-    """Run a trajectory with its methods; return what it means."""
+    """Run a trajectory with its methods; return the results."""
     overrides = tuple(f"{key}={value}" for key, value in case["set"].items())
     request = ExperimentSpec(
         tuple(case["methods"]),
@@ -132,7 +132,7 @@ def _model(model: IncrementalClassifier, pictures: Any) -> dict[str, Any]:
 
 
 def teach(case: Mapping[str, Any], out: Path) -> dict[str, Any]:
-    """Teach, teach again, teach one class, forget, save, load; freeze, teach two copies, merge."""
+    """Learn, learn again, learn one class, forget, save, load; freeze, update two copies, merge."""
     data = glyphs.load(classes=8, size=24, train_per_class=24, test_per_class=2, seed=0)
     pictures = data.test.images
 

@@ -1,10 +1,10 @@
-"""What a trajectory's last backbone is worth with statistics that nobody had to estimate: the ceiling of every shift.
+"""Upper bound of every shift: accuracy of the last backbone with exact class statistics.
 
     python tools/oracle.py RUN METHODS --data DIR [--out FILE.json]
 
-RUN is the directory of a run or comparison that is finished. All training images, those of old tasks too, are looked at
-with its last backbone, and each method learns them as one task: nothing has moved. What a method of the run lacks to
-that is shift estimation; what is left above it is the learner. No method may do this; it is a measure.
+RUN is the directory of a complete run or comparison. The features of all training images, including old tasks, are
+computed with its last backbone, and each method learns them as one task without any shift. The gap of a method to this
+bound is due to shift estimation; the remaining gap to joint training is due to the learner.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from efcil.trajectory import Trajectory
 
 
 def measured(run: Path, names: list[str], directory: Path | None, backend: Backend) -> dict[str, dict[str, float]]:
-    """Return the accuracy of each method after the last task: on all classes, on old ones, on the new ones."""
+    """Return the accuracy of each method after the last task on all, old and new classes."""
     home = run / "trajectory" if (run / "trajectory" / "config.yaml").exists() else run
     config = config_of(home)
     experiment = experiment_of(config["run"], names, [])
@@ -45,7 +45,7 @@ def measured(run: Path, names: list[str], directory: Path | None, backend: Backe
     )
     last = home / "checkpoints" / f"task-{len(stream):02d}.safetensors"
     if not last.exists():
-        raise RunError(f"{last} is not there: finish the run with --resume")
+        raise RunError(f"{last} does not exist; finish the run with --resume")
     tensors, _ = load_tensors(last)
     learner = LEARNERS[experiment.learner](experiment.training, data.channels, backend, experiment.seed, data.size)
     own = {k.removeprefix("learner."): v for k, v in tensors.items() if k.startswith("learner.")}
@@ -55,7 +55,7 @@ def measured(run: Path, names: list[str], directory: Path | None, backend: Backe
     everything = stream.upto(len(stream) - 1)
     images = ImageBatches(to_device(everything.images, backend.device), data.mean, data.std, backend, data.short)
     shown = extract(learner.feature_extractor(learner.backbone), seen, backend, learner.options.crop)
-    trajectory = Trajectory(None, experiment.methods, freezes=True)  # no method reads an earlier backbone
+    trajectory = Trajectory(None, experiment.methods, freezes=True)  # no earlier backbone is needed
     labels_of = backend.tensor(everything.labels)
     trajectory.update(TaskFeatures(0, labels_of, experiment.seed, learner, images, learner.transform(data.size)))
     found = {}

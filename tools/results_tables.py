@@ -1,4 +1,4 @@
-"""The results ledger: from stored summaries and the paper's numbers to results/README.md and the tables elsewhere.
+"""Results ledger: generate results/README.md and other tables from stored summaries and published results.
 
     python tools/results_tables.py            write results/README.md and the blocks in README.md and docs/
     python tools/results_tables.py --check    exit 1 and say what differs, when they are not what the summaries give
@@ -6,9 +6,9 @@
                                               first store the summaries of a run, a compare or several orders of one,
                                               or the record of a benchmark (a file)
 
-results/<data set>.jsonl has a summary per line, with the name of its run; results/benchmarks.jsonl has what
-benchmarks/ measured, and results/research.jsonl what docs/research-log.md stands on, each line with a name.
-Every number printed is one of a summary, a mean, spread or median of them, or one of src/efcil/reproduce/paper.yaml.
+results/<data set>.jsonl has one summary per line with the name of its run, results/benchmarks.jsonl named benchmark
+records, and results/research.jsonl the summaries behind docs/research-log.md. All printed numbers are values of
+summaries, their means, spreads or medians, or published results in src/efcil/reproduce/paper.yaml.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ ROOT = Path(__file__).resolve().parent.parent
 UNMEASURED = "not measured yet"
 METRICS = ("A_f", "A_avg")
 OTHERS = (BENCHMARKS, "research.jsonl")
-ABLATION = "ablation"  # names of runs that begin so are of one trajectory, read with parts left out
+ABLATION = "ablation"  # prefix of runs that evaluate ablations on one trajectory
 ABLATED = {
     "gaussian=0": "no Gaussians",
     "shift_view=clean": "no pseudo-images in the map",
@@ -56,7 +56,7 @@ ABLATED = {
     "use_stages=1": "1 intermediate stage",
     "use_stages=2": "2 intermediate stages",
 }
-KEPT_BACK = ("1", "2", "3")  # class orders that no choice of ours has seen, and that the paper does not have
+KEPT_BACK = ("1", "2", "3")  # class orders not used for model selection nor in the paper
 
 Config = tuple[tuple[str, str], ...]  # dotted key, value as JSON
 Paper = Mapping[str, Mapping[int, Mapping[str, Mapping[str, Any]]]]  # data set -> tasks -> method -> numbers
@@ -64,26 +64,26 @@ Paper = Mapping[str, Mapping[int, Mapping[str, Mapping[str, Any]]]]  # data set 
 
 @dataclass(frozen=True)
 class Entry:
-    """One classifier of one stored summary."""
+    """One classifier of a stored summary."""
 
     run: Run  # `method` is the label
-    name: str  # of the run
-    config: Config  # options, training, data and a precision that was asked for, flat
-    usual: Config | None = None  # the same as the preset gives it; None if there is no such preset
+    name: str  # name of the run
+    config: Config  # flat options, training, data and requested precision
+    usual: Config | None = None  # the same from the preset; None if it does not exist
 
     @property
     def unusual(self) -> bool:
-        """Whether something was set by hand that the method's name does not say."""
+        """Whether options were overridden that the method's name does not show."""
         return self.usual is not None and self.config != self.usual
 
     @property
     def kept_back(self) -> bool:
-        """Whether its class order is one of those that are kept for reports."""
+        """Whether its class order is reserved for reports."""
         return self.run.order in KEPT_BACK
 
     @property
     def paper_key(self) -> str:
-        """The method's name in paper.yaml: with the number of exemplars, where it keeps any."""
+        """Name of the method in paper.yaml, with its number of exemplars."""
         method, slash, head = self.run.method.partition("/")
         memory = dict(self.config).get("memory")
         key = f"{method}:memory={memory}" if memory is not None and ":" not in method else method
@@ -99,14 +99,15 @@ class Row:
 
     @cached_property
     def orders(self) -> dict[str, list[Run]]:
-        """The runs of each class order."""
+        """Return the runs by class order."""
         found: dict[str, list[Run]] = {}
         for entry in self.entries:
             found.setdefault(entry.run.order or "?", []).append(entry.run)
         return found
 
     def value(self, metric: str) -> Value | None:
-        """Mean and sample spread over class orders; repeats and seeds of one order are averaged first."""
+        """Return mean and sample standard deviation over class orders, after averaging repetitions and seeds per
+        order."""
         means = []
         for runs in self.orders.values():
             of_order = Value.over(getattr(run, metric) for run in runs)
@@ -114,7 +115,7 @@ class Row:
         return Value.over(means)
 
     def seconds(self, fastest: bool = False) -> str:
-        """Median time of a run on each machine, or on the fastest one."""
+        """Return the median time per machine, or of the fastest machine."""
         times: dict[str, list[float]] = {}
         for run in (entry.run for entry in self.entries):
             if run.seconds is not None:
@@ -124,19 +125,19 @@ class Row:
         return "; ".join(f"{_time(seconds)} ({execution})" for seconds, execution in chosen) or NONE
 
     def each(self, get: Callable[[Run], str]) -> list[str]:
-        """What the runs say, each once."""
+        """Return the distinct values over the runs."""
         return list(dict.fromkeys(get(entry.run) or "?" for entry in self.entries))
 
     @property
     def variant(self) -> bool:
-        """Whether it belongs into the table of ablations: a part left out, or options or a preset that are not ours."""
+        """Whether it belongs to the ablation table: a part removed, or other options or presets."""
         entry = self.entries[0]
         return _is_variant(entry.run.method) or entry.unusual or entry.run.preset == "released_code"
 
 
 @dataclass(frozen=True)
 class Section:
-    """A data set and a split: what the paper printed and what was measured."""
+    """Data set and split with published and measured results."""
 
     title: str
     paper: Mapping[str, Mapping[str, Any]]
@@ -144,12 +145,12 @@ class Section:
 
     @cached_property
     def commands(self) -> dict[str, int]:
-        """The commands that its runs came from, numbered as they are listed below its tables."""
+        """Return the commands of its runs with their numbers below the tables."""
         each = dict.fromkeys(command for row in self.rows for command in row.each(lambda run: run.command))
         return {command: number for number, command in enumerate(each, 1)}
 
     def lines(self, variant: bool) -> Iterator[tuple[str, Mapping[str, Any] | None, Row | None]]:
-        """(label, paper's entry, measured row): measured ones first, then what is still missing."""
+        """Yield (label, published result, measured row), measured rows first."""
         measured = [row for row in self.rows if row.variant == variant]
         for row in measured:
             entry = row.entries[0]
@@ -181,18 +182,18 @@ def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
 
 
 def key_of(summary: Mapping[str, Any]) -> tuple[int, str, str]:
-    """What tells the lines of a data set apart, and how they are sorted."""
+    """Return the identity and sort key of a summary within a data set."""
     return summary["tasks"], summary["run"], summary["method"]
 
 
 def check_complete(summary: Mapping[str, Any], where: str) -> None:
-    """Refuse a summary of a run that is not finished: no table counts it."""
+    """Raise RunError for a summary of an incomplete run."""
     if (done := summary["tasks_done"]) < (tasks := summary["tasks"]):
         raise RunError(f"{where}: {summary['method']} has {done} of {tasks} tasks; finish it with --resume")
 
 
 def read_entries(results: Path) -> list[Entry]:
-    """Every classifier of every stored summary."""
+    """Load every classifier of every stored summary."""
     entries = []
     for path in sorted(results.glob("*.jsonl")):
         for summary in [] if path.name in OTHERS else read_lines(path):
@@ -205,7 +206,7 @@ def read_entries(results: Path) -> list[Entry]:
 
 
 def _as_preset(summary: dict[str, Any]) -> dict[str, Any]:
-    """Return the summary under the name of its method's own preset, where its settings by hand are just that."""
+    """Rename a summary to its method's default preset if its overrides equal that preset."""
     base, _, overrides = str(summary["method"]).partition(":")
     own = METHODS[base].preset if base in METHODS else ""
     for method in (base, f"{base}:{overrides}") if own and summary.get("preset") != own else ():
@@ -216,10 +217,10 @@ def _as_preset(summary: dict[str, Any]) -> dict[str, Any]:
 
 
 def _config(summary: Mapping[str, Any]) -> tuple[Config, Config | None]:
-    """A summary's options, training and data, and what its preset gives; what was no option then has its default."""
+    """Return the options of a summary and those of its preset; options added later have their defaults."""
 
     def flat_(options: Mapping[str, Any], training: Mapping[str, Any], data: Mapping[str, Any]) -> Config:
-        kept = {key: value for key, value in data.items() if key != "lazy"}  # it changes no pixel
+        kept = {key: value for key, value in data.items() if key != "lazy"}  # does not affect pixels
         return tuple(sorted(_flat({**options, **training, "data": kept}).items()))
 
     asked = requested_precision(summary)
@@ -235,7 +236,7 @@ def _config(summary: Mapping[str, Any]) -> tuple[Config, Config | None]:
 
 
 def _without_switch(summary: Mapping[str, Any]) -> dict[str, Any]:
-    """A summary's options as they are now: `shift` said what parts say; a method without one had its options too.
+    """Convert options of old summaries, which had a switch `shift` and shift options for methods without a shift.
 
     >>> _without_switch({"method": "rrcr", "options": {"shift": False, "rank_rule": "positive", "ridge": 200.0}})
     {'ridge': 200.0}
@@ -251,7 +252,7 @@ def _without_switch(summary: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def sections_of(entries: Iterable[Entry], paper: Paper) -> list[Section]:
-    """The paper's benchmarks in its order, then the others; without a measurement too."""
+    """Return the paper's benchmarks in its order, measured or not, then the others."""
     found = {(entry.run.run_dir, entry.run.method): entry for entry in entries}
     made: dict[tuple[str, int, str], Section] = {
         (dataset, tasks, title := f"{dataset}, T = {tasks}"): Section(title, methods, ())
@@ -275,13 +276,13 @@ def _rows(entries: list[Entry]) -> tuple[Row, ...]:
     for (method, preset), configurations in together.items():
         label = method if preset == "paper" else f"{method} ({preset or 'no preset'})"
         overrides = [set(config) for config in configurations]
-        shared = set.intersection(*overrides)  # what tells configurations apart is the rest
+        shared = set.intersection(*overrides)  # the others distinguish the configurations
         for config, members in configurations.items():
             usual = members[0].usual
             apart = ", ".join(f"{k}={v}" for k, v in config if (k, v) not in (shared if usual is None else usual))
             name = f"{label} [{apart}]" if apart else label
             parts = [tuple(m for m in members if m.kept_back is kept) for kept in (False, True)]
-            if all(parts):  # orders of both kinds are two rows
+            if all(parts):  # separate rows for both kinds of orders
                 orders = sorted({member.run.order for member in parts[1]})
                 apart = f"{name}, order{'s' * (len(orders) > 1)} {', '.join(orders)}"
                 rows += [Row(name, parts[0]), Row(apart, parts[1])]
@@ -347,7 +348,7 @@ def _legend(paper: Paper) -> list[str]:
 
 
 def full_text(sections: list[Section], paper: Paper) -> str:
-    """results/README.md."""
+    """Return the contents of results/README.md."""
     lines = [
         "# Results",
         "",
@@ -375,7 +376,7 @@ def full_text(sections: list[Section], paper: Paper) -> str:
 
 
 def compact_text(sections: list[Section]) -> str:
-    """The block of README.md, with its two marks."""
+    """Return the block of README.md with its markers."""
     lines = [BEGIN, ""]
     for section in sections:
         rows = [
@@ -396,7 +397,7 @@ def compact_text(sections: list[Section]) -> str:
 
 
 def variants_text(sections: list[Section]) -> str:
-    """The block of docs/fidelity.md: DPCR's parts and rank rules, each measured split side by side."""
+    """Return the block of docs/fidelity.md: DPCR's parts and rank rules for each measured split."""
     measured = [s for s in sections if any(row.variant for row in s.rows)]
     labels = dict.fromkeys(row.label for s in measured for row in s.rows)  # best first
     rows = []
@@ -408,7 +409,7 @@ def variants_text(sections: list[Section]) -> str:
 
 
 def beyond_text(sections: list[Section]) -> str:
-    """The block of docs/dpcr-plus.md: all that was measured of `dpcr-plus`, and `dpcr` beside it, by data set."""
+    """Return the block of docs/dpcr-plus.md: results of `dpcr-plus` and `dpcr` by data set."""
     lines = []
     for dataset in dict.fromkeys(s.title.partition(", ")[0] for s in sections):
         splits = [s for s in sections if s.title.startswith(f"{dataset}, T = ")]
@@ -419,11 +420,11 @@ def beyond_text(sections: list[Section]) -> str:
 
 
 def _beyond(splits: list[Section]) -> list[str]:
-    """The table of one data set: a row a setting, `dpcr` last, first in the orders that are kept back."""
+    """Return the table of one data set: one row per setting, `dpcr` last, reserved orders first."""
     rows: dict[str, list[Row | None]] = {}
     for at, split in enumerate(splits):
         for row in split.rows:
-            apart = all(entry.name.startswith(ABLATION) for entry in row.entries)  # in a table of their own
+            apart = all(entry.name.startswith(ABLATION) for entry in row.entries)  # in a separate table
             if not apart and (row.label == "dpcr" or row.label.startswith(("dpcr, order", "dpcr-plus"))):
                 rows.setdefault(row.label, [None] * len(splits))[at] = row
     cells = []
@@ -439,7 +440,7 @@ def _titles(splits: Iterable[str]) -> str:
 
 
 def _ablation(dataset: str, splits: list[Section]) -> list[str]:
-    """What is lost without each part: rows of one trajectory a split, and DPCR in that order; [] if none was run."""
+    """Return the ablation table: rows of one trajectory per split, and DPCR in that order; [] if there are none."""
     found: dict[str, list[Row | None]] = {}
     for at, split in enumerate(splits):
         entries = [entry for row in split.rows for entry in row.entries]
@@ -458,7 +459,7 @@ def _ablation(dataset: str, splits: list[Section]) -> list[str]:
 
 
 def _without(method: str) -> str:
-    """A variant of `dpcr-plus` in words.
+    """Describe a variant of `dpcr-plus`.
 
     >>> _without("dpcr-plus:use_stages=1:gram_rank=84"), _without("dpcr-plus:ridge=3"), _without("dpcr-plus")
     ('1 intermediate stage', 'dpcr-plus:ridge=3', 'dpcr-plus')
@@ -470,7 +471,7 @@ def _without(method: str) -> str:
 
 
 def methods_text(sections: list[Section]) -> str:
-    """The numbers that `efcil methods` shows: CIFAR-100 in ten tasks, the paper's and ours."""
+    """Return the data of `efcil methods`: published and measured results on CIFAR-100 in ten tasks."""
     found: dict[str, dict[str, list[float] | None]] = {}
     for section in sections:
         if section.title == "cifar100, T = 10":
@@ -483,13 +484,13 @@ def methods_text(sections: list[Section]) -> str:
 
 
 def measured_text(file: str, sections: list[Section]) -> str:
-    """What a classifier's file says was measured: of each method whose classifier it holds, on CIFAR-100."""
+    """Return the paragraph of a classifier's file with the CIFAR-100 results of its methods."""
     found: dict[str, list[str]] = {}
     for section in sections:
         if section.title not in ("cifar100, T = 10", "cifar100, T = 20"):
             continue
         for label, numbers, row in section.lines(False):
-            name = re.split(r"[:/ ]", label)[0]  # settings, a classifier or a preset may follow
+            name = re.split(r"[:/ ]", label)[0]  # without settings, classifier or preset
             key = row.entries[0].paper_key if row else label
             method = METHODS.get(name)
             if method is None or row is None or not _holds(file, method, key.partition("/")[2]):
@@ -507,7 +508,7 @@ def _holds(file: str, method: Method, head: str) -> bool:
 
 
 def wanted_files(root: Path) -> tuple[dict[Path, str], list[str]]:
-    """(what the files should hold, what a reader should know)."""
+    """Return the expected contents of all files, and notes."""
     results = root / "results"
     paper = read_paper()
     sections = sections_of(read_entries(results), paper)
@@ -541,7 +542,7 @@ def wanted_files(root: Path) -> tuple[dict[Path, str], list[str]]:
 
 
 def public(command: str) -> str:
-    """A command without the directories of the machine it ran on.
+    """Remove local directories from a command.
 
     >>> public("efcil run dpcr cifar100 --data /mnt/x/cifar --out=/tmp/a --order /home/me/order.txt")
     'efcil run dpcr cifar100 --data DATA --out=OUT --order order.txt'
@@ -561,9 +562,9 @@ def public(command: str) -> str:
 
 
 def add(directory: Path, name: str, results: Path, concurrent_runs: int = 1) -> list[str]:
-    """Store the summaries at or below `directory` in results/ under a run name; nothing is overwritten.
+    """Store the summaries at or below `directory` in results/ under a run name, without overwriting.
 
-    Runs of other processes that shared the device make `concurrent_runs` more than the summary knows.
+    `concurrent_runs` includes runs of other processes on the same device.
     """
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._+=-]*", name):
         raise RunError(f"--name {name}: want letters, digits and . _ + = - only")
@@ -588,7 +589,7 @@ def add(directory: Path, name: str, results: Path, concurrent_runs: int = 1) -> 
         if place in added:
             raise RunError(f"{directory}: two summaries of {summary['method']}; add them one by one with a --name each")
         if lines[file].setdefault(key_of(summary), summary) != summary:
-            raise RunError(f"{place} is there and says something else; choose another --name")
+            raise RunError(f"{place} exists with other contents; choose another --name")
         added.append(place)
     for file, found in lines.items():
         write_json_lines(results / file, [found[key] for key in sorted(found)])
@@ -596,28 +597,28 @@ def add(directory: Path, name: str, results: Path, concurrent_runs: int = 1) -> 
 
 
 def differences(wanted: Mapping[Path, str], root: Path) -> str:
-    """What is on disk against what should be, as a diff; empty when all is well."""
+    """Return a diff of files on disk and expected contents; empty if they are equal."""
     found = ""
     for path, text in wanted.items():
-        there = path.read_text(encoding="utf-8") if path.is_file() else ""
+        current = path.read_text(encoding="utf-8") if path.is_file() else ""
         name = path.relative_to(root).as_posix()
-        lines = difflib.unified_diff(there.splitlines(), text.splitlines(), f"{name} on disk", f"{name} wanted", n=0)
+        lines = difflib.unified_diff(current.splitlines(), text.splitlines(), f"{name} on disk", f"{name} wanted", n=0)
         found += "".join(f"{line.rstrip()}\n" for line in lines)
-        if not found and there != text:
+        if not found and current != text:
             found += f"{name}: line ends differ\n"
     return found
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Write, check or add; 0 when all is well."""
+    """Write, check or add; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 when the files are out of date")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if the files are out of date")
     parser.add_argument(
         "--add", type=Path, metavar="DIR", help="a run, a compare, a compare of several orders, or a benchmark's record"
     )
     parser.add_argument("--name", help="name of the run or benchmark in results/")
     parser.add_argument(
-        "--concurrent-runs", type=int, default=1, help="runs of other processes too that shared its device, and itself"
+        "--concurrent-runs", type=int, default=1, help="runs sharing its device, including other processes and itself"
     )
     parser.add_argument("--root", type=Path, default=ROOT, help="the repository")
     options = parser.parse_args(arguments)
