@@ -1,4 +1,4 @@
-"""What a loss gets of a batch, and the frozen network whose outputs it may ask for."""
+"""Batches passed to losses, and the frozen network whose outputs they may need."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class FrozenForward:
-    """A frozen network whose outputs a loss needs.
+    """Frozen network whose outputs a loss needs.
 
-    `call` runs in the step; `ahead` runs on many images before it and gives the same, None where that is not possible.
+    `call` runs in the step; `ahead` precomputes the same outputs for many images, or is None.
     """
 
     call: Callable[[Tensor], Any]  # normalized images (n, c, h, w) -> outputs
@@ -22,10 +22,10 @@ class FrozenForward:
 
 @dataclass
 class Batch:
-    """Normalized images, their labels, and what belongs to them.
+    """Normalized images with labels, further views and teacher outputs.
 
-    `teacher` is what the learner's `frozen_forward` says of the images: computed in the step or ahead of it, the loss
-    cannot tell. `views` are further augmentations of the same images, as many as the learner asks for.
+    `teacher` is the output of the learner's `frozen_forward`, computed in the step or precomputed. `views` are
+    additional augmentations of the same images, as many as the learner declares.
     """
 
     images: Tensor  # (n, c, h, w)
@@ -36,6 +36,6 @@ class Batch:
 
     @property
     def teacher(self) -> Any:
-        """The frozen network's outputs, None where the learner asks for none."""
+        """Outputs of the frozen network, or None."""
         self._join()
         return self._teacher

@@ -1,4 +1,4 @@
-"""What follows training: progress, logs, checkpoints."""
+"""Training callbacks: progress, logs, checkpoints."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ class EpochReport:
     """Summary of an epoch for progress and logs."""
 
     task: int
-    epoch: int  # 0 is the first of the task
-    epochs: int  # of the task, all stages together
+    epoch: int  # within the task, from 0
+    epochs: int  # of the task, over all stages
     loss: float
     lr: float
 
 
 class Callback:
-    """Follows a run; a subclass overrides the events that concern it.
+    """Base class of callbacks; subclasses override the events that they need.
 
-    A callback must not change what it is given. With several processes every process calls its own.
+    A callback must not modify its arguments. In distributed training every process calls its own callbacks.
     """
 
     def on_step_end(self, state: TrainState, steps: int) -> None:
-        """A step of an epoch of `steps` is done."""
+        """Called after each step of an epoch of `steps`."""
 
     def on_epoch_end(self, report: EpochReport, state: TrainState) -> None:
-        """An epoch is done and its loss is finite."""
+        """Called after each epoch with a finite loss."""
 
     def on_interrupt(self, state: TrainState) -> None:
-        """Training ends after this step, and is to go on from here."""
+        """Called when training is interrupted after a step, to be resumed from here."""
 
     def on_training_end(self, task: int) -> None:
-        """The backbone has learned a task; statistics are shifted and classifiers fitted now."""
+        """Called when the backbone is trained on a task, before statistics are shifted and classifiers fitted."""
 
     def on_features(self, features: Any) -> None:
-        """The classifiers are fitted to a task's `efcil.features.TaskFeatures`; its images can still be read."""
+        """Called with a task's `efcil.features.TaskFeatures`, whose images are still accessible."""
 
     def on_task_end(self, task: int) -> None:
-        """A task is learned and measured."""
+        """Called after a task is learned and evaluated."""

@@ -1,13 +1,13 @@
-"""Several processes learn one run: torchrun starts them, each takes its share of every batch and of every extraction.
+"""Data-parallel training with torchrun: each process computes its share of every batch and feature extraction.
 
-All of them do the same steps in the same order, and after each step hold the same weights, momenta and running
-statistics. So any process could go on alone, the number of processes may change at a resume, and statistics and heads
-are solved by all of them instead of by one that the others would have to wait for. Files are the first one's alone.
+All processes run the same steps and have identical weights, momenta and running statistics after each step. The number
+of processes may therefore change when a run is resumed, and statistics and classifiers are computed by all processes
+instead of being broadcast. Only the first process writes files.
 
-Gradients are summed here, after `backward`, and not by `DistributedDataParallel`: a loss of this package is not the
-`forward` of a module (a teacher, stages, a head that grows), a step that is recorded as a CUDA graph takes the sum in,
-and the weight of a share stands in the loss, so that the sum is the gradient of the whole batch even where the shares
-differ by a row. What is given up is the overlap of sending and `backward`.
+Gradients are reduced here after `backward` and not by `DistributedDataParallel`: losses are not the `forward` of a
+module (teacher, stages, growing head), a captured CUDA graph includes the reduction, and losses are weighted by the
+share of the batch, so that the sum is the gradient of the full batch even for shares of different size. Communication
+does not overlap with `backward`.
 """
 
 from __future__ import annotations
@@ -29,33 +29,33 @@ from efcil.core.class_stats import ClassStats
 from efcil.core.linear_algebra import pack_symmetric, unpack_symmetric
 from efcil.errors import ConfigError, EfcilError, FailedOnOtherRank, Interrupted, TrainingError
 
-TIMEOUT = timedelta(hours=1)  # how long a process waits for the others: longer than any of them is busy alone
-BUCKET_NUMEL = 2**23  # numbers sent at a time: bounds the copy of the gradients
-TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # what torchrun sets
+TIMEOUT = timedelta(hours=1)  # of collectives; longer than any process works without one
+BUCKET_NUMEL = 2**23  # numbers per collective, to bound the copy of the gradients
+TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # set by torchrun
 
 
 def world_size() -> int:
-    """Return the number of processes that torchrun started; 1 without it."""
+    """Return the number of processes started by torchrun, 1 without it."""
     return int(os.environ["WORLD_SIZE"]) if all(os.environ.get(name) for name in TORCHRUN_VARIABLES) else 1
 
 
 class World:
-    """The processes of a run as one of them sees it. Alone, every method is what a single process would do."""
+    """Process group of a run; with a single process, every method is local."""
 
     def __init__(self, rank: int = 0, size: int = 1, local_rank: int = 0, node: int = 0, store: Any = None):
         self.rank, self.size, self.local_rank, self.node, self.store = rank, size, local_rank, node, store
-        self._copies = 1  # how many processes hold each row of the batch at work
-        self._turns = 0  # of `local_main_first`
+        self._copies = 1  # number of processes that have each row of the current batch
+        self._turns = 0  # number of calls of `local_main_first`
 
     @property
     def is_main(self) -> bool:
-        """Whether this process writes the files and reports progress."""
+        """Whether this process writes files and reports progress."""
         return self.rank == 0
 
-    # --- who does what ----------------------------------------------------------------------------------------------
+    # --- sharding ---------------------------------------------------------------------------------------------------
 
     def shard(self, count: int) -> slice:
-        """Return this process's rows of `count`; all of them where there are not enough for everybody.
+        """Return this process's share of `count` rows, or all rows if there are fewer rows than processes.
 
         >>> World(rank=0, size=2).shard(5), World(rank=1, size=2).shard(5), World(rank=1, size=2).shard(1)
         (slice(0, 3, None), slice(3, 5, None), slice(0, 1, None))
@@ -67,22 +67,22 @@ class World:
         return slice(start, start + share + (self.rank < left))
 
     def begin_batch(self, count: int) -> float:
-        """Begin a step on a batch of `count` rows: return the weight of this process's share; weights add to one."""
+        """Begin a step on a batch of `count` rows and return the weight of this process's share; weights sum to one."""
         self._copies = self.size if count < self.size else 1
         own = self.shard(count)
         return (own.stop - own.start) / (count * self._copies)
 
-    # --- sums and copies --------------------------------------------------------------------------------------------
+    # --- collectives ------------------------------------------------------------------------------------------------
 
     def all_reduce_(self, tensor: Tensor) -> Tensor:
-        """Add the tensors of all processes, in place."""
+        """Sum a tensor over all processes, in place."""
         if self.size > 1:
             with self._collective_errors():
                 dist.all_reduce(tensor)
         return tensor
 
     def all_reduce_many_(self, tensors: Iterable[Tensor]) -> None:
-        """Add many tensors of one kind, in place, some at a time."""
+        """Sum many tensors of one dtype over all processes, in place and in buckets."""
         if self.size == 1:
             return
         bucket: list[Tensor] = []
@@ -97,7 +97,7 @@ class World:
     def _all_reduce_bucket(self, tensors: Sequence[Tensor]) -> None:
         rows = [_flat(tensor) for tensor in tensors]
         parts = self.all_reduce_(torch.cat(rows)).split([len(row) for row in rows])
-        torch._foreach_copy_(rows, parts)  # one launch on a GPU, not one for each
+        torch._foreach_copy_(rows, parts)  # a single kernel launch
 
     def broadcast_(self, tensors: Iterable[Tensor]) -> None:
         """Broadcast the first process's tensors, in place."""
@@ -107,7 +107,7 @@ class World:
                     dist.broadcast(tensor, 0)
 
     def all_gather(self, own: Tensor, count: int) -> Tensor:
-        """Return the rows of all processes in order, `own` being the `shard` of `count` of this one."""
+        """Gather the rows of all processes in order; `own` is this process's `shard` of `count`."""
         if self.size == 1 or count < self.size:
             return own
         most = -(-count // self.size)
@@ -115,18 +115,18 @@ class World:
         parts = [torch.empty_like(padded) for _ in range(self.size)]
         with self._collective_errors():
             dist.all_gather(parts, padded)
-        left = count % self.size  # the first so many hold one row more
+        left = count % self.size  # number of processes with one more row
         return torch.cat([part if not left or rank < left else part[:-1] for rank, part in enumerate(parts)])
 
     def norm(self, rows: Tensor) -> Tensor:
-        """Return the Euclidean norm of all processes' rows as one vector; gradients flow to every share."""
+        """Return the Euclidean norm over the rows of all processes, differentiable in every share."""
         if self.size == 1:
             return torch.linalg.vector_norm(rows)
         found: Tensor = _Norm.apply(rows, self)
         return found
 
     def class_stats(self, features: Tensor, labels: Tensor) -> ClassStats:
-        """Return the statistics of features (n, dim) that all processes hold: each sums its rows, in float64."""
+        """Compute statistics of features (n, dim) that all processes have; each sums its share in float64."""
         if self.size == 1 or len(labels) < self.size:
             return ClassStats.from_features(features, labels)
         rows = self.shard(len(labels))
@@ -143,10 +143,10 @@ class World:
             self.all_reduce_(tensor)
         return ClassStats(classes, count, total / count[:, None], unpack_symmetric(packed))
 
-    # --- agreement --------------------------------------------------------------------------------------------------
+    # --- synchronization --------------------------------------------------------------------------------------------
 
     def any(self, flag: bool) -> bool:
-        """Whether the flag is set in any process."""
+        """Return whether the flag is set in any process."""
         return flag if self.size == 1 else bool(self.all_reduce_(torch.tensor(int(flag))))
 
     def barrier(self) -> None:
@@ -158,7 +158,7 @@ class World:
         return value if self.size == 1 else json.loads(self._broadcast_text(0, json.dumps(value)))
 
     def _broadcast_text(self, rank: int, text: str) -> str:
-        """Return the text of one process."""
+        """Broadcast the text of one process."""
         data = bytearray(text.encode())
         length = torch.tensor(len(data))
         with self._collective_errors():
@@ -170,7 +170,7 @@ class World:
         return data.decode()
 
     def broadcast_tensors(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the first process's tensors, all of them on the CPU."""
+        """Broadcast the first process's CPU tensors."""
         if self.size == 1:
             return dict(tensors)
         kinds = {name: (str(t.dtype).removeprefix("torch."), list(t.shape)) for name, t in tensors.items()}
@@ -184,7 +184,7 @@ class World:
 
     @contextmanager
     def sync_errors(self) -> Iterator[None]:
-        """Raise an error of one process in all of them; no collectives inside the block."""
+        """Raise an error of one process in all processes; the block must not use collectives."""
         if self.size == 1:
             yield
             return
@@ -202,7 +202,7 @@ class World:
                 raise FailedOnOtherRank(int(code))
 
     def check_equal(self, what: str, value: str) -> None:
-        """Raise an error if the value differs from the first process's."""
+        """Raise ConfigError if the value differs from that of the first process."""
         first = self.broadcast_object(value)
         with self.sync_errors():
             if value != first:
@@ -212,7 +212,7 @@ class World:
 
     @contextmanager
     def local_main_first(self) -> Iterator[None]:
-        """Run the block on one process of each machine before the others."""
+        """Run the block in one process per machine before the others."""
         if self.size == 1:
             yield
             return
@@ -224,13 +224,13 @@ class World:
             finally:
                 self.store.set(done, "1")
             return
-        while not self.store.check([done]):  # no collective: decoding a large set takes longer than any time-out
+        while not self.store.check([done]):  # not a collective, as decoding a large set may exceed its timeout
             time.sleep(0.1)
         yield
 
     @contextmanager
     def _collective_errors(self) -> Iterator[None]:
-        """Turn the error of a lost process into a message with a remedy."""
+        """Convert errors of collectives to RunError with a remedy."""
         try:
             yield
         except torch.OutOfMemoryError:
@@ -238,8 +238,8 @@ class World:
         except RuntimeError as error:
             detail = str(error).splitlines()[0][-120:]
             raise TrainingError(
-                f"another process of the run is gone ({detail}): the last checkpoint is kept; go on with --resume, "
-                "with as many processes as there are"
+                f"another process of the run has died ({detail}); continue from the last checkpoint with --resume, "
+                "with any number of processes"
             ) from None
 
 
@@ -247,11 +247,11 @@ SINGLE_PROCESS = World()
 
 
 class _Norm(torch.autograd.Function):
-    """|D| of the rows D of all processes: sqrt(sum of squares); its derivative by D is D / |D|, at zero zero."""
+    """Norm |D| of the rows D of all processes; its gradient is D / |D|, and zero at zero."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, world: World) -> Tensor:
-        """Sum the squares."""
+        """Reduce the squares."""
         found = (world.all_reduce_(rows.square().sum()) / world._copies).sqrt()
         ctx.world = world
         ctx.save_for_backward(rows, found)
@@ -259,21 +259,21 @@ class _Norm(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        """Sum what every process's loss makes of the norm; their weights add to one."""
+        """Reduce the gradients of all processes, whose weights sum to one."""
         rows, found = ctx.saved_tensors
         upstream = ctx.world.all_reduce_(gradients[0].clone()) / ctx.world._copies
         return torch.where(found > 0, upstream / found, 0.0) * rows, None
 
 
 def _flat(tensor: Tensor) -> Tensor:
-    """Return a view (n,) of a tensor's numbers in the order in which they lie."""
+    """Return a flat view (n,) of a tensor in memory order."""
     if tensor.ndim == 4 and tensor.is_contiguous(memory_format=torch.channels_last):
         tensor = tensor.permute(0, 2, 3, 1)
     return tensor.view(-1)
 
 
 def running_statistics(module: nn.Module) -> list[Tensor]:
-    """Return the running means and variances that training changes: those of normalizations that do not rest."""
+    """Return the running means and variances of normalization layers in training mode."""
     found: list[Tensor] = []
     for part in module.modules():
         if isinstance(part, nn.modules.batchnorm._BatchNorm) and part.training:
@@ -283,12 +283,13 @@ def running_statistics(module: nn.Module) -> list[Tensor]:
 
 @contextmanager
 def init_distributed() -> Iterator[World]:
-    """Join the processes that torchrun started for the duration of the block; SINGLE_PROCESS without torchrun."""
+    """Initialize the process group of torchrun within the context; SINGLE_PROCESS without torchrun."""
     if world_size() == 1:
         yield SINGLE_PROCESS
         return
-    # The functions of this module have the group as a default. Imported by an optimizer while there is one, they keep
-    # it and its threads beyond the end, and a thread that lets go of a tensor while Python ends aborts the process.
+    # Functions of this module have the default group as argument default. If an optimizer imports it while the group
+    # exists, the group and its threads outlive the context, and a thread that frees a tensor at interpreter shutdown
+    # aborts the process.
     import torch.distributed.nn.functional  # noqa: F401
 
     variables = os.environ
@@ -300,11 +301,11 @@ def init_distributed() -> Iterator[World]:
     try:
         yield world
         world.barrier()
-    except Interrupted as error:  # of all of them, after the same step
+    except Interrupted as error:  # in all processes, after the same step
         dist.destroy_process_group()
         raise error if world.is_main else FailedOnOtherRank(error.exit_code) from None
     except EfcilError as error:
-        if not accel.is_available():  # NCCL would wait for a process that may be gone
+        if not accel.is_available():  # NCCL would wait for a process that may have died
             dist.destroy_process_group()
         if not world.is_main and str(error):
             error.args = (f"process {rank + 1} of {size}: {error}",)

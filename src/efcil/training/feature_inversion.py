@@ -1,9 +1,9 @@
-"""Invert features: change images by gradient descent until their features approach a target.
+"""Feature inversion: optimize images by gradient descent so that their features approach targets.
 
     X <- clip(X - step g / ||g||),    g = the gradient by X of ||backbone(X) - goal||^2
 
-X is the network's input, normalized pixels. Nothing but the gradient by the input is computed, in float32 unless the
-caller has autocast on.
+X is the network's input, normalized pixels. Only input gradients are computed, in float32 unless the caller enables
+autocast.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-BATCH_NUMEL = 2**21  # pixels in one pass with gradient: 500 CIFAR images (the limit), 13 of 224 x 224 x 3
+BATCH_NUMEL = 2**21  # pixels per pass with gradients: 500 CIFAR images (the limit), 13 of 224 x 224 x 3
 
 
 def batch_size_for(inputs: Tensor) -> int:
-    """Return how many images go through a backbone at once when gradients are needed."""
+    """Return the number of images per forward pass with gradients."""
     return max(1, min(500, BATCH_NUMEL // inputs[0].numel()))
 
 
@@ -28,13 +28,13 @@ def invert_features(
     bounds: tuple[Tensor, Tensor],
     group_size: int = 1,
 ) -> Tensor:
-    """Change `inputs` (n, c, h, w) so that their features approach the `targets` (n, dim), each its own.
+    """Optimize `inputs` (n, c, h, w) so that their features approach `targets` (n, dim).
 
-    `bounds` are the least and the largest value of a pixel. Each `group_size` consecutive images share one norm of the
-    gradient, so that on average one of them moves by step / sqrt(group_size).
+    `bounds` are the minimum and maximum pixel value. Each `group_size` consecutive images share one gradient norm, so
+    that an image moves by step / sqrt(group_size) on average.
     """
     targets, size = targets.float(), batch_size_for(inputs)
-    tiny = torch.finfo(inputs.dtype).tiny  # a gradient of zero is a step of zero
+    tiny = torch.finfo(inputs.dtype).tiny  # avoids division by zero
     for _ in range(iterations):
         parts = []
         for x, target in zip(inputs.split(size), targets.split(size), strict=True):

@@ -16,12 +16,12 @@ from torch import Tensor
 from efcil import accel
 from efcil.data.lazy import LazyImageFolder
 
-MAX_PENDING = 6  # requests that are decoded while one is used
-MAX_DEVICE_SHARE = 0.5  # of the device's free memory that a task's images may use
+MAX_PENDING = 6  # decoding requests in flight
+MAX_DEVICE_SHARE = 0.5  # maximum share of free device memory for a task's images
 
 
 class HostImages:
-    """An array in the host's memory, or mapped from a file, whose rows are read like those of `LazyImageFolder`."""
+    """Array in host memory or memory-mapped, with the interface of `LazyImageFolder`."""
 
     def __init__(self, images: npt.NDArray[np.uint8]):
         self.images, self.shape = images, images.shape
@@ -38,7 +38,7 @@ class HostImages:
 
     @contextmanager
     def wait(self) -> Iterator[npt.NDArray[np.uint8]]:
-        """Lend the images."""
+        """Yield the images."""
         yield self.images
 
 
@@ -47,29 +47,29 @@ class LazyImages:
 
     def __init__(self, source: LazyImageFolder | HostImages, device: torch.device):
         self.source, self.device = source, device
-        self.extra: Tensor | None = None  # images behind those of the source, on the device
+        self.extra: Tensor | None = None  # images appended to those of the source, on the device
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """As of a tensor."""
+        """Shape of the images."""
         return (len(self), *self.source.shape[1:])
 
     def __len__(self) -> int:
         return len(self.source) + (len(self.extra) if self.extra is not None else 0)
 
     def head(self, count: int) -> LazyImages:
-        """Return the first images alone; they are not read yet."""
+        """Return the first images without loading them."""
         assert self.extra is None
         return LazyImages(self.source[:count], self.device)
 
     def concat(self, images: Tensor) -> LazyImages:
-        """Return these images and then others, which are on the device."""
+        """Append images that are on the device."""
         other = copy.copy(self)
         other.extra = images if self.extra is None else torch.cat([self.extra, images])
         return other
 
     def submit(self, rows: Tensor) -> Callable[[], Tensor]:
-        """Start to read rows; what is returned waits for them."""
+        """Start loading rows; the returned function waits for them."""
         wanted = rows.cpu()
         in_source = wanted < len(self.source)
         request = self.source.submit(wanted[in_source].numpy()) if bool(in_source.any()) else None
@@ -94,7 +94,7 @@ ImageStore = Tensor | LazyImages
 
 
 def to_device(images: Any, device: torch.device) -> ImageStore:
-    """Copy images to the device; lazy ones, and those that do not fit, stay where they are."""
+    """Copy images to the device, except lazy ones and those that do not fit."""
     if isinstance(images, LazyImageFolder):
         return LazyImages(images, device)
     free = accel.free_memory(device)
@@ -109,17 +109,17 @@ def head(images: ImageStore, count: int) -> ImageStore:
 
 
 def select(images: ImageStore, rows: Tensor) -> ImageStore:
-    """Return some of the images; lazy ones are not loaded yet."""
+    """Return some images; lazy ones are not loaded."""
     return images[rows] if isinstance(images, Tensor) else LazyImages(images.source[rows.cpu().numpy()], images.device)
 
 
 def concat(images: ImageStore, others: Tensor) -> ImageStore:
-    """Return images and then others."""
+    """Concatenate images."""
     return torch.cat([images, others]) if isinstance(images, Tensor) else images.concat(others)
 
 
 def iter_rows(images: ImageStore, parts: Iterable[Tensor]) -> Iterator[Tensor]:
-    """Yield the images of each part's rows; lazy ones are requested some parts ahead."""
+    """Yield the images of each part; lazy ones are prefetched."""
     if isinstance(images, Tensor):
         yield from (images[rows] for rows in parts)
         return

@@ -1,4 +1,4 @@
-"""Draw the batches of an epoch: order, augmentation, and this process's share."""
+"""Batches of an epoch: shuffling, augmentation and sharding."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from efcil.training.distributed import SINGLE_PROCESS, World
 from efcil.training.image_store import ImageStore, iter_rows
 
 LastBatch = Literal["wrap", "keep", "drop"]
-StoredBatch = tuple[Tensor, ...]  # uint8 images, labels, further views, and a frozen network's outputs if known
+StoredBatch = tuple[Tensor, ...]  # uint8 images, labels, further views, and precomputed teacher outputs, if any
 
 
 def batch_slices(count: int, size: int, last: LastBatch) -> Iterator[slice]:
-    """Slices of a permuted epoch; `wrap` expects a permutation that `shuffle` has filled up.
+    """Yield the slices of a shuffled epoch; `wrap` expects a permutation padded by `shuffle`.
 
     >>> [(b.start, b.stop) for b in batch_slices(10, 4, "keep")]
     [(0, 4), (4, 8), (8, 10)]
@@ -34,7 +34,7 @@ def batch_slices(count: int, size: int, last: LastBatch) -> Iterator[slice]:
 
 
 def padded_count(count: int, size: int, last: LastBatch) -> int:
-    """Return how many rows an epoch of `count` images has: `wrap` fills the last batch up."""
+    """Return the number of rows of an epoch of `count` images; `wrap` fills the last batch."""
     return count + (-count % min(size, count) if last == "wrap" else 0)
 
 
@@ -59,7 +59,7 @@ def draw_epoch(
     world: World,
     views: int = 0,
 ) -> EpochDraw:
-    """Draw an epoch, the same in every process, and keep this one's rows of each batch."""
+    """Draw an epoch, identical in every process, and keep this process's rows of each batch."""
     order = shuffle(count, size, last, source)
     drawn = [{} if transform is None else augment.draw(transform, len(order), source) for _ in range(1 + views)]
     bounds = list(batch_slices(len(order), min(size, count), last))
@@ -86,7 +86,7 @@ def epoch_batches(
     world: World = SINGLE_PROCESS,
     views: int = 0,
 ) -> Iterator[StoredBatch]:
-    """Yield the augmented batches of one epoch. Draws come first, for the whole epoch: chunks do not change them."""
+    """Yield the augmented batches of one epoch; random numbers are drawn for the whole epoch first."""
     order, drawn, bounds = draw_epoch(len(labels), transform, size, last, source, world, views)
     row = math.prod(images.shape[1:]) * (1 + views)
     per_chunk = max(1, CHUNK_BYTES[images.device.type] // (row * bounds[0].stop))  # batches in a chunk
@@ -114,7 +114,8 @@ def several_epochs(
     world: World = SINGLE_PROCESS,
     views: int = 0,
 ) -> list[list[StoredBatch]]:
-    """Return the batches of several epochs, augmented in one go: the same bytes as `epoch_batches`, fewer launches."""
+    """Return the batches of several epochs, augmented at once: identical to `epoch_batches`, with fewer kernel
+    launches."""
     epochs = [draw_epoch(len(labels), transform, size, last, source, world, views) for source in datasets]
     orders, bounds = [e[0] for e in epochs], epochs[0][2]
     rows = torch.cat(orders)

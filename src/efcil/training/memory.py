@@ -1,4 +1,4 @@
-"""Turn running out of memory into one line that says what to lower."""
+"""Conversion of out-of-memory errors to one-line messages."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from efcil.errors import TrainingError
 
 @contextlib.contextmanager
 def memory_guard(what: str) -> Iterator[None]:
-    """Tell the user what to lower when memory runs out."""
+    """Convert out-of-memory errors to TrainingError with a remedy."""
     try:
         yield
     except (torch.OutOfMemoryError, MemoryError) as error:
@@ -26,6 +26,6 @@ def memory_guard(what: str) -> Iterator[None]:
 def _out_of_memory(what: str, error: BaseException) -> TrainingError:
     detail = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
     return TrainingError(
-        f"out of memory while {what} ({detail}): lower --set batch_size=..., --set width=... or the image size "
-        "(--set data.short_side=...), or use --precision bf16; then go on with --resume"
+        f"out of memory while {what} ({detail}); lower --set batch_size=..., --set width=... or the image size "
+        "(--set data.short_side=...), or use --precision bf16, then continue with --resume"
     )

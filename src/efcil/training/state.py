@@ -1,4 +1,4 @@
-"""What a task is trained on, and where its training stands."""
+"""Training data of a task, and the state of its training."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from efcil.training.image_batches import ImageBatches
 
 @dataclass(frozen=True)
 class TaskData:
-    """A task, its images and labels on the device, and their augmentation while training."""
+    """Task with its images and labels on the device and their augmentation."""
 
     task: Task
     images: ImageBatches
@@ -24,30 +24,30 @@ class TaskData:
 
 @dataclass
 class TrainState:
-    """Where training stands: all that a checkpoint in the middle of a task holds beside the learner's own state.
+    """State of training within a task, which a checkpoint stores besides the learner's state.
 
-    The optimizer's tensors are those that training updates; copy them before training goes on.
+    Optimizer tensors are updated in place by training, so copy them before it continues.
     """
 
-    task: int = 0  # the one in training
+    task: int = 0  # current task
     stage: int = 0  # of the task
-    epoch: int = 0  # epochs of the task that are done, all stages together
-    step: int = 0  # steps of the next epoch that are done
-    loss_sum: Tensor | None = None  # of those steps
-    generator_state: Tensor | None = None  # of the loss's random source after those steps
+    epoch: int = 0  # completed epochs of the task, over all stages
+    step: int = 0  # completed steps of the next epoch
+    loss_sum: Tensor | None = None  # over those steps
+    generator_state: Tensor | None = None  # of the loss's generator after those steps
     optimizer: Mapping[str, Tensor] = field(default_factory=dict)
 
     @property
     def has_started(self) -> bool:
-        """Whether training of the task has begun."""
+        """Whether training of the task has started."""
         return self.epoch > 0 or self.step > 0
 
     def position(self) -> dict[str, int]:
-        """Return the numbers that say where training stands."""
+        """Return the position in training as numbers."""
         return {"task": self.task, "stage": self.stage, "epoch": self.epoch, "step": self.step}
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the tensors, by name; `from_tensors` reads them."""
+        """Return the tensors by name, the input of `from_tensors`."""
         tensors = {f"optimizer.{name}": tensor for name, tensor in self.optimizer.items()}
         if self.step and self.loss_sum is not None:
             tensors["loop.loss_sum"] = self.loss_sum
@@ -57,7 +57,7 @@ class TrainState:
 
     @classmethod
     def from_tensors(cls, position: Mapping[str, int], tensors: Mapping[str, Tensor]) -> TrainState:
-        """Return the state that `position` and `tensors` describe; other tensors are ignored."""
+        """Restore the state from `position` and `tensors`; other tensors are ignored."""
         prefix = "optimizer."
         return cls(
             **position,
