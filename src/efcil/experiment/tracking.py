@@ -1,7 +1,7 @@
-"""Metrics for those who watch: TensorBoard and W&B follow metrics.jsonl, whose lines are the only truth.
+"""Logging of metrics.jsonl to TensorBoard and W&B.
 
-A tracker is given every line: those that are there when a run goes on, then each new one. So it shows the whole run,
-each step once, wherever the run was stopped. Both packages are optional and imported only when they are asked for.
+A tracker receives every line, on a resume first the existing ones, so it shows the full run without duplicate steps.
+Both packages are optional and imported on demand.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ Event = Mapping[str, Any]
 
 
 class Tracker(ABC):
-    """Follows a run's events. A step is an epoch, counted through the run; a task without epochs counts as one."""
+    """Tracker of a run's events. A step is an epoch, counted over the run; a task without epochs counts as one."""
 
     def __init__(self) -> None:
-        self.step, self._trained = 0, 0  # _trained: the last task of which an epoch was seen
+        self.step, self._trained = 0, 0  # _trained: last task with an epoch
 
     def begin(self, events: Iterable[Event]) -> None:
-        """Start over with the events so far."""
+        """Restart with the events so far."""
         self.step, self._trained = 0, 0
         for event in events:
             self.add(event)
 
     def add(self, event: Event) -> None:
-        """Follow one event: loss and rate of an epoch, or each method's A_t after a task."""
+        """Log an event: loss and learning rate of an epoch, or A_t of each method after a task."""
         if "epoch" in event:
             self.step, self._trained = self.step + 1, event["task"]
             self.write({"train/loss": event["loss"], "train/lr": event["lr"]})
@@ -44,15 +44,15 @@ class Tracker(ABC):
 
     @abstractmethod
     def write(self, values: Mapping[str, float]) -> None:
-        """Write values at `step`."""
+        """Log values at `step`."""
 
     @abstractmethod
     def close(self) -> None:
-        """Write out what is waiting."""
+        """Flush pending values."""
 
 
 class TensorBoard(Tracker):
-    """Event files in OUT/tensorboard, made anew from the events so far whenever a run goes on."""
+    """Event files in OUT/tensorboard, rewritten when a run is resumed."""
 
     def __init__(self, out: Path, config: Mapping[str, Any]):
         super().__init__()
@@ -79,17 +79,17 @@ class TensorBoard(Tracker):
 
 
 class WandB(Tracker):
-    """A W&B run, which a run that goes on takes up again; WANDB_PROJECT and WANDB_MODE are heard."""
+    """W&B run, continued when a run is resumed; respects WANDB_PROJECT and WANDB_MODE."""
 
     def __init__(self, out: Path, config: Mapping[str, Any]):
         super().__init__()
         self.out, self.about = out, config
         self._module = _import_optional("wandb", "wandb")
         self._run: Any = None
-        self._lines, self._logged = 0, 0  # lines seen, and how many of them W&B has already
+        self._lines, self._logged = 0, 0  # number of lines received, and of lines already logged
 
     def begin(self, events: Iterable[Event]) -> None:
-        """Start a run, or take up the one this directory began."""
+        """Start a W&B run, or resume the one of this directory."""
         file = self.out / "wandb-id"
         if not file.exists():
             atomic_write_text(file, secrets.token_hex(4))
@@ -100,7 +100,7 @@ class WandB(Tracker):
             dir=str(self.out),
             config=dict(self.about),
             resume="allow",
-            reinit="create_new",  # class orders that are trained at once are runs of one process
+            reinit="create_new",  # concurrent class orders are runs of one process
         )
         self._run.define_metric("epoch")
         self._run.define_metric("*", step_metric="epoch")
@@ -108,7 +108,7 @@ class WandB(Tracker):
         super().begin(events)
 
     def write(self, values: Mapping[str, float]) -> None:
-        """Log the values, unless an earlier process did: W&B's own steps only rise, so they count the lines."""
+        """Log values not logged before; W&B steps must increase, so they are line numbers."""
         if self._lines >= self._logged:
             self._run.log({"epoch": self.step, **values}, step=self._lines)
         self._lines += 1
@@ -123,17 +123,17 @@ TRACKERS: dict[str, type[TensorBoard] | type[WandB]] = {"tensorboard": TensorBoa
 
 
 def trackers(names: Sequence[str], out: Path, config: Mapping[str, Any]) -> list[Tracker]:
-    """Return the trackers of these names, each once; nothing is written before they begin."""
-    found: list[Tracker] = []
+    """Create the trackers with these names, without duplicates; they write nothing before `begin`."""
+    created: list[Tracker] = []
     for name in dict.fromkeys(names):
         if name not in TRACKERS:
-            raise ConfigError(f"--log {name} is not known: {nearest(name, TRACKERS)}")
-        found.append(TRACKERS[name](out, config))
-    return found
+            raise ConfigError(f"unknown --log {name}: {nearest(name, TRACKERS)}")
+        created.append(TRACKERS[name](out, config))
+    return created
 
 
 def _import_optional(module: str, package: str) -> Any:
     try:
         return import_module(module)
     except ImportError:
-        raise ConfigError(f"--log {package}: it is not installed; pip install 'efcil[{package}]'") from None
+        raise ConfigError(f"--log {package} is not installed: pip install 'efcil[{package}]'") from None
