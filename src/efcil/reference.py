@@ -1,11 +1,12 @@
-"""DPCR, equation by equation, as the paper prints it: what to read first, and what the tests hold the package to.
+"""Literal implementation of DPCR, equation by equation, to read first and as reference for tests.
 
 He et al., "Semantic Shift Estimation via Dual-Projection and Classifier Reconstruction for Exemplar-Free
-Class-Incremental Learning", ICML 2025. Functions stand in the order of Eq. 1 to 22; Algorithm 1 is `dpcr`, at the end.
+Class-Incremental Learning", ICML 2025. Functions are in the order of Eq. 1 to 22; Algorithm 1 is `dpcr`, at the end.
 
-Literal and slow: loops over images and classes, a full SVD, explicit inverses, float64. Features are rows, so the new
-ones are about `old @ P`; labels are integers. The misprints of the paper (N_1 in Eq. 3, the index of theta in Eq. 11,
-13, 17 and 18, gamma missing in Eq. 19, the l1 norm in Eq. 22) are corrected. No other module of efcil imports this one.
+It is literal and slow: loops over images and classes, full SVDs, explicit inverses, float64. Features are rows, so new
+features are about `old @ P`; labels are integers. The misprints of the paper (N_1 in Eq. 3, the index of theta in Eq.
+11, 13, 17 and 18, gamma missing in Eq. 19, the l1 norm in Eq. 22) are corrected. No other module of efcil imports this
+one.
 """
 
 from __future__ import annotations
@@ -16,14 +17,14 @@ import torch
 from torch import Tensor
 
 Rank = Callable[[Tensor], int]
-"""How many singular values (dim,), the largest first, count as not zero."""
+"""Rank rule: number of singular values (dim,), in descending order, that count as nonzero."""
 Network = Callable[[Tensor], Tensor]
 Known = Mapping[int, tuple[int, Tensor, Tensor]]
-"""What is kept of each class: N_c, mu_c (dim,) and Phi_c (dim, dim). No image."""
+"""State per class: N_c, mu_c (dim,) and Phi_c (dim, dim). No image."""
 
 
 def identity(dim: int) -> Tensor:
-    """I."""
+    """Return the identity matrix I."""
     return torch.eye(dim, dtype=torch.float64)
 
 
@@ -101,22 +102,22 @@ def task_shift(old: Tensor, new: Tensor, ridge: float = 1e-9) -> Tensor:
 
 
 def rank_positive(values: Tensor) -> int:
-    """Every singular value above zero: the released code."""
+    """Count singular values above zero, as in the released code."""
     return sum(float(value) > 0 for value in values)
 
 
 def rank_numerical(values: Tensor) -> int:
-    """Those that are more than rounding: the paper's text."""
+    """Count singular values above rounding error, as in the paper's text."""
     return sum(float(value) > len(values) * 2.0**-52 * float(values[0]) for value in values)
 
 
 def rank_tolerance(share: float) -> Rank:
-    """Those above a share of the largest."""
+    """Count singular values above a fraction of the largest."""
     return lambda values: sum(float(value) > share * float(values[0]) for value in values)
 
 
 def rank_energy(share: float) -> Rank:
-    """The fewest that sum to a share of all.
+    """Count the fewest leading singular values that sum to a fraction of the total.
 
     >>> rank_energy(0.9)(torch.tensor([8.0, 1.5, 0.5]))
     2
@@ -151,7 +152,7 @@ def class_shift(shift: Tensor, gram: Tensor, rank: Rank) -> Tensor:
 def ladder(features: Tensor, shifts: Sequence[Tensor], rank: Rank) -> Tensor:
     """Eq. (8): X_c -> X_c P_c from task to task, through every `shifts` (dim, dim) since the class's own task.
 
-    Eq. (9), (10): P_c = P U^r U^r' with U, Sigma, U' = SVD(X_c' X_c) of the features as they have been moved so far.
+    Eq. (9), (10): P_c = P U^r U^r' with U, Sigma, U' = SVD(X_c' X_c) of the shifted features.
     """
     moved = features.double()
     for shift in shifts:
@@ -219,7 +220,7 @@ def rectify(gram: Tensor, mean: Tensor, shift: Tensor) -> tuple[Tensor, Tensor]:
 def ridge_from_statistics(
     counts: Sequence[int], means: Sequence[Tensor], grams: Sequence[Tensor], ridge: float
 ) -> Tensor:
-    """Eq. (18): H_c = N_c mu_c' y_c, of moved classes too. Eq. (20), (21): Phi = sum_c Phi_c, H = sum_c H_c.
+    """Eq. (18): H_c = N_c mu_c' y_c, also for shifted classes. Eq. (20), (21): Phi = sum_c Phi_c, H = sum_c H_c.
 
     Eq. (19): W = (Phi + gamma I)^-1 H.
     """
@@ -256,9 +257,9 @@ def dpcr(
     shift_ridge: float = 1e-9,
     rank: Rank = rank_positive,
 ) -> tuple[dict[int, tuple[int, Tensor, Tensor]], Network, Tensor]:
-    """Algorithm 1: learn one task, whose classes are new; return what is known of all classes, the new backbone and W'.
+    """Algorithm 1: learn one task, whose classes are new; return statistics of all classes, the new backbone and W'.
 
-    `learn` minimizes Eq. (1) from the old `backbone` on. A backbone makes an image into a feature (dim,).
+    `learn` minimizes Eq. (1), starting from the old `backbone`. A backbone maps an image to a feature (dim,).
 
     >>> images, labels = [torch.tensor([1.0, 0.0]), torch.tensor([0.0, 1.0])], torch.tensor([0, 1])
     >>> known, first, weight = dpcr({}, images, labels, torch.neg, lambda old: torch.square, ridge=1.0)
