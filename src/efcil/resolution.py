@@ -1,7 +1,7 @@
-"""The resolver of options, for research and product: validated options of a learner and of the methods that share it.
+"""Resolution of options: validated options of a learner and of the methods that share it.
 
-A value comes, from the weakest to the strongest, from the options' own defaults, plug-ins, the preset, what the caller
-derives (a stem from the size of the images), and the user. Every mistake in the settings is reported at once.
+Values come, in ascending precedence, from defaults of the options, plug-ins, the preset, derived values (such as the
+stem for the image size) and the user. All errors are reported together.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from efcil.methods import FROZEN, METHODS, Method, find, plugin_presets
 from efcil.models import check_name
 
 PresetSection = Callable[[str], Values]
-"""What a preset says: the name of a section (`training`, a learner or a method) -> values."""
+"""Values of a preset by section: `training`, a learner or a method."""
 
 
 @dataclass(frozen=True)
 class RequestedMethod:
-    """A method, and the settings that it alone is given."""
+    """Method with its own settings."""
 
     method: Method
     settings: Values = field(default_factory=dict)
@@ -35,11 +35,11 @@ class ResolvedOptions:
 
     learner: str
     training: TrainingOptions
-    methods: dict[str, tuple[Method, Options]]  # by label
+    methods: dict[str, tuple[Method, Options]]  # label -> (method, options)
 
 
 def parse_label(label: str) -> tuple[str, RequestedMethod]:
-    """Read a method with settings of its own; return the label with the method's name as it is registered.
+    """Parse a method label with settings; return the label with the registered spelling of the method.
 
     >>> label, requested = parse_label("DPCR:rank_rule=numerical:ridge=100")
     >>> label, requested.settings
@@ -57,14 +57,12 @@ def resolve(
     derived: Values | None = None,
     elsewhere: Collection[str] = (),
 ) -> ResolvedOptions:
-    """Put preset, derived values of the training and the user's settings together.
+    """Combine preset, derived values and user settings into validated options.
 
     Args:
-        methods: by label; they share one learner.
-        preset: its values by section.
-        overrides: settings for every method that has the option, and for the training.
-        derived: values of the training that follow from the request; they replace the preset's.
-        elsewhere: keys that the caller resolves itself, for suggestions.
+        methods: methods by label, which share one learner. preset: preset values by section. overrides: settings of the
+        training, and of every method that has the option. derived: training values derived from the request, which
+        override the preset. elsewhere: keys that the caller resolves itself, for suggestions.
     """
     learner = _common_learner(methods)
     _check_keys(methods, learner, overrides, elsewhere)
@@ -87,7 +85,7 @@ def resolve(
 
 @contextmanager
 def collected(errors: list[str], prefix: str = "") -> Iterator[None]:
-    """Add a ConfigError to a list, so that it can be reported together with others."""
+    """Collect a ConfigError in a list, to report several together."""
     try:
         yield
     except ConfigError as error:
@@ -95,16 +93,18 @@ def collected(errors: list[str], prefix: str = "") -> Iterator[None]:
 
 
 def _common_learner(methods: Mapping[str, RequestedMethod]) -> str:
-    """Return the learner that all methods share, or refuse to put them on one trajectory."""
+    """Return the learner shared by all methods; raise ConfigError if there are several."""
     learners = list(dict.fromkeys(requested.method.learner for requested in methods.values()))
-    if set(learners) == {"lwf", *FROZEN}:  # a frozen backbone is the first one of an LwF trajectory
+    if set(learners) == {"lwf", *FROZEN}:  # frozen methods use the first backbone of an LwF trajectory
         return "lwf"
     if len(learners) > 1:
         groups = "; ".join(
             f"{learner}: {', '.join(label for label, r in methods.items() if r.method.learner == learner)}"
             for learner in learners
         )
-        raise ConfigError(f"methods on different backbones cannot share a trajectory ({groups}): compare them apart")
+        raise ConfigError(
+            f"methods on different backbones cannot share a trajectory ({groups}); compare them separately"
+        )
     return learners[0]
 
 
@@ -114,7 +114,7 @@ def _common_learner(methods: Mapping[str, RequestedMethod]) -> str:
 def _check_keys(
     methods: Mapping[str, RequestedMethod], learner: str, overrides: Values, elsewhere: Collection[str]
 ) -> None:
-    """Refuse settings that no option takes, that a method fixes, or that methods disagree on."""
+    """Raise ConfigError for unknown, fixed or conflicting settings."""
     training = set(keys(LEARNERS[learner].options_type))
     known = training.union(elsewhere, *(keys(requested.method.options) for requested in methods.values()))
     named = ", ".join(dict.fromkeys(requested.method.name for requested in methods.values()))
@@ -123,21 +123,23 @@ def _check_keys(
         method, own_keys = requested.method, set(keys(requested.method.options))
         for key in {**requested.settings, **{k: v for k, v in overrides.items() if k in own_keys}}:
             if key in method.overrides:
-                problems.append(f"{method.name} fixes {key}={method.overrides[key]}: take dpcr to choose it")
+                problems.append(f"{method.name} fixes {key}={method.overrides[key]}; use dpcr to change it")
             elif key in own_keys:
                 continue
             elif key not in training:
                 problems.append(_unknown_option(key, method.name, training | own_keys))
             elif any(requested.settings[key] != other.settings.get(key) for other in methods.values()):
-                problems.append(f"{label}: {key} is set for the whole trajectory; run it apart, or --set {key}=...")
+                problems.append(
+                    f"{label}: {key} applies to the whole trajectory; run it separately or use --set {key}=..."
+                )
             elif key in overrides:
-                problems.append(f"{label}: {key} is also given by --set; give it once")
+                problems.append(f"{label}: {key} is also set by --set; give it once")
     if problems:
         raise ConfigError("; ".join(dict.fromkeys(problems)))
 
 
 def _unknown_option(key: str, methods: str, known: Collection[str]) -> str:
-    """Say that methods have no such option: who has it, or which known one is nearest."""
+    """Describe an unknown option: the methods that have it, or the nearest known option."""
     others = [
         m.name
         for m in METHODS.values()
@@ -159,8 +161,8 @@ def _training_options(
     values: Values = {}
     for requested in methods.values():
         values |= plugin_presets(requested.method)
-    values |= preset("training") | preset(learner)  # a learner of its own has a section
-    if learner not in ("lwf", *FROZEN):  # or its method has one for both
+    values |= preset("training") | preset(learner)  # learners may have a section
+    if learner not in ("lwf", *FROZEN):  # or share the section of their method
         for requested in methods.values():
             values |= preset(preset_method(requested.method, "learner").preset_key)
     chosen = {**derived, **overrides}
@@ -168,7 +170,7 @@ def _training_options(
         chosen |= requested.settings
     usual = values.get("backbone", model.model_fields["backbone"].default)
     if chosen.get("backbone", usual) != usual:
-        values.pop("width", None)  # a preset's width is that of its backbone; another one has its own
+        values.pop("width", None)  # the preset's width belongs to the preset's backbone
     known = keys(model)
     options = build(model, {key: value for key, value in {**values, **chosen}.items() if key in known}, learner)
     check_name(options.backbone)
@@ -184,7 +186,7 @@ def _method_options(label: str, requested: RequestedMethod, preset: PresetSectio
 
 
 def _method_preset(method: Method, preset: PresetSection) -> Values:
-    """Return what a preset gives to a method's options: to those of its shift and to those of its classifier."""
+    """Return the preset values of a method, including those of its shift and classifier."""
     found = plugin_presets(method)
     if method.preset_key in METHODS.own:
         return found | preset(method.preset_key)
@@ -196,6 +198,7 @@ def _method_preset(method: Method, preset: PresetSection) -> Values:
 
 
 def preset_method(method: Method, kind: str) -> Method:
-    """Return the method whose preset values apply: itself, or our first one with the same `kind` of part."""
+    """Return the method whose preset values apply: itself, or the first built-in one with the same shift or
+    classifier."""
     own, part = METHODS.own, getattr(method, kind)
     return own.get(method.preset_key) or next((like for like in own.values() if getattr(like, kind) == part), method)

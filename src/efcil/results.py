@@ -1,4 +1,4 @@
-"""What runs have reached, by method: numbers, tables, curves and the report, in a terminal and in a notebook."""
+"""Results of runs by method: numbers, tables, curves and reports, for terminals and notebooks."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ if TYPE_CHECKING:
 __all__ = ["Plot", "Result", "Results"]
 
 FORMAT, VERSION = "efcil results", 1
-MOST_BYTES = 64 * 2**20  # of a results file
-MOST_RUNS, MOST_TASKS = 100_000, 10_000  # far beyond any experiment; a file that says more is damaged
+MOST_BYTES = 64 * 2**20  # maximum size of a results file
+MOST_RUNS, MOST_TASKS = 100_000, 10_000  # limits against damaged files
 _COLUMNS = {column.key: column for column in COLUMNS}
 
 Numbers = npt.NDArray[np.float64]
 
 
 class Result:
-    """What a method reached on one data set and split: the mean over its runs, which differ in class order or seed.
+    """Result of a method on one data set and split, averaged over runs with different class orders or seeds.
 
-    Accuracies are in percent, on the test images of all classes seen; NaN where nothing was measured. `*_std` is the
-    sample standard deviation over the runs, None for a single one. `runs` has the single runs, each as a `Result`.
+    Accuracies are in percent on the test images of all classes so far; NaN where not measured. `*_std` is the sample
+    standard deviation over runs, None for a single one. `runs` has a `Result` per run.
 
     >>> run = {"method": "dpcr", "dataset": "digits", "tasks": 2}
     >>> runs = [{**run, "order": 1, "A_t": [98.0, 80.0]}, {**run, "order": 2, "A_t": [98.0, 84.0]}]
@@ -59,85 +59,85 @@ class Result:
 
     @property
     def method(self) -> str:
-        """The method, as it was named for the run."""
+        """Name of the method."""
         return self._group.method
 
     @property
     def dataset(self) -> str:
-        """The data set."""
+        """Name of the data set."""
         return self._benchmark.dataset
 
     @property
     def tasks(self) -> int:
-        """The number of tasks of the whole run."""
+        """Total number of tasks."""
         return self._benchmark.tasks
 
     @property
     def tasks_done(self) -> int:
-        """The number of tasks that were learned and measured."""
+        """Number of completed tasks."""
         return self._group.runs[0].tasks_done
 
     @property
     def is_complete(self) -> bool:
-        """Whether all tasks are done."""
+        """Whether all tasks are complete."""
         return not self._group.partial
 
     @property
     def orders(self) -> tuple[str, ...]:
-        """The class order of each run."""
+        """Class order of each run."""
         return tuple(run.order for run in self._group.runs)
 
     @property
     def runs(self) -> tuple[Result, ...]:
-        """The single runs."""
+        """Results of the single runs."""
         label, method = self._group.label, self._group.method
         return tuple(Result(Group(label, method, (run,)), self._benchmark) for run in self._group.runs)
 
     @property
     def final_accuracy(self) -> float:
-        """A_f, the accuracy over all classes after the last task done."""
+        """A_f, the accuracy over all classes after the last completed task."""
         return self._mean("A_f")
 
     @property
     def final_accuracy_std(self) -> float | None:
-        """Standard deviation of the final accuracy over the runs."""
+        """Standard deviation of the final accuracy over runs."""
         return self._std("A_f")
 
     @property
     def average_accuracy(self) -> float:
-        """A_avg, the mean over tasks of the accuracy over the classes seen."""
+        """A_avg, the mean of A_t over tasks."""
         return self._mean("A_avg")
 
     @property
     def average_accuracy_std(self) -> float | None:
-        """Standard deviation of the average accuracy over the runs."""
+        """Standard deviation of the average accuracy over runs."""
         return self._std("A_avg")
 
     @property
     def forgetting(self) -> float:
-        """Mean over earlier tasks of the drop from the best accuracy on a task; NaN after the first task."""
+        """Mean drop from the best accuracy of each earlier task; NaN after the first task."""
         return self._mean("forgetting")
 
     @property
     def forgetting_std(self) -> float | None:
-        """Standard deviation of the forgetting over the runs."""
+        """Standard deviation of the forgetting over runs."""
         return self._std("forgetting")
 
     @property
     def accuracy_per_task(self) -> Numbers:
-        """A_t, the accuracy over the classes seen after each task, (tasks_done,)."""
+        """A_t, the accuracy over all classes so far after each task, (tasks_done,)."""
         return np.array([point.mean for point in self._group.curve])
 
     @property
     def accuracy_per_task_std(self) -> Numbers | None:
-        """Standard deviation of the accuracy after each task over the runs, (tasks_done,)."""
+        """Standard deviation of A_t over runs, (tasks_done,)."""
         if len(self._group.runs) < 2:
             return None
         return np.array([point.spread for point in self._group.curve], dtype=np.float64)
 
     @property
     def accuracy_matrix(self) -> Numbers:
-        """Accuracy on task i after task t, (tasks, tasks); NaN above the diagonal and where nothing was measured."""
+        """Accuracy on task i after task t, (tasks, tasks); NaN where not measured."""
         matrix = np.full((self.tasks, self.tasks), np.nan)
         for t, row in enumerate(self._group.matrix[: self.tasks]):
             matrix[t, : t + 1] = [math.nan if value is None else value for value in row[: t + 1]]
@@ -145,7 +145,7 @@ class Result:
 
     @property
     def seconds(self) -> float:
-        """Time of a run."""
+        """Time per run."""
         value = self._group.seconds
         return math.nan if value is None else value.mean
 
@@ -179,20 +179,20 @@ class Result:
 
 
 class Plot:
-    """Accuracy after each task, one line for each method: drawn in a notebook, `save` writes it to a file."""
+    """Plot of the accuracy after each task, one line per method; displayed in notebooks, written by `save`."""
 
     def __init__(self, results: Results) -> None:
         self._results = results
         self.svg: str = curves_document(results.benchmarks)
 
     def save(self, path: StrPath) -> Path:
-        """Write the curves to a file: .svg as in a notebook, .png and .pdf drawn by matplotlib."""
+        """Save the plot as .svg (as in notebooks), or as .png or .pdf with matplotlib."""
         target = Path(path)
         kind = target.suffix.lower().removeprefix(".")
         if kind == "svg":
             return _written(target, self.svg)
         if kind not in ("png", "pdf"):
-            raise ConfigError(f"{target}: curves are drawn as .svg, .png or .pdf; choose one of these endings")
+            raise ConfigError(f"{target}: unsupported format; use .svg, .png or .pdf")
         from efcil.report.figures import curve_figure, figure_bytes
 
         return _written(target, figure_bytes(curve_figure(self._results.summaries), kind))
@@ -201,11 +201,11 @@ class Plot:
         return self.svg
 
     def __repr__(self) -> str:
-        return f"Plot of {', '.join(self._results)}: shown in a notebook, .save('curves.svg') writes it"
+        return f"Plot of {', '.join(self._results)}: displayed in notebooks, save it with .save('curves.svg')"
 
 
 class Results(Mapping[str, Result]):
-    """The results of several methods: a mapping from methods to `Result`, shown as a table.
+    """Results of several methods: a mapping from methods to `Result`, displayed as a table.
 
     >>> matrix = {"A_t": [95.0, 70.0], "matrix": [[95.0, None], [60.0, 80.0]], "forgetting": [None, 35.0], "tasks": 2}
     >>> lwf = {"method": "lwf-ncm", "dataset": "digits", "order": "1993", "seconds": 20.0, **matrix}
@@ -224,16 +224,16 @@ class Results(Mapping[str, Result]):
     >>> list(results), results["dpcr"].final_accuracy, results["lwf-ncm"].accuracy_matrix[1]
     (['dpcr', 'lwf-ncm'], 90.0, array([60., 80.]))
 
-    A method that was run with several class orders has the mean over them; `results["dpcr", 1993]` is the run with one
-    order. `summaries` are what the runs wrote, one dictionary each.
+    Results are averaged over class orders; `results["dpcr", 1993]` is the run with one order. `summaries` are the
+    summaries of runs as dictionaries.
     """
 
     def __init__(self, summaries: Iterable[Summary]) -> None:
-        """Take summaries as `summary.json` of a run has them; RunError for one that is damaged."""
+        """Build results from summaries as in `summary.json`; raise RunError for invalid ones."""
         self.summaries: list[dict[str, Any]] = [_checked(summary) for summary in summaries]
         runs = [Run.of(one) for summary in self.summaries for one in split_heads(summary)]
         if not runs:
-            raise RunError("there are no results; give the summary of at least one run")
+            raise RunError("no results; give the summary of at least one run")
         self.benchmarks = group_runs(runs)
         self._results: dict[str, Result] = {}
         for benchmark in self.benchmarks:
@@ -246,14 +246,14 @@ class Results(Mapping[str, Result]):
         }
 
     def _key(self, group: Group, benchmark: Benchmark) -> str:
-        """Return the label of a group, with what tells it from others of the same label."""
+        """Return a unique label of a group."""
         key = group.label
         if sum(group.label in {other.label for other in one.groups} for one in self.benchmarks) > 1:
             key += f" on {benchmark.title}"
         return f"{key} ({group.status})" if key in self._results else key
 
     def __getitem__(self, key: str | tuple[str, str | int]) -> Result:
-        """Return the result of a method, or of (method, order) the run with that class order."""
+        """Return the result of a method, or for (method, order) of the run with that class order."""
         name, order = key if isinstance(key, tuple) else (key, None)
         result = self._results.get(self._find(name))
         if result is None:
@@ -267,7 +267,7 @@ class Results(Mapping[str, Result]):
         return chosen[0]
 
     def _find(self, name: Any) -> str:
-        """Return the key that is meant: names may differ in case, and a method's main classifier stands for it."""
+        """Return the key of a name, ignoring case; a method's name refers to its main classifier."""
         if name in self._results:
             return str(name)
         text = self._main.get(str(name), str(name))
@@ -276,7 +276,7 @@ class Results(Mapping[str, Result]):
     def _missing(self, name: Any) -> str:
         several = [key for key in self._results if key.startswith(f"{name} on ")]
         if several:
-            return f"there are several results of {name}: choose one of {', '.join(map(repr, several))}"
+            return f"there are several results of {name}; use one of {', '.join(map(repr, several))}"
         return f"no result of '{name}': {nearest(str(name), self._results)}"
 
     def __iter__(self) -> Iterator[str]:
@@ -288,7 +288,7 @@ class Results(Mapping[str, Result]):
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Results) and self.summaries == other.summaries
 
-    __hash__ = None  # type: ignore[assignment]  # it holds lists
+    __hash__ = None  # type: ignore[assignment]  # contains lists
 
     def __repr__(self) -> str:
         return text_table(self.benchmarks)
@@ -297,7 +297,7 @@ class Results(Mapping[str, Result]):
         return html_table(self.benchmarks)
 
     def to_dataframe(self) -> pandas.DataFrame:
-        """Return a pandas DataFrame with one row for each run (extra `pandas`)."""
+        """Return a pandas DataFrame with one row per run (extra `pandas`)."""
         try:
             import pandas
         except ImportError:
@@ -327,24 +327,24 @@ class Results(Mapping[str, Result]):
         return pandas.DataFrame(rows)
 
     def plot(self, path: StrPath | None = None) -> Plot:
-        """Draw the accuracy after each task; with `path` also write it there (.svg, .png or .pdf)."""
+        """Plot the accuracy after each task; with `path`, also save it (.svg, .png or .pdf)."""
         plot = Plot(self)
         if path is not None:
             plot.save(path)
         return plot
 
     def report(self, path: StrPath) -> Path:
-        """Write the report, one HTML page, to a file, or as report.html into a directory; return where it is."""
+        """Write the HTML report to a file, or to report.html in a directory; return its path."""
         target = Path(path)
         return _written(target / "report.html" if target.is_dir() else target, html_page(self.summaries))
 
     def save(self, path: StrPath) -> Path:
-        """Write the results to one JSON file, which `load` reads; return where it is."""
+        """Save the results as JSON for `load`; return the path."""
         return _written(Path(path), {"format": FORMAT, "version": VERSION, "summaries": self.summaries})
 
     @classmethod
     def load(cls, *paths: StrPath) -> Results:
-        """Read results files that `save` wrote, and run directories (every run at or below them).
+        """Load results files of `save`, and run directories (all runs at or below them).
 
         >>> import tempfile
         >>> file = tempfile.mkdtemp() + "/results.json"
@@ -361,13 +361,13 @@ class Results(Mapping[str, Result]):
 
 
 class _NoResult(ConfigError, KeyError):
-    """Nothing has that name: a KeyError, as of any mapping, whose message is a line."""
+    """Unknown key: a KeyError, as for other mappings, with a one-line message."""
 
     __str__ = Exception.__str__
 
 
 def _written(path: Path, what: Any) -> Path:
-    """Write text, bytes or a value as JSON, whole or not at all."""
+    """Write text, bytes or a JSON value atomically."""
     try:
         if isinstance(what, str):
             atomic_write_text(path, what)
@@ -376,32 +376,32 @@ def _written(path: Path, what: Any) -> Path:
         else:
             write_json(path, what, indent=None)
     except OSError as error:
-        raise RunError(f"{path} cannot be written: {error.strerror or error}; choose another place") from error
+        raise RunError(f"cannot write {path}: {error.strerror or error}; choose another path") from error
     return path
 
 
-# --- what is read ----------------------------------------------------------------------------------------------------
+# --- loading ----------------------------------------------------------------------------------------------------------
 
 
 def _read(path: Path) -> list[Summary]:
-    """Read the summaries of a results file; whatever is wrong with it is one line."""
+    """Read the summaries of a results file; raise RunError if it is invalid."""
     try:
         with path.open("rb") as file:
             data = file.read(MOST_BYTES + 1)
         if len(data) > MOST_BYTES:
-            raise RunError(f"{path}: more than the {MOST_BYTES:,} bytes that a results file may have")
+            raise RunError(f"{path}: larger than {MOST_BYTES:,} bytes, the limit of results files")
         content = json.loads(data, parse_constant=_refuse, parse_float=_finite)
     except OSError as error:
-        raise RunError(f"{path} cannot be read: {error.strerror or error}") from error
+        raise RunError(f"cannot read {path}: {error.strerror or error}") from error
     except (ValueError, RecursionError) as error:
         why = " ".join(str(error).split())[:200]
         raise RunError(f"{path}: a damaged results file ({why}); save the results again") from error
     if not isinstance(content, dict) or content.get("format") != FORMAT:
-        raise RunError(f"{path}: not a results file; give one that Results.save wrote, or a run directory")
+        raise RunError(f"{path}: not a results file; give a file of Results.save or a run directory")
     if content.get("version") != VERSION:
         raise RunError(
-            f"{path}: a results file of version {content.get('version')!r:.20}, this efcil reads version {VERSION}; "
-            "load it with the efcil that wrote it, or load the run directories"
+            f"{path}: a results file of version {content.get('version')!r:.20}, this efcil supports version {VERSION}; "
+            "load it with the version that saved it, or load the run directories"
         )
     summaries = content.get("summaries")
     if not isinstance(summaries, list) or not summaries or len(summaries) > MOST_RUNS:
@@ -415,7 +415,7 @@ def _read(path: Path) -> list[Summary]:
 
 
 def _refuse(word: str) -> float:
-    raise ValueError(f"{word} is no finite number")
+    raise ValueError(f"{word} is not a finite number")
 
 
 def _finite(digits: str) -> float:
@@ -424,17 +424,17 @@ def _finite(digits: str) -> float:
 
 
 def _checked(summary: Any) -> dict[str, Any]:
-    """Return a copy of a summary of plain values, whose numbers agree with each other; RunError where they do not."""
+    """Return a validated copy of a summary as plain values; raise RunError if it is inconsistent."""
     if not isinstance(summary, Mapping):
-        raise RunError(f"a summary is {type(summary).__name__}; wanted what summary.json of a run holds")
+        raise RunError(f"a summary is {type(summary).__name__}; wanted the contents of summary.json")
     try:
         own: dict[str, Any] = json.loads(json.dumps(dict(summary), default=_plain), parse_constant=_refuse)
     except (TypeError, ValueError, RecursionError) as error:
-        raise RunError(f"a summary cannot be kept: {' '.join(str(error).split())[:200]}") from error
+        raise RunError(f"invalid summary: {' '.join(str(error).split())[:200]}") from error
     for one in split_heads(own):
         method = one.get("method")
         if not isinstance(method, str) or not method.strip():
-            raise RunError(f"a summary has no method, but {method!r:.40}")
+            raise RunError(f"summary without a method name, got {method!r:.40}")
         _check_shapes(one, f"summary of {method[:60]}")
         Run.of(one)
     return own
@@ -445,14 +445,14 @@ def _plain(value: Any) -> Any:
         return os.fspath(value)
     if hasattr(value, "tolist"):
         return value.tolist()
-    raise TypeError(f"{type(value).__name__} is no plain value")
+    raise TypeError(f"{type(value).__name__} is not a plain value")
 
 
 def _check_shapes(summary: Mapping[str, Any], where: str) -> None:
-    """Refuse counts, accuracies and a matrix that cannot be of one run."""
+    """Raise RunError for inconsistent counts, accuracies or matrices."""
     accuracies = summary.get("A_t")
     if not isinstance(accuracies, list) or not all(_is_percent(value) for value in accuracies):
-        raise RunError(f"{where}: A_t must be a list of accuracies from 0 to 100")
+        raise RunError(f"{where}: A_t: wanted a list of accuracies from 0 to 100")
     tasks, done = summary.get("tasks", max(1, len(accuracies))), summary.get("tasks_done", len(accuracies))
     if not _is_count(tasks) or not 1 <= tasks <= MOST_TASKS:
         raise RunError(f"{where}: tasks={tasks!r:.30}, wanted 1 to {MOST_TASKS:,}")
@@ -465,10 +465,10 @@ def _check_shapes(summary: Mapping[str, Any], where: str) -> None:
         and all(isinstance(row, list) and len(row) <= tasks for row in matrix)
         and all(value is None or _is_percent(value) for row in matrix for value in row)
     ):
-        raise RunError(f"{where}: matrix must have at most {tasks} x {tasks} accuracies from 0 to 100")
+        raise RunError(f"{where}: matrix: wanted at most {tasks} x {tasks} accuracies from 0 to 100")
     sizes = summary.get("task_sizes")
     if sizes and not (isinstance(sizes, list) and len(sizes) == tasks and all(_is_count(n) and n > 0 for n in sizes)):
-        raise RunError(f"{where}: task_sizes must have the number of classes of each of {tasks} tasks")
+        raise RunError(f"{where}: task_sizes: wanted the number of classes of each of {tasks} tasks")
     for key in ("A_f", "A_avg"):
         if summary.get(key) is not None and not _is_percent(summary[key]):
             raise RunError(f"{where}: {key}={summary[key]!r:.30}, wanted an accuracy from 0 to 100")

@@ -1,4 +1,4 @@
-"""Images and labels as people hold them -> uint8 (n, channels, height, width) and integers or names."""
+"""Conversion of images to uint8 (n, channels, height, width) and of labels to integers or names."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ __all__ = [
 Images = npt.NDArray[np.uint8]
 Labels = list[int] | list[str]
 Progress = Callable[[int, int | None], None]
-_CHANNELS = (1, 3, 4)  # numbers of channels by which the layout of an array is told
+_CHANNELS = (1, 3, 4)  # channel counts to detect the layout of an array
 _GRAY_MODES = ("1", "L", "LA", "La", "I", "F")
-_SLOW = 2_000  # images from which on a progress bar is shown
+_SLOW = 2_000  # minimum number of images for a progress bar
 
 
 def to_uint8(array: npt.NDArray[Any], name: str) -> Images:
-    """Return pixels of 0 to 255; those in floating point must lie between 0 and 1.
+    """Convert pixels to 0 to 255; floating-point values must be between 0 and 1.
 
     >>> to_uint8(np.array([0.0, 0.5, 1.0]), "images")
     array([  0, 128, 255], dtype=uint8)
@@ -48,7 +48,7 @@ def to_uint8(array: npt.NDArray[Any], name: str) -> Images:
         raise DataError(f"{name}: {array.dtype} values; wanted uint8, or floating point from 0 to 1")
     if not np.isfinite(array).all():
         which = np.flatnonzero(~np.isfinite(array.reshape(len(array), -1)).all(1))
-        raise DataError(f"{name}: NaN or infinite pixels in picture {which[0]}, {len(which)} in all; repair them")
+        raise DataError(f"{name}: NaN or infinite pixels in image {which[0]}, {len(which)} in total; replace them")
     low, high = (float(array.min()), float(array.max())) if array.size else (0.0, 0.0)
     if low < 0 or high > 1:
         raise DataError(
@@ -59,7 +59,7 @@ def to_uint8(array: npt.NDArray[Any], name: str) -> Images:
 
 
 def as_numpy(values: Any) -> npt.NDArray[Any]:
-    """Return an array of a tensor on any device, or of anything else that numpy takes."""
+    """Convert a tensor on any device, or anything that numpy supports, to an array."""
     return values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
 
 
@@ -69,10 +69,10 @@ def as_numpy(values: Any) -> npt.NDArray[Any]:
 def convert_images(
     images: Any, name: str, size: int | None = None, progress: Progress | None = None, count: int | None = None
 ) -> Images:
-    """Turn one array or tensor (n, h, w), (n, h, w, c) or (n, c, h, w), or single images, into (n, c, side, side).
+    """Convert one array or tensor (n, h, w), (n, h, w, c) or (n, c, h, w), or single images, to (n, c, side, side).
 
-    With `size` the short side of every image is resized to it and the center cut out. `count` is the number of single
-    images where they have no length.
+    With `size` images are resized by their short side and center-cropped. `count` is the number of single images, if
+    they have no length.
 
     >>> convert_images(np.zeros((2, 4, 6, 3), dtype=np.uint8), "images", size=2).shape
     (2, 3, 2, 2)
@@ -94,7 +94,7 @@ def convert_images(
 
 
 def convert_image(image: Any, name: str, size: int | None = None, channels_first: bool | None = None) -> Images:
-    """Turn one Pillow image, array or tensor into (c, side, side).
+    """Convert one Pillow image, array or tensor to (c, side, side).
 
     >>> convert_image(Image.new("RGB", (8, 8)), "image").shape
     (3, 8, 8)
@@ -110,7 +110,7 @@ def convert_image(image: Any, name: str, size: int | None = None, channels_first
         if (size is None and pixels.shape[1] == pixels.shape[2]) or pixels.shape[1:] == (size, size):
             return pixels
         if len(pixels) not in _CHANNELS:
-            raise DataError(f"{name} has {len(pixels)} channels, which cannot be resized; give images of {size} pixels")
+            raise DataError(f"{name} has {len(pixels)} channels and cannot be resized; give images of {size} pixels")
         image = Image.fromarray(np.ascontiguousarray(pixels[0] if len(pixels) == 1 else pixels.transpose(1, 2, 0)))
     if size is None and image.size[0] != image.size[1]:
         raise DataError(
@@ -125,7 +125,7 @@ def _channels_first(array: npt.NDArray[Any], prefer_first: bool, name: str) -> n
         return array[:, None]
     last, first = array.shape[3] in _CHANNELS, array.shape[1] in _CHANNELS
     if not (last or first):
-        raise DataError(f"{name} have shape {array.shape}; the channels, first or last, must be 1, 3 or 4")
+        raise DataError(f"{name} have shape {array.shape}; wanted 1, 3 or 4 channels, first or last")
     return array if first and (prefer_first or not last) else array.transpose(0, 3, 1, 2)
 
 
@@ -137,7 +137,7 @@ def _stack(
     progress: Progress | None,
     channels_first: bool | None = None,
 ) -> Images:
-    """Convert images one by one into one array."""
+    """Convert single images to one array."""
     rows: Images | None = None
     done = 0
     with _followed(progress, count, name) as follow:
@@ -157,17 +157,17 @@ def _stack(
 
 
 def _alike(one: Images, rows: Images, place: int, name: str, size: int | None) -> tuple[Images, Images]:
-    """Give gray images the channels of color ones; other differences are refused."""
+    """Convert gray images to color if they are mixed; raise DataError for other differences."""
     if size is None or {len(one), rows.shape[1]} != {1, 3}:
         raise DataError(
             f"{name} differ: image 0 is {_shape(rows)} (channels x height x width), image {place} {_shape(one[None])}; "
-            f"give size={rows.shape[2]}, or another size, to make them alike"
+            f"give size={rows.shape[2]}, or another size, to resize them"
         )
     return colored(one[None])[0], colored(rows)
 
 
 def colored(images: Images) -> Images:
-    """Return gray images (n, 1, h, w) as color images (n, 3, h, w), others as they are.
+    """Convert gray images (n, 1, h, w) to color (n, 3, h, w); others are unchanged.
 
     >>> colored(np.zeros((2, 1, 4, 4), dtype=np.uint8)).shape
     (2, 3, 4, 4)
@@ -180,7 +180,7 @@ def _shape(images: npt.NDArray[Any]) -> str:
 
 
 def channel_moments(images: Images) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return mean and standard deviation of each channel, of pixels in 0 .. 1; a constant channel has deviation 1.
+    """Return mean and standard deviation per channel, of pixels in [0, 1]; 1 for a constant channel.
 
     >>> channel_moments(np.array([0, 255], dtype=np.uint8).reshape(2, 1, 1, 1))
     ((0.5,), (0.5,))
@@ -198,7 +198,7 @@ def channel_moments(images: Images) -> tuple[tuple[float, ...], tuple[float, ...
 
 @contextmanager
 def _followed(progress: Progress | None, count: int | None, name: str) -> Iterator[Progress]:
-    """Yield whom to tell the images done: who asked for it, else a bar in a terminal or notebook."""
+    """Yield the given progress callback, or else a progress bar in terminals and notebooks."""
     if progress is not None or (count or 0) < _SLOW:
         yield progress or (lambda done, total: None)
         return
@@ -215,7 +215,7 @@ def _followed(progress: Progress | None, count: int | None, name: str) -> Iterat
 
 
 def convert_label(label: Any, name: str) -> int | str:
-    """Return a label as an integer from 0 on, or as the name of a class.
+    """Convert a label to a non-negative integer or a class name.
 
     >>> convert_label(np.int64(3), "label"), convert_label("cat", "label")
     (3, 'cat')
@@ -235,7 +235,7 @@ def convert_label(label: Any, name: str) -> int | str:
 
 
 def convert_labels(labels: Any, name: str) -> Labels:
-    """Return labels of one part, all integers or all names; `name` is that of one of them, for messages.
+    """Convert the labels of one part, all integers or all names; `name` describes one label in messages.
 
     >>> convert_labels(np.array([1, 0]), "training label")
     [1, 0]
@@ -252,17 +252,17 @@ def convert_labels(labels: Any, name: str) -> Labels:
     found = [convert_label(label, f"{name} {place}") for place, label in enumerate(labels)]
     numbers = sum(isinstance(label, int) for label in found)
     if numbers not in (0, len(found)):
-        raise DataError(f"{numbers} {name}s are integers and {len(found) - numbers} are names; give all in one way")
-    return found  # type: ignore[return-value]  # of one kind, as was just counted
+        raise DataError(f"{numbers} {name}s are integers and {len(found) - numbers} are names; use one kind")
+    return found  # type: ignore[return-value]  # all of one kind
 
 
 def class_indices(
     parts: Sequence[Labels], names: Sequence[Sequence[str] | None], chosen: Sequence[str] | None = None
 ) -> tuple[tuple[str, ...], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Return the names of the classes, and the labels of the training and test images as their positions.
+    """Return the class names, and training and test labels as class indices.
 
-    `names` has what the two parts call the labels 0, 1, ..., `chosen` what the user calls them. The classes are those
-    that have training images; a test image of another class is refused.
+    `names` are the class names of both parts, `chosen` those of the user. Classes are those with training images; test
+    images of other classes raise DataError.
 
     >>> class_indices([["b", "a"], ["b"]], [None, None])
     (('a', 'b'), array([1, 0]), array([1]))
@@ -273,12 +273,14 @@ def class_indices(
         chosen = list(map(str, chosen))
         if len(set(chosen)) < len(chosen):
             twice = [name for name in dict.fromkeys(chosen) if chosen.count(name) > 1]
-            raise DataError(f"class_names has {format_list(twice)} more than once; give each class a name of its own")
+            raise DataError(f"class_names has {format_list(twice)} more than once; use distinct names")
         names = [chosen, chosen]
     own = [given if given is not None else names[1 - side] for side, given in enumerate(names)]
     train, test = (_named(labels, given) for labels, given in zip(parts, own, strict=True))
     if {type(label) for label in train} != {type(label) for label in test}:
-        raise DataError("training labels and test labels differ: one part has integers, the other names of classes")
+        raise DataError(
+            "training labels and test labels differ: one part has integers, the other class names; use one kind"
+        )
     present = set(train)
     if own[0] is not None:
         ordered: list[Any] = [name for name in own[0] if name in present]
@@ -288,19 +290,19 @@ def class_indices(
     unseen = sorted({str(label) for label in test if label not in position})
     if unseen:
         raise DataError(
-            f"test images of {'class' if len(unseen) == 1 else 'classes'} {format_list(unseen)}, of which there are no "
-            "training images; add training images, or leave these test images out"
+            f"test images of {'class' if len(unseen) == 1 else 'classes'} {format_list(unseen)}, which have no "
+            "training images; add some or remove these test images"
         )
     train_indices, test_indices = (np.array([position[label] for label in part], np.int64) for part in (train, test))
     return tuple(map(str, ordered)), train_indices, test_indices
 
 
 def _named(labels: Labels, names: Sequence[str] | None) -> list[Any]:
-    """Return the names of labels, where names are known."""
+    """Return the names of labels, if known."""
     if names is None:
         return list(labels)
     known = {*names, *range(len(names))}
     for label in dict.fromkeys(labels):
         if label not in known:
-            raise DataError(f"label {label!r} is none of the {len(names)} classes, {format_list(list(names))}")
+            raise DataError(f"label {label!r} is not one of the {len(names)} classes, {format_list(list(names))}")
     return [label if isinstance(label, str) else names[label] for label in labels]

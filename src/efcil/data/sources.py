@@ -1,7 +1,7 @@
-"""Images of any source as a `DataSet`: names, folders, arrays, data sets of torch, torchvision and Hugging Face.
+"""Conversion of names, folders, arrays, and torch, torchvision and Hugging Face data sets to `DataSet`.
 
-They are converted once. Neither torchvision nor Hugging Face's `datasets` is imported: their data sets are known by
-what they offer.
+Images are converted once. torchvision and Hugging Face's `datasets` are not imported; their data sets are recognized by
+their interface.
 """
 
 from __future__ import annotations
@@ -37,28 +37,28 @@ from efcil.files import StrPath
 
 __all__ = ["SourceOptions", "as_dataset"]
 
-_IMAGES = ("image", "img", "images", "picture", "pixel_values")  # columns, in the order of preference
+_IMAGES = ("image", "img", "images", "picture", "pixel_values")  # column names in order of preference
 _LABELS = ("label", "fine_label", "labels", "target", "class")
-_PROBES = 8  # items that are read twice
+_PROBES = 8  # items read twice to detect random transforms
 
 
 class SourceOptions(TypedDict, total=False):
-    """What can be said of a source of images beside where they are."""
+    """Options of an image source."""
 
-    name: str  # of the data set, in results; default: that of the source
-    size: int  # side of the images: the short side is resized to it and the center cut out; default: as they are
-    class_names: Sequence[str]  # of the labels 0, 1, ...; default: what the source calls them, or the labels as text
-    directory: StrPath  # of a data set by name that is not built in, as `--data` on the command line
-    options: Mapping[str, Any]  # of a data set by name or of a folder, as `--set data.KEY=VALUE` on the command line
-    progress: Progress  # called with the images done and their number; default: a bar in terminals and notebooks
+    name: str  # name in results; default: that of the source
+    size: int  # resize the short side and center-crop; default: unchanged
+    class_names: Sequence[str]  # names of labels 0, 1, ...; default: from the source, or the labels as text
+    directory: StrPath  # of a downloaded data set, as `--data`
+    options: Mapping[str, Any]  # of a named data set or folder, as `--set data.KEY=VALUE`
+    progress: Progress  # called with converted and total images; default: a progress bar
 
 
 class _Part(NamedTuple):
-    """The training or the test data, converted."""
+    """Converted training or test data."""
 
     images: Images
     labels: Labels
-    names: Sequence[str] | None  # of the labels 0, 1, ..., where the source has them
+    names: Sequence[str] | None  # names of labels 0, 1, ..., if known
 
 
 def as_dataset(
@@ -72,18 +72,18 @@ def as_dataset(
     options: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
 ) -> DataSet:
-    """Make a `DataSet` of training and test images from any source; `SourceOptions` says what the options mean.
+    """Build a `DataSet` of training and test images from any source; see `SourceOptions` for the options.
 
     `train` is one of
 
-    - a name ("digits", "glyphs", "cifar100" with its `directory`, ...), which has test images of its own;
-    - a folder of class folders; `test` is another one, or train/ and test/ lie in it, or it is split once;
+    - a name ("digits", "glyphs", "cifar100" with its `directory`, ...), which includes test images;
+    - a folder of class folders; `test` is another one, or it contains train/ and test/, or it is split automatically;
     - `(images, labels)`: arrays or tensors of uint8 from 0 to 255 or floating point from 0 to 1, and integers or names;
     - a torch `Dataset` with items `(image, label)`, such as torchvision's;
     - a Hugging Face `Dataset`, or a mapping with "train" and "test" such as `DatasetDict`;
-    - a `DataSet`, which is returned as it is.
+    - a `DataSet`, which is returned unchanged.
 
-    What cannot be learned from raises DataError.
+    Unsuitable data raises DataError.
 
     >>> images = np.zeros((6, 8, 8), dtype=np.uint8)
     >>> data = as_dataset((images, ["cat", "dog"] * 3), (images[:2], ["dog", "cat"]), name="pets")
@@ -91,23 +91,25 @@ def as_dataset(
     (('cat', 'dog'), (6, 1, 8, 8), [1, 0])
     """
     if size is not None and size < 1:
-        raise ConfigError(f"size={size}: the side of the images must be at least 1")
+        raise ConfigError(f"size={size}; wanted 1 or more")
     if isinstance(train, Mapping):
         train, test = _train_and_test(train, test)
     if isinstance(train, DataSet):
         if test is not None:
-            raise DataError(f"test is given, but {train.name} has test images of its own; leave test out")
+            raise DataError(f"test is given, but {train.name} includes test images; omit test")
         return train if name is None else replace(train, name=name)
     if isinstance(train, str | os.PathLike):
         stored = _load_stored(os.fspath(train), test, size, directory, options or {}, progress)
         return stored if name is None else replace(stored, name=name)
     for given, value in (("directory", directory), ("options", options)):
         if value is not None:
-            raise ConfigError(f"{given} is for a data set by name or a folder, but train is {type(train).__name__}")
+            raise ConfigError(
+                f"{given} applies only to a named data set or a folder, but train is {type(train).__name__}"
+            )
     if test is None:
-        raise DataError("test is missing: give test images of every class, in the way train is given")
+        raise DataError("test is missing; give test images of every class in the same form as train")
     if isinstance(test, str | os.PathLike):
-        raise DataError(f"test is {os.fspath(test)!r}, but train is {type(train).__name__}; give both in the same way")
+        raise DataError(f"test is {os.fspath(test)!r}, but train is {type(train).__name__}; give both in the same form")
     parts = [_read(source, side, size, progress) for source, side in ((train, "training"), (test, "test"))]
     names, *labels = class_indices([part.labels for part in parts], [part.names for part in parts], class_names)
     images = _of_one_shape([part.images for part in parts], size)
@@ -119,7 +121,7 @@ def as_dataset(
 def _train_and_test(parts: Mapping[str, Any], test: Any) -> tuple[Any, Any]:
     """Return the two parts of a mapping, such as Hugging Face's DatasetDict."""
     if test is not None:
-        raise DataError("test is given, but train is a mapping of parts; give train['train'] as train")
+        raise DataError("test is given, but train is a mapping of splits; pass train['train'] as train")
     chosen = next((key for key in ("test", "validation", "val", "valid") if key in parts), None)
     if "train" not in parts or chosen is None:
         raise DataError(f"train is a mapping with {format_list(list(map(str, parts)))}; wanted 'train' and 'test'")
@@ -127,7 +129,7 @@ def _train_and_test(parts: Mapping[str, Any], test: Any) -> tuple[Any, Any]:
 
 
 def _of_one_shape(images: list[Images], size: int | None) -> list[Images]:
-    """Return training and test images of one shape, or say how they come to it."""
+    """Return training and test images of one shape, or raise DataError with a suitable size."""
     train, test = (one.shape[1:] for one in images)
     if train[1:] == test[1:] and {train[0], test[0]} == {1, 3} and size is not None:
         return [colored(one) for one in images]
@@ -137,7 +139,7 @@ def _of_one_shape(images: list[Images], size: int | None) -> list[Images]:
         )
         raise DataError(
             f"images differ: {shapes} (channels x height x width); "
-            f"give size={train[1]}, or another size, to make them alike"
+            f"give size={train[1]}, or another size, to resize them"
         )
     return images
 
@@ -166,41 +168,41 @@ def _load_stored(
     """Load a data set by its name, or a folder of class folders."""
     is_name = place in DATASETS and place != "folder"
     if not is_name and not os.path.isdir(place):
-        raise DataError(f"'{place}' is neither a data set nor a folder; {nearest(place, [*DATASETS])}")
+        raise DataError(f"'{place}' is not a data set or folder; {nearest(place, [*DATASETS])}")
     spec = DATASETS[place if is_name else "folder"]
     values = dict(options)
     if size is not None:
         key = "short_side" if issubclass(spec.options, FilesOptions) else "size"
         if key not in spec.options.model_fields:
-            raise ConfigError(f"size={size}: the images of {place} have a size of their own; leave size out")
+            raise ConfigError(f"size={size}: the images of {place} have a fixed size; omit size")
         values[key] = size
     chosen = build(spec.options, values, place)
     if is_name:
         if test is not None:
-            raise DataError(f"test is given, but {place} has test images of its own; leave test out")
+            raise DataError(f"test is given, but {place} includes test images; omit test")
         if spec.directory and directory is None:
-            raise DataError(f"{place} needs directory=..., the directory it lies in; to get it: {spec.url}")
+            raise DataError(f"{place} needs directory=..., the dataset directory; to get it: {spec.url}")
         return load(place, None if directory is None else Path(directory), chosen, progress)
     if test is None:
         return load("folder", Path(place), chosen, progress)
     if not isinstance(test, str | os.PathLike):
-        raise DataError(f"train is the folder {place}, but test is {type(test).__name__}; give a folder as well")
+        raise DataError(f"train is the folder {place}, but test is {type(test).__name__}; give a folder too")
     more = chosen.model_dump(include={"skip_bad", "lazy", "keep_aspect"})
     return folders.load_parts(place, test, size=chosen.model_dump()["short_side"], progress=progress, **more)
 
 
-# --- what holds images and labels ------------------------------------------------------------------------------------
+# --- images with labels ----------------------------------------------------------------------------------------------
 
 
 def _read(source: Any, side: str, size: int | None, progress: Progress | None) -> _Part:
-    """Read images, labels and names of classes of one part, whatever it is."""
+    """Read images, labels and class names of one part from any source."""
     kind = type(source).__name__
     if isinstance(source, DataSet):
-        raise DataError(f"{side} data are a DataSet, which has training and test images; give it alone, as train")
+        raise DataError(f"{side} data are a DataSet, which has training and test images; pass it alone as train")
     if isinstance(source, Image.Image | Tensor | np.ndarray):
         raise DataError(f"{side} data are {kind} without labels; give (images, labels)")
     if hasattr(source, "batch_sampler") and hasattr(source, "dataset"):
-        raise DataError(f"{side} data are a {kind}, which makes batches; give its data set, .dataset")
+        raise DataError(f"{side} data are a {kind}, which yields batches; pass its .dataset")
     if isinstance(source, ImageSet):
         return _read_arrays(source.images, source.labels, side, size, progress)
     if _is_hugging_face(source):
@@ -219,7 +221,7 @@ def _read(source: Any, side: str, size: int | None, progress: Progress | None) -
 
 
 def _is_pair(source: Any) -> bool:
-    """Whether it is (images, labels), and not a list of two items (image, label)."""
+    """Return whether it is (images, labels) and not a list of two items (image, label)."""
     if not isinstance(source, tuple | list) or len(source) != 2:
         return False
     return not all(isinstance(one, tuple | list) and len(one) == 2 and not np.isscalar(one[0]) for one in source)
@@ -233,7 +235,7 @@ def _read_arrays(
     progress: Progress | None,
     names: Sequence[str] | None = None,
 ) -> _Part:
-    """Read images that are given beside their labels."""
+    """Read images with a separate array of labels."""
     found = convert_labels(labels, f"{side} label")
     count = _length(images)
     if count is not None and count != len(found):
@@ -276,12 +278,12 @@ def _pair(item: Any, side: str, place: int) -> tuple[Any, Any]:
 
 
 def _refuse_random(source: Any, side: str, count: int) -> None:
-    """Refuse augmentation in a data set: it is read once, so every epoch would have the same draw."""
+    """Raise DataError for random transforms in a data set, as it is read only once."""
     for place in range(min(count, _PROBES)):
         one, two = (_pair(source[place], side, place)[0] for _ in range(2))
         if not np.array_equal(as_numpy(one), as_numpy(two)):
             raise DataError(
-                f"{side} image {place} is different each time it is read: leave random transforms out of the data set; "
+                f"{side} image {place} is different each time it is read; remove random transforms from the data set, "
                 "images are augmented during training (augment=...)"
             )
 
@@ -294,7 +296,7 @@ def _length(source: Any) -> int | None:
 
 
 def _class_names_of(source: Any) -> list[str] | None:
-    """Return the names of the labels 0, 1, ... as torchvision's data sets have them, also those behind a Subset."""
+    """Return the class names of a torchvision data set, also through a Subset."""
     names = getattr(source, "classes", None)
     if names is None:
         inner = getattr(source, "dataset", None) or next(iter(getattr(source, "datasets", None) or ()), None)
@@ -308,7 +310,7 @@ def _class_names_of(source: Any) -> list[str] | None:
 
 
 def _stored_arrays(source: Any, size: int | None) -> tuple[Any, Any] | None:
-    """Return the arrays that most of torchvision's data sets hold, if their items are these and nothing else."""
+    """Return the arrays of a torchvision data set if its items equal them."""
     images = getattr(source, "data", None)
     labels = getattr(source, "targets", getattr(source, "labels", None))
     count = _length(source)
@@ -323,7 +325,7 @@ def _stored_arrays(source: Any, size: int | None) -> tuple[Any, Any] | None:
             if label != labels[place] or not np.array_equal(convert_image(image, "image", size), stored):
                 return None
     except DataError:
-        return None  # which will be raised when the items are read
+        return None  # raised again when the items are read
     return images, labels
 
 
@@ -332,7 +334,7 @@ def _is_hugging_face(source: Any) -> bool:
 
 
 def _read_hugging_face(source: Any, side: str, size: int | None, progress: Progress | None) -> _Part:
-    """Read the columns that hold images and labels; the label's feature has the names of the classes."""
+    """Read the image and label columns, with class names from the label feature."""
     features: Mapping[str, Any] = source.features
     pictures = [column for column, feature in features.items() if type(feature).__name__ == "Image"]
     classes = [column for column, feature in features.items() if getattr(feature, "names", None)]
