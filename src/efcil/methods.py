@@ -323,7 +323,7 @@ def find(name: str) -> Method:
     >>> find("lwf+LDC+ridge").shift.__name__
     'LearnedMap'
     """
-    list(METHODS)  # a plug-in that cannot be used is reported, whichever method is asked for
+    list(METHODS)  # load all plug-ins, so that a broken one is reported
     name = METHODS.canonical(name)
     if name not in METHODS and name.count("+") == 2:
         learner, shift, classifier = name.split("+")

@@ -198,7 +198,7 @@ def test_steps_are_printed_as_a_table(gpu):
 def test_no_cuda_is_said(gpu, capsys):
     with pytest.raises(SystemExit):
         gpu.main([])
-    assert "there is no CUDA device" in capsys.readouterr().err
+    assert "CUDA is not available" in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -403,7 +403,7 @@ def test_gpu_check_says_what_it_lacks(tmp_path, old_tree):
     assert "--data is missing" in done.stderr
     (tmp_path / "check.json").write_text(json.dumps({"old": {"commit": "another"}}))
     done = gpu_check(*usual, "--old", old_tree)
-    assert "holds measurements of other trees" in done.stderr
+    assert "has measurements of other trees" in done.stderr
     done = gpu_check(*usual, "--old", old_tree, "--limit", 0, "--out", tmp_path / "late.json")
     assert done.returncode == 1, "what was not measured is not passed"
     assert "step: no time left" in json.loads((tmp_path / "late.json").read_text())["verdicts"][0]["text"]

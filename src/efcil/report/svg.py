@@ -25,7 +25,7 @@ LEFT, RIGHT, TOP, BOTTOM = 52, 16, 14, 50
 
 
 def curves_svg(benchmark: Benchmark, styles: dict[str, Style], size: tuple[int, int] = WIDE) -> str:
-    """A_t of every group against the classes seen; each point tells its numbers when the pointer rests on it."""
+    """Plot A_t of every group against the number of classes, with tooltips."""
     elements = curve_elements(benchmark, styles, size)
     if not elements:
         return ""
