@@ -1,8 +1,8 @@
-"""Damaged and hostile files for every reader: no crash, no hang, no memory blow-up, nothing executed or written.
+"""Fuzz every reader with damaged and malicious files: no crash, hang, excessive memory, code execution or file access.
 
-A target makes sound files, hypothesis damages one of them (bits, lengths, values of JSON and YAML, headers of
-safetensors, lines, pickles and tags that want to run something), and the target reads them. Whatever comes of it must
-be a result or one of efcil's own errors, in time, within the memory, without a process, a connection, a file outside.
+A target creates valid files, hypothesis damages one of them (bits, lengths, JSON and YAML values, safetensors headers,
+lines, pickles and tags that execute code), and the target reads them. The outcome must be a result or an EfcilError,
+within time and memory limits, without new processes, connections or files outside.
 
     python tools/fuzz.py --seconds 300 checkpoint config --out results/reliability/fuzz.json
 """
@@ -37,15 +37,15 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
 from corruptions import VALUES, changed, places
 
-DEADLINE = 10.0  # seconds of computing for one file
-MEMORY = 1 << 30  # bytes beyond what the process has
+DEADLINE = 10.0  # processor seconds per file
+MEMORY = 1 << 30  # bytes beyond current use
 
 
 class Finding(AssertionError):
-    """A reader did what no file may make it do."""
+    """A reader violated a limit."""
 
 
-# -- what may not happen -----------------------------------------------------------------------------------------------
+# -- limits ------------------------------------------------------------------------------------------------------------
 
 _FORBIDDEN = {
     *(
@@ -71,7 +71,7 @@ _FORBIDDEN = {
         "shutil.rmtree",
     ),
 }
-_watched: list[Path] = []  # the folder that a reader may write into; empty: nobody is watched
+_watched: list[Path] = []  # folder that a reader may write to; empty: not watched
 _seen: list[str] = []
 
 
@@ -99,13 +99,13 @@ def _inside(path: str) -> bool:
 
 @cache
 def _hooked() -> bool:
-    sys.addaudithook(_audit)  # for good: there is no way to take one out
+    sys.addaudithook(_audit)  # audit hooks cannot be removed
     return True
 
 
 @contextlib.contextmanager
 def guarded(folder: Path) -> Iterator[None]:
-    """Limit time and memory, and see what is started, opened for writing or left."""
+    """Limit time and memory, and detect started processes and written files."""
     _hooked()
 
     def ring(number: int, frame: Any) -> None:
@@ -143,13 +143,13 @@ def guarded(folder: Path) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Target:
-    """A reader: how its files are made, which of them are damaged, and how they are read."""
+    """Reader with functions to create, damage and read its files."""
 
     name: str
     make: Callable[[Path], None]
     read: Callable[[Path], object]
     files: tuple[str, ...]  # patterns
-    seal: Callable[[Path, str], None] | None = None  # makes checksums right again, as somebody with bad intent would
+    seal: Callable[[Path, str], None] | None = None  # recomputes checksums, as an attacker would
 
 
 TARGETS: dict[str, Target] = {}
@@ -213,13 +213,13 @@ def _make_config(folder: Path) -> None:
 
 @target("config", "*.yaml", "*.json", "order.txt", make=_make_config)
 def read_config(folder: Path) -> None:
-    """Files of options, an earlier run's, and class orders."""
+    """Read option files, the configuration of a run, and class orders."""
     errors = []
     for path in sorted(folder.glob("*.*")):
         if path.suffix in (".yaml", ".json"):
             try:
                 _options_from(path)
-            except Exception as error:  # each file is read, whatever is wrong with another one
+            except Exception as error:  # read all files, even after an error
                 errors.append(error)
     for error in sorted(errors, key=lambda e: _ours(e)):
         raise error
@@ -233,7 +233,7 @@ def _make_settings(folder: Path) -> None:
 
 @target("settings", "set.txt", make=_make_settings)
 def read_settings(folder: Path) -> None:
-    """What is typed behind --set, and labels of variants."""
+    """Parse --set values and method labels."""
     from efcil.experiment.specification import ExperimentSpec, resolve
 
     given = (folder / "set.txt").read_bytes().decode("utf-8", "surrogateescape").split("\n")
@@ -247,7 +247,7 @@ def _make_pycil(folder: Path) -> None:
 
 @target("pycil", "*.json", make=_make_pycil)
 def read_pycil(folder: Path) -> None:
-    """PyCIL's files."""
+    """Read PyCIL files."""
     read_config(folder)
 
 
@@ -290,13 +290,13 @@ def _resume(folder: Path) -> None:
     from efcil.training.trainer import TrainingInterrupted
 
     run = _run(folder)
-    run.stop.set()  # after the first step: all that is read has been read then
+    run.stop.set()  # after the first step, when everything has been read
     with contextlib.suppress(TrainingInterrupted):
         run.execute(True)
 
 
 def _seal_checkpoint(folder: Path, name: str) -> None:
-    """Give a checkpoint that can still be opened the checksum of what it holds now."""
+    """Recompute the checksum of a readable checkpoint."""
     from safetensors import safe_open
     from safetensors.torch import save_file
 
@@ -321,13 +321,13 @@ def _seal_checkpoint(folder: Path, name: str) -> None:
 
 @target("checkpoint", "run/trajectory/checkpoints/*.safetensors", make=_make_run, seal=_seal_checkpoint)
 def read_checkpoint(folder: Path) -> None:
-    """Checkpoints of a run."""
+    """Read checkpoints of a run."""
     _resume(folder)
 
 
 @target("run", "run/trajectory/config.yaml", "run/trajectory/metrics.jsonl", "run/*/summary.json", make=_make_run)
 def read_run(folder: Path) -> None:
-    """The other files of a run directory."""
+    """Read the other files of a run directory."""
     _resume(folder)
 
 
@@ -360,7 +360,7 @@ def _seal_model(folder: Path, name: str) -> None:
 
 @target("model", "model/*.json", "model/*.safetensors", "model/previous/*", make=_make_model, seal=_seal_model)
 def read_model(folder: Path) -> None:
-    """A model directory: loaded, asked, summed up, gone back."""
+    """Load a model directory, predict, summarize and undo."""
     import numpy as np
 
     from efcil.product import IncrementalClassifier
@@ -378,7 +378,7 @@ def _make_weights(folder: Path) -> None:
 
 @target("weights", "weights.safetensors", make=_make_weights)
 def read_weights(folder: Path) -> None:
-    """A file with a backbone's weights."""
+    """Load a file with backbone weights."""
     from efcil.product import IncrementalClassifier
 
     IncrementalClassifier(width=2, size=8, weights=folder / "weights.safetensors", progress=False, device="cpu")
@@ -406,14 +406,14 @@ def _make_cifar(folder: Path) -> None:
 
 @target("cifar100", "in/*/*/*", make=_make_cifar)
 def read_cifar(folder: Path) -> None:
-    """CIFAR-100, pickles and binary edition."""
+    """Load CIFAR-100, python and binary versions."""
     from efcil.data import cifar100
 
     _each([lambda place=place: cifar100.load(place) for place in sorted((folder / "in").iterdir())])
 
 
 def _each(calls: Sequence[Callable[[], object]]) -> None:
-    """Call all; an error that is not ours comes first."""
+    """Call all functions; raise foreign errors first."""
     errors = []
     for call in calls:
         try:
@@ -460,7 +460,7 @@ def _make_sets(folder: Path) -> None:
 
 @target("images", "*/*.txt", "*/val/*.txt", "tiny/*/*/*.JPEG", "birds/images/*/*.jpg", make=_make_sets)
 def read_sets(folder: Path) -> None:
-    """Tiny-ImageNet, ImageNet-100 with a class list, CUB-200: lists and pictures."""
+    """Load Tiny-ImageNet, ImageNet-100 with a class list, and CUB-200."""
     from efcil.data import cub200, imagenet100, tiny_imagenet
     from efcil.data.cache import load_decoded
 
@@ -488,7 +488,7 @@ def _make_cache(folder: Path) -> None:
 
 
 def read_cache(folder: Path) -> object:
-    """Decoded pictures that are mapped again, their index and the recorded split."""
+    """Load the image cache, its index and the recorded split."""
     from efcil.data import folder as pictures
 
     # the key of the cache is the place of the pictures, and each case lies elsewhere: its files are given that name
@@ -521,7 +521,7 @@ def _make_report(folder: Path) -> None:
 
 @target("report", "run/*/summary.json", make=_make_report)
 def read_report(folder: Path) -> None:
-    """Summaries: tables, page, and what `efcil reproduce` takes up of them."""
+    """Load summaries for tables, reports and `efcil reproduce`."""
     from efcil.report import csv_table, html_page, latex_table, load_summaries, markdown_table
     from efcil.reproduce.result_index import ResultIndex, RunKey
 
@@ -551,7 +551,7 @@ def _make_snapshot(folder: Path) -> None:
 
 @target("snapshot", "*.safetensors", make=_make_snapshot, seal=_seal_checkpoint)
 def read_snapshot(folder: Path) -> None:
-    """Snapshots that figures are drawn from."""
+    """Load snapshots for figures."""
     from efcil.reproduce.snapshots import Snapshot
 
     snapshot, _ = Snapshot.read(folder / "task-02.safetensors")
@@ -577,7 +577,7 @@ def _make_upload(folder: Path) -> None:
 
 @target("upload", "picture.*", "deep.tif", "palette.png", "frames.gif", make=_make_upload)
 def read_upload(folder: Path) -> None:
-    """Pictures of a request."""
+    """Decode the images of a request."""
     from efcil.serve.images import decode_image
     from efcil.serve.limits import Limits
 
@@ -592,7 +592,7 @@ def read_upload(folder: Path) -> None:
 
 @target("archive", "lesson.zip", make=_make_upload)
 def read_archive(folder: Path) -> None:
-    """A zip to be taught from."""
+    """Read an uploaded zip file."""
     from efcil.serve.limits import Limits
     from efcil.serve.uploads import from_archive
 
@@ -614,7 +614,7 @@ def _make_download(folder: Path) -> None:
 
 @target("download", "*.tar", "*.gz", "*.json", make=_make_download)
 def read_download(folder: Path) -> None:
-    """What was downloaded: archives that are unpacked, and notes about parts."""
+    """Read downloaded archives and partial downloads."""
     from efcil.data import fetch
 
     def unpack(path: Path) -> None:
@@ -637,7 +637,7 @@ def _ours(error: BaseException) -> bool:
 
 
 class Fuzzer:
-    """Sound files of a target, and one damaged copy after the other."""
+    """Valid files of a target and damaged copies of them."""
 
     def __init__(self, chosen: Target, home: Path):
         self.target, self.sound, self.case = chosen, home / "sound", home / "case"
@@ -648,14 +648,14 @@ class Fuzzer:
         self.executions = self.refused = 0
         self._copy()
         with contextlib.chdir(self.case):
-            chosen.read(self.case)  # sound files are read; what it needs is imported now
+            chosen.read(self.case)  # checks valid files and imports modules
 
     def _copy(self) -> None:
         shutil.rmtree(self.case, ignore_errors=True)
         shutil.copytree(self.sound, self.case)
 
     def once(self, data: st.DataObject) -> None:
-        """Damage one file and read; what may not happen raises."""
+        """Damage one file and read it; raise Finding on a violation."""
         draw = data.draw
         name = draw(st.sampled_from(self.names))
         self._copy()
@@ -673,20 +673,20 @@ class Fuzzer:
             self.refused += 1
             told = str(error)
             if "\n" in told.strip() and len(told) > 20_000:
-                raise Finding("the error is not for a person to read") from error
+                raise Finding("the error message is unreadable") from error
 
 
 def _where(error: BaseException) -> str:
-    """The last place in our package that an error came through."""
+    """Return the innermost location in efcil of an error."""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if f"{os.sep}efcil{os.sep}" in f.filename]
     at = f"{frames[-1].filename.rpartition(os.sep + 'efcil' + os.sep)[2]}:{frames[-1].lineno}" if frames else "?"
     return f"{type(error).__name__} at {at}"
 
 
 def fuzz(name: str, seconds: float, begin: int, rounds: float = math.inf) -> dict[str, Any]:
-    """Damage and read for so long, or so many rounds at most; return how often, and each finding once.
+    """Fuzz for some seconds or rounds; return counts and distinct findings.
 
-    A round is a seed: rounds that found nothing once find nothing again, on a faster machine too.
+    A round is a seed, so results of rounds are reproducible on any machine.
     """
     findings: dict[str, str] = {}
     with tempfile.TemporaryDirectory(prefix="efcil-fuzz-") as home:
@@ -723,12 +723,12 @@ def fuzz(name: str, seconds: float, begin: int, rounds: float = math.inf) -> dic
 
 
 def main() -> None:
-    """Fuzz some targets, or all, one after the other, and add what came of it to a file."""
+    """Fuzz some or all targets in turn, and add the results to a file."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("targets", nargs="*", choices=[*sorted(TARGETS), []], help="readers; without: all of them")
+    parser.add_argument("targets", nargs="*", choices=[*sorted(TARGETS), []], help="readers; default: all")
     parser.add_argument("--seconds", type=float, default=300.0, help="for each target")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, help="JSON file to add the outcome to")
+    parser.add_argument("--out", type=Path, help="JSON file for the results")
     given = parser.parse_args()
     bad = False
     for name in given.targets or sorted(TARGETS):

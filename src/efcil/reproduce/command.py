@@ -172,13 +172,13 @@ def _missing_jobs(
 
 
 def _is_done(index: ResultIndex, key: RunKey, out: Path) -> bool:
-    """Tell whether nothing is left to run; one that is only drawn must have what is drawn, too."""
+    """Return whether no runs are missing; a figure also needs the data that it shows."""
     drawn = key.group in SNAPSHOT_GROUPS[:-1] and not key.snapshot(out, key.tasks).exists()
     return not drawn and all(_is_measured(index, key, label) for label in key.methods)
 
 
 def _is_known(index: ResultIndex, key: RunKey, out: Path) -> bool:
-    """Tell whether there is anything to show."""
+    """Return whether there are any results to show."""
     return (out / key.directory).is_dir() or any(_is_measured(index, key, label) for label in key.methods)
 
 
