@@ -30,6 +30,7 @@ LAYERS = (
     ("resolution",),
     ("trajectory",),
     ("protocol",),
+    ("session",),
     ("product",),
     ("report",),
     ("results",),
@@ -65,6 +66,7 @@ EXCEPTIONS = {  # same table as in docs/architecture.md
     "product/classifier.py::IncrementalClassifier.__init__": "public: the settings of a new model, by name",
     "reproduce/command.py::execute": "options of the command reproduce, by name",
     "serve/command.py::serve": "options of the command serve, by name",
+    "session.py::Method.__init__": "public: the fields of a method, by name",
     "training/distributed.py::World": "what processes do together; alone every method does it without others",
     "trajectory.py::Trajectory": "the lifecycle of the statistics, and how they are read, saved and merged",
 }

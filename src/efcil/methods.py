@@ -80,6 +80,7 @@ class Method:
     paper_head: str = ""  # head reported in the DPCR paper, if not the first
     preset: str = ""  # default preset, if not the data set's first
     presets: Values = field(default_factory=dict)  # of a plug-in: values for options missing in the preset
+    settings: Values = field(default_factory=dict)  # options that were given with its parts, in Python
 
     def __hash__(self) -> int:
         return hash(self.name)

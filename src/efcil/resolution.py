@@ -38,13 +38,18 @@ class ResolvedOptions:
     methods: dict[str, tuple[Method, Options]]  # label -> (method, options)
 
 
-def parse_label(label: str) -> tuple[str, RequestedMethod]:
+def parse_label(label: str | Method) -> tuple[str, RequestedMethod]:
     """Parse a method label with settings; return the label with the registered spelling of the method.
+
+    A `Method` is labelled by its name.
 
     >>> label, requested = parse_label("DPCR:rank_rule=numerical:ridge=100")
     >>> label, requested.settings
     ('dpcr:rank_rule=numerical:ridge=100', {'rank_rule': 'numerical', 'ridge': 100})
     """
+    if isinstance(label, Method):
+        given = {key: value for key, value in label.settings.items() if key != "epochs"}  # which are no option
+        return label.name, RequestedMethod(label, given)
     name, *settings = label.split(":")
     method = find(name)
     return ":".join([method.name, *settings]), RequestedMethod(method, parse_overrides(settings))

@@ -131,11 +131,23 @@ def task_sizes(
     return sizes + ((classes - total,) if total < classes else ())
 
 
+@dataclass(frozen=True)
+class ImageMoments:
+    """Name of a data set, and mean and standard deviation of each channel of its training images in [0, 1]."""
+
+    name: str
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+
 class Task:
     """Training data of one task, inaccessible after `close()`."""
 
-    def __init__(self, index: int, first_class: int, classes: int, images: ImageSet):
+    def __init__(
+        self, index: int, first_class: int, classes: int, images: ImageSet, moments: ImageMoments | None = None
+    ):
         self.index = index
+        self.moments = moments  # of the data set that the images are from, where it is known
         self.first_class = first_class
         self.seen = first_class + classes  # number of classes after this task
         self._images: ImageSet | None = images
@@ -174,12 +186,14 @@ class TaskStream(Sequence[Task]):
     """A data set's training part as tasks, in a class order.
 
     `dataset` is the whole of it, with the test images that methods are evaluated on; no task leads to them.
+    `order_name` is what the class order is called in summaries.
     """
 
     train: ImageSet
     order: Order  # (classes,) label at each position
     sizes: tuple[int, ...]
     dataset: DataSet | None = None
+    order_name: str = "given"
 
     @classmethod
     def from_dataset(
@@ -218,7 +232,8 @@ class TaskStream(Sequence[Task]):
             sizes = task_sizes(len(data.class_names), tasks, init_cls, increment, allow_uneven)
         except ConfigError as error:
             raise ConfigError(as_keywords(str(error))) from None
-        return cls(data.train, class_order(order, data.class_names), sizes, data)
+        name = str(order) if isinstance(order, str | int | os.PathLike) else "given"
+        return cls(data.train, class_order(order, data.class_names), sizes, data, name)
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -256,7 +271,9 @@ class TaskStream(Sequence[Task]):
         begin, end = self.ends[index] - self.sizes[index], self.ends[index]
         labels = self.positions(self.train.labels)
         rows = np.flatnonzero((labels >= first_class) & (labels < end))
-        return Task(index, begin, end - begin, ImageSet(self.train.images[rows], labels[rows]))
+        data = self.dataset
+        moments = None if data is None else ImageMoments(data.name, data.mean, data.std)
+        return Task(index, begin, end - begin, ImageSet(self.train.images[rows], labels[rows]), moments)
 
     def __getitem__(self, index: int) -> Task:  # type: ignore[override]
         if not 0 <= index < len(self):

@@ -186,7 +186,7 @@ def test_the_same_seed_gives_the_same_bits_and_another_others(two):
 def protocol(model, data, epochs, sizes):
     """The same data, options and seed through the protocol of `efcil run`: its classifier, accuracy after each task."""
     kind, backend = LEARNERS["lwf"], model._backend
-    learner = kind(teaching.with_epochs(model._config.training, epochs), 3, backend, 0)
+    learner = kind(model._config.training.with_epochs(epochs), 3, backend, 0)
     stream = TaskStream(data.train, np.arange(len(data.class_names)), sizes)
     data = DataSet(data.name, data.class_names, data.train, data.test, MEAN, STD)
     evaluator = Evaluator(data, stream, backend)

@@ -58,7 +58,7 @@ from efcil.errors import ConfigError
 if TYPE_CHECKING:
     from efcil.experiment.reporters import Reporter
     from efcil.experiment.run import Run
-    from efcil.experiment.specification import Experiment
+    from efcil.experiment.specification import Experiment, ExperimentSpec
     from efcil.training.distributed import World
 
 app = typer.Typer()
@@ -89,11 +89,26 @@ def defaults(command: Callable[..., Any]) -> dict[str, Any]:
 
 
 def resolve_options(methods: Sequence[str], dataset: str, o: Mapping[str, Any]) -> Experiment:
-    """Resolve and check the options of a command."""
-    from efcil.experiment.specification import ExperimentSpec, resolve
+    """Resolve and check the options of a command whose methods share a backbone."""
+    from efcil.experiment.specification import resolve
+
+    return resolve(specification(methods, dataset, o))
+
+
+def resolve_comparison(methods: Sequence[str], dataset: str, o: Mapping[str, Any]) -> dict[str, Experiment]:
+    """Resolve and check the options of a comparison: an experiment for each trained backbone, by its learner."""
+    from efcil.experiment.specification import by_trajectory, resolve
+
+    parts = by_trajectory(specification(methods, dataset, o))
+    return {name.replace(":", "-"): resolve(part) for name, part in parts.items()}
+
+
+def specification(methods: Sequence[str], dataset: str, o: Mapping[str, Any]) -> ExperimentSpec:
+    """Return what the options of a command ask for."""
+    from efcil.experiment.specification import ExperimentSpec
 
     overrides = [*o["overrides"], *(["data.skip_bad=true"] if o["skip_bad"] else [])]
-    spec = ExperimentSpec(
+    return ExperimentSpec(
         methods=tuple(methods),
         dataset=dataset,
         tasks=o["tasks"],
@@ -106,7 +121,6 @@ def resolve_options(methods: Sequence[str], dataset: str, o: Mapping[str, Any]) 
         overrides=tuple(overrides),
         val_fraction=o.get("val_fraction", 0.0),
     )
-    return resolve(spec)
 
 
 def make_run(
@@ -134,12 +148,12 @@ def make_run(
 
 
 def _execute(methods: Sequence[str], dataset: str, o: Mapping[str, Any], orders: Sequence[str], compare: bool) -> None:
-    """Execute a run for each order and leave the screen tidy; under torchrun, this process's part of it."""
+    """Execute a run for each order and backbone, and leave the screen tidy; under torchrun, this process's part."""
     from efcil.experiment.concurrent import execute_all
     from efcil.experiment.reporters import NullReporter, PrefixReporter, choose_reporter
     from efcil.training.distributed import init_distributed
 
-    several, silent, concurrent = len(orders) > 1, o["quiet"] or o["json"], o.get("concurrent_runs")
+    silent, concurrent = o["quiet"] or o["json"], o.get("concurrent_runs")
     with init_distributed() as world:
         reporter = choose_reporter(o["quiet"], o["json"]) if world.is_main else NullReporter()
         out = None
@@ -147,16 +161,21 @@ def _execute(methods: Sequence[str], dataset: str, o: Mapping[str, Any], orders:
             for text in o.get("notes", ()):
                 reporter.note(text)
             with world.sync_errors():
+                experiments = {
+                    (order, learner): experiment
+                    for order in orders
+                    for learner, experiment in resolve_comparison(methods, dataset, {**o, "order": order}).items()
+                }
+                several = len(experiments) > 1
                 if several and world.size > 1 and concurrent not in (None, 1):
                     raise ConfigError(
-                        f"--concurrent-runs {concurrent}: {world.size} processes train one order at a time; drop it"
+                        f"--concurrent-runs {concurrent}: {world.size} processes train one run at a time; drop it"
                     )
-                experiments = {order: resolve_options(methods, dataset, {**o, "order": order}) for order in orders}
-                places = {order: f"order-{Path(order).stem}" if several else "" for order in orders}
+                places = _places(list(experiments))
                 if world.is_main:
                     homes = {
-                        str(Path(places[order]) / ("trajectory" if compare else "")): experiment.fingerprint()
-                        for order, experiment in experiments.items()
+                        str(places[key] / ("trajectory" if compare else "")): experiment.fingerprint()
+                        for key, experiment in experiments.items()
                     }
                     first = next(iter(experiments.values()))  # which has names as they are registered
                     name = "compare" if compare else next(iter(first.methods))
@@ -165,9 +184,10 @@ def _execute(methods: Sequence[str], dataset: str, o: Mapping[str, Any], orders:
             out = Path(world.broadcast_object(str(out)))
             runs = []
             with world.sync_errors():
-                for order, experiment in experiments.items():
-                    tells = PrefixReporter(f"order {order}") if several and not silent and world.is_main else reporter
-                    runs.append(make_run(experiment, {**o, "out": out}, out / places[order], compare, tells, world))
+                for key, experiment in experiments.items():
+                    title = _title(key, list(experiments))
+                    tells = PrefixReporter(title) if several and not silent and world.is_main else reporter
+                    runs.append(make_run(experiment, {**o, "out": out}, out / places[key], compare, tells, world))
             parallel = (concurrent or runs[0].backend.concurrent_runs) if several else 1
             execute_all(runs, o["resume"], parallel, f"resume with: {resume_command(out)}")
         finally:
@@ -175,11 +195,38 @@ def _execute(methods: Sequence[str], dataset: str, o: Mapping[str, Any], orders:
         if several and world.is_main:
             from efcil.cli.console import print_runs
             from efcil.report import load_summaries, write_report
+            from efcil.resolution import parse_label
 
             summaries = load_summaries([out / place for place in places.values()])
+            asked = [parse_label(method)[0] for method in methods]
+            summaries.sort(key=lambda summary: asked.index(summary["method"]))  # within it by order
             write_report(summaries, out)
             if not silent:
                 print_runs(summaries)
+
+
+def _places(keys: Sequence[tuple[str, str]]) -> dict[tuple[str, str], Path]:
+    """Return a directory for each order and learner, as far as there are several.
+
+    >>> _places([("1", "lwf"), ("1", "joint")])[("1", "joint")].as_posix()
+    'joint'
+    >>> _places([("1", "lwf"), ("2", "lwf")])[("2", "lwf")].as_posix()
+    'order-2'
+    """
+    orders, learners = ({key[place] for key in keys} for place in (0, 1))
+    return {
+        (order, learner): Path(
+            *([f"order-{Path(order).stem}"] if len(orders) > 1 else []), *([learner] if len(learners) > 1 else [])
+        )
+        for order, learner in keys
+    }
+
+
+def _title(key: tuple[str, str], keys: Sequence[tuple[str, str]]) -> str:
+    """Return what a run of several is called in the lines that it prints."""
+    orders, learners = ({other[place] for other in keys} for place in (0, 1))
+    words = ([f"order {key[0]}"] if len(orders) > 1 else []) + ([key[1]] if len(learners) > 1 else [])
+    return ", ".join(words)
 
 
 def _with_file(options: dict[str, Any], context: typer.Context) -> dict[str, Any]:
@@ -291,7 +338,7 @@ def compare(
     threads: Threads = None,
     concurrent_runs: ConcurrentRuns = None,
 ) -> None:
-    """Compare methods: train the backbone once per class order and evaluate every method on it."""
+    """Compare methods on the same tasks; those that share a learner share a trained backbone."""
     options = _with_file(dict(locals()), context)
     names, orders_given = _commas(options["methods"]), _commas(options["orders"])
     if not names or not options["dataset"] or not orders_given:

@@ -59,10 +59,11 @@ class Run(Callback):
         backend: Backend,
         reporter: Reporter,
         options: RunOptions | None = None,
-        data_directory: Path | None = None,
+        data: Path | DataSet | TaskStream | None = None,
     ):
+        """`data` is the directory that the data set lies in, or what is already in memory."""
         self.experiment, self.out, self.backend, self.reporter = experiment, out, backend, reporter
-        self.options, self.data_directory = options or RunOptions(), data_directory
+        self.options, self.data = options or RunOptions(), data
         self.world = backend.world  # of several processes the first one reads and writes the directory
         self.concurrent_runs = self.options.concurrent_runs
         self.directory = RunDirectory(out, self.options.compare)
@@ -99,13 +100,17 @@ class Run(Callback):
                 return self._learn(data, self.world.broadcast_object(identity))
 
     def _load(self) -> DataSet:
-        experiment = self.experiment
-        data = datasets.load(
-            experiment.dataset,
-            self.data_directory,
-            _resolve_aspect(experiment),
-            lambda done, total: self.reporter.progress("decoding images", done, total),
-        )
+        experiment, data = self.experiment, self.data
+        if isinstance(data, TaskStream):
+            assert data.dataset is not None, "a stream without test images cannot be measured"
+            data = data.dataset
+        if not isinstance(data, DataSet):
+            data = datasets.load(
+                experiment.dataset,
+                data,
+                _resolve_aspect(experiment),
+                lambda done, total: self.reporter.progress("decoding images", done, total),
+            )
         for text in data.notes:
             self.reporter.note(text)
         return data.split_validation(experiment.val_fraction, experiment.seed) if experiment.val_fraction else data
@@ -117,9 +122,12 @@ class Run(Callback):
     def _prepare(self, data: DataSet) -> None:
         """Build everything that can still be refused, before the directory is claimed."""
         self.clock, experiment = Clock(), self.experiment
-        order = class_order(experiment.order, data.class_names)
-        self.class_names = [data.class_names[label] for label in order]
-        self.stream = TaskStream(data.train, order, experiment.sizes(len(data.class_names)))
+        if isinstance(self.data, TaskStream):
+            self.stream = self.data
+        else:
+            order = class_order(experiment.order, data.class_names)
+            self.stream = TaskStream(data.train, order, experiment.sizes(len(data.class_names)))
+        self.class_names = [data.class_names[label] for label in self.stream.order]
         self.learner = LEARNERS[experiment.learner](
             experiment.training, data.channels, self.backend, experiment.seed, data.size
         )

@@ -6,8 +6,8 @@ import functools
 import os
 import platform
 import subprocess
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -17,22 +17,26 @@ import torch
 from efcil import __version__
 from efcil import data as datasets
 from efcil.config import Options, Values, build, flat, keys, parse_overrides, preset_names, preset_values
+from efcil.data.dataset import DataSet
 from efcil.errors import ConfigError, nearest
+from efcil.learners import LEARNERS
 from efcil.learners.base import TrainingOptions
-from efcil.methods import Method, plugin_presets
-from efcil.resolution import collected, parse_label, preset_method
+from efcil.methods import FROZEN, Method, plugin_presets
+from efcil.resolution import RequestedMethod, collected, parse_label, preset_method
 from efcil.resolution import resolve as resolve_options
 from efcil.tasks import task_sizes
 
 NO_PRESET = "none"  # the options' own defaults, for data sets that no preset speaks of
+OWN_DATA = "model"  # for images that a program brings: what models that people teach have
+SMALL_IMAGES = 40  # pixels up to which the first layer keeps the size
 
 
 @dataclass(frozen=True)
 class ExperimentSpec:
     """What the user asked for, unresolved."""
 
-    methods: tuple[str, ...]
-    dataset: str
+    methods: tuple[str | Method, ...]
+    dataset: str | DataSet
     tasks: int | None = None
     init_cls: int | None = None
     increment: int | list[int] | None = None
@@ -40,8 +44,9 @@ class ExperimentSpec:
     order: str = "identity"
     seed: int = 0
     preset: str | None = None
-    overrides: tuple[str, ...] = ()
+    overrides: tuple[str, ...] | Mapping[str, Any] = ()
     val_fraction: float = 0.0
+    epochs: int | None = None  # of each task, instead of the preset's
 
 
 @dataclass(frozen=True)
@@ -88,22 +93,28 @@ def resolve(spec: ExperimentSpec) -> Experiment:
     """Resolve and check a request; every mistake in its settings is reported at once."""
     methods = dict(parse_label(label) for label in spec.methods)
     if len(methods) != len(spec.methods):
-        raise ConfigError(f"a method is named twice in {','.join(spec.methods)}")
-    source = datasets.find(spec.dataset)
+        raise ConfigError(f"a method is named twice in {','.join(map(label_of, spec.methods))}")
+    source = _source(spec.dataset)
     preset = _choose_preset(spec.preset, source.name, [requested.method for requested in methods.values()])
-    overrides = parse_overrides(spec.overrides)
+    overrides = given_overrides(spec)
+    derived: Values = {}
+    if preset == OWN_DATA and isinstance(spec.dataset, DataSet):
+        derived["stem"] = "cifar" if spec.dataset.size <= SMALL_IMAGES else "imagenet"
 
     def preset_section(section: str) -> Values:
-        return {} if preset == NO_PRESET else preset_values(preset, source.name, section)
+        if preset == NO_PRESET:
+            return {}
+        return preset_values(preset, "defaults" if preset == OWN_DATA else source.name, section)
 
     errors: list[str] = []
     of_data = {key: value for key, value in overrides.items() if key.startswith("data.")}
     rest = {key: value for key, value in overrides.items() if key not in of_data}
     with collected(errors):
         data_keys = [f"data.{key}" for key in keys(source.options)]
-        resolved = resolve_options(methods, preset_section, rest, elsewhere=data_keys)
+        resolved = resolve_options(methods, preset_section, rest, derived, elsewhere=data_keys)
     with collected(errors):
-        data = _data_options(source, preset_section("data"), of_data)
+        in_memory = isinstance(spec.dataset, DataSet)
+        data = _data_options(source, {} if in_memory else preset_section("data"), of_data)
     if errors:
         raise ConfigError("; ".join(errors))
     return Experiment(
@@ -115,14 +126,87 @@ def resolve(spec: ExperimentSpec) -> Experiment:
         str(spec.order),
         spec.seed,
         resolved.learner,
-        resolved.training,
+        resolved.training.with_epochs(_common_epochs(spec, methods)),
         spec.val_fraction,
     )
+
+
+def _common_epochs(spec: ExperimentSpec, methods: Mapping[str, RequestedMethod]) -> int | None:
+    """Return the number of epochs per task that the methods or the request give."""
+    given = {epochs for request in methods.values() for epochs in _epochs(request.method).values()}
+    if len(given | ({spec.epochs} if given and spec.epochs is not None else set())) > 1:
+        raise ConfigError(f"epochs differ ({', '.join(map(str, sorted(given)))}): methods share a trajectory; give one")
+    return given.pop() if given else spec.epochs
+
+
+def label_of(method: str | Method) -> str:
+    """Return what a method is called that was given by name or as an object."""
+    return method if isinstance(method, str) else method.name
+
+
+def given_overrides(spec: ExperimentSpec) -> Values:
+    """Return the settings that the user gave, by dotted key."""
+    return dict(spec.overrides) if isinstance(spec.overrides, Mapping) else parse_overrides(spec.overrides)
+
+
+def _source(dataset: str | DataSet) -> datasets.DatasetSpec:
+    """Return the description of a data set; one that is in memory has a name and no options."""
+    if isinstance(dataset, str):
+        return datasets.find(dataset)
+    return datasets.DatasetSpec(dataset.name, "in memory", "-", "-", loader=lambda: dataset)
+
+
+def by_trajectory(spec: ExperimentSpec) -> dict[str, ExperimentSpec]:
+    """Split a comparison into those methods that can share a trained backbone, by name of their learner.
+
+    Methods whose backbone is frozen after the first task share the first one of an LwF trajectory. A method with
+    settings of its own for training has a trajectory of its own.
+
+    >>> spec = ExperimentSpec(("dpcr", "finetune", "acil", "lwf"), "digits", overrides=("ridge=2", "first.lr=0.1"))
+    >>> {name: part.methods for name, part in by_trajectory(spec).items()}
+    {'lwf': ('dpcr', 'acil', 'lwf'), 'finetune': ('finetune',)}
+    """
+    groups: dict[tuple[str, str], list[str | Method]] = {}
+    requests = [parse_label(method)[1] for method in spec.methods]
+    trained = [(request.method.learner, _training_settings(request)) for request in requests]
+    for method, (learner, settings) in zip(spec.methods, trained, strict=True):
+        shares = learner in FROZEN and ("lwf", settings) in trained
+        groups.setdefault(("lwf" if shares else learner, settings), []).append(method)
+    parts: dict[str, ExperimentSpec] = {}
+    overrides = given_overrides(spec)
+    known = {group: _known_keys(methods) for group, methods in groups.items()}
+    everywhere = set().union(*known.values())
+    for (learner, settings), methods in groups.items():
+        number = sum(name.partition(":")[0] == learner for name in parts)
+        name = learner if not number else f"{learner}:{number + 1}"
+        own = {k: v for k, v in overrides.items() if k in known[learner, settings] or k not in everywhere}
+        parts[name] = replace(spec, methods=tuple(methods), overrides=own)
+    return parts
+
+
+def _training_settings(request: RequestedMethod) -> str:
+    """Return what makes the training of a method its own, for comparison."""
+    training = keys(LEARNERS[request.method.learner].options_type)
+    given = {key: value for key, value in request.settings.items() if key in training} | _epochs(request.method)
+    return repr(sorted((key, id(value) if callable(value) else value) for key, value in given.items()))
+
+
+def _epochs(method: Method) -> Values:
+    """Return the number of epochs that a method was given in Python."""
+    return {key: value for key, value in method.settings.items() if key == "epochs"}
+
+
+def _known_keys(methods: Sequence[str | Method]) -> set[str]:
+    requests = [parse_label(method)[1].method for method in methods]
+    models = [model for method in requests for model in (method.options, LEARNERS[method.learner].options_type)]
+    return {key for model in models for key in keys(model)}
 
 
 def _choose_preset(asked: str | None, dataset: str, methods: Sequence[Method]) -> str:
     """Return the preset that is asked for, else that of the methods or of the data set."""
     known = preset_names(dataset)
+    if not known and asked is None and dataset not in datasets.DATASETS:
+        return OWN_DATA
     if asked is None:
         meant = {method.preset for method in methods}
         usual = known[0] if known else NO_PRESET
@@ -131,7 +215,7 @@ def _choose_preset(asked: str | None, dataset: str, methods: Sequence[Method]) -
         preset = next((name for name in (*known, NO_PRESET) if name.casefold() == asked.casefold()), "")
         if not preset:
             raise ConfigError(f"preset '{asked}' does not exist for {dataset}: {nearest(asked, known)}")
-    if preset != NO_PRESET and not preset_values(preset, dataset, "training"):
+    if preset not in (NO_PRESET, OWN_DATA) and not preset_values(preset, dataset, "training"):
         sections = {m.name: preset_method(m, "learner").preset_key for m in methods if not plugin_presets(m)}
         silent = [name for name, section in sections.items() if not preset_values(preset, dataset, section)]
         if silent:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, Self
 
 import torch
 from pydantic import Field
@@ -14,6 +14,7 @@ from efcil.config import Options
 from efcil.core.class_stats import ClassStats
 from efcil.data import augment
 from efcil.learners.networks import TeacherStudent
+from efcil.models import BackboneSource
 from efcil.randomness import RngStream, generator
 from efcil.tasks import Task
 from efcil.training.batch import Batch, FrozenForward
@@ -29,7 +30,7 @@ ImageView = Literal["clean", "augmented", "pseudo"]
 class TrainingOptions(Options):
     """Training options that every learner has."""
 
-    backbone: str = "resnet18"
+    backbone: BackboneSource = "resnet18"
     """Network that computes the features."""
     stem: str = "cifar"
     """First layers of a ResNet: cifar (3x3), small (3x3, pooling) or imagenet (7x7, stride 2, pooling)."""
@@ -51,6 +52,12 @@ class TrainingOptions(Options):
     """Schedule of the first task."""
     later: Schedule = Schedule(epochs=100, lr=0.05, milestones=(45, 90), weight_decay=2e-4)
     """Schedule of each later task."""
+
+    def with_epochs(self, epochs: int | None) -> Self:
+        """Return the same options with another number of epochs per task."""
+        if epochs is None:
+            return self
+        return self.model_copy(update={"first": self.first.rescaled(epochs), "later": self.later.rescaled(epochs)})
 
 
 class LearnedTask(Protocol):

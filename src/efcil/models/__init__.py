@@ -9,7 +9,7 @@ from torch import nn
 
 from efcil.errors import ConfigError, nearest
 from efcil.models import resnet
-from efcil.models.plain import Factory, PlainBackbone, wrap_backbone
+from efcil.models.plain import BackboneSource, Factory, PlainBackbone, backbone_name, wrap_backbone
 from efcil.models.resnet import NAMES, STEMS, ResNet
 from efcil.models.timm import PREFIX, TimmBackbone, build_timm
 from efcil.plugins import Registry
@@ -18,9 +18,11 @@ __all__ = [
     "BACKBONES",
     "NAMES",
     "STEMS",
+    "BackboneSource",
     "PlainBackbone",
     "ResNet",
     "TimmBackbone",
+    "backbone_name",
     "build",
     "build_timm",
     "check_name",
@@ -63,7 +65,7 @@ def is_timm(name: str) -> bool:
     return name.startswith(PREFIX)
 
 
-def is_resnet(name: str) -> bool:
+def is_resnet(name: Any) -> bool:
     """Return whether a backbone is a built-in ResNet, with stages, a width and a last ReLU.
 
     >>> is_resnet("resnet18"), is_resnet("timm/resnet18")
@@ -72,9 +74,9 @@ def is_resnet(name: str) -> bool:
     return name in NAMES
 
 
-def check_name(name: str) -> None:
-    """Raise ConfigError for an unknown backbone."""
-    if not is_timm(name) and name not in BACKBONES:
+def check_name(name: Any) -> None:
+    """Raise ConfigError for an unknown backbone; a module or factory is tried when it is built."""
+    if isinstance(name, str) and not is_timm(name) and name not in BACKBONES:
         raise ConfigError(f"backbone: unknown name '{name}'; {nearest(name, BACKBONES)}, or timm/NAME")
 
 
@@ -95,7 +97,7 @@ def build(
     the network's input.
     """
     own = None if isinstance(backbone, str) else backbone
-    name = backbone if isinstance(backbone, str) else getattr(own, "__name__", None) or type(own).__name__
+    name = backbone_name(backbone)
     if own is None and is_resnet(name):
         return resnet.build(name, stem=stem, width=width, channels=channels, seed=seed, last_relu=last_relu)
     if own is None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from typing import Annotated, Any
 
 import torch
+from pydantic import AfterValidator, PlainSerializer
 from torch import Tensor, nn
 
 from efcil.errors import ConfigError
@@ -13,6 +15,25 @@ from efcil.plugins import one_line
 
 Factory = Callable[[int], nn.Module]
 """Function from the number of image channels to a network."""
+
+
+def backbone_name(backbone: Any) -> str:
+    """Return what a backbone is called in summaries and messages: its name, or that of its class or factory."""
+    if isinstance(backbone, str):
+        return backbone
+    return str(getattr(backbone, "__name__", None) or type(backbone).__name__)
+
+
+def _is_source(backbone: Any) -> Any:
+    if not isinstance(backbone, str | nn.Module) and not callable(backbone):
+        raise ValueError(
+            f"it must be a name, a torch module or a function that makes one, not {type(backbone).__name__}"
+        )
+    return backbone
+
+
+BackboneSource = Annotated[Any, AfterValidator(_is_source), PlainSerializer(backbone_name, return_type=str)]
+"""An option that is a backbone's name, or a module or factory of one's own, which is stored by its name."""
 
 
 class PlainBackbone(nn.Module):

@@ -15,7 +15,6 @@ from efcil.learners.base import TrainingOptions
 from efcil.methods import Method
 from efcil.resolution import RequestedMethod, collected
 from efcil.resolution import resolve as resolve_options
-from efcil.training.schedule import Schedule
 
 TEACHABLE = ("lwf", "first-task", "pseudo-replay")  # learners that need no old image
 SMALL_IMAGES = 40  # pixels up to which the first layer keeps the size
@@ -104,23 +103,3 @@ def _find_method(name: str) -> Method:
             "Grams, and it keeps none; take dpcr-plus"
         )
     return method
-
-
-def rescale_schedule(schedule: Schedule, epochs: int) -> Schedule:
-    """The same schedule over another number of epochs: rates and milestones follow.
-
-    >>> rescale_schedule(Schedule(epochs=100, lr=0.1, milestones=(45, 90)), 10).milestones
-    (4, 9)
-    """
-    steps = (max(1, round(m * epochs / schedule.epochs)) for m in schedule.milestones)
-    milestones = tuple(sorted({m for m in steps if m < epochs}))
-    return schedule.model_copy(update={"epochs": epochs, "milestones": milestones})
-
-
-def with_epochs(training: TrainingOptions, epochs: int | None) -> TrainingOptions:
-    """The same options with another number of epochs a teaching."""
-    if epochs is None:
-        return training
-    return training.model_copy(
-        update={"first": rescale_schedule(training.first, epochs), "later": rescale_schedule(training.later, epochs)}
-    )

@@ -19,7 +19,6 @@ from efcil.learners import Learner
 from efcil.models.heads import CosineHead
 from efcil.product.calibration import CalibrationOffset, draw_features, fit_temperature
 from efcil.product.inputs import Images
-from efcil.product.model_config import rescale_schedule, with_epochs
 from efcil.randomness import RngStream, generator
 from efcil.tasks import Task
 from efcil.tensor_files import to_cpu
@@ -113,9 +112,9 @@ def teach(batch: UpdateBatch, trajectory: Trajectory, plan: UpdatePlan, callback
         classes = batch.task_classes
         learner.task_classes = classes.to(backend.device) if int(classes[0]) < batch.num_old else None
         own = labels[(~validation).to(backend.device)]
-        options, data = with_epochs(learner.options, plan.epochs), TaskData(task, pixels, own, transform)
+        options, data = learner.options.with_epochs(plan.epochs), TaskData(task, pixels, own, transform)
         if plan.deadline is not None:
-            options = with_epochs(options, _affordable_epochs(learner, data, plan.deadline))
+            options = options.with_epochs(_affordable_epochs(learner, data, plan.deadline))
         learner.options = options
         Trainer(learner, [callback]).fit(data)
 
@@ -208,7 +207,7 @@ def _affordable_epochs(learner: Learner, data: TaskData, deadline: float) -> int
     watch = _Stopwatch(learner.backend)
 
     def short(schedule: Schedule) -> Schedule:
-        return rescale_schedule(schedule, 2)  # the first epoch is warm-up
+        return schedule.rescaled(2)  # the first epoch is warm-up
 
     learner.options = options.model_copy(update={"first": short(options.first), "later": short(options.later)})
     images = data.images.with_images(select(data.images.images, rows))

@@ -49,3 +49,13 @@ class Schedule(Options):
         if self.lr_schedule == "cosine":
             return self.lr * (1 + math.cos(math.pi * epoch / self.epochs)) / 2
         return self.lr * self.gamma ** sum(epoch >= m for m in self.milestones)
+
+    def rescaled(self, epochs: int) -> Schedule:
+        """Return the same schedule over another number of epochs; rates and milestones follow.
+
+        >>> Schedule(epochs=100, lr=0.1, milestones=(45, 90)).rescaled(10).milestones
+        (4, 9)
+        """
+        steps = (max(1, round(m * epochs / self.epochs)) for m in self.milestones)
+        milestones = tuple(sorted({m for m in steps if m < epochs}))
+        return self.model_copy(update={"epochs": epochs, "milestones": milestones})
