@@ -15,6 +15,7 @@ from pathlib import Path
 
 # Bottom up. Modules in one line may import each other.
 LAYERS = (
+    ("platform_support",),
     ("errors",),
     ("files", "config", "presets", "plugins", "randomness"),
     ("components",),

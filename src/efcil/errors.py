@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import difflib
 import re
-import signal
 from collections.abc import Iterable
+
+from efcil.platform_support import signal_name
 
 _OPTION = re.compile(r"--([a-z][a-z-]*[a-z])(?: (\d[\d,]*))?(?!\w)")
 
@@ -66,7 +67,7 @@ class Interrupted(EfcilError):
     """A signal stopped the command; completed work is kept."""
 
     def __init__(self, number: int, remedy: str):
-        super().__init__(f"interrupted by {signal.Signals(number).name}; {remedy}")
+        super().__init__(f"interrupted by {signal_name(number)}; {remedy}")
         self.exit_code = 128 + number
 
 
@@ -79,8 +80,8 @@ def describe_exit(code: int, output: str) -> str:
     'failed with code 1: ValueError: no'
     """
     if code < 0:
-        name = signal.Signals(-code).name if -code in set(signal.Signals) else str(-code)
-        return f"was killed by {name}" + ("; perhaps out of memory" if -code == signal.SIGKILL else "")
+        name = signal_name(-code)
+        return f"was killed by {name}" + ("; perhaps out of memory" if name == "SIGKILL" else "")
     lines = output.strip().splitlines()
     return f"failed with code {code}: {lines[-1].strip() if lines else 'no output'}"
 

@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from efcil.errors import EfcilError
+from efcil.platform_support import NO_LOCKS, StrPath, lock_type, replace, sync_directory, sync_file
 
-StrPath = str | os.PathLike[str]
-_NO_LOCKS = {errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP}  # file system without locks
 _TEMPORARY = re.compile(r"\..*\.\d+-[0-9a-f]{12}\.tmp(\..*)?")  # temporary files of `atomic_replace`
 
 
@@ -32,7 +31,7 @@ def atomic_replace(path: StrPath) -> Iterator[Path]:
     try:
         yield temporary
         sync_file(temporary)
-        os.replace(temporary, path)
+        replace(temporary, path)
     except BaseException:
         with contextlib.suppress(OSError):
             temporary.unlink()
@@ -52,44 +51,30 @@ def exclusive_lock(path: StrPath, *, wait: bool = False, remove: bool = False) -
     """Lock a file for this process until the returned context exits or the process dies.
 
     If another process holds the lock, wait for it or raise BlockingIOError. The file is kept unless `remove` is set. On
-    a file system without locks this has no effect.
+    a system or file system without locks this has no effect.
     """
-    from filelock import FileLock, Timeout  # import takes 45 ms
 
     def unlink() -> None:
         with contextlib.suppress(OSError):
             os.unlink(path)
 
     stack = contextlib.ExitStack()
-    # No fallback to a lock file whose existence is the lock: it would survive a crash.
-    lock = FileLock(path, thread_local=False, fallback_to_soft=False)
+    kind = lock_type()
+    if kind is None:
+        return stack
+    from filelock import Timeout
+
+    lock = kind(path, thread_local=False, fallback_to_soft=False)
     try:
         stack.enter_context(lock.acquire(blocking=wait))
     except Timeout:
         raise BlockingIOError(errno.EAGAIN, "locked by another process", os.fspath(path)) from None
     except OSError as error:
-        if error.errno not in _NO_LOCKS:
+        if error.errno not in NO_LOCKS:
             raise
     if remove:  # while locked: a process that has opened it sees that it was unlinked, and retries
         stack.callback(unlink)
     return stack
-
-
-def sync_directory(directory: StrPath) -> None:
-    """Sync a directory, so that renames survive a power failure, if the system supports it."""
-    # Windows cannot open directories and some network file systems cannot sync them; the rename is done anyway.
-    with contextlib.suppress(OSError):
-        sync_file(directory)
-
-
-def sync_file(path: StrPath) -> None:
-    """Sync a file, so that its contents survive a power failure."""
-    # Windows syncs only files opened for writing; POSIX opens directories only for reading.
-    descriptor = os.open(path, os.O_RDWR if os.name == "nt" else os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def atomic_write_bytes(path: StrPath, data: bytes | bytearray | memoryview) -> None:

@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from efcil import accel
+from efcil import accel, platform_support
 from efcil.errors import CheckpointError
 from efcil.files import atomic_replace
 
@@ -54,8 +54,12 @@ def snapshot(tensors: Mapping[str, Tensor]) -> Callable[[], Tensors]:
 
 
 def align(tensors: Mapping[str, Tensor]) -> Tensors:
-    """Copy tensors with unaligned memory, as loaded from a file: products may round differently."""
-    return {name: t if t.data_ptr() % ALIGNMENT == 0 else t.clone() for name, t in tensors.items()}
+    """Copy tensors with unaligned memory, as loaded from a file: products may round differently.
+
+    On Windows copy all of them: a file cannot be replaced while tensors are mapped to it.
+    """
+    may_stay = platform_support.REPLACES_MAPPED_FILES
+    return {name: t if may_stay and t.data_ptr() % ALIGNMENT == 0 else t.clone() for name, t in tensors.items()}
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:

@@ -14,6 +14,7 @@ from efcil.accel.backend import Backend
 from efcil.cli import app
 from efcil.experiment.reevaluate import config_of, experiment_of
 from efcil.learners import LEARNERS
+from efcil.platform_support import file_name
 from efcil.report.load import load_summaries, requested_precision
 from efcil.tensor_files import load_tensors
 from efcil.training.extraction import extract
@@ -54,7 +55,8 @@ def kept(made, tmp_path):
 
 def of(place, method):
     aside = ("seconds", "command", "commit", "run_dir", "reevaluated_from")
-    return {k: v for k, v in json.loads((place / method / "summary.json").read_text()).items() if k not in aside}
+    summary = json.loads((place / file_name(method) / "summary.json").read_text())
+    return {k: v for k, v in summary.items() if k not in aside}
 
 
 def test_replayed_methods_have_the_numbers_they_had_in_company(efcil, kept):

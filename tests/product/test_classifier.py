@@ -1482,7 +1482,7 @@ def test_saving_never_takes_the_place_of_something_else(model, tmp_path):
 @pytest.mark.parametrize("exchange", [True, False])
 def test_the_old_model_survives_a_full_disk(model, tmp_path, monkeypatch, what, exchange):
     if not exchange:
-        monkeypatch.setattr(model_directory, "_try_exchange", lambda one, other: False)
+        monkeypatch.setattr(model_directory, "exchange", lambda one, other: False)
     model.save(tmp_path / "m")
     before = files(tmp_path / "m")
     model.learn(*lesson(0))
@@ -1494,7 +1494,7 @@ def test_the_old_model_survives_a_full_disk(model, tmp_path, monkeypatch, what, 
         if what == "model.json":
             patch.setattr(model_directory, "write_json", full)
         elif what == "swap":
-            patch.setattr(model_directory, "_try_exchange", lambda one, other: False)
+            patch.setattr(model_directory, "exchange", lambda one, other: False)
             original = os.rename
             patch.setattr(os, "rename", lambda a, b: full() if str(a).endswith(".new") else original(a, b))
         else:
@@ -1528,7 +1528,7 @@ def test_the_swap_is_one_step_here(tmp_path):
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
         (tmp_path / name / name).write_text(name)
-    if not model_directory._try_exchange(tmp_path / "a", tmp_path / "b"):
+    if not model_directory.exchange(tmp_path / "a", tmp_path / "b"):
         pytest.skip("this file system cannot exchange two names")
     assert (tmp_path / "a" / "b").read_text() == "b"
     assert (tmp_path / "b" / "a").read_text() == "a"

@@ -138,7 +138,7 @@ def test_a_worker_whose_input_ends_stops_its_run(monkeypatch, training):
     read, write = os.pipe()
     kept, sent = os.dup(0), []
     run = SimpleNamespace(stop=threading.Event(), training=training)
-    monkeypatch.setattr(worker.os, "kill", lambda pid, number: sent.append((pid, number)))
+    monkeypatch.setattr(os, "kill", lambda pid, number: sent.append((pid, number)))
     os.dup2(read, 0)
     try:
         thread = threading.Thread(target=worker._follow, args=(run,))

@@ -27,10 +27,11 @@ import distributed_worker as worker
 from command_lines import misspelt
 from efcil.accel.backend import Backend
 from efcil.accel.cuda import Cuda
-from efcil.data.workers import cores, own_cores
+from efcil.data.workers import own_cores
 from efcil.errors import ConfigError, Interrupted
 from efcil.experiment.interruption import stoppable
 from efcil.experiment.specification import commit
+from efcil.platform_support import cores
 from efcil.randomness import RngStream, generator
 from efcil.tensor_files import load_tensors
 from efcil.training.distributed import BUCKET_NUMEL, SINGLE_PROCESS, World, running_statistics

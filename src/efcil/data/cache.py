@@ -15,7 +15,6 @@ import multiprocessing
 import os
 import re
 import shutil
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -31,9 +30,10 @@ import numpy.typing as npt
 from efcil.data.dataset import DataSet, ImageSet, Official, format_list
 from efcil.data.decode import read_image
 from efcil.data.letterbox import stored_shape
-from efcil.data.workers import CHANNELS, cores, decode_chunk, pool_of, problem, starting
+from efcil.data.workers import CHANNELS, decode_chunk, pool_of, problem, starting
 from efcil.errors import ConfigError, DataError
 from efcil.files import StrPath, atomic_replace, read_json, write_json
+from efcil.platform_support import cores, user_cache
 
 SUFFIXES = frozenset(".jpg .jpeg .png .bmp .gif .tif .tiff .webp .ppm .pgm .heic .heif".split())
 IGNORED = frozenset({"thumbs.db", "desktop.ini", "__macosx"})  # created by file managers
@@ -259,14 +259,7 @@ def cache_directory() -> Path:
     """Return the cache directory: EFCIL_CACHE, or `efcil` in XDG_CACHE_HOME or the system's cache directory."""
     if custom := os.environ.get("EFCIL_CACHE"):
         return Path(custom).expanduser()
-    base = os.environ.get("XDG_CACHE_HOME", "")
-    if os.path.isabs(base):  # the XDG specification ignores relative paths
-        return Path(base) / "efcil"
-    if sys.platform == "darwin":
-        return Path.home() / "Library" / "Caches" / "efcil"
-    if os.name == "nt":
-        return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local") / "efcil"
-    return Path.home() / ".cache" / "efcil"
+    return user_cache() / "efcil"
 
 
 def home(tree: Tree, cache: StrPath | None = None) -> Path:

@@ -26,7 +26,8 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from efcil.errors import DataError
-from efcil.files import exclusive_lock, sync_directory, sync_file
+from efcil.files import exclusive_lock
+from efcil.platform_support import replace, sync_directory, sync_file
 
 Progress = Callable[[int, int | None], None]  # bytes downloaded, total bytes (None: unknown)
 
@@ -137,7 +138,7 @@ def _download(source: Remote, archive: Path, progress: Progress, timeout: float)
                 part.unlink(missing_ok=True)
     got = _other_checksum(part, source.checksum)
     with _disk(archive):
-        os.replace(part, bad if got else archive)
+        replace(part, bad if got else archive)
         label.unlink(missing_ok=True)
         sync_directory(archive.parent)
     if got:

@@ -22,6 +22,7 @@ import numpy.typing as npt
 from efcil.data.letterbox import stored_shape
 from efcil.data.workers import CHANNELS, decode_chunk, own_cores, pool_of, starting
 from efcil.errors import DataError
+from efcil.platform_support import reserve, shared_memory
 
 Images = npt.NDArray[np.uint8]
 JOB = 16  # images per job of a worker
@@ -46,9 +47,7 @@ class Decoder:
 
     def _start_pool(self) -> ProcessPoolExecutor:
         if self._pool is None:
-            memory = "/dev/shm"  # nosec B108 # a private directory with a random name inside it
-            shared = memory if os.access(memory, os.W_OK) else None
-            self._home = tempfile.TemporaryDirectory(prefix="efcil-", dir=shared)
+            self._home = tempfile.TemporaryDirectory(prefix="efcil-", dir=shared_memory())
             self._pool = pool_of(self.workers)
             weakref.finalize(self, _shut_down, self._pool, self._home)
         return self._pool
@@ -64,7 +63,7 @@ class Decoder:
             slot = (len(rows), Path(self._home.name) / f"slot-{self._slots}")
             try:
                 with open(slot[1], "wb") as file:
-                    os.posix_fallocate(file.fileno(), 0, max(1, len(rows) * row))
+                    reserve(file, max(1, len(rows) * row))
             except OSError as error:
                 raise DataError(
                     f"{self._home.name}: no room for a batch of {len(rows) * row / 1e6:.0f} MB ({error.strerror}); "

@@ -18,14 +18,10 @@ import numpy as np
 from efcil.data.decode import read_image
 from efcil.data.letterbox import stored_shape
 from efcil.errors import DataError
+from efcil.platform_support import blocked_interrupt, cores
 
 CHANNELS = 3
 _starting = threading.Lock()
-
-
-def cores() -> int:
-    """Return the number of cores available to this process."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def own_cores() -> int:
@@ -42,7 +38,8 @@ def pool_of(processes: int) -> ProcessPoolExecutor:
 @contextlib.contextmanager
 def starting() -> Iterator[None]:
     """Context for every `submit`, which may start a process."""
-    with _starting, _hidden_main(), _blocked_interrupt():  # one thread at a time: __main__ is global
+    # One thread at a time: __main__ is global. Ctrl-C is blocked in workers: the parent stops them.
+    with _starting, _hidden_main(), blocked_interrupt():
         yield
 
 
@@ -56,21 +53,6 @@ def _hidden_main() -> Iterator[None]:
         yield
     finally:
         sys.modules["__main__"] = main
-
-
-@contextlib.contextmanager
-def _blocked_interrupt() -> Iterator[None]:
-    """Start processes with Ctrl-C blocked: it reaches the whole process group, and the parent stops its workers."""
-    if not hasattr(signal, "pthread_sigmask"):
-        yield
-        return
-    before = signal.pthread_sigmask(
-        signal.SIG_BLOCK, {signal.SIGINT}
-    )  # inherited by children; delivered to the parent later
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _start_worker() -> None:

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from efcil.errors import Interrupted
 from efcil.experiment.reporters import Reporter
+from efcil.platform_support import STOP_SIGNALS
 
 
 class Stoppable(Protocol):
@@ -54,7 +55,7 @@ def stoppable(runs: Sequence[Stoppable], remedy: str, force_on_second: bool = Tr
             with suppress(RuntimeError):  # a print that the signal interrupted cannot be begun again inside itself
                 busy.reporter.note(f"finishing the step and saving{more}")
 
-    before = {number: signal.signal(number, tell) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, tell) for number in STOP_SIGNALS}
     try:
         yield
     except KeyboardInterrupt:

@@ -26,6 +26,7 @@ from efcil.experiment.summaries import summary_header
 from efcil.features import TaskFeatures
 from efcil.files import atomic_write_text, write_json
 from efcil.methods import FROZEN, find
+from efcil.platform_support import file_name
 from efcil.report import html_page, markdown_table
 from efcil.tensor_files import load_tensors
 from efcil.trajectory import Trajectory
@@ -123,7 +124,7 @@ def execute(
     summaries = [summary | {"reevaluated_from": config["command"]} for summary in found]
     out = source / "reevaluation" if out is None else out
     for summary in summaries:
-        place = out / summary["method"].replace("/", "_")
+        place = out / file_name(summary["method"])
         place.mkdir(parents=True, exist_ok=True)
         write_json(place / "summary.json", summary)
     atomic_write_text(out / "report.html", html_page(summaries))

@@ -16,6 +16,7 @@ from efcil.errors import EfcilError, RunError
 from efcil.experiment.specification import commit, versions
 from efcil.experiment.tracking import Tracker
 from efcil.files import atomic_write_text, exclusive_lock, read_json, remove_temporary_files, write_json
+from efcil.platform_support import file_name
 
 FEATURES = "features"  # directory of saved features, beside config.yaml
 FORMAT = 2  # of a run directory; raised when an older one can no longer be resumed
@@ -61,7 +62,7 @@ class RunDirectory:
 
     def summary(self, label: str) -> Path:
         """Return the file of a method's summary."""
-        return (self.out / label.replace("/", "_") if self.compare else self.out) / "summary.json"
+        return (self.out / file_name(label) if self.compare else self.out) / "summary.json"
 
     @contextmanager
     def hold(self, resume: bool) -> Iterator[None]:

@@ -21,6 +21,7 @@ from efcil.errors import ConfigError, nearest
 from efcil.files import atomic_write_text, write_json
 from efcil.learners import LEARNERS
 from efcil.methods import find
+from efcil.platform_support import file_name
 from efcil.report.groups import CAPTION, Value
 from efcil.report.tables import md
 
@@ -43,7 +44,7 @@ class Trial:
     @property
     def directory(self) -> str:
         """Name of the directory of its trajectory."""
-        return ",".join(self.training).replace("/", "_") or "as-it-is"
+        return file_name(",".join(self.training) or "as-it-is")
 
 
 def parse_grid(texts: Iterable[str]) -> dict[str, list[str]]:

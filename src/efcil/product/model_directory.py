@@ -9,12 +9,10 @@ previous/                the same three files before the last update
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import hashlib
 import os
 import secrets
 import shutil
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -26,7 +24,8 @@ from safetensors.torch import load_file, save_file
 from efcil import __version__
 from efcil.config import Options
 from efcil.errors import EfcilError, ModelError
-from efcil.files import StrPath, exclusive_lock, read_json, sync_directory, sync_file, write_json
+from efcil.files import StrPath, exclusive_lock, read_json, write_json
+from efcil.platform_support import exchange, sync_directory, sync_file
 from efcil.product.calibration import CalibrationOffset
 from efcil.product.model_config import ModelConfig
 from efcil.product.state import ClassRecord, State
@@ -143,7 +142,7 @@ def _swap(fresh: Path, place: Path) -> None:
     if not place.exists():
         os.rename(fresh, place)
         return
-    if _try_exchange(fresh, place):
+    if exchange(fresh, place):
         return
     old = _replaced_path(place)  # two renames; `load` checks this path too
     shutil.rmtree(old, ignore_errors=True)
@@ -158,18 +157,6 @@ def _swap(fresh: Path, place: Path) -> None:
 
 def _replaced_path(place: Path) -> Path:
     return place.with_name(f".{place.name[:64]}.old")
-
-
-def _try_exchange(one: Path, other: Path) -> bool:
-    """Exchange two directories atomically (Linux, renameat2 with RENAME_EXCHANGE); return whether it worked."""
-    if not sys.platform.startswith("linux"):
-        return False
-    try:
-        exchange = ctypes.CDLL(None).renameat2
-    except AttributeError:
-        return False
-    here, flag = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
-    return bool(exchange(here, os.fsencode(one), here, os.fsencode(other), flag) == 0)
 
 
 def load(directory: StrPath) -> tuple[ModelConfig, State]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -23,10 +22,10 @@ import torch
 from efcil import accel
 from efcil.accel.backend import Backend
 from efcil.accel.cuda import Cuda
-from efcil.data.workers import cores
 from efcil.errors import ConfigError, RunsFailed, describe_exit
 from efcil.experiment.interruption import stoppable
 from efcil.experiment.reporters import Reporter
+from efcil.platform_support import cores, kill_group, own_group
 from efcil.reproduce.job import Job
 
 WORKER = (sys.executable, "-m", "efcil.reproduce.worker")
@@ -236,7 +235,7 @@ class Process:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env=environment,
-                start_new_session=True,
+                **own_group(),
             )
         with contextlib.suppress(BrokenPipeError):
             self._input.write(job.model_dump_json().encode() + b"\n")
@@ -263,9 +262,7 @@ class Process:
 
     def kill(self) -> None:
         """Kill the process and its children."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
+        kill_group(self.process)
         self.stop()
 
     def _echo_new_lines(self) -> None:

@@ -6,8 +6,6 @@ grid was stopped or died, it finishes its step, saves and exits. Its output is t
 
 from __future__ import annotations
 
-import os
-import signal
 import sys
 import threading
 
@@ -17,6 +15,7 @@ from efcil.experiment.concurrent import execute_all
 from efcil.experiment.reporters import PrefixReporter
 from efcil.experiment.run import Run
 from efcil.files import wait_for_end_of_input
+from efcil.platform_support import stop_this_process
 from efcil.reproduce.job import Job
 
 
@@ -38,7 +37,7 @@ def _follow(run: Run) -> None:
     wait_for_end_of_input()
     run.stop.set()
     if not run.training:  # still loading data, nothing to save
-        os.kill(os.getpid(), signal.SIGTERM)
+        stop_this_process()
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from efcil.errors import EfcilError, RunError, describe_exit
+from efcil.platform_support import own_group
 from efcil.serve.metrics import Metrics
 from efcil.serve.store import Conflict, ModelStore
 from efcil.serve.uploads import UploadedImages
@@ -151,7 +152,7 @@ class Jobs:
         pipe = asyncio.subprocess.PIPE
         # In a new session, so that Ctrl-C reaches only the service.
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "efcil.serve.worker"), stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True
+            *(sys.executable, "-m", "efcil.serve.worker"), stdin=pipe, stdout=pipe, stderr=pipe, **own_group()
         )
         assert process.stdin is not None
         assert process.stdout is not None

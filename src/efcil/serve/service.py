@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -14,6 +13,7 @@ import numpy as np
 import torch
 
 from efcil.errors import ConfigError, DataError, ModelError, nearest
+from efcil.platform_support import cores
 from efcil.product import IncrementalClassifier
 from efcil.serve.batching import Batcher, Confidences, Overloaded, Scorer
 from efcil.serve.images import decode_image
@@ -38,12 +38,12 @@ class Service:
     def __init__(
         self, directory: Path, *, limits: Limits | None = None, device: str = "auto", teach_threads: int | None = None
     ):
-        cores = os.cpu_count() or 1
+        found = cores()
         self.limits, self.metrics, self.store = limits or Limits(), Metrics(), ModelStore(directory, device)
-        self.jobs = Jobs(self.store, self.metrics, teach_threads or max(1, cores // 2))
+        self.jobs = Jobs(self.store, self.metrics, teach_threads or max(1, found // 2))
         largest = LARGEST_BATCH.get(self.store.current.model.device.type, LARGEST_ELSEWHERE)
         self.batcher = Batcher(self._scorer, largest=largest, observe=self.metrics.batches.observe)
-        self._decoders = ThreadPoolExecutor(max(2, min(cores, 8)), "efcil-decode")
+        self._decoders = ThreadPoolExecutor(max(2, min(found, 8)), "efcil-decode")
         self._changes = ThreadPoolExecutor(1, "efcil-change")  # separate, so that uploads do not delay predictions
         self._waiting = 0
         self.metrics.gauge("efcil_model_version", "Model version, from 1.", lambda: self.store.current.version)

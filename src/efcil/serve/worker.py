@@ -6,7 +6,6 @@ progress as JSON Lines. It exits when its input is closed, as the service has th
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import sys
@@ -15,6 +14,7 @@ from typing import IO, Any
 
 from efcil.errors import EfcilError
 from efcil.files import wait_for_end_of_input
+from efcil.platform_support import lower_priority
 
 
 def main() -> int:
@@ -23,8 +23,7 @@ def main() -> int:
     os.dup2(2, 1)  # keep output of libraries out of the JSON Lines
     order = json.loads(sys.stdin.readline())
     threading.Thread(target=_follow_the_service, daemon=True).start()
-    with contextlib.suppress(OSError):
-        os.nice(order["nice"])
+    lower_priority(order["nice"])
     try:
         _teach(order, output)
     except EfcilError as error:

@@ -1,0 +1,243 @@
+"""What operating systems do differently, in one place: each function works on Linux, macOS and Windows.
+
+A system call that a system lacks is looked for when it is needed, so that the tests can take it away. Nothing here
+imports torch: the command asks for the settings of threads before torch is loaded.
+"""
+
+from __future__ import annotations
+
+import _thread
+import contextlib
+import ctypes
+import errno
+import functools
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from filelock import FileLock
+
+StrPath = str | os.PathLike[str]
+WINDOWS = os.name == "nt"
+# A process in the foreground is stopped by these; SIGBREAK is Ctrl-Break, the only one that Windows can send to others.
+STOP_SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGBREAK") if hasattr(signal, name))
+# Whether a file can be replaced, or its directory renamed, while a process maps it into memory.
+REPLACES_MAPPED_FILES = not WINDOWS
+NO_LOCKS = {errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP}  # what a lock fails with where there are none
+REPLACE_TRIES = 40  # of 50 ms: a virus scanner or an indexer of Windows holds a file that long
+_FORBIDDEN = re.compile(r'[<>:"/\\|?*\x00-\x1f]')
+_RESERVED = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?", re.IGNORECASE)
+
+
+# --- files ------------------------------------------------------------------------------------------------------------
+
+
+def file_name(text: str) -> str:
+    """Return text as the name of a file or directory that every system takes.
+
+    >>> file_name("dpcr:rank_rule=none"), file_name("nul"), file_name("ends with a dot.")
+    ('dpcr-rank_rule=none', '_nul', 'ends with a dot')
+    """
+    name = _FORBIDDEN.sub("-", text).rstrip(". ") or "_"
+    return f"_{name}" if _RESERVED.fullmatch(name) else name
+
+
+def replace(source: StrPath, target: StrPath) -> None:
+    """Give a file the name of another one, which is gone then; on Windows wait for whoever reads that one."""
+    for left in reversed(range(REPLACE_TRIES if WINDOWS else 1)):
+        try:
+            os.replace(source, target)
+            return
+        except PermissionError:
+            if not left:
+                raise
+            time.sleep(0.05)
+
+
+def sync_directory(directory: StrPath) -> None:
+    """Make renames in a directory survive a power cut, where the system can do that."""
+    # Windows cannot open a directory and some network file systems refuse to sync one: the rename stands all the same.
+    with contextlib.suppress(OSError):
+        sync_file(directory)
+
+
+def sync_file(path: StrPath) -> None:
+    """Make what was written to a file survive a power cut."""
+    try:  # Windows syncs only what is open for writing; POSIX opens a directory only for reading.
+        descriptor = os.open(path, os.O_RDWR if WINDOWS else os.O_RDONLY)
+    except PermissionError:
+        if WINDOWS and os.path.isfile(path):  # read-only, as archives may say: it cannot be synced there
+            return
+        raise
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@functools.cache
+def lock_type() -> type[FileLock] | None:
+    """Return the lock that ends with its process; None where the system has none.
+
+    Never a file whose existence is the lock, to which the library falls back there: it would outlive a crash.
+    """
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "only soft file lock")
+        from filelock import FileLock, SoftFileLock  # imported here: it takes 45 ms
+
+    return None if issubclass(FileLock, SoftFileLock) else FileLock
+
+
+def reserve(file: IO[bytes], size: int) -> None:
+    """Make a file `size` bytes long; where the system can, a disk that has no room for them is an OSError now."""
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(file.fileno(), 0, size)
+    else:  # macOS, Windows: a full disk shows when the bytes are written
+        file.truncate(size)
+
+
+def exchange(one: StrPath, other: StrPath) -> bool:
+    """Exchange two directories in one step (Linux, renameat2 with RENAME_EXCHANGE), or say that it cannot be done."""
+    if not sys.platform.startswith("linux"):
+        return False
+    try:
+        rename = ctypes.CDLL(None).renameat2
+    except AttributeError:
+        return False
+    here, flag = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
+    return bool(rename(here, os.fsencode(one), here, os.fsencode(other), flag) == 0)
+
+
+def shared_memory() -> str | None:
+    """Return a directory in memory for temporary files, None where there is none."""
+    place = "/dev/shm"  # nosec B108 # callers make a directory of a random name in it that only its owner can enter
+    return place if os.access(place, os.W_OK) else None
+
+
+def user_cache() -> Path:
+    """Return the system's directory for caches of this user."""
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    if os.path.isabs(base):  # the XDG rules say to ignore a relative one
+        return Path(base)
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Caches"
+    if WINDOWS:
+        return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
+    return Path.home() / ".cache"
+
+
+# --- processes and signals --------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def blocked_interrupt() -> Iterator[None]:
+    """Start processes deaf to Ctrl-C, which reaches the whole group, where the system has signal masks."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # children inherit it; here it comes later
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def own_group() -> dict[str, Any]:
+    """Return the arguments of subprocess.Popen for a process that Ctrl-C in this terminal does not reach."""
+    if WINDOWS:
+        return {"creationflags": getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0)}
+    return {"start_new_session": True}
+
+
+def kill_group(process: subprocess.Popen[bytes]) -> None:
+    """End a process started with `own_group` at once, and what it has started, where the system has process groups."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):  # it has ended already
+        if hasattr(os, "killpg") and hasattr(signal, "SIGKILL"):
+            os.killpg(process.pid, signal.SIGKILL)
+        else:
+            process.kill()  # its decoding processes end with it by themselves
+    process.wait()
+
+
+def stop_this_process() -> None:
+    """Send SIGTERM to the main thread of this process, from any thread; a handler of it runs."""
+    if WINDOWS:  # there os.kill ends the process without asking the handler
+        _thread.interrupt_main(signal.SIGTERM)
+    else:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def lower_priority(by: int) -> None:
+    """Let other processes go first, where the system has priorities of this kind."""
+    if hasattr(os, "nice"):
+        with contextlib.suppress(OSError):
+            os.nice(by)
+
+
+def signal_name(number: int) -> str:
+    """Return the name of a signal, or its number where it has none here."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return str(number)
+
+
+def tolerate_any_text() -> None:
+    """Let standard output and error take every character: consoles and pipes of Windows may have 256 of them."""
+    for stream in (sys.stdout, sys.stderr):
+        encoding = getattr(stream, "encoding", None) or "utf-8"
+        if encoding.lower().replace("-", "") != "utf8" and hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")
+
+
+# --- the machine ------------------------------------------------------------------------------------------------------
+
+
+def cores() -> int:
+    """Return how many cores this process may use: those it may run on, and no more than its container is given."""
+    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quota = _quota()
+    return count if quota is None else max(1, min(count, int(quota)))
+
+
+def _quota(root: Path = Path("/sys/fs/cgroup")) -> float | None:
+    """Return the cores that a container's limit amounts to (Linux, cgroup version 2 or 1); None without a limit."""
+    try:
+        if (root / "cpu.max").exists():
+            limit, period = (root / "cpu.max").read_text(encoding="ascii").split()
+        else:
+            files = (root / "cpu" / f"cpu.cfs_{name}_us" for name in ("quota", "period"))
+            limit, period = (file.read_text(encoding="ascii").strip() for file in files)
+        return int(limit) / int(period) if limit.isdigit() and int(period) else None
+    except (OSError, ValueError):
+        return None
+
+
+def memory() -> int | None:
+    """Return the bytes of memory of this machine; None where they cannot be asked for."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        return _windows_memory() if WINDOWS else None
+
+
+def _windows_memory() -> int | None:
+    kilobytes = ctypes.c_ulonglong()
+    library: Any = getattr(ctypes, "windll", None)
+    if library is None or not library.kernel32.GetPhysicallyInstalledSystemMemory(ctypes.byref(kilobytes)):
+        return None
+    return kilobytes.value * 1024
+
+
+def command_beside_python(name: str) -> bool:
+    """Whether a command was installed beside this Python, whatever its file is called there."""
+    place = Path(sys.executable)
+    return any(place.with_name(name + ending).exists() for ending in ("", ".exe", "-script.py", ".cmd"))
