@@ -11,12 +11,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 from commands import SMALL, pictures
 from efcil import platform_support
 from efcil.errors import Interrupted, describe_exit
 from efcil.files import atomic_write_text, exclusive_lock
 from efcil.tensor_files import align
+from efcil.training.threads import fitting_threads, multiply_adds
 from served import AUTH, Served, as_files
 
 HERE = Path(__file__).parent
@@ -246,6 +248,100 @@ def test_the_command_is_found_by_the_names_of_every_system(tmp_path, monkeypatch
     assert not platform_support.command_beside_python("efcil")
     (tmp_path / "efcil.exe").touch()
     assert platform_support.command_beside_python("efcil")
+
+
+@pytest.fixture
+def unset(monkeypatch):
+    """No variable of threads is set, and nothing has been chosen."""
+    for name in (*platform_support.THREADS, *platform_support.WAITING):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    monkeypatch.setattr(platform_support, "_quota", lambda: None)
+    monkeypatch.setattr(platform_support, "thread_choice", platform_support.ThreadChoice())
+
+
+@pytest.mark.usefixtures("unset")
+def test_threads_that_wait_sleep(monkeypatch):
+    assert not platform_support.may_choose_threads(), "a notebook's threads are its own"
+    assert platform_support.choose_threads().variables == {"OMP_WAIT_POLICY": "PASSIVE"}
+    assert (os.environ["OMP_WAIT_POLICY"], "OMP_NUM_THREADS" in os.environ) == ("PASSIVE", False)
+    assert platform_support.may_choose_threads()
+    platform_support.thread_choice.fixed = True
+    assert not platform_support.may_choose_threads()
+
+
+@pytest.mark.usefixtures("unset")
+@pytest.mark.parametrize("name", platform_support.WAITING)
+def test_how_threads_wait_is_the_users_choice(name, monkeypatch):
+    monkeypatch.setenv(name, "7")
+    chosen = platform_support.choose_threads()
+    assert not chosen.variables
+    assert f"{name}=7" in chosen.reasons[0]
+    assert platform_support.may_choose_threads(), "their number was not set"
+
+
+@pytest.mark.usefixtures("unset")
+@pytest.mark.parametrize("name", platform_support.THREADS)
+def test_the_number_of_threads_is_the_users_choice(name, monkeypatch):
+    monkeypatch.setattr(platform_support, "_quota", lambda: 1.0)
+    monkeypatch.setenv(name, "3")
+    assert "OMP_NUM_THREADS" not in platform_support.choose_threads().variables
+    assert not platform_support.may_choose_threads()
+
+
+@pytest.mark.usefixtures("unset")
+def test_a_container_has_no_more_threads_than_it_is_given(monkeypatch):
+    monkeypatch.setattr(platform_support, "_quota", lambda: 1.5)
+    monkeypatch.setattr(os, "cpu_count", lambda: 64)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(64)), raising=False)
+    assert platform_support.choose_threads().variables["OMP_NUM_THREADS"] == "1"
+    assert platform_support.may_choose_threads(), "the limit is not the user's choice"
+
+
+@pytest.mark.usefixtures("unset")
+def test_a_small_network_trains_on_one_thread(monkeypatch):
+    network = nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.Flatten(), nn.Linear(8 * 64, 2)
+    ).train()
+    state = {name: value.clone() for name, value in network.state_dict().items()}
+    torch.set_num_threads(2)
+    try:
+        with fitting_threads(network, (3, 8, 8), 128):
+            assert torch.get_num_threads() == 2, "nobody has chosen"
+        platform_support.choose_threads()
+        with fitting_threads(network, (3, 8, 8), 128):
+            assert torch.get_num_threads() == 1
+        assert torch.get_num_threads() == 2
+        assert 40_000 * multiply_adds(network, (3, 8, 8)) > 500_000_000
+        with fitting_threads(network, (3, 8, 8), 40_000):
+            assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(1)
+    assert all(torch.equal(value, state[name]) for name, value in network.state_dict().items())
+    assert network.training
+    assert network[1].training
+
+
+def test_the_command_chooses_before_torch_is_imported():
+    """`efcil doctor` says what was chosen; what is set wins."""
+    for given, said in (
+        ({}, "OMP_WAIT_POLICY=PASSIVE"),
+        ({"OMP_WAIT_POLICY": "ACTIVE"}, "OMP_WAIT_POLICY=ACTIVE, as set"),
+    ):
+        env = {k: v for k, v in os.environ.items() if k not in (*platform_support.THREADS, *platform_support.WAITING)}
+        line = [sys.executable, "-m", "efcil", "doctor"]
+        done = subprocess.run(line, capture_output=True, text=True, env={**env, **given})
+        assert said in done.stdout, done.stderr[-2000:]
+    script = """
+import sys
+from efcil import cli, platform_support
+real = platform_support.choose_threads
+cli.choose_threads = lambda: print("torch" in sys.modules, "numpy" in sys.modules) or real()
+sys.argv = ["efcil", "--version"]
+cli.main()
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=env)
+    assert done.stdout.startswith("False False\n"), done.stderr
 
 
 # --- the commands -----------------------------------------------------------------------------------------------------

@@ -127,6 +127,27 @@ def _distributed(raw: Raw) -> list[str]:
     return [f"{what}: {rates}, median ratio {found['ratio']:.2f} {_ratios(found['ratios'])}."]
 
 
+def _busy(raw: Raw) -> list[str]:
+    found = raw["busy"]
+    rows = (
+        [
+            what,
+            *(f"{value:.1f}" for value in (statistics.median(turns), min(turns), max(turns), statistics.median(loads))),
+        ]
+        for what, turns, loads in (
+            ("alone", found["turns"]["alone"], found["loads"]["alone"]),
+            (f"beside {found['loops']} busy loops", found["turns"]["beside"], found["loads"]["beside"]),
+        )
+    )
+    what = f"`{found['command']}`, {found['cores']} cores, in turns"
+    head = f"{what} | >Median, s | >Fastest, s | >Slowest, s | >Load before"
+    return [
+        *table(head, rows),
+        "",
+        f"{found['ratio']:.1f} times as long; at most {found['limit']:.0f} times is allowed.",
+    ]
+
+
 def _epoch(raw: Raw) -> list[str]:
     rows = [{"name": key.replace("_", " "), **raw["epoch"][key]} for key in ("no_teacher", "teacher")]
     cells = "{images:,} images, {name} | {images_per_second:,.0f} | {resident_images_per_second:,.0f} | {share:.2f}"
@@ -216,6 +237,7 @@ MEASURED: dict[str, Callable[[Raw], list[str]]] = {  # by key of the record, in 
     "stream": _stream,
     "epoch": _epoch,
     "distributed": _distributed,
+    "busy": _busy,
     "runs": lambda raw: filled(
         "From prompt to prompt | >Seconds | >GPU memory at most, MiB",
         "`{what}` | {seconds:.1f} | {peak_gpu_mib}",

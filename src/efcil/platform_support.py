@@ -18,7 +18,8 @@ import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -219,6 +220,57 @@ def _quota(root: Path = Path("/sys/fs/cgroup")) -> float | None:
         return int(limit) / int(period) if limit.isdigit() and int(period) else None
     except (OSError, ValueError):
         return None
+
+
+THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")  # variables by which a user sets how many threads there are
+WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")  # and how a thread waits for the others
+
+
+@dataclass
+class ThreadChoice:
+    """What the command has set before torch is imported, and why."""
+
+    variables: dict[str, str] = field(default_factory=dict)
+    reasons: list[str] = field(default_factory=list)
+    fixed: bool = False  # by --threads
+
+
+thread_choice = ThreadChoice()  # of this process
+
+
+def choose_threads() -> ThreadChoice:
+    """Set how threads wait, and in a container their number, unless the user has; torch reads it when imported.
+
+    By default threads spin while they wait for each other. Beside another busy process that takes away the core on
+    which the others would get done, and an epoch takes ten times as long.
+    """
+    chosen = ThreadChoice()
+    if own := _given(WAITING):
+        chosen.reasons.append(f"waiting threads: {own}, as set by you")
+    else:
+        chosen.variables["OMP_WAIT_POLICY"] = "PASSIVE"
+        chosen.reasons.append("waiting threads sleep (OMP_WAIT_POLICY=PASSIVE): they leave the cores to other programs")
+    quota = _quota()
+    if own := _given(THREADS):
+        chosen.reasons.append(f"number of threads: {own}, as set by you")
+    elif quota is not None and cores() == max(1, int(quota)):
+        chosen.variables["OMP_NUM_THREADS"] = str(cores())
+        chosen.reasons.append(f"number of threads: {cores()}, which is what this container is given")
+    else:
+        chosen.reasons.append("number of threads: torch's default; one where a training step is small")
+    os.environ.update(chosen.variables)
+    vars(thread_choice).update(vars(chosen))
+    return chosen
+
+
+def may_choose_threads() -> bool:
+    """Whether the number of threads is the command's to choose: not in a notebook, nor where the user has set it."""
+    theirs = [name for name in THREADS if name not in thread_choice.variables]
+    return bool(thread_choice.reasons) and not thread_choice.fixed and not _given(theirs)
+
+
+def _given(names: Iterable[str]) -> str:
+    return " ".join(f"{name}={os.environ[name]}" for name in names if os.environ.get(name))
 
 
 def memory() -> int | None:

@@ -12,7 +12,7 @@ from efcil import __version__
 from efcil.cli import datasets, experiments, models, results, tools
 from efcil.cli.options import DATA
 from efcil.errors import ConfigError, EfcilError
-from efcil.platform_support import tolerate_any_text
+from efcil.platform_support import choose_threads, tolerate_any_text
 
 DISTRIBUTED = ("run", "compare", "resume")  # commands whose processes share their work
 
@@ -58,6 +58,7 @@ def _root(
 def main() -> None:
     """Run the command; an error is one line on standard error and a non-zero exit."""
     tolerate_any_text()
+    choose_threads()
     try:
         app(prog_name="efcil")
     except EfcilError as error:

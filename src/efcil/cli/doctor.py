@@ -12,7 +12,7 @@ import torch
 from efcil.accel.backend import Backend
 from efcil.data.cache import cache_directory
 from efcil.experiment.specification import commit, versions
-from efcil.platform_support import command_beside_python, cores, memory
+from efcil.platform_support import command_beside_python, cores, memory, thread_choice
 
 
 def examine() -> Iterator[str]:
@@ -32,6 +32,7 @@ def examine() -> Iterator[str]:
     threads, found_memory = torch.get_num_threads(), memory()
     size = "unknown" if found_memory is None else f"{found_memory / 2**30:.0f} GiB"
     yield f"{cores()} CPU cores, {threads} thread{'s' * (threads != 1)} in use, {size} memory"
+    yield from thread_choice.reasons
     if threads > cores():
         yield f"warning: more threads than cores; pass --threads {cores()}"
     cache = cache_directory()

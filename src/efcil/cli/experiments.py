@@ -54,6 +54,7 @@ from efcil.cli.options import (
     Uneven,
 )
 from efcil.errors import ConfigError
+from efcil.platform_support import thread_choice
 
 if TYPE_CHECKING:
     from efcil.experiment.reporters import Reporter
@@ -135,6 +136,7 @@ def make_run(
         import torch
 
         torch.set_num_threads(o["threads"])
+        thread_choice.fixed = True
     modes = (o["precision"], o["compile"], o["cuda_graphs"], world, o["sync_bn"])
     backend = Backend.choose(o["device"], *modes, note=reporter.note)
     options = RunOptions(

@@ -32,6 +32,7 @@ from efcil.protocol import Evaluator, run_protocol
 from efcil.report import html_page
 from efcil.tasks import TaskStream, class_order
 from efcil.training.callbacks import Callback
+from efcil.training.threads import fitting_threads
 from efcil.training.trainer import Trainer, check_views
 from efcil.trajectory import Trajectory
 
@@ -86,6 +87,9 @@ class Run(Callback):
                 with self.world.local_main_first():  # it fills the cache that the others read
                     data = self._load()
                 self._prepare(data)
+            side = self.experiment.training.crop or data.size
+            shape, batch = (data.channels, side, side), self.experiment.training.batch_size
+            held.enter_context(fitting_threads(self.learner.backbone, shape, batch))
             if self.world.size > 1:
                 self.world.check_equal("the data set's fingerprint", data.fingerprint())
             identity = ""

@@ -6,7 +6,6 @@ import asyncio
 import functools
 import ipaddress
 import logging
-import os
 import secrets
 import socket
 import ssl
@@ -36,9 +35,6 @@ def serve(
     tls: tuple[Path, Path] | None = None,
 ) -> None:
     """Serve a model directory until SIGTERM or Ctrl-C."""
-    # Set before torch is loaded: spinning OpenMP threads would compete with training on the same cores, and a
-    # prediction would take a second.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
         import python_multipart  # noqa: F401
         import uvicorn
