@@ -88,6 +88,8 @@ class Backend:
         try:
             with warnings.catch_warnings(action="ignore"):  # of what torch means to give up
                 place = torch.device(device)
+            if place.type == "mps":
+                raise ConfigError(f"--device {device}: MPS has no float64, which statistics need; use --device cpu")
             torch.zeros(1, device=place).item()  # meta has no numbers
         except (RuntimeError, AssertionError, NotImplementedError):
             have = " or ".join(["cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))])
