@@ -408,6 +408,6 @@ def test_serve_teaches_and_answers(tmp_path):
 
 
 @pytest.mark.slow
-def test_demo_and_processes_of_a_grid_work(tmp_path):
+def test_demo_works(tmp_path):
     command("demo", "--out", tmp_path / "demo", "--quiet")
     assert (tmp_path / "demo" / "report.html").exists()
