@@ -137,10 +137,10 @@ def test_notes_say_what_became_what():
     text = told(FILES["foster"])
     assert "lr=0.1 -> later.lr, compression.lr" in text
     assert "memory_size (fixed_memory=true)" in text
-    assert "num_workers (images lie decoded in memory" in text
+    assert "num_workers (decoded images are in memory" in text
     assert 'first.lr_schedule="cosine"' in text
-    assert "resnet18_cbam is resnet18: PyCIL's forward never applies the attention" in told(FILES["pass"])
-    assert "memory_per_class (lwf keeps no old images)" in told(FILES["lwf"])
+    assert "resnet18_cbam is run as resnet18: PyCIL's forward pass never applies the attention" in told(FILES["pass"])
+    assert "memory_per_class (lwf stores no exemplars)" in told(FILES["lwf"])
 
 
 # --- names and values -------------------------------------------------------------------------------------------------
@@ -198,7 +198,7 @@ def test_the_seed_is_the_class_order():
     assert translated({**tree, "shuffle": False}, {})[0]["order"] == "identity"
     several = {**tree, "seed": [1993, 1994]}
     assert translated(several, {})[0]["order"] == "1993"
-    assert "`efcil compare --orders 1993,1994` runs them all" in told(several)
+    assert "`efcil compare --orders 1993,1994` runs all" in told(several)
     both, notes = translated(several, {}, compare=True)
     assert (both["methods"], both["orders"]) == ("icarl", "1993,1994")
     assert "compare --orders" not in "\n".join(notes)
@@ -278,7 +278,7 @@ def test_another_method_or_data_set_that_is_typed_leaves_out_what_was_not_its_ow
         "resnet32",
     )
     assert experiment.training.augment == "digits"
-    assert any("dpcr was typed" in note for note in options["notes"])
+    assert any("dpcr is given on the command line" in note for note in options["notes"])
     unheard = {**FILES["foster"], "model_name": "der", "dataset": "mnist"}  # which does not matter then
     assert list(experiment_of(read(tmp_path, unheard, {"method": "dpcr", "dataset": "digits"})).methods) == ["dpcr"]
     released = read(tmp_path, FILES["dpcr"], {"method": "dpcr", "dataset": "digits"})

@@ -1,4 +1,4 @@
-"""PyCIL's JSON files as options of ours: what each key becomes, what is left out and why.
+"""Translate PyCIL's JSON files to our options: how each key is mapped, and which are ignored and why.
 
 Zhou et al., "PyCIL: A Python Toolbox for Class-Incremental Learning", SCIS 2023. Many papers' code is a fork of it with
 the same files; those of FeCAM and DPCR are read as well. Some of PyCIL's methods keep their hyper-parameters in the
@@ -103,18 +103,18 @@ ONLY: dict[str, dict[str, Any]] = {  # keys whose other values we do not have
     },
     "dpcr": {"cosine": True, "DPCR": True},
 }
-_BATCHES = "what is summed over images does not depend on batches"
+_BATCHES = "sums over images do not depend on batches"
 IGNORED: dict[str, dict[str, str]] = {  # why a key changes nothing, for any method and for some
     "": {
-        "prefix": "names a log file there; here --out names the run",
-        "num_workers": "images lie decoded in memory, no workers load them",
+        "prefix": "names PyCIL's log file; here --out names the run",
+        "num_workers": "decoded images are in memory, no loader workers are needed",
     },
-    "foster": {"wa_value": "weights are not aligned"},
-    "pass": {"T": "PASS does not read it"},
-    "fecam": {"T": "FeCAM does not read it"},
-    "acil": {"IL_batch_size": _BATCHES, "train_eval_freq": "test images are seen after a task only"},
-    "ds-al": {"IL_batch_size": _BATCHES, "train_eval_freq": "test images are seen after a task only"},
-    "dpcr": {"resume": "say --resume", "model_dir": "say --out"},
+    "foster": {"wa_value": "weights are not aligned (WA)"},
+    "pass": {"T": "not used by PASS"},
+    "fecam": {"T": "not used by FeCAM"},
+    "acil": {"IL_batch_size": _BATCHES, "train_eval_freq": "test images are evaluated after each task only"},
+    "ds-al": {"IL_batch_size": _BATCHES, "train_eval_freq": "test images are evaluated after each task only"},
+    "dpcr": {"resume": "use --resume", "model_dir": "use --out"},
 }
 _SHARED = (
     *("model_name", "dataset", "init_cls", "increment", "convnet_type", "shuffle", "seed", "device"),
@@ -123,12 +123,12 @@ _SHARED = (
 
 
 def is_pycil(tree: Mapping[str, Any]) -> bool:
-    """Whether a file's mapping is one of PyCIL's."""
+    """Return whether a mapping is a PyCIL configuration."""
     return "model_name" in tree and ("init_cls" in tree or "convnet_type" in tree)
 
 
 class Translation:
-    """One file on its way to our options: `options`, `overrides`, and `notes` that say what became what."""
+    """Translation of one file: `options`, `overrides`, and `notes` on how keys were mapped."""
 
     def __init__(self, tree: Mapping[str, Any], typed: Mapping[str, Any], compare: bool = False):
         """`typed`: options given on the command line; settings of a method or data set that they replace are left."""
@@ -143,8 +143,8 @@ class Translation:
         self._protocol()
         self._network()
         if self.other:
-            left = f"what the file says of {self.tree['model_name']} and its memory is left out"
-            self.notes.append(f"{self.other} was typed: {left}")
+            left = f"settings of {self.tree['model_name']} and its memory in the file are ignored"
+            self.notes.append(f"{self.other} is given on the command line: {left}")
         elif self.method:
             self._memory()
             self._method()
@@ -152,24 +152,26 @@ class Translation:
             raise ConfigError("a PyCIL file: " + "; ".join(self.problems))
         what = ", ".join(f"{key} {value}" for key, value in self.options.items() if key not in typed)
         self.notes.insert(0, f"a PyCIL file: {what}")
-        for title, lines in (("taken over", self.mapped), ("ignored", self.ignored)):
+        for title, lines in (("mapped", self.mapped), ("ignored", self.ignored)):
             if lines:
                 self.notes.append(f"{title}: {'; '.join(lines)}")
 
     def _protocol(self) -> None:
-        """Method, data set, split, class order, device."""
+        """Translate method, data set, split, class order and device."""
         name, released = str(self.tree["model_name"]).lower(), bool(self.tree.get("DPCR"))
         self.method = "dpcr" if name == "lwf" and released else METHODS.get(name, "")
         chosen = str(self.typed.get("method") or self.typed.get("methods") or self.method)
         self.other = chosen if chosen != self.method else ""  # a method that is typed instead of the file's
         if not chosen:
             have = ", ".join(sorted({*METHODS.values()}))
-            self.problems.append(f"model_name={name} is not here; of PyCIL's there are {have} (all: `efcil methods`)")
+            self.problems.append(
+                f"model_name={name} is not supported; supported methods of PyCIL: {have} (all methods: `efcil methods`)"
+            )
         self._say("method", "methods", self.method)
         dataset = str(self.tree.get("dataset", "")).lower()
         if dataset not in DATASETS and "dataset" not in self.typed:
             have = ", ".join(sorted({*DATASETS.values()}))
-            self.problems.append(f"dataset={dataset} is not here: there are {have} (your own pictures: type folder)")
+            self.problems.append(f"dataset={dataset} is not supported; supported: {have} (for your own images: folder)")
         self.dataset = DATASETS.get(dataset, "")
         self.options["dataset"] = self.dataset
         if released and "dataset" not in self.typed and "released_code" in preset_names(self.dataset):
@@ -181,7 +183,7 @@ class Translation:
         self._device()
 
     def _say(self, one: str, several: str, value: Any) -> None:
-        """Give an option that `compare` has in the plural."""
+        """Set an option whose name is plural in `compare`."""
         self.options[several if self.compare else one] = value
 
     def _order(self) -> None:
@@ -193,10 +195,10 @@ class Translation:
             self._say("order", "orders", "identity")
             return
         self._say("order", "orders", ",".join(map(str, seeds)) if self.compare else str(seeds[0]))
-        self.notes.append("seed is the class order, as there; the weights' seed is --seed")
+        self.notes.append("seed is the class order, as in PyCIL; --seed is the seed of the weights")
         if len(seeds) > 1 and not self.compare:
             rest = ",".join(map(str, seeds))
-            self.notes.append(f"of the seeds {rest} the first is run: `efcil compare --orders {rest}` runs them all")
+            self.notes.append(f"only the first of the seeds {rest} is run; `efcil compare --orders {rest}` runs all")
 
     def _device(self) -> None:
         given = self.tree.get("device")
@@ -211,21 +213,21 @@ class Translation:
         self.options["device"] = "cpu" if number < 0 else f"cuda:{number}"
         if len(numbers) > 1:
             self.notes.append(
-                f"of the devices {', '.join(numbers)} the first is used; --device auto takes what is there"
+                f"only the first of the devices {', '.join(numbers)} is used; --device auto uses what is available"
             )
 
     def _network(self) -> None:
-        """Backbone, and what PyCIL's code decides by the data set's name: stem and augmentation."""
+        """Translate the backbone, and set the stem and augmentation that PyCIL's code chooses by data set."""
         name = str(self.tree.get("convnet_type", "")).lower()
         if not name:
             return
         plain = name.removeprefix("cosine_").removesuffix("_cbam")
         if plain not in BACKBONES:
-            self.problems.append(f"convnet_type={name} is not here: there are {', '.join(BACKBONES)}")
+            self.problems.append(f"convnet_type={name} is not supported; supported: {', '.join(BACKBONES)}")
         if name.endswith("_cbam"):
-            self.notes.append(f"{name} is {plain}: PyCIL's forward never applies the attention")
+            self.notes.append(f"{name} is run as {plain}: PyCIL's forward pass never applies the attention")
         if name.startswith("cosine_"):
-            self.notes.append(f"{name} is {plain}: whether features are compared by cosine is the method's choice here")
+            self.notes.append(f"{name} is run as {plain}: the cosine head belongs to the method here")
         self._set("convnet_type", {"backbone": plain})
         if "dataset" in self.typed:
             return
@@ -238,12 +240,12 @@ class Translation:
             automatic = str(self.tree["dataset"]).lower().endswith("_aa")
             self.overrides["augment"] = "cifar-autoaugment" if automatic else "cifar-brightness"
             if automatic:
-                self.notes.append("cifar100_aa cuts a square out of each image as well (Cutout); here it is left whole")
+                self.notes.append("cifar100_aa also uses Cutout, which is left out here")
 
     def _memory(self) -> None:
         kept = {key: self.tree[key] for key in ("memory_size", "memory_per_class", "fixed_memory") if key in self.tree}
         if self.method not in REHEARSAL:
-            self.ignored += [f"{key} ({self.method} keeps no old images)" for key in kept]
+            self.ignored += [f"{key} ({self.method} stores no exemplars)" for key in kept]
             return
         chosen, other = "memory_size", "memory_per_class"
         if kept.get("fixed_memory", False):
@@ -256,7 +258,7 @@ class Translation:
             self.ignored.append(f"{other} (fixed_memory={json.dumps(kept.get('fixed_memory', False))})")
 
     def _method(self) -> None:
-        """The method's own keys, and every other one."""
+        """Translate the keys of the method, and refuse unknown ones."""
         own = self._unfolded()
         keys, only = KEYS.get(self.method, {}), ONLY.get(self.method, {})
         ignored = {**IGNORED[""], **IGNORED.get(self.method, {})}
@@ -267,7 +269,7 @@ class Translation:
                 self.ignored.append(f"{key} ({ignored[key]})")
             elif key in only:
                 if value != only[key]:
-                    self.problems.append(f"{key}={json.dumps(value)}: only {json.dumps(only[key])} is here")
+                    self.problems.append(f"{key}={json.dumps(value)}: only {json.dumps(only[key])} is supported")
             elif key in keys:
                 self._set(key if key in own else "", dict.fromkeys(keys[key].split(), value))
             elif key not in known:
@@ -276,14 +278,14 @@ class Translation:
         self._special(own)
         rest = [f"{key}={json.dumps(value)}" for key, value in self.overrides.items() if key not in self.named]
         if rest:
-            self.notes.append(f"from the code that reads such files, not the file: {', '.join(rest)}")
+            self.notes.append(f"defaults of PyCIL's code that are not in the file: {', '.join(rest)}")
         if self.method in ("lwf", "finetune", "acil", "ds-al"):
             self.notes.append(
                 "the backbone is trained with a cosine head here, as in the DPCR paper; PyCIL's is linear"
             )
 
     def _unfolded(self) -> dict[str, Any]:
-        """The file's keys; of `configurations` those of the data set, and a `scheduler`'s as scheduler.KEY."""
+        """Return the keys of the file; those of `configurations` and `scheduler` are flattened."""
         tree = {key: value for key, value in self.tree.items() if key not in _SHARED}
         if "configurations" in tree:
             tree |= self._mapping(self._mapping(tree, "configurations"), str(self.tree.get("dataset")))
@@ -301,7 +303,7 @@ class Translation:
         return found
 
     def _special(self, own: Mapping[str, Any]) -> None:
-        """Keys that become something else than a value of ours."""
+        """Translate keys that do not correspond to one option."""
         if "step_size" in own and self.method == "pass":
             every, epochs = own["step_size"], self.overrides.get("first.epochs", 0)
             if not isinstance(every, int) or every < 1:
@@ -313,12 +315,12 @@ class Translation:
         if kind == "CosineAnnealing":
             self._set("scheduler.type", _cosine("first"))
         elif kind not in (None, "MultiStep"):
-            self.problems.append(f"scheduler.type={kind}: only MultiStep and CosineAnnealing are here")
+            self.problems.append(f"scheduler.type={kind}: only MultiStep and CosineAnnealing are supported")
         if "gamma_comp" in own and own["gamma_comp"] != own.get("gamma"):
-            self.problems.append(f"gamma_comp={own['gamma_comp']}: both streams have one ridge here, make it gamma's")
+            self.problems.append(f"gamma_comp={own['gamma_comp']}: both streams share one ridge here; set it to gamma")
 
     def _set(self, key: str, values: Mapping[str, Any]) -> None:
-        """Set values; `key` names where in the file they come from."""
+        """Set values that come from `key` of the file."""
         self.overrides |= values
         if key:
             value = self.tree.get(key, next(iter(values.values()), None))
@@ -330,6 +332,6 @@ class Translation:
 def translated(
     tree: Mapping[str, Any], typed: Mapping[str, Any], compare: bool = False
 ) -> tuple[dict[str, Any], list[str]]:
-    """Return a PyCIL file as one of ours, settings under `set`, and notes; every mistake in it is told at once."""
+    """Return the options of a PyCIL file, settings under `set`, and notes; all mistakes are reported at once."""
     found = Translation(tree, typed, compare)
     return {**found.options, "set": found.overrides}, found.notes
