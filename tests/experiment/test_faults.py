@@ -201,7 +201,7 @@ def test_told_to_stop_in_the_middle_of_an_epoch(undisturbed, tmp_path, kind, num
         found, err = told_to_stop(start(kind, tmp_path / "run", *resume), number, event, rng)
         assert found == code, err
         assert err.splitlines()[-1].startswith("efcil: ")
-        assert_names(err.splitlines()[-1], signal.Signals(number).name, "--resume")
+        assert_names(err.splitlines()[-1], signal.Signals(number).name, f"efcil resume {tmp_path / 'run'}")
         resume = ["--resume"]
     assert finished(kind, tmp_path / "run", "--resume") == undisturbed(kind)
 

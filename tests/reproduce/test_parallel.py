@@ -538,7 +538,7 @@ def test_stopped_by_a_signal_and_gone_on_with(home, undisturbed, number):
         assert process.returncode == -signal.SIGKILL
     else:
         assert process.returncode == 128 + number, said
-        assert f"interrupted by {number.name}; go on with the same command" in said
+        assert f"interrupted by {number.name}; resume with the same command" in said
     assert gone(home, out, pids), "a grid that was killed leaves nobody behind"
     assert not all_done(home, out)
     process = start(home, out, "--parallel", "2")
@@ -572,7 +572,7 @@ def test_a_signal_stops_the_runs_of_ray(home, undisturbed):
     process.send_signal(signal.SIGINT)
     said, _ = process.communicate(timeout=300)
     assert process.returncode == 130, said
-    assert "go on with the same command" in said
+    assert "resume with the same command" in said
     assert gone(home, "stopped", pids)
     assert not all_done(home, "stopped")
     assert "finishing the step and saving" in said

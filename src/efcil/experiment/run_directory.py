@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import secrets
+import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -70,8 +71,10 @@ class RunDirectory:
         if self.config.exists():
             check_format(self.config)
             if not resume:
+                command = shlex.join(["efcil", "resume", str(self.out)])
                 raise RunError(
-                    f"{self.out} already holds {self._described()}: pass --resume to go on, or choose another --out"
+                    f"{self.out} already holds {self._described()}: resume it with `{command}` or --resume, or choose "
+                    "another --out"
                 )
         with run_lock(self.out):
             remove_temporary_files(self.out)
