@@ -10,6 +10,7 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib import metadata, resources
+from types import NoneType
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 
 if TYPE_CHECKING:
@@ -208,16 +209,17 @@ def _description(kind: type, name: str) -> str:
 
 
 def _choices(kind: Any) -> tuple[str, ...]:
-    """Return the words that an option may be.
+    """Return the words that an option may be; none where it may be something else as well.
 
-    >>> _choices(Literal["clean", "augmented"] | None)
-    ('clean', 'augmented')
+    >>> _choices(Literal["clean", "augmented"] | None), _choices(float | Literal["auto"])
+    (('clean', 'augmented'), ())
     """
     if get_origin(kind) is Literal:
         return tuple(map(str, get_args(kind)))
     if kind is bool:
         return ("true", "false")
-    return tuple(word for part in get_args(kind) for word in _choices(part))
+    parts = [_choices(part) for part in get_args(kind) if part is not NoneType]
+    return tuple(word for words in parts for word in words) if all(parts) else ()
 
 
 def show_value(value: Any) -> str:
