@@ -217,10 +217,11 @@ def test_compare_is_one_trajectory(efcil, tmp_path):
     labels = ["dpcr", "lwf-ncm", "dpcr:rank_rule=numerical"]
     code, _, err = efcil("compare", ",".join(labels), "digits", "--tasks", 2, "--out", out, *TINY)
     assert code == 0, err
-    assert sorted(p.name for p in out.iterdir() if p.is_dir()) == sorted([*labels, "trajectory"])
+    folders = [label.replace(":", "-") for label in labels]
+    assert sorted(p.name for p in out.iterdir() if p.is_dir()) == sorted([*folders, "trajectory"])
     assert (out / "trajectory" / "checkpoints" / "task-02.safetensors").exists()
-    for label in labels:
-        assert json.loads((out / label / "summary.json").read_text())["method"] == label
+    for folder, label in zip(folders, labels, strict=True):
+        assert json.loads((out / folder / "summary.json").read_text())["method"] == label
     alone = tmp_path / "alone"
     efcil("run", "dpcr", "digits", "--tasks", 2, "--out", alone, *TINY)
     ours, theirs = (json.loads((p / "summary.json").read_text()) for p in (out / "dpcr", alone))
@@ -232,16 +233,17 @@ def test_a_label_that_begins_another_resumes_as_itself(efcil, tmp_path):
     from efcil.tensor_files import load_tensors
 
     out, labels = tmp_path / "c", ["dpcr:ridge=1", "dpcr:ridge=1.5"]
+    summaries = {label: out / label.replace(":", "-") / "summary.json" for label in labels}
     arguments = ["compare", ",".join(labels), "digits", "--tasks", 5, "--out", out, "--quiet", *TINY]
     assert efcil(*arguments)[0] == 0
-    want = {label: json.loads((out / label / "summary.json").read_text())["matrix"] for label in labels}
+    want = {label: json.loads(path.read_text())["matrix"] for label, path in summaries.items()}
     tensors, _ = load_tensors(out / "trajectory" / "checkpoints" / "task-05.safetensors")
     for label in labels:
         own = sorted(k for k in tensors if f"classifiers/{label}/" in k)
         assert [k.removeprefix("trajectory.") for k in own] == [f"classifiers/{label}/weight"]
     (out / "trajectory" / "checkpoints" / "task-05.safetensors").unlink()
     assert efcil(*arguments, "--resume")[0] == 0
-    assert {label: json.loads((out / label / "summary.json").read_text())["matrix"] for label in labels} == want
+    assert {label: json.loads(path.read_text())["matrix"] for label, path in summaries.items()} == want
 
 
 def test_compare_several_orders_at_once(efcil, tmp_path):
@@ -421,7 +423,6 @@ def test_data_fetch_from_a_server(efcil, tmp_path, monkeypatch):
         (["run", "dpcr", "cifar100", "--data", "/nonexistent"], ("/nonexistent", "efcil data fetch cifar100")),
         (["run", "dpcr", "folder", "--data", "/nonexistent"], ("/nonexistent",)),
         (["run", "--config", "nowhere.yaml"], ("--config nowhere.yaml", "No such file")),
-        (["compare", "dpcr,joint", "digits"], ("dpcr", "joint")),
         (["compare", "dpcr,dpcr", "digits"], ("dpcr,dpcr",)),
         (["report", "/nonexistent"], ("/nonexistent",)),
         (["data", "fetch", "digits"], ("digits",)),
