@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 import standins
 from efcil import data as datasets
 from efcil.config import flat
-from efcil.data import cache, cifar100, cub200, imagenet1k, imagenet100, tiny_imagenet, workers
+from efcil.data import DATASETS, cache, cifar100, cub200, imagenet1k, imagenet100, tiny_imagenet, workers
 from efcil.data.dataset import DataSet, Official
 from efcil.data.decode import read_image
 from efcil.errors import ConfigError, DataError
@@ -469,11 +470,13 @@ def test_verify_takes_a_class_list_and_one_directory(root: Path, efcil: Command)
 
 def test_data_list_says_what_each_set_is(efcil: Command) -> None:
     _, out, _ = efcil("data", "list")
+    rows = re.split(r"\n(?=\S)", out)  # a row begins in the first column
+    assert "license" in rows[0]
     for name in NEW:
-        first, second = out[out.index(f"\n{name} ") + 1 :].splitlines()[:2]
-        assert "decoded" in first, "its size"
-        assert "license: " in second
-        assert "get it: " in second
+        (row,) = (" ".join(row.split()) for row in rows if row.startswith(f"{name} "))
+        assert "decoded" in row, "its size"
+        assert DATASETS[name].license.split()[0] in row
+        assert DATASETS[name].url.split()[0] in row
 
 
 # --- presets
