@@ -379,6 +379,8 @@ def compact_text(sections: list[Section]) -> str:
     """Return the block of README.md with its markers."""
     lines = [BEGIN, ""]
     for section in sections:
+        if section.title.startswith("digits"):
+            continue  # the demo's; results/README.md has them
         rows = [
             [
                 escaped(label),
@@ -483,6 +485,16 @@ def methods_text(sections: list[Section]) -> str:
     return json.dumps(found, indent=1, sort_keys=True) + "\n"
 
 
+def demo_text(results: Path) -> str:
+    """Return what `efcil demo` says of other class orders: mean A_f over orders 1, 2 and 3, by method."""
+    found: dict[str, list[float]] = {}
+    for summary in read_lines(results / "digits.jsonl"):
+        if summary["run"].startswith("demo-order-") and str(summary["order"]) in ("1", "2", "3"):
+            found.setdefault(summary["method"], []).append(summary["A_f"])
+    complete = {method: round(statistics.mean(values), 2) for method, values in found.items() if len(values) == 3}
+    return json.dumps(complete, indent=1, sort_keys=True) + "\n"
+
+
 def measured_text(file: str, sections: list[Section]) -> str:
     """Return the paragraph of a classifier's file with the CIFAR-100 results of its methods."""
     found: dict[str, list[str]] = {}
@@ -516,6 +528,7 @@ def wanted_files(root: Path) -> tuple[dict[Path, str], list[str]]:
     measured = root / "src" / "efcil" / "presets" / "measured.json"
     if measured.parent.is_dir():
         wanted[measured] = methods_text(sections)
+        wanted[measured.with_name("demo.json")] = demo_text(results)
     notes = []
     blocks = {
         "README.md": compact_text(sections),
