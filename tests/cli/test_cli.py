@@ -516,12 +516,14 @@ def test_another_machine_is_told(efcil, tmp_path):
 def test_demo_replaces_only_a_demo(efcil, tmp_path, monkeypatch):
     executed = []
     monkeypatch.setattr(experiments, "_execute", lambda names, dataset, *_, **more: executed.append((names, dataset)))
-    (tmp_path / "trajectory").mkdir()
-    (tmp_path / "trajectory" / "config.yaml").write_text("command: efcil demo\n")
-    (tmp_path / "letter.txt").write_text("keep me")
+    for learner, command in (("lwf", "efcil demo --out demo"), ("joint", "efcil run joint digits")):
+        (tmp_path / learner / "trajectory").mkdir(parents=True)
+        (tmp_path / learner / "trajectory" / "config.yaml").write_text(f"command: {command}\n")
+        (tmp_path / learner / "letter.txt").write_text("keep me")
     assert efcil("demo", "--out", tmp_path, "--quiet")[0] == 0
-    assert executed == [(["dpcr", "dp-ncm", "lwf-ncm", "lwf"], "digits")]
-    assert [p.name for p in tmp_path.iterdir()] == ["letter.txt"]
+    assert executed == [(experiments.DEMO, "digits")]
+    left = {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file()}
+    assert left == {"lwf/letter.txt", "joint/letter.txt", "joint/trajectory/config.yaml"}
 
 
 def test_loss_that_is_not_finite(one_line, efcil, tmp_path, monkeypatch):

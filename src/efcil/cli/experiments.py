@@ -266,7 +266,8 @@ def demo(
 
     for config in out.glob("*/trajectory/config.yaml"):  # of an earlier demo, and nothing else that may lie there
         if "command: efcil demo" in config.read_text(encoding="utf-8"):
-            shutil.rmtree(config.parent.parent)
+            for part in ("trajectory", *DEMO):
+                shutil.rmtree(config.parent.parent / part, ignore_errors=True)
     options = {**defaults(compare), "out": out, "tasks": 5, "device": "cpu", "quiet": quiet, "json": json}
     _execute(DEMO, "digits", options, ["1993"], compare=True)
     if not (quiet or json):
