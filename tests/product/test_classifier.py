@@ -37,6 +37,7 @@ from efcil.methods import METHODS
 from efcil.product import IncrementalClassifier, Progress, calibration, classifier, model_directory, teaching
 from efcil.product.inputs import read_images, read_labeled_images
 from efcil.product.model_config import TEACHABLE
+from efcil.product.model_directory import FORMAT
 from efcil.protocol import Evaluator
 from efcil.shift.dual_projection import DualProjection
 from efcil.tasks import Task, TaskStream
@@ -1095,7 +1096,7 @@ def test_the_whole_model_as_one_module(model):
 def test_summary_is_plain(model):
     summary = json.loads(json.dumps(model.summary()))
     assert summary["method"] == "dpcr"
-    assert summary["format"] == 3
+    assert summary["format"] == FORMAT
     assert (summary["backbone"], summary["size"], summary["dim"], summary["updates"]) == ("resnet10", 8, 16, 2)
     assert summary["bytes"] > 10_000
     assert set(summary["classes"][0]) == {"name", "images", "learned", "recall"}
@@ -1357,7 +1358,11 @@ def test_a_directory_is_safetensors_and_json_and_survives_a_round_trip_bit_for_b
     IncrementalClassifier.load(tmp_path / "m", device="cpu").save(tmp_path / "n")
     assert files(tmp_path / "n") == files(tmp_path / "m")
     card = json.loads((tmp_path / "m" / "model.json").read_text())
-    assert card["format"] == 3
+    assert card["format"] == FORMAT
+    assert card["id"] == json.loads((tmp_path / "m" / "previous" / "model.json").read_text())["id"], "through updates"
+    tiny().save(tmp_path / "other")
+    assert card["id"] != json.loads((tmp_path / "other" / "model.json").read_text())["id"]
+    shutil.rmtree(tmp_path / "other")
     parts = {name.partition("/")[0].rpartition(".")[0] for name in load_file(tmp_path / "m" / "statistics.safetensors")}
     assert parts == {"tracks.0", ""}
     assert [record["name"] for record in card["classes"]] == two.classes_.tolist()
@@ -1425,12 +1430,12 @@ def test_what_is_no_model_is_refused(two, tmp_path):
 
     card = tmp_path / "m" / "model.json"
     fresh()
-    damaged_json(tmp_path / "m", format=4, efcil="9.9")
-    refused(card, "format 4", "9.9", "pip install --upgrade efcil")
-    for earlier in (1, 2):
+    damaged_json(tmp_path / "m", format=FORMAT + 1, efcil="9.9")
+    refused(card, f"format {FORMAT + 1}", "9.9", "pip install --upgrade efcil")
+    for earlier in range(1, FORMAT):
         fresh()
         damaged_json(tmp_path / "m", format=earlier)
-        refused(card, f"format {earlier}", "before 0.2", "train the model again")
+        refused(card, f"format {earlier}", "earlier version", "train the model again")
     fresh()
     damaged_json(tmp_path / "m", format=0)
     refused(card, "format 0")

@@ -31,7 +31,7 @@ from efcil.product.model_config import ModelConfig
 from efcil.product.state import ClassRecord, State
 from efcil.tensor_files import align, to_cpu
 
-FORMAT = 3  # 1 and 2 were not released
+FORMAT = 4  # earlier ones were not released
 KIND = "efcil model"
 CARD, WEIGHTS, STATISTICS, PREVIOUS = "model.json", "weights.safetensors", "statistics.safetensors", "previous"
 _OWN = {CARD, WEIGHTS, STATISTICS, PREVIOUS}
@@ -50,6 +50,7 @@ class _Card(Options):
 
     kind: str
     format: int
+    id: str = Field(pattern="[0-9a-f]{16}")  # of the model, through all its updates
     efcil: str  # version that saved it
     config: dict[str, Any]
     frozen: bool
@@ -124,6 +125,7 @@ def _write(folder: Path, config: ModelConfig, state: State) -> None:
     card = _Card(
         kind=KIND,
         format=FORMAT,
+        id=state.identity,
         efcil=__version__,
         config=config.to_dict(),
         frozen=state.frozen,
@@ -209,6 +211,7 @@ def _read(place: Path) -> tuple[ModelConfig, State]:
         updates=card.updates,
         frozen=card.frozen,
         previous=None,
+        identity=card.id,
     )
     return config, state
 
@@ -221,7 +224,10 @@ def _card(path: Path) -> _Card:
     if not isinstance(version, int) or version < 1:
         raise ModelError(f"{path}: unknown format {version!r}; restore it from a backup")
     if version < FORMAT:
-        raise ModelError(f"{path}: format {version} is from a version before 0.2; train the model again")
+        raise ModelError(
+            f"{path} was made by an earlier version of efcil (format {version}, this version has {FORMAT}); "
+            "train the model again"
+        )
     if version > FORMAT:
         writer = document.get("efcil", "a later version")
         raise ModelError(

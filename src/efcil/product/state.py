@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import Tensor
@@ -34,6 +35,7 @@ class State:
     updates: int
     frozen: bool
     previous: State | None  # state before the last update, itself without previous
+    identity: str = field(default_factory=lambda: secrets.token_hex(8))  # of the model, through all its updates
 
     @property
     def names(self) -> list[str]:
