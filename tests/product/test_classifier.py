@@ -7,6 +7,7 @@ import io
 import json
 import os
 import pickle
+import shutil
 import subprocess
 import sys
 import time
