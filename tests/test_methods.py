@@ -25,7 +25,7 @@ from efcil.training.image_batches import ImageBatches
 from efcil.training.schedule import Schedule
 from efcil.trajectory import Trajectory
 from messages import assert_names, raises
-from problems import TINY, blobs, learn_stream
+from problems import TINY, blobs, follow_stream
 
 SIZES = (2, 3, 1)
 KINDS = sorted({method.learner for method in METHODS.values()})
@@ -72,7 +72,7 @@ def learned_by(name, methods, backend, data, sizes, at_end=lambda task: None, se
     trajectory = Trajectory(learner, methods, freezes=name in FROZEN)
     matrices = {label: AccuracyMatrix(evaluator.totals()) for label in trajectory.parts}
     watch = Watch(at_end)
-    learn_stream(stream, data, evaluator, trajectory, matrices, watch)
+    follow_stream(stream, data, evaluator, trajectory, matrices, watch)
     return trajectory, matrices, watch
 
 

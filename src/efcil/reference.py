@@ -165,8 +165,8 @@ def ladder(features: Tensor, shifts: Sequence[Tensor], rank: Rank) -> Tensor:
 
 def ridge_error(features: Tensor, labels: Tensor, classes: Sequence[int], weight: Tensor, ridge: float) -> float:
     """Eq. (11): ||Y - X W||_F^2 + gamma ||W||_F^2 over the images of all tasks, which W minimizes."""
-    left_over = one_hot(labels, classes) - stacked(list(features)) @ weight
-    return float(left_over.square().sum() + ridge * weight.square().sum())
+    residual = one_hot(labels, classes) - stacked(list(features)) @ weight
+    return float(residual.square().sum() + ridge * weight.square().sum())
 
 
 def ridge_joint(features: Tensor, labels: Tensor, classes: Sequence[int], ridge: float) -> Tensor:

@@ -23,7 +23,7 @@ from efcil.protocol import Evaluator
 from efcil.tasks import TaskStream
 from efcil.trajectory import Trajectory
 from messages import raises
-from problems import TINY, learn_stream
+from problems import TINY, follow_stream
 
 DIM, BUFFER, RIDGE = 10, 24, 0.1
 OPTIONS = {
@@ -431,7 +431,7 @@ def test_a_frozen_run_and_the_start_of_an_lwf_run_agree(backend, data):
         methods = {name: (METHODS[name], METHODS[name].options(**given)) for name, given in OPTIONS.items()}
         trajectory = Trajectory(learner, methods, freezes=kind in FROZEN)
         matrices = {name: AccuracyMatrix(evaluator.totals()) for name in methods}
-        learn_stream(stream, data, evaluator, trajectory, matrices)
+        follow_stream(stream, data, evaluator, trajectory, matrices)
         assert all(part.first_backbone == (kind == "lwf") for part in trajectory.parts.values())
         hits.append(matrices)
     for name in OPTIONS:

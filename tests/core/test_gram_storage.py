@@ -29,7 +29,7 @@ from efcil.protocol import Evaluator
 from efcil.tasks import TaskStream
 from efcil.trajectory import Trajectory
 from messages import raises
-from problems import TINY, blobs, draw, gap, learn_stream
+from problems import TINY, blobs, draw, follow_stream, gap
 
 FACTORS = StorageSpec("factors")
 DIM = 16
@@ -420,7 +420,7 @@ def learned(backend):
     }
     trajectory = Trajectory(learner, methods)
     matrices = {label: AccuracyMatrix(evaluator.totals()) for label in methods}
-    learn_stream(stream, FEW, evaluator, trajectory, matrices)
+    follow_stream(stream, FEW, evaluator, trajectory, matrices)
     return trajectory, matrices
 
 

@@ -25,7 +25,7 @@ from efcil.training.image_batches import ImageBatches
 from efcil.training.schedule import Schedule
 from efcil.training.state import TrainState
 from efcil.trajectory import Trajectory
-from problems import TINY, blobs, copied, learn_stream
+from problems import TINY, blobs, copied, follow_stream
 
 SIZES = (2, 3, 1)
 SHORT = {
@@ -68,7 +68,7 @@ def learn(learner, data, sizes=SIZES, state=None):
     trajectory = Trajectory(learner, {"foster": (method, method.options())})
     matrices = {label: AccuracyMatrix(evaluator.totals()) for label in trajectory.parts}
     watch = Watch(learner)
-    learn_stream(stream, data, evaluator, trajectory, matrices, watch, state)
+    follow_stream(stream, data, evaluator, trajectory, matrices, watch, state)
     classifiers = {head: trajectory.parts[f"foster/{head}"].classifier for head in method.heads}
     return classifiers, {head: matrices[f"foster/{head}"] for head in method.heads}, watch
 

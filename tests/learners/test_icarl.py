@@ -27,7 +27,7 @@ from efcil.training.image_batches import ImageBatches
 from efcil.training.state import TrainState
 from efcil.trajectory import Trajectory
 from messages import raises
-from problems import TINY, Watch, copied, draw, gap, learn_stream
+from problems import TINY, Watch, copied, draw, follow_stream, gap
 
 # -- herding -----------------------------------------------------------------------------------------------------------
 
@@ -137,7 +137,7 @@ def learn(learner, data, backend, methods=None, watch=None, state=None):
     evaluator = Evaluator(data, tasks, backend)
     trajectory = Trajectory(learner, methods or {})
     matrices = {label: AccuracyMatrix(evaluator.totals()) for label in trajectory.parts}
-    learn_stream(tasks, data, evaluator, trajectory, matrices, watch, state)
+    follow_stream(tasks, data, evaluator, trajectory, matrices, watch, state)
     return trajectory
 
 

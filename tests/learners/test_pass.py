@@ -22,7 +22,7 @@ from efcil.training.schedule import Schedule
 from efcil.training.state import TrainState
 from efcil.trajectory import Trajectory
 from messages import raises
-from problems import TINY, Watch, blobs, copied, learn_stream, stopped_in_the_second_task
+from problems import TINY, Watch, blobs, copied, follow_stream, stopped_in_the_second_task
 
 SIZES = (2, 3, 1)
 SCHEDULE = Schedule(epochs=3, lr=2e-3, milestones=(2,), weight_decay=2e-4)
@@ -40,7 +40,7 @@ def run(learner, data, watch=None, sizes=SIZES, state=None):
     evaluator = Evaluator(data, stream, learner.backend)
     method, matrix = METHODS["pass"], AccuracyMatrix(evaluator.totals())
     trajectory = Trajectory(learner, {"pass": (method, method.options())})
-    learn_stream(stream, data, evaluator, trajectory, {"pass": matrix}, watch, state)
+    follow_stream(stream, data, evaluator, trajectory, {"pass": matrix}, watch, state)
     return trajectory.parts["pass"].classifier, matrix
 
 

@@ -25,7 +25,7 @@ from efcil.training.image_batches import ImageBatches
 from efcil.training.schedule import Schedule
 from efcil.training.state import TrainState
 from efcil.trajectory import Trajectory
-from problems import TINY, Watch, blobs, draw, gap, learn_stream
+from problems import TINY, Watch, blobs, draw, follow_stream, gap
 
 SIZES = (2, 3, 1)
 SHORT = TINY | {"balance": Schedule(epochs=3, lr=0.02, lr_schedule="cosine", weight_decay=5e-4), "memory": 12}
@@ -45,7 +45,7 @@ def learn(learner, data, at_epoch=lambda *a: None, at_end=lambda task: None, siz
     method = METHODS["podnet"]
     trajectory = Trajectory(learner, {"podnet": (method, method.options())})
     matrices = {label: AccuracyMatrix(evaluator.totals()) for label in trajectory.parts}
-    learn_stream(stream, data, evaluator, trajectory, matrices, Watch(at_epoch, at_end), state)
+    follow_stream(stream, data, evaluator, trajectory, matrices, Watch(at_epoch, at_end), state)
     return matrices
 
 

@@ -38,7 +38,7 @@ from efcil.training.image_store import HostImages, LazyImages
 from efcil.training.state import TaskData, TrainState
 from efcil.trajectory import Trajectory
 from messages import raises
-from problems import TINY, Watch, blobs, copied, draw, learn_stream, stopped_in_the_second_task
+from problems import TINY, Watch, blobs, copied, draw, follow_stream, stopped_in_the_second_task
 
 SIZES = (2, 3, 1)
 SMALL = {**TINY, "augment": "none"}
@@ -63,7 +63,7 @@ def run(learner, data, watch=None, *, options=None, method=DPCR_PLUS, state=None
     matrix = AccuracyMatrix(evaluator.totals())
     if state is not None:
         trajectory.load_state_dict(state)
-    learn_stream(stream, data, evaluator, trajectory, {"it": matrix}, watch, resumed_from)
+    follow_stream(stream, data, evaluator, trajectory, {"it": matrix}, watch, resumed_from)
     return trajectory, matrix
 
 
@@ -381,7 +381,7 @@ def test_the_first_methods_track_decides_where_several_are_compared(backend, dat
 
     evaluator = Evaluator(data, stream, backend)
     matrices = {name: AccuracyMatrix(evaluator.totals()) for name in order}
-    learn_stream(stream, data, evaluator, trajectory, matrices, Watch(each_task=each_task))
+    follow_stream(stream, data, evaluator, trajectory, matrices, Watch(each_task=each_task))
     assert len(drawn) == 2
     for (means, covariance), (own, _) in zip(drawn, tracks, strict=False):
         assert torch.equal(means, own.mean)
@@ -466,7 +466,7 @@ def test_a_run_goes_on_as_if_it_had_not_stopped(backend, data, task, epoch):
     evaluator = Evaluator(data, stream, backend)
     trajectory = trajectory_of(whole)
     matrix = AccuracyMatrix(evaluator.totals())
-    learn_stream(stream, data, evaluator, trajectory, {"it": matrix}, Watch(each_epoch, each_task))
+    follow_stream(stream, data, evaluator, trajectory, {"it": matrix}, Watch(each_epoch, each_task))
     resumed = make_learner(backend, **options)
     resumed.load_state(kept["state"])
     again, other = run(resumed, data, state=kept["trajectory"], resumed_from=kept["at"])

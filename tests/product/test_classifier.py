@@ -48,7 +48,7 @@ from efcil.training.schedule import Schedule
 from efcil.training.trainer import Trainer
 from efcil.trajectory import Trajectory
 from messages import raises
-from problems import Watch, blobs, draw, fit_task, learn_stream
+from problems import Watch, blobs, draw, fit_task, follow_stream
 
 FAMILY = [name for name, m in METHODS.items() if m.learner in TEACHABLE and not m.heads and not m.exemplars]
 TINY = {"width": 2, "size": 8, "epochs": 2, "val_fraction": 0.2, "device": "cpu", "progress": False}
@@ -194,7 +194,7 @@ def protocol(model, data, epochs, sizes):
     evaluator = Evaluator(data, stream, backend)
     trajectory = Trajectory(learner, {"dpcr": (METHODS["dpcr"], model._config.options)})
     matrix = AccuracyMatrix(evaluator.totals())
-    learn_stream(stream, data, evaluator, trajectory, {"dpcr": matrix})
+    follow_stream(stream, data, evaluator, trajectory, {"dpcr": matrix})
     return trajectory.parts["dpcr"].classifier, matrix.A_t
 
 

@@ -29,7 +29,7 @@ from efcil.training import feature_inversion
 from efcil.training.image_batches import ImageBatches
 from efcil.trajectory import Trajectory
 from messages import raises
-from problems import TINY, Watch, blobs, learn_stream
+from problems import TINY, Watch, blobs, follow_stream
 
 SIZES = (2, 3, 1)
 KINDS = ("sdc", "ldc", "adc")
@@ -391,7 +391,7 @@ def learned(backend, data, at_end=lambda task: None, view="clean"):
         means.append({name: part.classifier.means.clone() for name, part in trajectory.parts.items()})
         at_end(task)
 
-    learn_stream(stream, data, evaluator, trajectory, matrices, Watch(each_task=after_task))
+    follow_stream(stream, data, evaluator, trajectory, matrices, Watch(each_task=after_task))
     return trajectory, means
 
 

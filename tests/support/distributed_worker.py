@@ -34,7 +34,7 @@ from efcil.training.extraction import extract
 from efcil.training.image_batches import ImageBatches
 from efcil.training.schedule import Schedule
 from efcil.trajectory import Trajectory
-from problems import TINY, Watch, blobs, draw, fit_task, learn_stream
+from problems import TINY, Watch, blobs, draw, fit_task, follow_stream
 
 CPU = Backend(torch.device("cpu"))
 WHOLE = {
@@ -182,7 +182,7 @@ def methods(world):
         own = build(method.options, {"buffer": 16} if name == "acil" else {}, name)
         trajectory = Trajectory(learner, {name: (method, own)}, freezes=method.learner in FROZEN)
         matrices = {label: AccuracyMatrix(evaluator.totals()) for label in trajectory.parts}
-        learn_stream(stream, data, evaluator, trajectory, matrices, Watch())
+        follow_stream(stream, data, evaluator, trajectory, matrices, Watch())
         found |= {f"{name}.{k}": v.clone() for k, v in learner.state(teacher=True).items()}
         found |= {f"{label}/counts": torch.tensor(matrix.A_t) for label, matrix in matrices.items()}
     return found

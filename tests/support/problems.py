@@ -50,7 +50,7 @@ class Watch(Callback):
         self.on_interrupt = at_interrupt
 
 
-def learn_stream(stream, data, evaluator, trajectory, matrices, watch=None, state=None):
+def follow_stream(stream, data, evaluator, trajectory, matrices, watch=None, state=None):
     """Learn the tasks of a stream, as a run does; tasks before `state` count as measured, with no hit."""
     for matrix in matrices.values():
         for task in range(0 if state is None else state.task):

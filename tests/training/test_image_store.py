@@ -31,7 +31,7 @@ from efcil.training.image_store import HostImages, LazyImages, concat, head, ite
 from efcil.training.loader import epoch_batches
 from efcil.trajectory import Trajectory
 from messages import raises
-from problems import TINY, Watch, blobs, learn_stream
+from problems import TINY, Watch, blobs, follow_stream
 
 SIZE = 8
 
@@ -260,7 +260,7 @@ def test_a_whole_run_is_bit_identical(tmp_path, backend, kind, names):
         methods = {n: (METHODS[n], build(METHODS[n].options, small if n == "acil" else {}, n)) for n in names}
         trajectory = Trajectory(learner, methods)
         matrices = {label: AccuracyMatrix(evaluator.totals()) for label in trajectory.parts}
-        learn_stream(tasks, problem, evaluator, trajectory, matrices, Watch())
+        follow_stream(tasks, problem, evaluator, trajectory, matrices, Watch())
         found.append((matrices, learner.state(teacher=False)))
     (first_matrices, weights), (other_matrices, others) = found
     assert first_matrices == other_matrices

@@ -532,12 +532,12 @@ def test_what_is_seen_at_rest_belongs_to_its_images(data, backend, monkeypatch, 
     epochs = several_epochs(images, labels, None, 5, "keep", datasets)
     sizes = set()
 
-    def resting(seen):
+    def frozen(seen):
         assert not torch.is_grad_enabled()
         sizes.add(len(seen))
         return seen.flatten(1).sum(1, keepdim=True)
 
-    found = prefetch.precompute_teacher(epochs, resting, pixels, backend)
+    found = prefetch.precompute_teacher(epochs, frozen, pixels, backend)
     assert sizes == {max(5, numel // 192)}
     assert [len(epoch) for epoch in found] == [5, 5]
     for before, after in zip(epochs, found, strict=True):

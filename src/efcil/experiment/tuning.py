@@ -95,9 +95,9 @@ def trials(label: str, grid: Mapping[str, Sequence[str]]) -> list[Trial]:
     found = []
     for values in itertools.product(*grid.values()):
         chosen = dict(zip(grid, values, strict=True))
-        readout = [f"{key}={value}" for key, value in chosen.items() if key in own]
+        of_method = [f"{key}={value}" for key, value in chosen.items() if key in own]
         trained = tuple(f"{key}={value}" for key, value in chosen.items() if key not in own)
-        found.append(Trial(trained, ":".join([label, *readout])))
+        found.append(Trial(trained, ":".join([label, *of_method])))
     if len(found) > MAX_TRIALS:
         raise ConfigError(f"{len(found)} combinations are asked for, more than {MAX_TRIALS}: try fewer values at once")
     return found
