@@ -25,11 +25,11 @@ from sklearn.utils.estimator_checks import (
 
 from efcil import NearestMeanClassifier, RidgeReconstructionClassifier
 from efcil.core.class_stats import ClassStats
+from efcil.core.gcv import AS_GOOD, candidates, gcv_scores
 from efcil.core.nearest_mean import cosine_scores
 from efcil.core.ridge import normalize_columns, ridge_weight
 from efcil.errors import ConfigError, NotPositiveDefiniteError
 from efcil.estimators.base import union
-from efcil.estimators.gcv import AS_GOOD, candidates, gcv_scores
 from efcil.estimators.ridge import onto_simplex
 from efcil.estimators.sums import ROWS_AT_ONCE, FeatureSums
 from messages import raises

@@ -101,7 +101,7 @@ MUTANTS = [
     ("FeCAM's means without Tukey's power", "classifiers/mahalanobis.py",
      "direction(stats.mean, o.power)", "direction(stats.mean, 1.0)",
      "classifiers/test_frozen_backbone.py::test_fecam_is_its_formulas"),
-    ("cross-validated residual with r / (l + r) unsquared", "estimators/gcv.py",
+    ("cross-validated residual with r / (l + r) unsquared", "core/gcv.py",
      "cut.square() @ explained", "cut @ explained",
      "estimators/test_estimators.py::test_gcv_from_sums_equals_the_literal_formula"),
     # training, Eq. 1-2

@@ -13,9 +13,9 @@ from numpy.typing import ArrayLike, NDArray
 from sklearn.utils.metaestimators import available_if
 from sklearn.utils.validation import check_is_fitted
 
+from efcil.core.gcv import best_ridge
 from efcil.core.ridge import normalize_columns, ridge_weight
 from efcil.estimators.base import IncrementalEstimator, ParameterError
-from efcil.estimators.gcv import best_ridge
 from efcil.estimators.sums import FeatureSums
 
 
@@ -162,7 +162,11 @@ class RidgeReconstructionClassifier(IncrementalEstimator):
 
     def _ridge(self, sums: FeatureSums) -> float:
         if isinstance(self.ridge, str) and self.ridge == "auto":
-            return best_ridge(sums, self.fit_intercept)
+            square = sums.total
+            if self.fit_intercept:
+                square -= float(sums.count.square().sum()) / sums.total
+                sums = sums.centered()
+            return best_ridge(sums.gram_sum(), sums.cross, square, sums.total, free=int(self.fit_intercept))
         ridge: Any = self.ridge
         number = isinstance(ridge, Real) and not isinstance(ridge, bool)
         if not (number and math.isfinite(ridge) and ridge >= 0):

@@ -22,7 +22,6 @@ import torch
 from torch import Tensor
 
 from efcil.core.linear_algebra import DTYPE, EPS, relative_ridge
-from efcil.estimators.sums import FeatureSums
 
 LOWEST, HIGHEST = 1e-6, 1e3
 """Range of candidate ridges, relative to the mean eigenvalue of X'X."""
@@ -71,13 +70,12 @@ def candidates(gram: Tensor) -> Tensor:
     return torch.tensor([10.0 ** (j / STEPS) for j in range(math.ceil(low), math.floor(high) + 1)], dtype=DTYPE)
 
 
-def best_ridge(sums: FeatureSums, intercept: bool) -> float:
-    """Return the ridge with the smallest GCV score, the largest of ties."""
-    square = sums.total
-    if intercept:
-        square -= float(sums.count.square().sum()) / sums.total
-        sums = sums.centered()
-    gram = sums.gram_sum()
+def best_ridge(gram: Tensor, cross: Tensor, square: float, rows: float, free: int = 0) -> float:
+    """Return the ridge with the smallest GCV score for the sums that `gcv_scores` takes, the largest of ties.
+
+    >>> best_ridge(torch.eye(1).double(), torch.ones(1, 1).double(), 1.0, 2.0)  # the row explains its label: no ridge
+    1e-06
+    """
     ridges = candidates(gram)
-    scores = gcv_scores(gram, sums.cross, square, sums.total, ridges, free=int(intercept))
+    scores = gcv_scores(gram, cross, square, rows, ridges, free)
     return float(ridges[scores <= scores.min() * (1 + AS_GOOD)][-1])
