@@ -1,0 +1,71 @@
+"""Linear discriminant analysis: one Gaussian for each class, all with the same shrunk covariance.
+
+score_c(x) = x S^-1 mu_c' - mu_c S^-1 mu_c' / 2, the log-density of class c but for what is the same for all; classes are
+equally probable before the picture is seen, however many pictures of each were taught. S is the covariance within
+classes, drawn towards a multiple of the identity (OAS: Chen, Wiesel, Eldar and Hero, "Shrinkage Algorithms for MMSE
+Covariance Estimation", IEEE Transactions on Signal Processing 2010). Means, counts and one scatter for all classes
+determine it, and all of them add.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from efcil.core.linear_algebra import DTYPE, EPS, cholesky
+
+LEAST_SHRINKAGE = 1e-6
+"""Share of the identity at least: channels that never vary leave the covariance singular however many images there are."""
+
+
+def oas_shrinkage(scatter: Tensor, freedom: float) -> float:
+    """Return the share of the identity in the covariance scatter / freedom that OAS finds best, 0 to 1.
+
+    rho = ((1 - 2/p) tr(S^2) + tr(S)^2) / ((n + 1 - 2/p) (tr(S^2) - tr(S)^2 / p)), at most 1, for the covariance S of
+    p dimensions from n independent deviations: images less classes, `freedom`. scikit-learn leaves out both 2/p.
+
+    >>> round(oas_shrinkage(torch.diag(torch.tensor([30.0, 10.0])).double(), 10.0), 3)
+    0.8
+    """
+    dim = len(scatter)
+    trace = float(scatter.trace())
+    square = float(scatter.square().sum())
+    apart = square - trace**2 / dim  # how far it is from a multiple of the identity
+    if freedom <= 0 or apart <= dim * EPS * square:
+        return 1.0
+    share = ((1 - 2 / dim) * square + trace**2) / ((freedom + 1 - 2 / dim) * apart)
+    return min(1.0, share)
+
+
+def shrunk_covariance(scatter: Tensor, freedom: float, spread: float, shrinkage: float | None = None) -> Tensor:
+    """(1 - a) S + a tr(S) / dim I for S = scatter / freedom, with the share a of OAS where no `shrinkage` is given.
+
+    Where the classes do not vary (an image each, or copies of one) the metric is Euclidean, of variance `spread`.
+
+    >>> shrunk_covariance(torch.diag(torch.tensor([30.0, 10.0])).double(), 10.0, 1.0, shrinkage=0.5).diag().tolist()
+    [2.5, 1.5]
+    """
+    dim = len(scatter)
+    variance = float(scatter.trace()) / dim / max(freedom, 1.0)
+    if freedom <= 0 or variance <= EPS * spread:
+        return torch.eye(dim, dtype=DTYPE, device=scatter.device) * (spread if spread > 0 else 1.0)
+    share = max(LEAST_SHRINKAGE, oas_shrinkage(scatter, freedom) if shrinkage is None else shrinkage)
+    covariance = scatter.to(DTYPE) * ((1 - share) / freedom)
+    covariance.diagonal().add_(share * variance)
+    return covariance
+
+
+def discriminant(means: Tensor, covariance: Tensor) -> tuple[Tensor, Tensor]:
+    """Return weight (dim, k) and bias (k,) of linear discriminant analysis with means (k, dim) and a shared covariance.
+
+    Scores are x @ weight + bias: log-densities up to what all classes share.
+
+    >>> weight, bias = discriminant(torch.tensor([[2.0, 0.0], [-2.0, 0.0]]).double(), torch.eye(2).double())
+    >>> weight.T.tolist(), bias.tolist()
+    ([[2.0, 0.0], [-2.0, 0.0]], [-2.0, -2.0])
+    """
+    factor = cholesky(covariance, "the covariance within classes", "raise shrinkage")
+    centre = means.mean(0)
+    apart = means - centre  # what all means have in common adds the same to every score
+    weight = torch.cholesky_solve(apart.T, factor).contiguous()
+    return weight, -(apart.T * weight).sum(0) / 2 - centre @ weight

@@ -1,0 +1,115 @@
+"""Linear discriminant analysis against scikit-learn's and against the literal log-densities."""
+
+import numpy as np
+import pytest
+import torch
+from sklearn.covariance import OAS, empirical_covariance
+from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
+
+from efcil.core.discriminant import discriminant, oas_shrinkage, shrunk_covariance
+
+
+def classes_of(sizes=(9, 4, 1, 30), dim=5, seed=0):
+    rng = np.random.default_rng(seed)
+    labels = np.repeat(np.arange(len(sizes)), sizes)
+    shape = rng.normal(size=(dim, dim))
+    return 3 + 2 * rng.normal(size=(len(sizes), dim))[labels] + rng.normal(size=(len(labels), dim)) @ shape, labels
+
+
+def within(x, y):
+    """Means of classes, and the scatter about them."""
+    means = np.stack([x[y == c].mean(0) for c in range(y.max() + 1)])
+    apart = x - means[y]
+    return torch.tensor(means), torch.tensor(apart.T @ apart)
+
+
+def literal_oas(s, n):
+    """Eq. 23 of Chen et al."""
+    p = len(s)
+    square, trace = np.trace(s @ s), np.trace(s)
+    return min(1.0, ((1 - 2 / p) * square + trace**2) / ((n + 1 - 2 / p) * (square - trace**2 / p)))
+
+
+@pytest.mark.parametrize("dim", [2, 5, 60])
+def test_oas_equals_the_formula_of_the_paper(dim):
+    x, _ = classes_of((40,), dim)
+    x = x - x.mean(0)
+    share = oas_shrinkage(torch.tensor(x.T @ x), len(x))
+    assert 0 < share < 1
+    assert share == pytest.approx(literal_oas(x.T @ x / len(x), len(x)), rel=1e-12)
+
+
+def test_oas_of_many_dimensions_is_that_of_scikit_learn():
+    x, _ = classes_of((40,), dim=400)
+    x = x - x.mean(0)
+    theirs = OAS(assume_centered=True).fit(x)
+    assert oas_shrinkage(torch.tensor(x.T @ x), len(x)) == pytest.approx(theirs.shrinkage_, rel=1e-3)
+    ours = shrunk_covariance(torch.tensor(x.T @ x), len(x), 1.0)
+    np.testing.assert_allclose(ours, theirs.covariance_, atol=1e-3 * np.abs(theirs.covariance_).max())
+
+
+@pytest.mark.parametrize("dim", [2, 60])
+def test_a_given_shrinkage_is_the_share_of_the_identity(dim):
+    x, _ = classes_of((40,), dim)
+    x = x - x.mean(0)
+    half = shrunk_covariance(torch.tensor(x.T @ x), len(x), 1.0, shrinkage=0.5)
+    plain = empirical_covariance(x, assume_centered=True)
+    np.testing.assert_allclose(half, 0.5 * plain + 0.5 * np.trace(plain) / dim * np.eye(dim), rtol=1e-12)
+
+
+def test_scores_are_log_densities_up_to_what_all_classes_share():
+    x, y = classes_of()
+    means, scatter = within(x, y)
+    covariance = shrunk_covariance(scatter, len(x) - len(means), 1.0)
+    weight, bias = discriminant(means, covariance)
+    normal = torch.distributions.MultivariateNormal
+    points = torch.tensor(x)
+    literal = torch.stack([normal(mean, covariance).log_prob(points) for mean in means], 1)
+    ours = points @ weight + bias
+    torch.testing.assert_close(ours.log_softmax(1), literal.log_softmax(1), rtol=1e-9, atol=1e-9)
+
+
+def test_decisions_are_those_of_scikit_learn():
+    x, y = classes_of((12, 12, 12), dim=6)
+    means, scatter = within(x, y)
+    theirs = LinearDiscriminantAnalysis(solver="lsqr", shrinkage=0.3).fit(x, y)
+    weight, bias = discriminant(means, shrunk_covariance(scatter, len(x), 1.0, shrinkage=0.3))
+    ours = (torch.tensor(x) @ weight + bias).softmax(1)
+    np.testing.assert_allclose(ours, theirs.predict_proba(x), rtol=1e-8, atol=1e-12)
+
+
+def test_rare_classes_are_not_at_a_disadvantage():
+    """With the same mean and scatter, the number of images of a class changes no score."""
+    means, scatter = within(*classes_of())
+    covariance = shrunk_covariance(scatter, 40.0, 1.0)
+    weight, bias = discriminant(means, covariance)
+    middle = (means[0] + means[2]) / 2  # of 9 images and of 1
+    scores = middle @ weight + bias
+    assert float(scores[0] - scores[2]) == pytest.approx(0.0, abs=1e-9)
+
+
+def test_classes_that_do_not_vary_have_a_euclidean_metric():
+    means = torch.tensor([[0.0, 1.0], [3.0, 0.0]]).double()
+    covariance = shrunk_covariance(torch.zeros(2, 2).double(), 0.0, 4.0)
+    assert torch.equal(covariance, 4.0 * torch.eye(2).double())
+    weight, bias = discriminant(means, covariance)
+    assert (torch.tensor([[0.2, 0.8], [2.0, 0.0]]).double() @ weight + bias).argmax(1).tolist() == [0, 1]
+    assert torch.equal(shrunk_covariance(torch.zeros(2, 2).double(), 0.0, 0.0), torch.eye(2).double())
+
+
+def test_a_dead_channel_leaves_a_covariance_that_can_be_solved():
+    x, y = classes_of((300, 300), dim=3)
+    x[:, 1] = 0.0
+    means, scatter = within(x, y)
+    weight, bias = discriminant(means, shrunk_covariance(scatter, len(x) - 2, 1.0, shrinkage=0.0))
+    assert torch.isfinite(weight).all()
+    assert (torch.tensor(x) @ weight + bias).isfinite().all()
+
+
+def test_features_far_from_zero_lose_no_digits():
+    x, y = classes_of((30, 30, 30))
+    near, far = (
+        discriminant(means, shrunk_covariance(scatter, 87.0, 1.0)) for means, scatter in (within(x, y), within(x + 1e6, y))
+    )
+    scores = [torch.tensor(points) @ weight + bias for points, (weight, bias) in ((x, near), (x + 1e6, far))]
+    torch.testing.assert_close(scores[0].softmax(1), scores[1].softmax(1), rtol=1e-4, atol=1e-4)
