@@ -24,7 +24,7 @@ from efcil.classifiers.nearest_mean import NearestMean
 from efcil.classifiers.random_features import RandomFeatureRidge
 from efcil.classifiers.ridge import Ridge
 from efcil.config import Options, Values, check_presets, keys
-from efcil.core.gram_storage import GRAMS, Form, StorageSpec
+from efcil.core.gram_storage import GRAMS, StorageSpec
 from efcil.errors import ConfigError, nearest
 from efcil.learners import LEARNERS, Learner
 from efcil.plugins import Registry
@@ -43,7 +43,7 @@ FROZEN = ("first-task",)  # learners that freeze the backbone after the first ta
 class StorageOptions(Options):
     """Storage of class Grams."""
 
-    gram_storage: Form = "gram"
+    gram_storage: Literal["gram", "factors", "mean"] = "gram"
     """Storage of class Grams; factors are smaller for classes of fewer than dim / 2 images."""
     gram_rank: int | None = Field(default=None, ge=1)
     """Largest rank of a factor; below the Gram's own it is an approximation."""

@@ -109,7 +109,8 @@ def test_a_dead_channel_leaves_a_covariance_that_can_be_solved():
 def test_features_far_from_zero_lose_no_digits():
     x, y = classes_of((30, 30, 30))
     near, far = (
-        discriminant(means, shrunk_covariance(scatter, 87.0, 1.0)) for means, scatter in (within(x, y), within(x + 1e6, y))
+        discriminant(means, shrunk_covariance(scatter, 87.0, 1.0))
+        for means, scatter in (within(x, y), within(x + 1e6, y))
     )
     scores = [torch.tensor(points) @ weight + bias for points, (weight, bias) in ((x, near), (x + 1e6, far))]
     torch.testing.assert_close(scores[0].softmax(1), scores[1].softmax(1), rtol=1e-4, atol=1e-4)

@@ -3,6 +3,7 @@
 `ClassStats` is immutable: every method returns a new object. It holds no images, and no image can be recovered from it.
 A Gram is stored as its upper triangle, as a factor, or not at all (`efcil.core.gram_storage`); `gram` returns the full
 matrix.
+Classes whose features do not move may share one scatter instead of Grams (`efcil.core.shared_scatter`).
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from torch import Tensor
 from efcil.core.gram_storage import (
     GRAMS,
     MEANS,
+    SHARED,
     GramBlock,
     LowRankGrams,
     PackedGrams,
@@ -35,6 +37,7 @@ from efcil.core.linear_algebra import (
     unpack_symmetric,
 )
 from efcil.core.projection import RankRule
+from efcil.core.shared_scatter import SharedScatter
 from efcil.errors import ConfigError
 
 BLOCK_BYTES = {"cpu": 1 << 24, "cuda": 1 << 28}
@@ -55,6 +58,8 @@ class ClassStats:
 
     The Grams take k dim (dim + 1) / 2 numbers, or fewer as factors; `gram` is computed on demand. Mean-only statistics
     (storage `MEANS`) have zero Grams; they can be shifted, merged and translated.
+    With a shared scatter (storage `SHARED`) every class has the covariance that all share: `gram_sum` is exact, `gram`
+    and `covariance` of a class are those of this model. A class that is dropped leaves its part of the scatter behind.
 
     >>> stats = ClassStats.from_features(torch.tensor([[1.0, 0.0], [3.0, 0.0], [0.0, 2.0]]), torch.tensor([7, 7, 4]))
     >>> stats
@@ -65,12 +70,13 @@ class ClassStats:
     [[[0.0, 0.0], [0.0, 4.0]], [[10.0, 0.0], [0.0, 0.0]]]
     """
 
-    __slots__ = ("_parts", "classes", "count", "mean", "moves")
+    __slots__ = ("_parts", "classes", "count", "mean", "moves", "shared")
 
     classes: Tensor
     count: Tensor
     mean: Tensor
     moves: Tensor
+    shared: SharedScatter | None  # in the place of Grams
     _parts: tuple[GramBlock, ...]  # in the order of classes
 
     def __init__(
@@ -80,6 +86,7 @@ class ClassStats:
         mean: Tensor,
         gram: Tensor | GramBlock | Sequence[Tensor | GramBlock],
         moves: Tensor | None = None,
+        shared: SharedScatter | None = None,
     ) -> None:
         """Build statistics from `gram`, one tensor (k, dim, dim) or several in the order of classes, which are not
         copied.
@@ -105,6 +112,7 @@ class ClassStats:
         object.__setattr__(self, "mean", mean.detach().to(DTYPE))
         object.__setattr__(self, "moves", moves.detach().to(torch.int64))
         object.__setattr__(self, "_parts", tuple(part for part in parts if len(part)))
+        object.__setattr__(self, "shared", shared)
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"ClassStats is immutable: {name} cannot be set; make a new one")
@@ -122,6 +130,8 @@ class ClassStats:
     @property
     def gram(self) -> Tensor:
         """Phi_c = X_c' X_c of every class, (k, dim, dim), computed on each access."""
+        if self.shared is not None:
+            return self.count[:, None, None] * (self.covariance() + self.mean[:, :, None] * self.mean[:, None, :])
         whole = self.mean.new_empty(len(self), self.dim, self.dim)
         for block, part in self._blocks(None):
             whole[block] = part.dense()
@@ -130,10 +140,11 @@ class ClassStats:
     @property
     def numel(self) -> int:
         """Number of stored values over all classes: Grams or factors, and means."""
-        return sum(part.numel for part in self.parts) + self.mean.numel()
+        shared = 0 if self.shared is None else self.shared.packed.numel()
+        return sum(part.numel for part in self.parts) + shared + self.mean.numel()
 
     def __reduce__(self) -> tuple[object, ...]:
-        return ClassStats, (self.classes, self.count, self.mean, self.parts, self.moves)
+        return ClassStats, (self.classes, self.count, self.mean, self.parts, self.moves, self.shared)
 
     def __len__(self) -> int:
         return len(self.classes)
@@ -183,6 +194,8 @@ class ClassStats:
             x = features[order[start:stop]].detach().to(DTYPE)
             mean[index] = x.mean(0)
             parts.append(compress(x, storage))
+        if storage == SHARED:
+            return cls(classes, count, mean, parts, shared=SharedScatter.from_rows(features[order], mean, count))
         return cls(classes, count, mean, parts)
 
     # --- derived quantities -------------------------------------------------------------------------------------------
@@ -207,11 +220,37 @@ class ClassStats:
         >>> ClassStats.from_features(torch.tensor([[1.0], [3.0]]), torch.tensor([0, 1])).gram_sum().tolist()
         [[10.0]]
         """
+        if self.shared is not None:
+            return self.scatter() + symmetrize(self.cross @ self.mean)
         total = self.mean.new_zeros(self.dim, self.dim)
         triangle = self.mean.new_zeros(self.dim * (self.dim + 1) // 2)
         for part in self.parts:
             part.add_to(total, triangle)
         return symmetrize(total) + unpack_symmetric(triangle)
+
+    def scatter(self) -> Tensor:
+        """sum_c sum_i (x_i - mu_c)'(x_i - mu_c), (dim, dim): of the images about the means of their classes.
+
+        Where classes were dropped that shared it, the images that are left have the covariance of all.
+
+        >>> ClassStats.from_features(torch.tensor([[1.0], [3.0], [9.0]]), torch.tensor([0, 0, 1])).scatter().tolist()
+        [[2.0]]
+        """
+        if self.shared is None:
+            return self.gram_sum() - self.cross @ self.mean
+        images = int(self.count.sum())
+        if images == self.shared.images:
+            return self.shared.dense()
+        return self.shared.covariance() * images
+
+    def deviations(self) -> tuple[Tensor, int]:
+        """Return the scatter (dim, dim) to estimate a common covariance from, and its freedom: images less classes.
+
+        Of a shared scatter both count the classes that were dropped, which are still in it.
+        """
+        if self.shared is not None:
+            return self.shared.dense(), self.shared.freedom
+        return self.scatter(), int(self.count.sum()) - int((self.count > 0).sum())
 
     def covariance(self, unbiased: bool = False) -> Tensor:
         """Centered covariance of each class, (k, dim, dim): Phi_c / N_c - mu_c' mu_c, times N_c / (N_c - 1) if
@@ -223,6 +262,8 @@ class ClassStats:
         >>> stats.covariance().tolist(), stats.covariance(unbiased=True).tolist()
         ([[[1.0]]], [[[2.0]]])
         """
+        if self.shared is not None:
+            return self.shared.covariance(unbiased).expand(len(self), -1, -1)
         count = self.count.to(DTYPE)[:, None, None]
         centred = self.gram - count * (self.mean[:, :, None] * self.mean[:, None, :])
         return centred / (count - 1 if unbiased else count).clamp_min(1.0)
@@ -248,16 +289,20 @@ class ClassStats:
             raise ConfigError(
                 f"cannot merge statistics of {self.dim} and {other.dim} dimensions; both must come from one backbone"
             )
-        if len(self) == 0 or len(other) == 0:
-            return other if len(self) == 0 else self
+        for side, rest in ((self, other), (other, self)):
+            if len(side) == 0 and side.shared is None:
+                return rest
         other = other.to(self.mean.device)
-        if bool(self.classes[-1] < other.classes[0]):  # new classes follow old ones: concatenate
+        shared = self._merged_scatter(other)
+        follows = len(self) == 0 or len(other) == 0 or bool(self.classes[-1] < other.classes[0])
+        if follows:  # new classes follow old ones: concatenate
             return ClassStats(
                 torch.cat([self.classes, other.classes]),
                 torch.cat([self.count, other.count]),
                 torch.cat([self.mean, other.mean]),
                 (*self.parts, *other.parts),
                 torch.cat([self.moves, other.moves]),
+                shared,
             )
         classes = torch.unique(torch.cat([self.classes, other.classes]))
         count = self.count.new_zeros(len(classes))
@@ -274,9 +319,9 @@ class ClassStats:
             place = torch.full_like(classes, -1)
             place[at] = torch.arange(len(part), device=place.device)
             places.append(place)
-        shared = (places[0] >= 0) & (places[1] >= 0)
+        twice = (places[0] >= 0) & (places[1] >= 0)
         # The mean of a class that only one side has, or that has no images, stays bit-identical.
-        mean = torch.where((shared & (count > 0))[:, None], total / count.clamp_min(1)[:, None], alone)
+        mean = torch.where((twice & (count > 0))[:, None], total / count.clamp_min(1)[:, None], alone)
         gram: list[GramBlock] = []
         datasets = zip(*(place.tolist() for place in places), strict=True)
         for (mine, theirs), run in itertools.groupby(datasets, key=lambda pair: (pair[0] >= 0, pair[1] >= 0)):
@@ -288,7 +333,23 @@ class ClassStats:
                 gram += _sums(self._take(ours), other._take(others), centres, counts, storage)
             else:
                 gram += self._take(ours) if mine else other._take(others)
-        return ClassStats(classes, count, mean, gram, moves)
+        return ClassStats(classes, count, mean, gram, moves, shared)
+
+    def _merged_scatter(self, other: ClassStats) -> SharedScatter | None:
+        """The scatter that the classes of both share."""
+        if self.shared is None and other.shared is None:
+            return None
+        if self.shared is None or other.shared is None:
+            raise ConfigError(
+                "cannot merge statistics that share one scatter with others that do not; store both in one form"
+            )
+        sides = ((self, other.classes), (other, self.classes))
+        both = [torch.isin(side.classes, theirs) for side, theirs in sides]
+        means, counts = (
+            torch.stack([getattr(side, name)[at] for (side, _), at in zip(sides, both, strict=True)])
+            for name in ("mean", "count")
+        )
+        return self.shared.merge(other.shared, means, counts)
 
     def select(self, classes: Iterable[int] | Tensor) -> ClassStats:
         """Return the statistics of the given classes.
@@ -301,6 +362,8 @@ class ClassStats:
 
     def drop(self, classes: Iterable[int] | Tensor) -> ClassStats:
         """Return the statistics without the given classes.
+
+        Of a shared scatter nothing is taken out: it keeps what these classes added to it.
 
         >>> stats = ClassStats.from_features(torch.eye(3), torch.arange(3))
         >>> stats.drop([1]).classes.tolist()
@@ -318,7 +381,8 @@ class ClassStats:
         if numbers.shape != self.classes.shape:
             raise ConfigError(f"relabel got {len(numbers)} numbers for {len(self)} classes; give one for each class")
         ordered, order = torch.sort(numbers.to(self.classes))
-        return ClassStats(ordered, self.count[order], self.mean[order], self._take(order.tolist()), self.moves[order])
+        grams = self._take(order.tolist())
+        return ClassStats(ordered, self.count[order], self.mean[order], grams, self.moves[order], self.shared)
 
     def _known(self, classes: Iterable[int] | Tensor) -> Tensor:
         wanted = classes if isinstance(classes, Tensor) else torch.tensor(list(classes), dtype=torch.int64)
@@ -330,7 +394,8 @@ class ClassStats:
 
     def _where(self, mask: Tensor) -> ClassStats:
         places = mask.nonzero()[:, 0].tolist()
-        return ClassStats(self.classes[mask], self.count[mask], self.mean[mask], self._take(places), self.moves[mask])
+        grams = self._take(places)
+        return ClassStats(self.classes[mask], self.count[mask], self.mean[mask], grams, self.moves[mask], self.shared)
 
     def _take(self, places: Iterable[int]) -> list[GramBlock]:
         """Return copies of the Grams at these positions, in this order, so that the others can be freed."""
@@ -364,7 +429,8 @@ class ClassStats:
         shift = check_finite(shift.detach().to(self.mean.device, DTYPE), "shift")
         mean = self.mean @ shift if shift.ndim == 2 else (self.mean[:, None, :] @ shift)[:, 0]
         gram = [old.transform(shift if shift.ndim == 2 else shift[block]) for block, old in self._blocks(class_block)]
-        return ClassStats(self.classes, self.count, mean, gram, self.moves + 1)
+        shared = None if self.shared is None else self.shared.transform(shift)
+        return ClassStats(self.classes, self.count, mean, gram, self.moves + 1, shared)
 
     def translate(self, drift: Tensor) -> ClassStats:
         """Add a drift (k, dim) to the means; only statistics without Grams can be translated.
@@ -377,7 +443,8 @@ class ClassStats:
             raise ConfigError(
                 "translate shifts means only, but these statistics hold Grams; use storage MEANS or transform"
             )
-        return ClassStats(self.classes, self.count, self.mean + drift.to(self.mean), self.parts, self.moves + 1)
+        mean = self.mean + drift.to(self.mean)
+        return ClassStats(self.classes, self.count, mean, self.parts, self.moves + 1, self.shared)
 
     def transform_projected(
         self,
@@ -400,8 +467,10 @@ class ClassStats:
             raise ConfigError(f"task_shift has shape {tuple(task_shift.shape)}; wanted ({self.dim}, {self.dim})")
         if rule != "none" and not self._has_grams and bool(self.mean.any()):
             raise ConfigError(
-                "transform_projected needs the row spaces of Grams; these statistics hold means only, use transform"
+                "transform_projected needs the row spaces of Grams; these statistics hold no Grams, use transform"
             )
+        if self.shared is not None:
+            return self.transform(task_shift)
         task_shift = check_finite(task_shift.detach().to(self.mean.device, DTYPE), "task_shift")
         gram: list[GramBlock] = []
         mean = self.mean @ task_shift
@@ -440,9 +509,9 @@ class ClassStats:
         2
         """
         parts = [part.to(device) for part in self.parts]
-        return ClassStats(
-            self.classes.to(device), self.count.to(device), self.mean.to(device), parts, self.moves.to(device)
-        )
+        tensors = (self.classes.to(device), self.count.to(device), self.mean.to(device))
+        shared = None if self.shared is None else self.shared.to(device)
+        return ClassStats(*tensors, parts, self.moves.to(device), shared)
 
     def state(self) -> dict[str, Tensor]:
         """Return the tensors to save, with the upper triangle of each Gram, dim (dim + 1) / 2 numbers.
@@ -466,7 +535,7 @@ class ClassStats:
             ranks = [part.ranks if isinstance(part, LowRankGrams) else (-1,) * len(part) for part in self.parts]
             state["factor_rank"] = torch.tensor([rank for own in ranks for rank in own], device=self.classes.device)
             state["factor_rows"] = torch.cat([part.rows for part in factors])
-        return state
+        return state if self.shared is None else state | self.shared.state()
 
     @classmethod
     def from_state(cls, state: Mapping[str, Tensor]) -> ClassStats:
@@ -479,9 +548,19 @@ class ClassStats:
         wanted = {"classes", "count", "mean", "moves", "gram_packed"}
         if "factor_rank" in state or "factor_rows" in state:
             wanted |= {"factor_rank", "factor_rows"}
+        shared = None
+        if "shared_packed" in state or "shared_size" in state:
+            wanted |= {"shared_packed", "shared_size"}
         missing = wanted - set(state)
         if missing:
             raise ConfigError(f"state of ClassStats lacks {', '.join(sorted(missing))}")
+        if "shared_size" in state:
+            shared = SharedScatter.from_state(state)
+            if shared.packed.shape != state["gram_packed"].shape[1:]:
+                raise ConfigError(
+                    f"state of ClassStats: shared_packed has shape {tuple(shared.packed.shape)}; "
+                    f"wanted {tuple(state['gram_packed'].shape[1:])}"
+                )
         classes, packed = state["classes"], state["gram_packed"]
         ranks = state["factor_rank"] if "factor_rank" in state else torch.full_like(classes, -1)
         rows = state["factor_rows"] if "factor_rows" in state else packed[:0]
@@ -501,7 +580,7 @@ class ClassStats:
             else:
                 parts.append(PackedGrams(concat_rows([packed[first_gram : first_gram + len(own)]])))
                 first_gram += len(own)
-        return cls(classes, state["count"], state["mean"], parts, state["moves"])
+        return cls(classes, state["count"], state["mean"], parts, state["moves"], shared)
 
 
 def _sums(

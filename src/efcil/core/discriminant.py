@@ -1,7 +1,7 @@
 """Linear discriminant analysis: one Gaussian for each class, all with the same shrunk covariance.
 
-score_c(x) = x S^-1 mu_c' - mu_c S^-1 mu_c' / 2, the log-density of class c but for what is the same for all; classes are
-equally probable before the picture is seen, however many pictures of each were taught. S is the covariance within
+score_c(x) = x S^-1 mu_c' - mu_c S^-1 mu_c' / 2, the log-density of class c but for what is the same for all. Classes
+are equally probable before the image is seen, however many images of each were learned. S is the covariance within
 classes, drawn towards a multiple of the identity (OAS: Chen, Wiesel, Eldar and Hero, "Shrinkage Algorithms for MMSE
 Covariance Estimation", IEEE Transactions on Signal Processing 2010). Means, counts and one scatter for all classes
 determine it, and all of them add.
@@ -15,7 +15,7 @@ from torch import Tensor
 from efcil.core.linear_algebra import DTYPE, EPS, cholesky
 
 LEAST_SHRINKAGE = 1e-6
-"""Share of the identity at least: channels that never vary leave the covariance singular however many images there are."""
+"""Share of the identity at least: a channel that never varies leaves the covariance singular, whatever the images."""
 
 
 def oas_shrinkage(scatter: Tensor, freedom: float) -> float:

@@ -18,7 +18,7 @@ AT_ONCE = 16  # classes whose dense covariances are in memory at a time
 
 def pooled_covariance(stats: ClassStats) -> Tensor:
     """Return the pooled within-class covariance, (dim, dim): (sum Phi_c - sum N_c mu_c mu_c') / sum N_c."""
-    return (stats.gram_sum() - stats.cross @ stats.mean) / stats.count.sum()
+    return stats.scatter() / stats.count.sum()
 
 
 def gaussian_factors(stats: ClassStats, shared: float, ridge: float) -> Tensor:

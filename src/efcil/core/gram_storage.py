@@ -41,7 +41,7 @@ from efcil.core.linear_algebra import (
 from efcil.core.projection import RankRule, factor_space, positive_space, row_space
 from efcil.errors import ConfigError
 
-Form = Literal["gram", "factors", "mean"]
+Form = Literal["gram", "factors", "mean", "shared"]
 
 
 @dataclass(frozen=True)
@@ -51,6 +51,7 @@ class StorageSpec:
     Factors have at most `rank` rows, or the fewest rows such that the discarded eigenvalues of the scatter sum to at
     most tolerance * trace(G), which bounds |G - F'F| in the nuclear norm and hence in the Frobenius and spectral norms.
     The row of the mean is always stored.
+    `shared` has no Grams either, but one scatter for all classes (`efcil.core.shared_scatter`).
 
     >>> StorageSpec("gram", rank=3)
     Traceback (most recent call last):
@@ -79,6 +80,7 @@ class StorageSpec:
 
 GRAMS = StorageSpec()
 MEANS = StorageSpec("mean")
+SHARED = StorageSpec("shared")
 
 
 class PackedGrams:
@@ -312,7 +314,7 @@ def compress(features: Tensor, storage: StorageSpec = GRAMS) -> GramBlock:
     'PackedGrams'
     """
     count, dim = features.shape
-    if storage.form == "mean":
+    if storage.form in ("mean", "shared"):
         return LowRankGrams.zero(1, features)
     certain = storage.form == "gram" or (2 * min(count, dim) > dim and not storage.is_lossy)
     if certain:
