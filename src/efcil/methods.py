@@ -24,7 +24,7 @@ from efcil.classifiers.nearest_mean import NearestMean
 from efcil.classifiers.random_features import RandomFeatureRidge
 from efcil.classifiers.ridge import Ridge
 from efcil.config import Options, Values, check_presets, keys
-from efcil.core.gram_storage import GRAMS, StorageSpec
+from efcil.core.gram_storage import GRAMS, SHARED, StorageSpec
 from efcil.errors import ConfigError, nearest
 from efcil.learners import LEARNERS, Learner
 from efcil.plugins import Registry
@@ -127,9 +127,10 @@ class Method:
                 f"{named}{_name(CLASSIFIERS, classifier)} needs a frozen backbone, but "
                 f"{self.learner} trains it in every task; use {FROZEN[0]}"
             )
-        if shift is not None and shift.moves == "mean" and classifier.needs == "gram":
+        if shift is not None and shift.moves == "mean" and classifier.needs in ("gram", "shared"):
+            wanted = "Grams" if classifier.needs == "gram" else "scatter"
             raise ConfigError(
-                f"{named}{_name(CLASSIFIERS, classifier)} needs the Grams of old classes, but "
+                f"{named}{_name(CLASSIFIERS, classifier)} needs the {wanted} of old classes, but "
                 f"{_name(SHIFTS, shift)} updates only means; use dual-projection or ldc"
             )
         maps = classifier().feature_maps if shift is not None and shift.moves == "gram" else ()
@@ -168,7 +169,7 @@ class Method:
     def storage(self, options: Any) -> StorageSpec:
         """Return the storage form of class statistics."""
         if not self.keeps_gram:
-            return GRAMS
+            return SHARED if self.classifier.needs == "shared" else GRAMS
         return StorageSpec(options.gram_storage, options.gram_rank, options.gram_tolerance)
 
     # --- classifiers --------------------------------------------------------------------------------------------------

@@ -109,7 +109,7 @@ class Trajectory:
                 feature_map = simplified(feature_map, self.learner.feature_layout)
             storage = method.storage(options)
             key = TrackKey(first, feature_map, None if shift is None else shift.key, storage)
-            with_grams = needs == "gram" or (shift is not None and shift.needs_gram)
+            with_grams = needs in ("gram", "shared") or (shift is not None and shift.needs_gram)
             track = self.tracks.setdefault(key, Track(shift, MEANS))
             track.storage = storage if with_grams else track.storage
             yield key
@@ -195,9 +195,15 @@ class Trajectory:
         return self.parts[label].classifier.logits(features)
 
     def stats(self, label: str) -> ClassStats | None:
-        """Return the statistics that the method's classifier is fitted to, or None if it stores no Grams."""
+        """Return the statistics that a method's classifier is fitted to, None where it has none to draw features from.
+
+        Those are means alone, and statistics behind a map that features drawn from them would have to pass again.
+        """
         keys = self.parts[label].tracks
-        return self.tracks[keys[0]].stats if keys and self.tracks[keys[0]].storage != MEANS else None
+        if not keys or self.tracks[keys[0]].storage == MEANS:
+            return None
+        behind = keys[0].feature_map
+        return self.tracks[keys[0]].stats if behind is None or behind.is_projection else None
 
     # --- changing the classes -----------------------------------------------------------------------------------------
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from efcil.classifiers.base import Classifier
+from efcil.classifiers.cross_validated_ridge import CrossValidatedRidge, RandomProjection
 from efcil.classifiers.dual_stream import DualStreamRidge
 from efcil.classifiers.exemplar_means import ExemplarMeans
 from efcil.classifiers.gaussian import Gaussian, RidgeAndGaussian
@@ -11,6 +12,7 @@ from efcil.classifiers.mahalanobis import Mahalanobis
 from efcil.classifiers.nearest_mean import NearestMean
 from efcil.classifiers.random_features import RandomFeatureRidge
 from efcil.classifiers.ridge import Ridge
+from efcil.classifiers.shared_covariance import SharedCovariance
 from efcil.config import check_presets, keys
 from efcil.errors import ConfigError, nearest
 from efcil.plugins import Registry, subclass_of
@@ -20,6 +22,9 @@ __all__ = ["CLASSIFIERS", "Classifier", "register_classifier"]
 OWN: dict[str, type[Classifier]] = {
     "ncm": NearestMean,
     "ridge": Ridge,
+    "ridge-gcv": CrossValidatedRidge,
+    "ranpac": RandomProjection,
+    "slda": SharedCovariance,
     "gaussian": Gaussian,
     "ridge-gaussian": RidgeAndGaussian,
     "mahalanobis": Mahalanobis,

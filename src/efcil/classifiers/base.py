@@ -13,15 +13,16 @@ from efcil.core.feature_maps import FeatureMap
 from efcil.features import TaskFeatures
 from efcil.learners.base import ImageView, Learner
 
-Needs = Literal["mean", "gram", "features", "learner"]
+Needs = Literal["mean", "shared", "gram", "features", "learner"]
 
 
 class Classifier(Component):
     """Classifier on class statistics: `fit(stats)`, then `logits(features)`.
 
     `needs` is what it is fitted to. `mean` and `gram`: statistics of every class; adding, forgetting and merging
-    classes only changes these. `features`: the features of each task in turn, with a frozen backbone and its own state.
-    `learner`: the head or exemplars of the learner.
+    classes only changes these. `shared`: the same, where one scatter for all classes is enough. `features`: the
+    features of each task in turn, with a frozen backbone and its own state. `learner`: the head or exemplars of the
+    learner.
     """
 
     needs: ClassVar[Needs] = "gram"

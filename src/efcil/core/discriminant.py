@@ -12,6 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from efcil.core.class_stats import ClassStats
 from efcil.core.linear_algebra import DTYPE, EPS, cholesky
 
 LEAST_SHRINKAGE = 1e-6
@@ -69,3 +70,16 @@ def discriminant(means: Tensor, covariance: Tensor) -> tuple[Tensor, Tensor]:
     apart = means - centre  # what all means have in common adds the same to every score
     weight = torch.cholesky_solve(apart.T, factor).contiguous()
     return weight, -(apart.T * weight).sum(0) / 2 - centre @ weight
+
+
+def shared_discriminant(stats: ClassStats, shrinkage: float | None = None) -> tuple[Tensor, Tensor]:
+    """Return weight and bias of `discriminant` for the statistics of k classes, shrunk as OAS says unless it is given.
+
+    >>> stats = ClassStats.from_features(torch.tensor([[0.0], [2.0], [9.0], [11.0]]), torch.tensor([0, 0, 1, 1]))
+    >>> weight, bias = shared_discriminant(stats)
+    >>> (torch.tensor([[4.0], [7.0]]).double() @ weight + bias).argmax(1).tolist()
+    [0, 1]
+    """
+    scatter, freedom = stats.deviations()
+    moment = float(stats.mean.square().mean()) if len(stats) else 0.0
+    return discriminant(stats.mean, shrunk_covariance(scatter, freedom, moment, shrinkage))

@@ -6,10 +6,12 @@ needs a frozen backbone or a shift that declares support for it.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
@@ -26,6 +28,10 @@ class FeatureMap(Protocol):
     def is_linear(self) -> bool:
         """Whether a linear shift of the features stays linear after this map."""
 
+    @property
+    def is_projection(self) -> bool:
+        """Whether it leaves features alone that are behind it already, so that draws from statistics pass for them."""
+
     def __call__(self, features: Tensor, layout: Sequence[int]) -> Tensor:
         """Map features (n, dim) of stages `layout`."""
 
@@ -41,6 +47,7 @@ class FewerStages:
 
     stages: int
     is_linear: bool = True
+    is_projection: bool = True
 
     def __call__(self, features: Tensor, layout: Sequence[int]) -> Tensor:
         """Select the leading columns."""
@@ -51,7 +58,7 @@ def simplified(feature_map: FeatureMap | None, layout: Sequence[int]) -> Feature
     """Return None for a map that keeps all stages that are extracted, so that it shares the track of all features.
 
     >>> simplified(FewerStages(2), (2, 1, 1)), simplified(FewerStages(1), (2, 1, 1))
-    (None, FewerStages(stages=1, is_linear=True))
+    (None, FewerStages(stages=1, is_linear=True, is_projection=True))
     """
     if isinstance(feature_map, FewerStages) and feature_map.stages + 1 >= len(layout):
         return None
@@ -63,6 +70,7 @@ class UnitLength:
     """L2-normalize features in float64."""
 
     is_linear: bool = False
+    is_projection: bool = True
 
     def __call__(self, features: Tensor, layout: Sequence[int] = ()) -> Tensor:
         """Divide each row by its norm."""
@@ -75,7 +83,34 @@ class TukeyPower:
 
     power: float
     is_linear: bool = False
+    is_projection: bool = False
 
     def __call__(self, features: Tensor, layout: Sequence[int] = ()) -> Tensor:
         """Raise features to `power`."""
         return tukey(features, self.power)
+
+
+@dataclass(frozen=True)
+class RandomReLU:
+    """RanPAC's max(0, x @ R) for features x of length one and a fixed matrix R (dim, width) of standard normal numbers.
+
+    >>> behind = RandomReLU(width=5, seed=0)(torch.tensor([[1.0, 2.0], [2.0, 4.0]]))
+    >>> tuple(behind.shape), bool((behind >= 0).all()), torch.allclose(behind[0], behind[1])
+    ((2, 5), True, True)
+    """
+
+    width: int
+    seed: int
+    is_linear: bool = False
+    is_projection: bool = False
+
+    def __call__(self, features: Tensor, layout: Sequence[int] = ()) -> Tensor:
+        """Project."""
+        rows = normalize(features.double(), dim=1)
+        return (rows @ _normal_matrix(features.shape[1], self.width, self.seed).to(rows)).relu_()
+
+
+@functools.lru_cache(maxsize=2)
+def _normal_matrix(dim: int, width: int, seed: int) -> Tensor:
+    """Draw R on the CPU: the same on every device."""
+    return torch.randn(dim, width, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))

@@ -21,7 +21,8 @@ import math
 import torch
 from torch import Tensor
 
-from efcil.core.linear_algebra import DTYPE, EPS, relative_ridge
+from efcil.core.class_stats import ClassStats
+from efcil.core.linear_algebra import DTYPE, EPS, cholesky, relative_ridge, symmetrize
 
 LOWEST, HIGHEST = 1e-6, 1e3
 """Range of candidate ridges, relative to the mean eigenvalue of X'X."""
@@ -79,3 +80,27 @@ def best_ridge(gram: Tensor, cross: Tensor, square: float, rows: float, free: in
     ridges = candidates(gram)
     scores = gcv_scores(gram, cross, square, rows, ridges, free)
     return float(ridges[scores <= scores.min() * (1 + AS_GOOD)][-1])
+
+
+def balanced_ridge(stats: ClassStats) -> tuple[Tensor, Tensor, float]:
+    """Return weight (dim, k), bias (k,) and the ridge of least GCV of a centered regression on one-hot labels.
+
+    Of N images of k classes each class counts as N / k images with the covariance that all classes share. So X'X is
+    the scatter within classes and N / k of the scatter of their means, X'Y is N / k (mu_c - m) with the mean m of the
+    means, and |Y|^2 = N (1 - 1 / k). With equally many images of each class it is the regression itself.
+
+    >>> stats = ClassStats.from_features(torch.tensor([[0.0], [2.0], [9.0], [11.0]]), torch.tensor([0, 0, 1, 1]))
+    >>> weight, bias, ridge = balanced_ridge(stats)
+    >>> (torch.tensor([[5.5]]).double() @ weight + bias).round(decimals=6).tolist()
+    [[0.5, 0.5]]
+    """
+    there = stats.count > 0
+    images, classes = float(stats.count.sum()), max(1, int(there.sum()))
+    centre = stats.mean[there].mean(0) if bool(there.any()) else stats.mean.new_zeros(stats.dim)
+    apart = torch.where(there[:, None], stats.mean - centre, 0.0)
+    gram = stats.scatter() + symmetrize(apart.T @ apart) * (images / classes)
+    cross = apart.T * (images / classes)
+    ridge = best_ridge(gram, cross, images * (1 - 1 / classes), images, free=1)
+    gram.diagonal().add_(ridge)
+    weight = torch.cholesky_solve(cross, cholesky(gram, "X'X + ridge I", "add images")).contiguous()
+    return weight, torch.where(there, 1 / classes, 0.0).to(weight) - centre @ weight, ridge
