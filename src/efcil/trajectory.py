@@ -194,16 +194,14 @@ class Trajectory:
         """Return scores (n, classes) of features (n, dim) from the backbone of the method."""
         return self.parts[label].classifier.logits(features)
 
-    def stats(self, label: str) -> ClassStats | None:
-        """Return the statistics that a method's classifier is fitted to, None where it has none to draw features from.
+    def mapped_logits(self, label: str, features: Tensor) -> Tensor:
+        """Score features drawn from the statistics `stats(label)`: they are behind its feature map already."""
+        return self.parts[label].classifier.mapped_logits(features)
 
-        Those are means alone, and statistics behind a map that features drawn from them would have to pass again.
-        """
+    def stats(self, label: str) -> ClassStats | None:
+        """Return the statistics that a method's classifier is fitted to, None where it keeps no Grams."""
         keys = self.parts[label].tracks
-        if not keys or self.tracks[keys[0]].storage == MEANS:
-            return None
-        behind = keys[0].feature_map
-        return self.tracks[keys[0]].stats if behind is None or behind.is_projection else None
+        return self.tracks[keys[0]].stats if keys and self.tracks[keys[0]].storage != MEANS else None
 
     # --- changing the classes -----------------------------------------------------------------------------------------
 

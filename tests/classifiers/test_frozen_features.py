@@ -5,18 +5,20 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
+from scipy.stats import multivariate_normal
 
 from efcil.classifiers import CLASSIFIERS
 from efcil.classifiers.cross_validated_ridge import RandomProjectionOptions
 from efcil.core.class_stats import ClassStats
-from efcil.core.feature_maps import RandomReLU, UnitLength
+from efcil.core.discriminant import HEAVIER, oas_shrinkage
+from efcil.core.feature_maps import RandomReLU, UnitLength, UnitPower
 from efcil.core.gcv import AS_GOOD, balanced_ridge, candidates
 from efcil.core.gram_storage import SHARED
 from efcil.errors import ConfigError
 from efcil.features import TaskFeatures
 from efcil.learners import LEARNERS
 from efcil.methods import find
+from efcil.product.calibration import draw_features
 from efcil.trajectory import Trajectory
 from messages import raises
 
@@ -100,14 +102,21 @@ def test_of_uneven_classes_each_counts_as_equally_many():
     torch.testing.assert_close(bias, 1 / 3 - x.mean(0) @ literal, rtol=1e-6, atol=1e-7)
 
 
-def test_slda_is_scikit_learns_with_its_shrinkage():
-    features, labels = problem()
-    classifier = CLASSIFIERS["slda"](shrinkage=0.2)
-    x = UnitLength()(features)
-    classifier.fit(ClassStats.from_features(x, labels, SHARED))
-    theirs = LinearDiscriminantAnalysis(solver="lsqr", shrinkage=0.2).fit(x.numpy(), labels.numpy())
-    probability = (classifier.logits(features) * (36 / 32)).softmax(1)  # theirs divides by images, ours by freedom
-    np.testing.assert_allclose(probability, theirs.predict_proba(x.numpy()), rtol=1e-7, atol=1e-10)
+def test_slda_is_the_density_of_gaussians_with_one_covariance():
+    features, labels = problem((9, 20, 3))
+    classifier = fitted("slda", features, labels)
+    x, y = UnitPower(0.7)(features).numpy(), labels.numpy()
+    means = np.stack([x[y == c].mean(0) for c in range(3)])
+    within, between = x - means[y], means - means.mean(0)
+    scatter, freedom = within.T @ within + 3 / 32 * between.T @ between, 29 + 3 / 32 * 2
+    share = oas_shrinkage(torch.tensor(scatter), freedom)
+    covariance = scatter / freedom + HEAVIER * share / (1 - share) * np.trace(scatter) / freedom / DIM * np.eye(DIM)
+    literal = np.stack([multivariate_normal(mean, covariance).logpdf(x) for mean in means], 1)
+    literal += np.trace(np.linalg.solve(covariance, scatter / freedom)) / 2 / np.array([9, 20, 3])  # noise of the means
+    literal -= literal.mean(1, keepdims=True)
+    scores = classifier.logits(features).numpy()
+    scores -= scores.mean(1, keepdims=True)
+    np.testing.assert_allclose(scores * (scores * literal).sum() / (scores**2).sum(), literal, rtol=1e-7, atol=1e-7)
 
 
 def test_ranpac_is_the_ridge_behind_a_random_projection():
@@ -202,18 +211,26 @@ def test_dead_channels_and_scale_change_no_decision(name):
 
 
 def test_methods_that_need_the_same_share_one_scatter():
-    methods = {name: find(f"first-task+none+{name}") for name in ("slda", "ridge-gcv", "ncm")}
+    method, means = (find(f"first-task+none+{name}") for name in ("slda", "ncm"))
+    methods = {"slda": (method, method.options()), "shrunk": (method, method.options(shrinkage=0.5))}
     features, labels = problem()
-    trajectory = Trajectory(None, {k: (m, m.options()) for k, m in methods.items()}, freezes=True)
+    trajectory = Trajectory(None, {**methods, "ncm": (means, means.options())}, freezes=True)
     learn(trajectory, features, labels)
     forms = [(key.feature_map, track.stats.shared is not None) for key, track in trajectory.tracks.items()]
-    assert forms == [(UnitLength(), True), (None, False)]
+    assert forms == [(UnitPower(0.7), True), (None, False)]
     assert trajectory.stats("slda").numel == DIM * (DIM + 1) // 2 + 4 * DIM
     assert trajectory.stats("ncm") is None
 
 
-def test_draws_behind_a_random_projection_are_no_features():
-    assert learn(following("ranpac"), *problem()).stats("ranpac") is None
+@pytest.mark.parametrize("name", NAMES)
+def test_draws_from_the_statistics_are_behind_the_map_already(name):
+    features, labels = problem((40, 40, 40))
+    trajectory = learn(following(name), features, labels)
+    drawn, wanted = draw_features(trajectory.stats(name), seed=0)
+    classifier = trajectory.parts[name].classifier
+    assert float((classifier.mapped_logits(drawn).argmax(1) == wanted).float().mean()) > 0.9
+    mapped = classifier.feature_maps[0](features, ())
+    assert torch.equal(classifier.mapped_logits(mapped), classifier.logits(features))
 
 
 @pytest.mark.parametrize("shift", ["sdc", "dual-projection"])

@@ -6,7 +6,8 @@ import torch
 from sklearn.covariance import OAS, empirical_covariance
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 
-from efcil.core.discriminant import discriminant, oas_shrinkage, shrunk_covariance
+from efcil.core.class_stats import ClassStats
+from efcil.core.discriminant import HEAVIER, discriminant, oas_shrinkage, shared_discriminant, shrunk_covariance
 
 
 def classes_of(sizes=(9, 4, 1, 30), dim=5, seed=0):
@@ -114,3 +115,46 @@ def test_features_far_from_zero_lose_no_digits():
     )
     scores = [torch.tensor(points) @ weight + bias for points, (weight, bias) in ((x, near), (x + 1e6, far))]
     torch.testing.assert_close(scores[0].softmax(1), scores[1].softmax(1), rtol=1e-4, atol=1e-4)
+
+
+def test_the_ridge_is_a_multiple_of_that_of_oas():
+    x, y = classes_of((12, 30, 9))
+    means, scatter = within(x, y)
+    apart = means - means.mean(0)
+    scatter, freedom = scatter + 3 / 51 * apart.T @ apart, 48 + 3 / 51 * 2
+    share = oas_shrinkage(scatter, freedom)
+    assert 0.01 < share < 0.99
+    ridge = HEAVIER * share / (1 - share) * float(scatter.trace()) / freedom / 5
+    covariance = scatter / freedom + ridge * torch.eye(5).double()
+    weight, bias = discriminant(means, covariance)
+    noise = float(torch.linalg.solve(covariance, scatter / freedom).trace())
+    wanted = weight, bias + noise / 2 / torch.tensor([12, 30, 9]).double()
+    found = shared_discriminant(ClassStats.from_features(torch.tensor(x), torch.tensor(y)))
+    for got, want in zip(found, wanted, strict=True):
+        scale = float((got * want).sum() / want.square().sum())  # the same covariance, but for its scale
+        torch.testing.assert_close(got, scale * want, rtol=1e-8, atol=1e-9)
+
+
+def test_of_single_images_the_means_say_in_what_classes_vary():
+    """Where all that the images show is a channel in which they differ wildly, the others decide."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(30, 4)) * [50.0, 1.0, 1.0, 1.0]
+    weight, _ = shared_discriminant(ClassStats.from_features(torch.tensor(x), torch.arange(30)))
+    plain, _ = discriminant(torch.tensor(x), torch.eye(4).double())
+    shares = [float(found[0].abs().mean() / found[1:].abs().mean()) for found in (weight, plain)]
+    assert shares[0] < shares[1] / 10
+
+
+def test_a_class_of_few_images_does_not_lose_to_one_of_many():
+    """Two images against eighty of a class in 40 dimensions: as many errors either way."""
+    rng, missed = np.random.default_rng(0), [0, 0]
+    for _ in range(20):
+        centres = rng.normal(size=(2, 40)) * 0.5
+        x = np.concatenate([centres[0] + rng.normal(size=(2, 40)), centres[1] + rng.normal(size=(80, 40))])
+        stats = ClassStats.from_features(torch.tensor(x), torch.tensor([0] * 2 + [1] * 80))
+        weight, bias = shared_discriminant(stats)
+        for c in (0, 1):
+            points = torch.tensor(centres[c] + rng.normal(size=(100, 40)))
+            missed[c] += int(((points @ weight + bias).argmax(1) != c).sum())
+    assert sum(missed) < 600
+    assert 0.5 < missed[0] / missed[1] < 2

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from efcil.classifiers.mahalanobis import Mahalanobis
 from efcil.classifiers.nearest_mean import NearestMean
 from efcil.core.class_stats import ClassStats
-from efcil.core.feature_maps import FewerStages, TukeyPower, UnitLength
+from efcil.core.feature_maps import FewerStages, RandomReLU, TukeyPower, UnitLength, UnitPower
 from efcil.core.gram_storage import MEANS
 from efcil.core.projection import task_shift
 from efcil.errors import ConfigError
@@ -23,7 +23,16 @@ from messages import raises
 from problems import draw, gap
 
 LAYOUT = (4, 3, 2)  # the last stage's features first
-MAPS = [FewerStages(0), FewerStages(1), FewerStages(3), UnitLength(), TukeyPower(0.1), TukeyPower(0.5)]
+MAPS = [
+    FewerStages(0),
+    FewerStages(1),
+    FewerStages(3),
+    UnitLength(),
+    TukeyPower(0.1),
+    TukeyPower(0.5),
+    UnitPower(0.7),
+    RandomReLU(5, 0),
+]
 seeds = st.integers(0, 10**6)
 
 

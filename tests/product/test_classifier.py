@@ -684,6 +684,36 @@ def test_fecam_learns_more_forgets_and_merges_as_if_taught_at_once(weights):
     assert not torch.allclose(scores(parts[0], once.classes_), expected, rtol=1e-2), "half of the pictures is less"
 
 
+@pytest.mark.parametrize("method", ["first-task+none+slda", "first-task+none+ridge-gcv", "first-task+none+ranpac"])
+def test_one_scatter_for_all_classes_learns_more_merges_and_is_saved(weights, tmp_path, method):
+    """Taught class by class in another order, in halves, or in two models: the same scores, and a calibration."""
+
+    settings = {"frozen": True, "weights": weights, "options": {"expansion": 32} if "ranpac" in method else {}}
+
+    def frozen(*rounds):
+        return taught(*rounds, method=method, **settings)
+
+    def scores(model):
+        columns = [model.classes_.tolist().index(name) for name in sorted(model.classes_)]
+        return model._snapshot.logits(torch.from_numpy(model.embed(DATA.test.images)))[:, columns]
+
+    once = frozen((0, 1, 2, 3))
+    assert once._snapshot.state.temperature > 0
+    images, names = (np.array(part) for part in lesson(0, 1, 2, 3))
+    half = np.arange(len(names)) % 2 == 0
+    halves = tiny(method, **settings).learn(images[half], names[half])
+    halves.learn(images[~half], names[~half])
+    by_class, merged = frozen((3,), (1,), (0,), (2,)), frozen((3, 0)).merge(frozen((2, 1)))
+    for model in (halves, by_class, merged):
+        assert torch.allclose(scores(model), scores(once), rtol=1e-8, atol=1e-8), model
+    once.save(tmp_path / "m")
+    again = IncrementalClassifier.load(tmp_path / "m", device="cpu", progress=False)
+    assert torch.equal(scores(again), scores(once))
+    again.forget("class1")
+    assert scores(again).shape == (30, 3)
+    assert again.learn(*lesson(4)).summary()["classes"][-1]["images"] == 20
+
+
 @pytest.mark.parametrize("method", FAMILY)
 def test_methods_can_do_what_they_declare_and_say_what_they_cannot(weights, method):
     """A refusal is one line that names all methods that can, and leaves the model as it was."""

@@ -65,6 +65,10 @@ class Classifier(Component):
         """Return scores (n, classes) of features (n, dim) for all classes so far."""
         raise NotImplementedError
 
+    def mapped_logits(self, features: Tensor) -> Tensor:
+        """Score features (n, dim) that are behind its first feature map already, as draws from its statistics are."""
+        return self.logits(features)
+
     def retain(self, positions: Tensor) -> None:
         """Keep only the classes at these positions (k,), if the classifier has its own state."""
         raise NotImplementedError

@@ -52,7 +52,11 @@ class CrossValidatedRidge(Classifier):
 
     def logits(self, features: Tensor) -> Tensor:
         """Return the regression's answer for each class."""
-        return self.feature_maps[0](features, ()).to(self.weight) @ self.weight + self.bias
+        return self.mapped_logits(self.feature_maps[0](features, ()))
+
+    def mapped_logits(self, features: Tensor) -> Tensor:
+        """Do the same for features behind the map."""
+        return features.to(self.weight) @ self.weight + self.bias
 
     @property
     def prototypes(self) -> Tensor:
@@ -63,8 +67,10 @@ class CrossValidatedRidge(Classifier):
 class RandomProjectionOptions(Options):
     """Options of RanPAC."""
 
-    expansion: int = Field(default=2_000, ge=1)  # width of the random projection; 10,000 in the paper
-    projection_seed: int = Field(default=0, ge=0)  # of the projection: models merge if theirs is the same
+    expansion: int = Field(default=2_000, ge=1)
+    """Width of the random projection; 10,000 in the paper."""
+    projection_seed: int = Field(default=0, ge=0)
+    """Seed of the projection; only models with the same one can be merged."""
 
 
 class RandomProjection(CrossValidatedRidge):

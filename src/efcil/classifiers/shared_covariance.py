@@ -4,7 +4,9 @@ Hayes and Kanan, "Lifelong Machine Learning with Deep Streaming Linear Discrimin
 
 Idea: a nearest mean that knows in which directions images of a class differ anyway. With few images the covariance is
 drawn towards a multiple of the identity, and the classifier towards the nearest mean; how far, OAS says from the
-covariance itself and the number of images behind it (`efcil.core.discriminant`). Features are of length one.
+covariance itself and the number of images behind it (`efcil.core.discriminant`). Features are of length one, to a
+power that makes them less skewed; power and shrinkage were chosen on training images of photo sets
+(docs/classifiers.md).
 
 State between tasks: per class its count and mean; one scatter for all classes, dim (dim + 1) / 2 numbers, 6.5 MB at
 1,280 dimensions. One class at a time, in any order, is all at once.
@@ -22,13 +24,16 @@ from efcil.classifiers.base import Classifier
 from efcil.config import Options
 from efcil.core.class_stats import ClassStats
 from efcil.core.discriminant import shared_discriminant
-from efcil.core.feature_maps import FeatureMap, UnitLength
+from efcil.core.feature_maps import FeatureMap, UnitPower
 
 
 class SharedCovarianceOptions(Options):
     """Options of the discriminant analysis."""
 
-    shrinkage: float | None = Field(default=None, ge=0, le=1)  # share of the identity in the covariance; None: OAS
+    shrinkage: float | None = Field(default=None, ge=0, le=1)
+    """Share of the identity in the covariance; None chooses it from the statistics."""
+    feature_power: float = Field(default=0.7, gt=0, le=1)
+    """Power that features of length one are raised to; 1 leaves them unchanged."""
 
 
 class SharedCovariance(Classifier):
@@ -42,8 +47,8 @@ class SharedCovariance(Classifier):
 
     @property
     def feature_maps(self) -> tuple[FeatureMap, ...]:
-        """Features of length one."""
-        return (UnitLength(),)
+        """Powers of features of length one."""
+        return (UnitPower(self.options.feature_power),)
 
     def fit(self, stats: ClassStats) -> None:  # type: ignore[override]
         """Shrink the covariance, and solve."""
@@ -52,7 +57,11 @@ class SharedCovariance(Classifier):
 
     def logits(self, features: Tensor) -> Tensor:
         """Return the log-density of each class, but for what is the same for all."""
-        return self.feature_maps[0](features, ()).to(self.weight) @ self.weight + self.bias
+        return self.mapped_logits(self.feature_maps[0](features, ()))
+
+    def mapped_logits(self, features: Tensor) -> Tensor:
+        """Do the same for features behind the map."""
+        return features.to(self.weight) @ self.weight + self.bias
 
     @property
     def prototypes(self) -> Tensor:

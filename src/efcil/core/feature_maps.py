@@ -28,10 +28,6 @@ class FeatureMap(Protocol):
     def is_linear(self) -> bool:
         """Whether a linear shift of the features stays linear after this map."""
 
-    @property
-    def is_projection(self) -> bool:
-        """Whether it leaves features alone that are behind it already, so that draws from statistics pass for them."""
-
     def __call__(self, features: Tensor, layout: Sequence[int]) -> Tensor:
         """Map features (n, dim) of stages `layout`."""
 
@@ -47,7 +43,6 @@ class FewerStages:
 
     stages: int
     is_linear: bool = True
-    is_projection: bool = True
 
     def __call__(self, features: Tensor, layout: Sequence[int]) -> Tensor:
         """Select the leading columns."""
@@ -58,7 +53,7 @@ def simplified(feature_map: FeatureMap | None, layout: Sequence[int]) -> Feature
     """Return None for a map that keeps all stages that are extracted, so that it shares the track of all features.
 
     >>> simplified(FewerStages(2), (2, 1, 1)), simplified(FewerStages(1), (2, 1, 1))
-    (None, FewerStages(stages=1, is_linear=True, is_projection=True))
+    (None, FewerStages(stages=1, is_linear=True))
     """
     if isinstance(feature_map, FewerStages) and feature_map.stages + 1 >= len(layout):
         return None
@@ -70,7 +65,6 @@ class UnitLength:
     """L2-normalize features in float64."""
 
     is_linear: bool = False
-    is_projection: bool = True
 
     def __call__(self, features: Tensor, layout: Sequence[int] = ()) -> Tensor:
         """Divide each row by its norm."""
@@ -83,11 +77,29 @@ class TukeyPower:
 
     power: float
     is_linear: bool = False
-    is_projection: bool = False
 
     def __call__(self, features: Tensor, layout: Sequence[int] = ()) -> Tensor:
         """Raise features to `power`."""
         return tukey(features, self.power)
+
+
+@dataclass(frozen=True)
+class UnitPower:
+    """sign(x) |x|^power of features x of length one: a few channels that are strong in an image say less.
+
+    >>> import torch
+    >>> UnitPower(0.5)(torch.tensor([[0.0, 7.0], [-9.6, 2.8]]))
+    tensor([[ 0.0000,  1.0000],
+            [-0.9798,  0.5292]], dtype=torch.float64)
+    """
+
+    power: float
+    is_linear: bool = False
+
+    def __call__(self, features: Tensor, layout: Sequence[int] = ()) -> Tensor:
+        """Transform; 1 leaves the features of length one."""
+        unit = normalize(features.double(), dim=1)
+        return unit if self.power == 1 else unit.sign() * unit.abs().pow(self.power)
 
 
 @dataclass(frozen=True)
@@ -102,7 +114,6 @@ class RandomReLU:
     width: int
     seed: int
     is_linear: bool = False
-    is_projection: bool = False
 
     def __call__(self, features: Tensor, layout: Sequence[int] = ()) -> Tensor:
         """Project."""

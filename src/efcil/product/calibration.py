@@ -56,9 +56,9 @@ def draw_features(stats: ClassStats, seed: int) -> tuple[Tensor, Tensor]:
     samples = []
     for index in range(len(stats)):
         one = stats.select(stats.classes[index : index + 1])
-        spread = one.covariance(unbiased=True)[0]
-        values, vectors = torch.linalg.eigh(spread)
-        noise = torch.randn(each, stats.dim, dtype=DTYPE, generator=source).to(spread.device)
+        if index == 0 or stats.shared is None:  # else all classes have one covariance
+            values, vectors = torch.linalg.eigh(one.covariance(unbiased=True)[0])
+        noise = torch.randn(each, stats.dim, dtype=DTYPE, generator=source).to(values.device)
         samples.append(one.mean + (noise * values.clamp_min(0).sqrt()) @ vectors.T)
     return torch.cat(samples), torch.arange(len(stats), device=stats.mean.device).repeat_interleave(each)
 

@@ -172,7 +172,7 @@ def _validate(
     temperature, stats = fit_temperature(scores, labels), trial.stats(label)
     if stats is not None and scores.shape[1] > 1:
         drawn, places = draw_features(stats.select(labels.unique()), seed)
-        ideal = fit_temperature(trial.logits(label, drawn), labels.unique()[places])
+        ideal = fit_temperature(trial.mapped_logits(label, drawn), labels.unique()[places])
         calibration_offset = calibration_offset.merge(math.log(temperature / ideal), len(labels))
     return UpdateResult(recall, temperature, calibration_offset)
 
@@ -184,7 +184,7 @@ def calibrate(trajectory: Trajectory, calibration_offset: CalibrationOffset, see
     if stats is None:
         return None
     drawn, places = draw_features(stats, seed)
-    return fit_temperature(trajectory.logits(label, drawn), places) * calibration_offset.factor
+    return fit_temperature(trajectory.mapped_logits(label, drawn), places) * calibration_offset.factor
 
 
 class _Stopwatch(Callback):
