@@ -7,7 +7,8 @@
                                               or the record of a benchmark (a file)
 
 results/<data set>.jsonl has one summary per line with the name of its run, results/benchmarks.jsonl named benchmark
-records, and results/research.jsonl the summaries behind docs/research-log.md. All printed numbers are values of
+records, results/research.jsonl the summaries behind docs/research-log.md and results/frozen-features.jsonl those of
+docs/classifiers.md (research/frozen_classifiers.py). All printed numbers are values of
 summaries, their means, spreads or medians, or published results in src/efcil/reproduce/paper.yaml.
 """
 
@@ -47,7 +48,7 @@ from benchmark_tables import BEGIN, BENCHMARKS, END, add_benchmark, benchmarks_t
 ROOT = Path(__file__).resolve().parent.parent
 UNMEASURED = "not measured yet"
 METRICS = ("A_f", "A_avg")
-OTHERS = (BENCHMARKS, "research.jsonl")
+OTHERS = (BENCHMARKS, "research.jsonl", "frozen-features.jsonl")
 ABLATION = "ablation"  # prefix of runs that evaluate ablations on one trajectory
 ABLATED = {
     "gaussian=0": "no Gaussians",
