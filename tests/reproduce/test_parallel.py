@@ -515,7 +515,7 @@ def test_kill_9_of_one_and_failure_of_another_leave_the_same_bits(home, undistur
     assert process.returncode == 4, said
     assert "order 1992 pass: was killed by SIGKILL" in said
     assert "1 of 3 runs failed 2 times: tiny-imagenet T=10 order identity pass" in said
-    assert "order 1992 pass: note: going on after task" in said
+    assert "order 1992 pass: note: resuming after task" in said
     assert {order: measured(home, "killed", order) for order in ("1992", "1993")} == undisturbed
     assert "written: " in said  # the tables are made of what there is
     broken.unlink()

@@ -394,7 +394,7 @@ def test_one_process_killed_ends_all_and_the_run_goes_on(undisturbed, tmp_path, 
     shutil.copytree(out, alone)
     ((code, said, err),) = ended([launched(out, "--resume")])
     assert code == 0, err
-    assert "going on after task" in said
+    assert "resuming after task" in said
     assert metrics(out) == metrics(undisturbed[0])  # the same number of processes: to the last bit
     ((code, said, err),) = ended(
         [
