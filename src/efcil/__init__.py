@@ -87,7 +87,7 @@ _MODULES = {
     "Method": "session",
     "NearestMean": "classifiers.nearest_mean",
     "NearestMeanClassifier": "estimators",
-    "PASS": "session",
+    "PASS": "session",  # nosec B105 # a method, no password
     "PseudoReplay": "session",
     "RandomFeatureRidge": "classifiers.random_features",
     "Result": "results",
