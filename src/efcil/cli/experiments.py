@@ -363,7 +363,7 @@ def resume(
     quiet: QuietFlag = False,
     json: JsonLinesFlag = False,
     device: Annotated[
-        str | None, typer.Option(metavar="DEVICE", help="Another device.", rich_help_panel=MACHINE)
+        str | None, typer.Option("--device", metavar="DEVICE", help="Another device.", rich_help_panel=MACHINE)
     ] = None,
 ) -> None:
     """Resume an interrupted run, comparison, search or reproduction from its directory."""

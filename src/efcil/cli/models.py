@@ -228,13 +228,14 @@ def export(
 @app.command(rich_help_panel=MODELS)
 def serve(
     model: ModelDir,
-    host: Annotated[str, typer.Option(metavar="HOST", help="Address to listen on.")] = "127.0.0.1",
+    host: Annotated[str, typer.Option("--host", metavar="HOST", help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[
-        int, typer.Option(min=0, max=65535, metavar="PORT", help="Port to listen on; 0: any free one.")
+        int, typer.Option("--port", min=0, max=65535, metavar="PORT", help="Port to listen on; 0: any free one.")
     ] = 8000,
     token: Annotated[
         str | None,
         typer.Option(
+            "--token",
             envvar="EFCIL_TOKEN",
             metavar="TOKEN",
             help="Token required to change the model; generated and printed if missing.",

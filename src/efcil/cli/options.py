@@ -40,7 +40,10 @@ Uneven = Annotated[
     typer.Option("--allow-uneven", metavar="", help="Allow tasks that differ by one class.", rich_help_panel=PROBLEM),
 ]
 Order = Annotated[
-    str, typer.Option(metavar="ORDER", help="Class order: identity, a seed (1993) or a file.", rich_help_panel=PROBLEM)
+    str,
+    typer.Option(
+        "--order", metavar="ORDER", help="Class order: identity, a seed (1993) or a file.", rich_help_panel=PROBLEM
+    ),
 ]
 Orders = Annotated[
     str,
@@ -125,8 +128,12 @@ JsonLinesFlag = Annotated[bool, typer.Option("--json", metavar="", help="Print J
 MarkdownFlag = Annotated[
     bool, typer.Option("--markdown", metavar="", help="Print the table as Markdown.", rich_help_panel=OUTPUT)
 ]
-Device = Annotated[str, typer.Option(metavar="DEVICE", help="auto, cpu, cuda, cuda:1 ...", rich_help_panel=MACHINE)]
-Precision = Annotated[str, typer.Option(metavar="PRECISION", help="auto, fp32 or bf16.", rich_help_panel=MACHINE)]
+Device = Annotated[
+    str, typer.Option("--device", metavar="DEVICE", help="auto, cpu, cuda, cuda:1 ...", rich_help_panel=MACHINE)
+]
+Precision = Annotated[
+    str, typer.Option("--precision", metavar="PRECISION", help="auto, fp32 or bf16.", rich_help_panel=MACHINE)
+]
 Compile = Annotated[
     bool | None,
     typer.Option(

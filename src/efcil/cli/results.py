@@ -91,7 +91,8 @@ def reproduce(
         typer.Option(metavar="NAMES", help="Comma-separated data sets or methods to run.", rich_help_panel=PROBLEM),
     ] = "",
     orders: Annotated[
-        str, typer.Option(metavar="ORDERS", help="Class orders; default: the paper's.", rich_help_panel=PROBLEM)
+        str,
+        typer.Option("--orders", metavar="ORDERS", help="Class orders; default: the paper's.", rich_help_panel=PROBLEM),
     ] = "",
     tasks: Annotated[
         str, typer.Option(metavar="N", help="Numbers of tasks; default: the paper's.", rich_help_panel=PROBLEM)
