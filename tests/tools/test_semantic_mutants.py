@@ -117,7 +117,7 @@ MUTANTS = [
      "training/test_trainer.py::test_only_new_logits_enter_the_cross_entropy"),
     ("teacher in training mode", "learners/networks.py",
      "self.teacher.eval()", "self.teacher.train(mode)",
-     "training/test_trainer.py::test_teacher_rests"),
+     "training/test_trainer.py::test_the_teacher_does_not_learn"),
     ("pseudo-samples from the last method's track", "trajectory.py",
      "for part in self.parts.values():\n            for key in part.tracks:",
      "for part in reversed(self.parts.values()):\n            for key in part.tracks:",

@@ -66,9 +66,11 @@ def candidates(gram: Tensor) -> Tensor:
     """
     scale = relative_ridge(gram, 1.0)
     if not scale > 0:
-        return torch.ones(1, dtype=DTYPE)
+        return torch.ones(1, dtype=DTYPE, device=gram.device)
     low, high = (STEPS * math.log10(scale * bound) for bound in (LOWEST, HIGHEST))
-    return torch.tensor([10.0 ** (j / STEPS) for j in range(math.ceil(low), math.floor(high) + 1)], dtype=DTYPE)
+    return torch.tensor(
+        [10.0 ** (j / STEPS) for j in range(math.ceil(low), math.floor(high) + 1)], dtype=DTYPE, device=gram.device
+    )
 
 
 def best_ridge(gram: Tensor, cross: Tensor, square: float, rows: float, free: int = 0) -> float:
