@@ -1,7 +1,7 @@
 """Benchmark records: command, commit, machine and raw numbers.
 
 `tools/results_tables.py --add FILE --name NAME` stores them in results/benchmarks.jsonl and generates the tables of
-docs/performance.md and docs/serve.md.
+docs/dev/performance.md and docs/serve.md.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Tables of docs/research-log.md, and a half-scale CIFAR-100 problem for preliminary experiments.
+"""Tables of docs/dev/research-log.md, and a half-scale CIFAR-100 problem for preliminary experiments.
 
     python research/half_scale.py make CIFAR DIR         write class folders for `efcil run METHOD folder --data DIR`
     python research/half_scale.py add RUN --what "..."   store the summaries of a run, a comparison or an `efcil tune`
-    python research/half_scale.py                        write the tables in docs/research-log.md
+    python research/half_scale.py                        write the tables in docs/dev/research-log.md
     python research/half_scale.py --check                exit 1 when the page is not what the summaries give
 
 The half-scale problem has every second class with its first 250 training images, the next 100 training images for
@@ -31,7 +31,7 @@ from efcil.report.tables import md as escaped
 from efcil.report.tables import row as row_of
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGE = ROOT / "docs" / "research-log.md"
+PAGE = ROOT / "docs" / "dev" / "research-log.md"
 STORED = ROOT / "results" / "research.jsonl"
 TABLES = ("held-out", "half-scale")
 STEP, SIDE = 2, 16

@@ -1,4 +1,4 @@
-"""Tables of benchmark results for docs/performance.md and docs/serve.md, written by `results_tables.py`.
+"""Tables of benchmark results for docs/dev/performance.md and docs/serve.md, written by `results_tables.py`.
 
 results/benchmarks.jsonl has one named record or text per line.
 """
@@ -267,7 +267,7 @@ def serve_text(results: Path) -> str:
 
 
 def benchmarks_text(results: Path) -> str:
-    """Return the block of docs/performance.md with the results of benchmarks/."""
+    """Return the block of docs/dev/performance.md with the results of benchmarks/."""
     lines = []
     for stored in read_lines(results / BENCHMARKS):
         raw = stored.get("raw", {})

@@ -7,7 +7,7 @@
                                               or the record of a benchmark (a file)
 
 results/<data set>.jsonl has one summary per line with the name of its run, results/benchmarks.jsonl named benchmark
-records, results/research.jsonl the summaries behind docs/research-log.md and results/frozen-features.jsonl those of
+records, results/research.jsonl the summaries behind docs/dev/research-log.md and results/frozen-features.jsonl those of
 docs/classifiers.md (research/frozen_classifiers.py). All printed numbers are values of
 summaries, their means, spreads or medians, or published results in src/efcil/reproduce/paper.yaml.
 """
@@ -535,7 +535,7 @@ def wanted_files(root: Path) -> tuple[dict[Path, str], list[str]]:
         "README.md": compact_text(sections),
         "docs/fidelity.md": variants_text(sections),
         "docs/dpcr-plus.md": beyond_text(sections),
-        "docs/performance.md": benchmarks_text(results),
+        "docs/dev/performance.md": benchmarks_text(results),
         "docs/serve.md": serve_text(results),
     }
     for path in sorted((root / "src" / "efcil" / "classifiers").glob("*.py")):

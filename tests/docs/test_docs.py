@@ -20,7 +20,7 @@ import pytest
 from command_lines import commands, misspelt, options
 
 ROOT = Path(__file__).resolve().parents[2]
-DOCS = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+DOCS = [*sorted((ROOT / "docs").rglob("*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
 CLI = ROOT / "docs" / "cli.md"
 FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 TOKEN = re.compile(r"`([^`\n]+)`")

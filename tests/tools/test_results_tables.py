@@ -266,7 +266,7 @@ def test_a_benchmark_takes_the_place_of_the_one_before(served, tmp_path, capsys)
         (tmp_path / "record.json").write_text(json.dumps({"command": "x", "commit": "abc", "raw": raw}))
         assert run(served, "--add", tmp_path / "record.json", "--name", name) == 0
     assert [one["name"] for one in tool.read_lines(served / "results" / tool.BENCHMARKS)] == ["augment", "other"]
-    text = (served / "docs" / "performance.md").read_text()
+    text = (served / "docs" / "dev" / "performance.md").read_text()
     assert "`results/benchmarks.jsonl#augment`: `x`, a core, commit abc" in text
     assert "Augmentation: 200 images a second" in text
     assert "Augmentation: 100 images" not in text
@@ -319,8 +319,8 @@ def stored_benchmark(root, name, **raw):
 
 @pytest.fixture
 def served(root):
-    (root / "docs").mkdir()
-    for name in ("serve", "performance"):
+    (root / "docs" / "dev").mkdir(parents=True)
+    for name in ("serve", "dev/performance"):
         (root / "docs" / f"{name}.md").write_text("top\n<!-- ledger -->\n<!-- /ledger -->\nend\n")
     return root
 
@@ -356,7 +356,7 @@ def test_what_the_service_measured_stands_in_its_page_alone(served):
     assert "20 minutes, 8 clients, resnet18: 80.0 pictures a second, 0 errors, p99 500 ms." in text
     assert "Memory 420 to 421 MiB in 3 readings; from the first third to the last +0.01 %." in text
     assert "not measured yet" not in text
-    assert "cpu-serve" not in (served / "docs" / "performance.md").read_text()
+    assert "cpu-serve" not in (served / "docs" / "dev" / "performance.md").read_text()
 
 
 def test_rounds_and_what_forgetting_did(served):
@@ -366,7 +366,7 @@ def test_rounds_and_what_forgetting_did(served):
     rounds = {"data": "birds", "classes": 20, "val_fraction": 0.1, "rows": [row]}
     stored_benchmark(served, "cpu-rounds", rounds=rounds)
     assert run(served) == 0
-    text = (served / "docs" / "performance.md").read_text()
+    text = (served / "docs" / "dev" / "performance.md").read_text()
     assert "| birds, 20 classes in five rounds: seed | Test pictures |" in text
     assert "| 4 | 500 | 55.00 | 55.00 | 55.00 | 56.00 | 55.25 | -0.50 |" in text
     assert "Kept from training to measure recall: 10 %. Accuracy of the others: mean over 2 forgotten classes." in text
@@ -461,7 +461,7 @@ def test_many_classes_are_told_and_carried_on_on_paper(served):
     found["tasks"] = [{"tasks": 5, "classes": 100, "dim": 256, "class_moves": 200, "processor_seconds": 1.5}]
     stored_benchmark(served, "cpu-scale", scale=found)
     assert run(served) == 0
-    text = (served / "docs" / "performance.md").read_text()
+    text = (served / "docs" / "dev" / "performance.md").read_text()
     assert "| 1,000 | 512 | 500 | gram | 9.00 | 100.00 | 200.0 | 0.500 | 1.10 |" in text
     assert "| 100 | 512 | 64 | factors | 9.00 | 0.40 | 1.0 | 0.500 | \u2013 |" in text
     assert "10.0 times the processor time; exact factors differ by 2e-13" in text

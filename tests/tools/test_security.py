@@ -258,7 +258,7 @@ def unheld(text):
     return problems
 
 
-@pytest.mark.parametrize("name", ["SECURITY.md", "docs/threat-model.md"])
+@pytest.mark.parametrize("name", ["SECURITY.md", "docs/dev/threat-model.md"])
 def test_every_threat_names_tests_that_exist(name):
     text = (ROOT / name).read_text()
     assert len(NODE.findall(text)) >= 3

@@ -13,7 +13,7 @@ whatever order they arrive, the sum is the same to the bit. The program that arr
 multiplies and adds with: it loads two or three numbers a channel, and no program computes a root. Nobody waits for
 anybody, so any number of runs may share the GPU.
 
-The tiles were the fastest of those timed on an H200 at the sizes of a ResNet-18 (docs/performance.md).
+The tiles were the fastest of those timed on an H200 at the sizes of a ResNet-18 (docs/dev/performance.md).
 """
 
 from __future__ import annotations

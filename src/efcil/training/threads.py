@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from efcil.platform_support import may_choose_threads
 
 # Multiply-adds of a batch's forward pass; `efcil run dpcr digits` has 0.3 billion. For so few, a second
-# thread gains nothing on idle cores, and beside other programs two are several times slower (docs/performance.md).
+# thread gains nothing on idle cores, and beside other programs two are several times slower (docs/dev/performance.md).
 SMALL_BATCH = 500_000_000
 
 
