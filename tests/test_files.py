@@ -6,6 +6,7 @@ import contextlib
 import errno
 import json
 import os
+import random
 import subprocess
 import sys
 import threading
@@ -15,18 +16,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from efcil.errors import CheckpointError, EfcilError
+from efcil import platform_support
+from efcil.errors import CheckpointError, EfcilError, FileRefusedError
 from efcil.files import (
     atomic_replace,
     atomic_write_bytes,
     atomic_write_text,
     exclusive_lock,
+    make_directory,
     read_json,
     read_json_lines,
     remove_temporary_files,
+    remove_tree,
     write_json,
     write_json_lines,
 )
+from efcil.platform_support import HeldDirectory
 from messages import raises
 
 
@@ -76,9 +81,9 @@ def test_replaced_syncs_file_and_directory_around_the_rename(tmp_path: Path, mon
         events.append("directory" if os.path.isdir(f"/proc/self/fd/{descriptor}") else "file")
         sync(descriptor)
 
-    def seen_replace(source: str, target: str) -> None:
+    def seen_replace(source: str, target: str, **where: int) -> None:
         events.append("rename")
-        replace(source, target)
+        replace(source, target, **where)
 
     monkeypatch.setattr(os, "fsync", seen_sync)
     monkeypatch.setattr(os, "replace", seen_replace)
@@ -88,18 +93,153 @@ def test_replaced_syncs_file_and_directory_around_the_rename(tmp_path: Path, mon
         assert events == ["file", "rename", "directory"]
 
 
-def test_a_link_stays_a_link(tmp_path: Path) -> None:
-    (tmp_path / "real").mkdir()
-    (tmp_path / "real" / "a").write_bytes(b"old")
-    (tmp_path / "link").symlink_to(tmp_path / "real" / "a")
-    atomic_write_bytes(tmp_path / "link", b"new")
-    assert (tmp_path / "link").is_symlink()
-    assert (tmp_path / "real" / "a").read_bytes() == b"new"
+def entries(root: Path) -> dict[str, bytes | str]:
+    """Return everything below a directory: contents of files, targets of links, kinds of the rest."""
+    found: dict[str, bytes | str] = {}
+    for path in sorted(root.rglob("*")):
+        name = path.relative_to(root).as_posix()
+        if path.is_symlink():
+            found[name] = f"link to {os.readlink(path)}"
+        elif path.is_file():
+            found[name] = path.read_bytes()
+        else:
+            found[name] = "directory" if path.is_dir() else "special"
+    return found
 
 
-def test_new_files_get_the_usual_permissions(tmp_path: Path) -> None:
-    (tmp_path / "plain").write_bytes(b"")
-    atomic_write_bytes(tmp_path / "atomic", b"")
+@pytest.fixture(params=["openat", "paths"])
+def system(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Run a test with directories held open, and with what is left where the system cannot do that."""
+    if request.param == "paths":
+        monkeypatch.setattr(platform_support, "_can_open_directories", lambda: False)
+    return str(request.param)
+
+
+@pytest.mark.usefixtures("system")
+@pytest.mark.parametrize("kind", ["link", "broken link", "link to directory", "directory", "fifo", "device"])
+def test_only_regular_files_are_replaced(tmp_path: Path, kind: str) -> None:
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "thesis").write_bytes(b"years of work")
+    path = tmp_path / "report.html"
+    if kind == "directory":
+        path.mkdir()
+    elif kind == "fifo":
+        os.mkfifo(path)
+    elif kind == "device":
+        path.symlink_to("/dev/null")
+    else:
+        path.symlink_to(tmp_path / "other" / {"link": "thesis", "broken link": "new"}.get(kind, ""))
+    before = entries(tmp_path)
+    with raises(FileRefusedError, "report.html", "which is not written to"):
+        atomic_write_bytes(path, b"new")
+    assert entries(tmp_path) == before
+
+
+@pytest.mark.usefixtures("system")
+@pytest.mark.parametrize("seed", range(24))
+def test_links_below_a_directory_of_ours_are_not_followed(tmp_path: Path, seed: int) -> None:
+    """Any directory between ours and the file may be a link, to a near or far place, in any form."""
+    draw = random.Random(seed)
+    parts = [f"d{i}" for i in range(draw.randint(1, 4))]
+    ours, other = tmp_path / "ours", tmp_path / "other"
+    ours.mkdir()
+    place = other
+    for part in parts:
+        place.mkdir(exist_ok=True)
+        place = place / part
+    place.mkdir()
+    (place / "file").write_bytes(b"theirs")
+    linked = draw.randrange(len(parts))
+    at = ours.joinpath(*parts[:linked])
+    at.mkdir(parents=True, exist_ok=True)
+    target = other.joinpath(*parts[: linked + 1])
+    (at / parts[linked]).symlink_to(target if draw.random() < 0.5 else os.path.relpath(target, at))
+    before = entries(tmp_path)
+    path = ours.joinpath(*parts, "file")
+    with raises(FileRefusedError, f"{parts[linked]} is a link, not a directory; move it away"):
+        atomic_write_bytes(path, b"ours", root=ours)
+    with raises(FileRefusedError, "is a link"):
+        make_directory(ours, path.parent)
+    assert entries(tmp_path) == before
+    (at / parts[linked]).unlink()
+    make_directory(ours, path.parent)
+    atomic_write_bytes(path, b"ours", root=ours)
+    assert path.read_bytes() == b"ours"
+    assert (place / "file").read_bytes() == b"theirs"
+
+
+@pytest.mark.usefixtures("system")
+def test_a_directory_that_is_replaced_while_a_file_is_written(tmp_path: Path) -> None:
+    (tmp_path / "ours").mkdir()
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "a").write_bytes(b"theirs")
+
+    def write() -> None:
+        with atomic_replace(tmp_path / "ours" / "a") as temporary:
+            os.rename(tmp_path / "ours", tmp_path / "moved")
+            (tmp_path / "ours").symlink_to(tmp_path / "other")
+            temporary.write_bytes(b"ours")
+
+    with pytest.raises(OSError):
+        write()
+    assert (tmp_path / "other" / "a").read_bytes() == b"theirs"
+
+
+@pytest.mark.usefixtures("system")
+def test_a_removed_tree_takes_nothing_with_it_that_it_links_to(tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    (other / "deep").mkdir(parents=True)
+    (other / "deep" / "thesis").write_bytes(b"years of work")
+    tree = tmp_path / "tree"
+    (tree / "a" / "b").mkdir(parents=True)
+    (tree / "a" / "file").write_bytes(b"x")
+    (tree / "a" / "b" / "link").symlink_to(other)
+    (tree / "file").symlink_to(other / "deep" / "thesis")
+    os.mkfifo(tree / "fifo")
+    before = entries(other)
+    with HeldDirectory(tmp_path) as folder:
+        remove_tree(folder, "tree")
+        (tmp_path / "link").symlink_to(other)
+        with pytest.raises(OSError):
+            remove_tree(folder, "link")
+    assert names(tmp_path) == ["link", "other"]
+    assert entries(other) == before
+
+
+@pytest.mark.parametrize("kind", ["fifo", "directory", "device", "too long"])
+def test_what_is_no_file_is_not_read(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "a.json"
+    if kind == "fifo":
+        os.mkfifo(path)
+    elif kind == "directory":
+        path.mkdir()
+    elif kind == "device":
+        path.symlink_to("/dev/zero")
+    else:
+        path.write_bytes(b"[" + b" " * 100 + b"]")
+    with raises(EfcilError, "cannot read", "a.json"):
+        read_json(path, limit=100)
+
+
+def test_json_of_more_values_than_there_is_room_for(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    path.write_bytes(b"[" + b"{}," * 5_000_000 + b"{}]")
+    with raises(EfcilError, "a.json", "10,000,002 values"):
+        read_json(path)
+
+
+@pytest.mark.parametrize("mask", [0o022, 0o027, 0o077])
+def test_new_files_get_the_usual_permissions(tmp_path: Path, mask: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = os.umask(mask)
+    try:
+        (tmp_path / "plain").write_bytes(b"")
+        with atomic_replace(tmp_path / "atomic") as temporary:
+            temporary.write_bytes(b"")
+            temporary.chmod(0o600)  # as safetensors makes them
+        monkeypatch.setattr("builtins.open", lambda *_, **__: (_ for _ in ()).throw(OSError))  # no /proc
+        assert platform_support.new_file_mode() == 0o666 & ~mask
+    finally:
+        os.umask(before)
     assert (tmp_path / "atomic").stat().st_mode == (tmp_path / "plain").stat().st_mode
 
 

@@ -37,6 +37,10 @@ class ModelError(EfcilError):
     """A model directory that is damaged, exists already or has an unknown format, or an unsupported operation."""
 
 
+class FileRefusedError(EfcilError):
+    """A file or directory that is not ours to write, replace or delete, or a link, FIFO or device in its place."""
+
+
 class TrainingError(EfcilError):
     """Training that failed: a non-finite loss or lack of memory."""
 

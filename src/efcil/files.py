@@ -8,43 +8,126 @@ import json
 import os
 import re
 import secrets
+import stat
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
-from efcil.errors import EfcilError
-from efcil.platform_support import NO_LOCKS, StrPath, lock_type, replace, sync_directory, sync_file
+from efcil import platform_support
+from efcil.errors import EfcilError, FileRefusedError
+from efcil.platform_support import NO_LOCKS, HeldDirectory, StrPath, lock_type
 
+JSON_LIMIT = 1 << 26  # bytes of a JSON file
+JSON_VALUES = 4_000_000  # in one JSON file: some 400 MB as objects
 _TEMPORARY = re.compile(r"\..*\.\d+-[0-9a-f]{12}\.tmp(\..*)?")  # temporary files of `atomic_replace`
 
 
 @contextlib.contextmanager
-def atomic_replace(path: StrPath) -> Iterator[Path]:
+def atomic_replace(path: StrPath, *, root: StrPath | None = None) -> Iterator[Path]:
     """Yield a temporary file to write; it replaces `path` atomically on success and is removed on an exception.
 
     The temporary file has the suffix of `path`, from which some writers choose the format. Its name is unique, so two
-    processes may write the same file; the last one wins. A symbolic link at `path` stays a link.
+    processes may write the same file; the last one wins. A link, a FIFO or a device at `path` is refused, and with
+    `root`, a directory of ours that `path` is in, links on the way from there as well.
     """
-    path = Path(os.path.realpath(path))
-    # Truncate the stem: the full name plus the token may exceed the limit of the file system.
-    temporary = path.with_name(f".{path.stem[:64]}.{os.getpid()}-{secrets.token_hex(6)}.tmp{path.suffix}")
+    path = Path(path)
+    with _folder_of(path, root) as folder:
+        check_regular(folder, path.name)
+        # Truncate the stem: the full name plus the token may exceed the limit of the file system.
+        name = f".{path.stem[:64]}.{os.getpid()}-{secrets.token_hex(6)}.tmp{path.suffix}"
+        temporary = folder.path / name
+        try:
+            yield temporary
+            _settle(folder, name)
+            folder.check()
+            check_regular(folder, path.name)
+            folder.rename(name, path.name)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                folder.remove(name)
+            raise
+        folder.sync()
+
+
+def _settle(folder: HeldDirectory, name: str) -> None:
+    """Give a file that was written the usual permissions, and sync it."""
+    descriptor = folder.open(name, os.O_RDWR)
     try:
-        yield temporary
-        sync_file(temporary)
-        replace(temporary, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-        raise
-    sync_directory(path.parent)
+        if hasattr(os, "fchmod"):  # some writers make private files
+            os.fchmod(descriptor, platform_support.new_file_mode())
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _folder_of(path: Path, root: StrPath | None) -> HeldDirectory:
+    """Open the directory of a file; links on the way there are the user's choice, but not below `root`."""
+    if root is None:
+        return HeldDirectory(os.path.realpath(path.parent))
+    return open_below(root, path.parent)
+
+
+def open_below(root: StrPath, path: StrPath, *, create: bool = False) -> HeldDirectory:
+    """Open the directory `path` at or below `root`, a directory of ours; a link on the way is refused with its name."""
+    folder = HeldDirectory(os.path.realpath(root))
+    for name in Path(path).relative_to(root).parts:
+        with folder:
+            found = folder.status(name)
+            if found is None and create:
+                with contextlib.suppress(FileExistsError):
+                    folder.make_directory(name)
+                found = folder.status(name)
+            if found is not None and not stat.S_ISDIR(found.st_mode):
+                raise FileRefusedError(f"{folder.path / name} is {_kind(found)}, not a directory; move it away")
+            folder = folder.directory(name)
+    return folder
+
+
+def make_directory(root: StrPath, path: StrPath) -> None:
+    """Make `path` and the directories between `root` and it; a link among them is refused."""
+    open_below(root, path, create=True).__exit__()
+
+
+def check_regular(folder: HeldDirectory, name: str) -> None:
+    """Refuse an entry that is there and is no regular file: a link is not followed, a FIFO or device never opened."""
+    found = folder.status(name)
+    if found is not None and not stat.S_ISREG(found.st_mode):
+        raise FileRefusedError(
+            f"{folder.path / name} is {_kind(found)}, which is not written to; move it away or give another name"
+        )
+
+
+def _kind(status: os.stat_result) -> str:
+    kinds = {stat.S_IFLNK: "a link", stat.S_IFDIR: "a directory", stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket"}
+    return kinds.get(stat.S_IFMT(status.st_mode), "a file" if stat.S_ISREG(status.st_mode) else "a device")
+
+
+def remove_tree(folder: HeldDirectory, name: str) -> None:
+    """Remove a directory of ours and all that is in it; of links, the link alone."""
+    with folder.directory(name) as inner:
+        for entry in inner.names():
+            found = inner.status(entry)
+            if found is not None and stat.S_ISDIR(found.st_mode):
+                remove_tree(inner, entry)
+            elif found is not None:
+                inner.remove(entry)
+    folder.remove_directory(name)
 
 
 def remove_temporary_files(directory: StrPath) -> None:
     """Remove temporary files of killed writers recursively; no other process may be writing there."""
-    for path in Path(directory).rglob(".*.tmp*"):
-        if _TEMPORARY.fullmatch(path.name):
-            with contextlib.suppress(OSError):
-                path.unlink()
+
+    def clean(folder: HeldDirectory) -> None:
+        for name in folder.names():
+            found = folder.status(name)
+            if found is not None and stat.S_ISDIR(found.st_mode):
+                with folder.directory(name) as inner:
+                    clean(inner)
+            elif found is not None and stat.S_ISREG(found.st_mode) and _TEMPORARY.fullmatch(name):
+                folder.remove(name)
+
+    with contextlib.suppress(OSError), HeldDirectory(os.path.realpath(directory)) as folder:
+        clean(folder)
 
 
 def exclusive_lock(path: StrPath, *, wait: bool = False, remove: bool = False) -> contextlib.ExitStack:
@@ -77,18 +160,18 @@ def exclusive_lock(path: StrPath, *, wait: bool = False, remove: bool = False) -
     return stack
 
 
-def atomic_write_bytes(path: StrPath, data: bytes | bytearray | memoryview) -> None:
-    """Write a file atomically."""
-    with atomic_replace(path) as temporary:
+def atomic_write_bytes(path: StrPath, data: bytes | bytearray | memoryview, *, root: StrPath | None = None) -> None:
+    """Write a file atomically; `root` as in `atomic_replace`."""
+    with atomic_replace(path, root=root) as temporary:
         temporary.write_bytes(data)
 
 
-def atomic_write_text(path: StrPath, text: str) -> None:
+def atomic_write_text(path: StrPath, text: str, *, root: StrPath | None = None) -> None:
     """Write a UTF-8 file atomically, without translating line ends."""
-    atomic_write_bytes(path, text.encode("utf-8"))
+    atomic_write_bytes(path, text.encode("utf-8"), root=root)
 
 
-def write_json(path: StrPath, value: Any, *, indent: int | None = 2) -> None:
+def write_json(path: StrPath, value: Any, *, indent: int | None = 2, root: StrPath | None = None) -> None:
     """Write a value as JSON atomically; arrays become lists, paths become strings.
 
     NaN and infinity raise ValueError, as other JSON parsers reject them.
@@ -97,7 +180,7 @@ def write_json(path: StrPath, value: Any, *, indent: int | None = 2) -> None:
         data = _json(value, indent, ascii_only=False).encode("utf-8")
     except UnicodeEncodeError:  # a file name that is not valid Unicode can be written escaped
         data = _json(value, indent, ascii_only=True).encode("ascii")
-    atomic_write_bytes(path, data + b"\n")
+    atomic_write_bytes(path, data + b"\n", root=root)
 
 
 def write_json_lines(path: StrPath, values: Iterable[Any]) -> None:
@@ -117,21 +200,60 @@ def _plain(value: Any) -> Any:
     raise TypeError(f"{type(value).__name__} cannot be written as JSON")
 
 
-def read_json(path: StrPath, *, error: type[EfcilError] = EfcilError) -> Any:
-    """Read a JSON file; raise `error` with its name if it is missing, unreadable or damaged."""
-    return _read(path, json.loads, error)
+def open_regular(path: StrPath) -> IO[bytes]:
+    """Open a file to read it; a directory, a FIFO or a device is an OSError, and nothing waits for a writer."""
+    flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+    descriptor = os.open(path, flags)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "it is not a regular file", os.fspath(path))
+    return os.fdopen(descriptor, "rb")
 
 
-def read_json_lines(path: StrPath, *, error: type[EfcilError] = EfcilError) -> list[Any]:
+def read_bytes(path: StrPath, limit: int) -> bytes:
+    """Read a regular file of at most `limit` bytes; a longer one is an OSError before it is read."""
+    with open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size <= limit:
+            data = file.read(limit + 1)
+            size = len(data)
+        if size > limit:
+            raise OSError(errno.EFBIG, f"it has {size:,} bytes, more than the {limit:,} that such a file may have")
+        return data
+
+
+def read_text(path: StrPath, limit: int, *, errors: str = "strict") -> str:
+    """Read a regular UTF-8 file of at most `limit` bytes."""
+    return read_bytes(path, limit).decode("utf-8", errors)
+
+
+def read_json(path: StrPath, *, error: type[EfcilError] = EfcilError, limit: int = JSON_LIMIT) -> Any:
+    """Read a JSON file; raise `error` with its name if it is missing, unreadable, damaged or too large."""
+    return _read(path, parse_json, error, limit)
+
+
+def read_json_lines(path: StrPath, *, error: type[EfcilError] = EfcilError, limit: int = JSON_LIMIT) -> list[Any]:
     """Read JSON Lines; errors as in `read_json`."""
     # Parse one array, so that errors name the line of the file.
-    lines: list[Any] = _read(path, lambda data: json.loads(b"[" + b",\n".join(data.splitlines()) + b"]"), error)
+    lines: list[Any] = _read(path, lambda data: parse_json(b"[" + b",\n".join(data.splitlines()) + b"]"), error, limit)
     return lines
 
 
-def _read(path: StrPath, parse: Callable[[bytes], Any], error: type[EfcilError]) -> Any:
+def parse_json(data: bytes) -> Any:
+    """Parse JSON of a bounded number of values: a byte of text can stand for a hundred bytes of memory.
+
+    >>> parse_json(b'{"a": [1, 2]}')
+    {'a': [1, 2]}
+    """
+    count = sum(map(data.count, (b",", b"[", b"{")))
+    if count > JSON_VALUES:
+        raise ValueError(f"{count:,} values, more than the {JSON_VALUES:,} that such a file may have")
+    return json.loads(data)
+
+
+def _read(path: StrPath, parse: Callable[[bytes], Any], error: type[EfcilError], limit: int) -> Any:
     try:
-        return parse(Path(path).read_bytes())
+        return parse(read_bytes(path, limit))
     except FileNotFoundError:
         raise error(f"{path}: no such file") from None
     except OSError as problem:

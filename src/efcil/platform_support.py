@@ -14,6 +14,7 @@ import functools
 import os
 import re
 import signal
+import stat
 import subprocess
 import sys
 import time
@@ -103,6 +104,133 @@ def reserve(file: IO[bytes], size: int) -> None:
         os.posix_fallocate(file.fileno(), 0, size)
     else:  # macOS, Windows: a full disk shows when the bytes are written
         file.truncate(size)
+
+
+class HeldDirectory:
+    """An open directory, in which entries are looked up by name and links are never followed.
+
+    What happens to its path meanwhile changes nothing. Where the system cannot open directories (Windows), the identity
+    of what is at the path is compared before and after each step; a directory that was replaced is an OSError.
+    """
+
+    def __init__(self, path: StrPath, parent: HeldDirectory | None = None):
+        """Open a directory; with `parent`, the entry `path` of it."""
+        self.path: Path = Path(path) if parent is None else parent.path / path
+        self._descriptor: int | None = None
+        self._parent = parent  # stays what it is while this one is used
+        if _can_open_directories():
+            flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
+            where = self.path if parent is None else path
+            self._descriptor = os.open(where, flags, dir_fd=None if parent is None else parent._descriptor)
+            self.identity = identity(os.fstat(self._descriptor))
+        else:
+            found = os.lstat(self.path)
+            if not stat.S_ISDIR(found.st_mode):
+                raise NotADirectoryError(errno.ENOTDIR, "is a link or no directory", os.fspath(self.path))
+            self.identity = identity(found)
+
+    def __enter__(self) -> HeldDirectory:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    @contextlib.contextmanager
+    def _at(self, name: str) -> Iterator[tuple[StrPath, int | None]]:
+        """Yield what to pass as path and dir_fd for an entry."""
+        if self._descriptor is not None:
+            yield name, self._descriptor
+            return
+        self.check()
+        yield self.path / name, None
+        self.check()
+
+    def check(self) -> None:
+        """Raise OSError if another directory is at the path now."""
+        if identity(os.lstat(self.path)) != self.identity:
+            raise OSError(errno.ESTALE, "was replaced by another directory meanwhile", os.fspath(self.path))
+
+    def names(self) -> list[str]:
+        """Return the names of the entries, sorted."""
+        if self._descriptor is not None:
+            return sorted(os.listdir(self._descriptor))
+        with self._at("."):
+            return sorted(os.listdir(self.path))
+
+    def status(self, name: str) -> os.stat_result | None:
+        """Return what an entry is, itself and not what it links to; None where there is none."""
+        with contextlib.suppress(FileNotFoundError), self._at(name) as (path, descriptor):
+            return os.stat(path, dir_fd=descriptor, follow_symlinks=False)
+        return None
+
+    def directory(self, name: str) -> HeldDirectory:
+        """Open a directory in it; a link to one is an OSError."""
+        return HeldDirectory(name, self)
+
+    def make_directory(self, name: str, mode: int = 0o777) -> None:
+        """Make a directory in it."""
+        with self._at(name) as (path, descriptor):
+            os.mkdir(path, mode, dir_fd=descriptor)
+
+    def open(self, name: str, flags: int, mode: int = 0o666) -> int:
+        """Open a regular file in it; a link, a FIFO or a device is an OSError."""
+        more = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+        if self._descriptor is None and (found := self.status(name)) is not None and not stat.S_ISREG(found.st_mode):
+            raise OSError(errno.ELOOP, "is not a regular file", name)
+        with self._at(name) as (path, descriptor):
+            opened = os.open(path, flags | more, mode, dir_fd=descriptor)
+        if not stat.S_ISREG(os.fstat(opened).st_mode):
+            os.close(opened)
+            raise OSError(errno.ELOOP, "is not a regular file", name)
+        return opened
+
+    def rename(self, name: str, new: str) -> None:
+        """Give an entry the name of another one, which is gone then."""
+        if self._descriptor is not None:
+            os.replace(name, new, src_dir_fd=self._descriptor, dst_dir_fd=self._descriptor)
+            return
+        with self._at(name):
+            replace(self.path / name, self.path / new)
+
+    def remove(self, name: str) -> None:
+        """Remove an entry that is no directory; of a link, the link."""
+        with self._at(name) as (path, descriptor):
+            os.unlink(path, dir_fd=descriptor)
+
+    def remove_directory(self, name: str) -> None:
+        """Remove an empty directory."""
+        with self._at(name) as (path, descriptor):
+            os.rmdir(path, dir_fd=descriptor)
+
+    def sync(self) -> None:
+        """Make renames in it survive a power cut, where the system can do that."""
+        with contextlib.suppress(OSError):
+            os.fsync(self._descriptor) if self._descriptor is not None else sync_file(self.path)
+
+
+def _can_open_directories() -> bool:
+    return not WINDOWS and os.open in os.supports_dir_fd and hasattr(os, "O_DIRECTORY") and hasattr(os, "O_NOFOLLOW")
+
+
+def identity(status: os.stat_result) -> tuple[int, int]:
+    """Return what tells a file or directory from every other one while it exists."""
+    return status.st_dev, status.st_ino
+
+
+def new_file_mode() -> int:
+    """Return the permissions that a new file gets."""
+    with (
+        contextlib.suppress(OSError, ValueError),
+        open("/proc/self/status", encoding="ascii", errors="replace") as file,
+    ):
+        for line in file:
+            if line.startswith("Umask:"):
+                return 0o666 & ~int(line.split()[1], 8)
+    mask = os.umask(0o077)  # the only other way to read it; what another thread makes now is private, not public
+    os.umask(mask)
+    return 0o666 & ~mask
 
 
 def exchange(one: StrPath, other: StrPath) -> bool:

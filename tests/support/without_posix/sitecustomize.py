@@ -21,3 +21,4 @@ for module, names in FUNCTIONS.items():
     for name in names:
         if hasattr(module, name):
             delattr(module, name)
+os.supports_dir_fd = set()  # directories cannot be held open there
