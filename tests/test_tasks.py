@@ -103,6 +103,8 @@ def test_stream_remaps_labels_and_keeps_uneven_counts():
     assert list(stream.upto(1).classes) == [2, 3, 4]
     with pytest.raises(IndexError):
         stream[3]
+    assert [task.index for task in stream[1:]] == [1, 2]
+    assert stream[-1].index == 2
 
 
 def test_closed_task_gives_nothing():

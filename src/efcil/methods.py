@@ -312,7 +312,16 @@ METHODS: Registry[Method] = Registry(
 
 
 def register_method(method: Method) -> Method:
-    """Register a method by its name, like the entry points `efcil.methods`."""
+    """Register a method by its name, like the entry points `efcil.methods`.
+
+    >>> from efcil.classifiers.ridge import Ridge
+    >>> from efcil.shift.ldc import LearnedMap
+    >>> register_method(Method("ldc-ridge", learner="lwf", shift=LearnedMap, classifier=Ridge)).name
+    'ldc-ridge'
+    >>> "ldc-ridge" in METHODS  # so that `efcil run ldc-ridge digits` works
+    True
+    >>> METHODS.reset()
+    """
     METHODS.register(method.name, method)
     return method
 
@@ -353,6 +362,12 @@ def register_presets(presets: Mapping[str, Values]) -> None:
     """Register preset values for plug-in methods or parts by name; the active preset takes precedence.
 
     Registered classes may define an attribute `presets` instead.
+
+    >>> from efcil.classifiers.ridge import Ridge
+    >>> register_method(Method("rrcr-weak", learner="lwf", shift=None, classifier=Ridge)).name
+    'rrcr-weak'
+    >>> register_presets({"rrcr-weak": {"ridge": 20.0}})
+    >>> METHODS.reset()
     """
     registries: tuple[Registry[Any], ...] = (METHODS, LEARNERS, SHIFTS, CLASSIFIERS)
     for name, values in presets.items():

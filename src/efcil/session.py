@@ -81,31 +81,51 @@ class LwF(_Named):
 
 
 class Finetune(_Named):
-    """Cross-entropy on the new classes alone: the lower bound."""
+    """Cross-entropy on the new classes alone: the lower bound.
+
+    >>> Finetune(backbone="resnet10", epochs=5)
+    Finetune(backbone=resnet10, epochs=5)
+    """
 
     name = "finetune"
 
 
 class Joint(_Named):
-    """Training on all images so far: the upper bound."""
+    """Training on all images so far: the upper bound.
+
+    >>> Joint(epochs=20, first={"lr": 0.05})
+    Joint(epochs=20, first.lr=0.05)
+    """
 
     name = "joint"
 
 
 class FirstTask(_Named):
-    """Training on the first task, then a frozen backbone."""
+    """Training on the first task, then a frozen backbone.
+
+    >>> Method(learner=FirstTask(epochs=5), classifier="ncm")
+    Method('first-task+none+ncm')
+    """
 
     name = "first-task"
 
 
 class PseudoReplay(_Named):
-    """DPCR+'s learner: LwF with pseudo-images of old classes and feature distillation."""
+    """DPCR+'s learner: LwF with pseudo-images of old classes and feature distillation.
+
+    >>> Method(learner=PseudoReplay(epochs=5), shift="dual-projection", classifier="ridge-gaussian")
+    Method('pseudo-replay+dual-projection+ridge-gaussian')
+    """
 
     name = "pseudo-replay"
 
 
 class PASS(_Named):
-    """Prototype augmentation and self-supervision."""
+    """Prototype augmentation and self-supervision.
+
+    >>> PASS(backbone="resnet18", batch_size=64)
+    PASS(backbone=resnet18, batch_size=64)
+    """
 
     name = "pass"
 

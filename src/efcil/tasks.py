@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -187,6 +187,12 @@ class TaskStream(Sequence[Task]):
 
     `dataset` is the whole of it, with the test images that methods are evaluated on; no task leads to them.
     `order_name` is what the class order is called in summaries.
+
+    >>> stream = TaskStream.from_dataset("digits", tasks=5, order=1993)
+    >>> [len(task.labels) for task in stream]
+    [287, 289, 290, 286, 290]
+    >>> [task.seen for task in stream[-2:]]  # classes after each task
+    [8, 10]
     """
 
     train: ImageSet
@@ -275,9 +281,18 @@ class TaskStream(Sequence[Task]):
         moments = None if data is None else ImageMoments(data.name, data.mean, data.std)
         return Task(index, begin, end - begin, ImageSet(self.train.images[rows], labels[rows]), moments)
 
-    def __getitem__(self, index: int) -> Task:  # type: ignore[override]
-        if not 0 <= index < len(self):
-            raise IndexError(index)
+    @overload
+    def __getitem__(self, index: int) -> Task: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[Task]: ...
+
+    def __getitem__(self, index: int | slice) -> Task | list[Task]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"task {index} of {len(self)}")
+        index %= len(self)
         return self._task(index, self.ends[index] - self.sizes[index])
 
     def __iter__(self) -> Iterator[Task]:

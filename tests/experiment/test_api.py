@@ -90,6 +90,8 @@ def test_settings_go_to_those_who_have_them():
         (lambda: efcil.compare(["dpcr", "dpcr"], "digits"), ("dpcr,dpcr", "twice")),
         (lambda: efcil.compare(["dpcr"], "digits", orders=[1, "1"]), ("orders", "1")),
         (lambda: efcil.run("dpcr", "digits", order="no-such-file"), ("no-such-file",)),
+        (lambda: efcil.run("dpcr", "digits", order=list("0123456789")), ("0, 1, 2", "TaskStream.from_dataset")),
+        (lambda: efcil.compare(["dpcr"], "digits", orders="identity"), ("orders", "identity", "list")),
         (lambda: efcil.run("dpcr", efcil.TaskStream.from_dataset(blobs(), tasks=3), tasks=2), ("tasks", "TaskStream")),
     ],
 )

@@ -56,6 +56,19 @@ CLASSIFIERS: Registry[type[Classifier]] = Registry(
 
 def register_classifier(name: str, kind: type[Classifier]) -> type[Classifier]:
     """Register a classifier by name, like the entry points `efcil.classifiers`; its attribute `presets` holds preset
-    values."""
+    values.
+
+    >>> from efcil import NearestMean
+    >>> class EuclideanMean(NearestMean):
+    ...     "Distance to the class means, with its sign changed."
+    ...
+    ...     def logits(self, features):
+    ...         return -(features[:, None] - self.means).norm(dim=2)
+    >>> register_classifier("euclidean-mean", EuclideanMean).needs
+    'mean'
+    >>> "euclidean-mean" in CLASSIFIERS  # so that `efcil run lwf+ldc+euclidean-mean digits` works
+    True
+    >>> CLASSIFIERS.reset()
+    """
     CLASSIFIERS.register(name, kind)
     return kind

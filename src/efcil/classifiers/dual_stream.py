@@ -39,7 +39,17 @@ class DualStreamRidgeOptions(RandomFeatureRidgeOptions):
 
 
 class DualStreamRidge(ExpandedClassifier):
-    """Two ridge regressions, on ReLU and tanh of one expansion."""
+    """Two ridge regressions, on ReLU and tanh of one expansion.
+
+    >>> import torch
+    >>> from efcil.features import TaskFeatures
+    >>> features = torch.tensor([[4.0, 0.0], [2.0, 0.1], [0.0, 1.0], [0.1, 3.0]])
+    >>> task = TaskFeatures.from_saved(0, 0, {"new": features, "labels": torch.tensor([0, 0, 1, 1])}, (2,))
+    >>> ds_al = DualStreamRidge(buffer=100, compensation=1.5)
+    >>> ds_al.fit_features(task)
+    >>> ds_al.logits(features).argmax(1).tolist()
+    [0, 0, 1, 1]
+    """
 
     options_type = DualStreamRidgeOptions
     main: ExpandedRidge

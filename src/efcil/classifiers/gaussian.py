@@ -80,6 +80,15 @@ class RidgeAndGaussian(Ridge):
     """Sum of standardized scores of the ridge classifier and the Gaussians.
 
     Errors of the shift lower the scores of old classes; `moved_bonus` compensates for them.
+
+    >>> import torch
+    >>> from efcil.core.class_stats import ClassStats
+    >>> features = torch.tensor([[4.0, 0.0], [2.0, 0.1], [0.0, 1.0], [0.1, 3.0]])
+    >>> stats = ClassStats.from_features(features, torch.tensor([0, 0, 1, 1]))
+    >>> classifier = RidgeAndGaussian(ridge=1.0)
+    >>> classifier.fit(stats)
+    >>> classifier.logits(torch.tensor([[5.0, 1.0], [1.0, 5.0]])).argmax(1).tolist()
+    [0, 1]
     """
 
     options_type = RidgeAndGaussianOptions

@@ -33,7 +33,13 @@ from efcil.models.heads import CosineHead, GrowingHead, head_from_state
 
 
 class LearnerHead(Classifier):
-    """A copy of the auxiliary head after the task."""
+    """A copy of the auxiliary head after the task.
+
+    >>> from efcil import LwF, Method, TaskStream
+    >>> stream = TaskStream.from_dataset("digits", tasks=5)
+    >>> Method(learner=LwF(epochs=1), classifier=LearnerHead).learn(stream[0]).evaluate(stream).shape
+    (1,)
+    """
 
     needs = "learner"
     supports = frozenset({"forget"})

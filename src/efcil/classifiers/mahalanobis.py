@@ -43,7 +43,19 @@ class MahalanobisOptions(Options):
 
 
 class Mahalanobis(Classifier):
-    """Mahalanobis classifier with a center and a correlation matrix per class."""
+    """Mahalanobis classifier with a center and a correlation matrix per class.
+
+    >>> import torch
+    >>> from efcil.core.class_stats import ClassStats
+    >>> features = torch.tensor([[4.0, 0.0], [2.0, 0.1], [0.0, 1.0], [0.1, 3.0]])
+    >>> stats = ClassStats.from_features(features, torch.tensor([0, 0, 1, 1]))
+    >>> fecam = Mahalanobis()
+    >>> tukey = fecam.feature_maps[1]
+    >>> powers = ClassStats.from_features(tukey(features, (2,)), torch.tensor([0, 0, 1, 1]))
+    >>> fecam.fit(stats, powers)
+    >>> fecam.logits(torch.tensor([[5.0, 1.0], [1.0, 5.0]])).argmax(1).tolist()
+    [0, 1]
+    """
 
     options_type = MahalanobisOptions
     centers: Tensor  # (classes, dim), L2-normalized

@@ -16,7 +16,17 @@ from efcil.core.nearest_mean import cosine_scores
 
 
 class NearestMean(Classifier):
-    """Cosine similarity to class means."""
+    """Cosine similarity to class means.
+
+    >>> import torch
+    >>> from efcil.core.class_stats import ClassStats
+    >>> features = torch.tensor([[4.0, 0.0], [2.0, 0.1], [0.0, 1.0], [0.1, 3.0]])
+    >>> stats = ClassStats.from_features(features, torch.tensor([0, 0, 1, 1]))
+    >>> nearest = NearestMean()
+    >>> nearest.fit(stats)
+    >>> nearest.logits(torch.tensor([[5.0, 1.0], [1.0, 5.0]])).argmax(1).tolist()
+    [0, 1]
+    """
 
     needs = "mean"
     means: Tensor  # (classes, dim)

@@ -70,7 +70,17 @@ class ExpandedClassifier(Classifier):
 
 
 class RandomFeatureRidge(ExpandedClassifier):
-    """Ridge regression on the ReLU of the expansion."""
+    """Ridge regression on the ReLU of the expansion.
+
+    >>> import torch
+    >>> from efcil.features import TaskFeatures
+    >>> features = torch.tensor([[4.0, 0.0], [2.0, 0.1], [0.0, 1.0], [0.1, 3.0]])
+    >>> task = TaskFeatures.from_saved(0, 0, {"new": features, "labels": torch.tensor([0, 0, 1, 1])}, (2,))
+    >>> acil = RandomFeatureRidge(buffer=100)
+    >>> acil.fit_features(task)
+    >>> acil.logits(features).argmax(1).tolist()
+    [0, 0, 1, 1]
+    """
 
     options_type = RandomFeatureRidgeOptions
     stream: ExpandedRidge

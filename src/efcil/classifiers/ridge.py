@@ -34,7 +34,17 @@ class RidgeOptions(Options):
 
 
 class Ridge(Classifier):
-    """Linear classifier reconstructed from class statistics."""
+    """Linear classifier reconstructed from class statistics.
+
+    >>> import torch
+    >>> from efcil.core.class_stats import ClassStats
+    >>> features = torch.tensor([[4.0, 0.0], [2.0, 0.1], [0.0, 1.0], [0.1, 3.0]])
+    >>> stats = ClassStats.from_features(features, torch.tensor([0, 0, 1, 1]))
+    >>> ridge = Ridge(ridge=1.0)
+    >>> ridge.fit(stats)
+    >>> ridge.logits(torch.tensor([[5.0, 1.0], [1.0, 5.0]])).argmax(1).tolist()
+    [0, 1]
+    """
 
     options_type = RidgeOptions
     weight: Tensor  # (dim, classes)

@@ -192,7 +192,19 @@ DATASETS: Registry[DatasetSpec] = Registry(
 
 
 def register_dataset(spec: DatasetSpec) -> DatasetSpec:
-    """Register a data set by its name, like the entry points `efcil.datasets`."""
+    """Register a data set by its name, like the entry points `efcil.datasets`.
+
+    >>> import numpy as np
+    >>> from efcil.data.dataset import DataSet, ImageSet
+    >>> def dots():
+    ...     labels = np.repeat(np.arange(4), 10)
+    ...     images = ImageSet(np.full((40, 1, 16, 16), 60 * labels[:, None, None, None], np.uint8), labels)
+    ...     return DataSet("dots", ("black", "dark", "light", "bright"), images, images, mean=(0.5,), std=(0.25,))
+    >>> spec = DatasetSpec("dots", "gray squares, 4 classes", "MIT", "this example", loader=dots)
+    >>> register_dataset(spec).name  # `efcil run dpcr dots --tasks 2` works now
+    'dots'
+    >>> DATASETS.reset()
+    """
     DATASETS.register(spec.name, spec)
     return spec
 

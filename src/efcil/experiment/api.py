@@ -12,7 +12,7 @@ from typing import Any, TypedDict, Unpack
 
 from efcil import data as datasets
 from efcil.accel.backend import Backend
-from efcil.data.dataset import DataSet
+from efcil.data.dataset import DataSet, format_list
 from efcil.data.sources import as_dataset
 from efcil.errors import ConfigError, DataError, Interrupted, as_keywords
 from efcil.experiment.concurrent import execute_all
@@ -26,7 +26,7 @@ from efcil.tasks import TaskStream
 
 __all__ = ["ExperimentOptions", "compare", "run"]
 
-Order = str | int
+Order = str | int | os.PathLike[str]
 
 
 class ExperimentOptions(TypedDict, total=False):
@@ -109,7 +109,7 @@ def _compare(
             raise ConfigError(f"{', '.join(given)}: the TaskStream has its own tasks and order; leave it out")
         labels = [source.order_name]
     else:
-        labels = [str(order) for order in (orders or ["identity"])]
+        labels = [str(_named_order(order)) for order in _order_list(orders)]
         if len({*labels}) != len(labels):
             raise ConfigError(f"orders has one twice: {', '.join(labels)}")
     with ExitStack() as held, choose_bar(options.get("progress", True)) as bar:
@@ -131,6 +131,24 @@ def _compare(
         if out is not None:
             results.report(place / "report.html")
         return results
+
+
+def _order_list(orders: Any) -> Sequence[Any]:
+    if orders is None:
+        return ["identity"]
+    if isinstance(orders, str | int | os.PathLike):
+        raise ConfigError(f"orders is {orders!r}: give a list, such as ['identity', 1993]")
+    return list(orders) or ["identity"]
+
+
+def _named_order(order: Any) -> Order:
+    """Return the order, or refuse a list of classes, which a run's directory and its summary have no name for."""
+    if isinstance(order, str | int | os.PathLike):
+        return order
+    raise ConfigError(
+        f"an order of {format_list([str(name) for name in order])} has no name: give the data as "
+        "TaskStream.from_dataset(train, test, order=[...]), which takes one"
+    )
 
 
 def _source(data: Any, options: dict[str, Any]) -> str | DataSet | TaskStream:

@@ -41,6 +41,17 @@ LEARNERS: Registry[type[Learner]] = Registry(
 
 def register_learner(name: str, kind: type[Learner]) -> type[Learner]:
     """Register a learner by name, like the entry points `efcil.learners`; its attribute `presets` holds preset
-    values."""
+    values.
+
+    >>> from efcil.learners.lwf import LwF
+    >>> class StrongLwF(LwF):
+    ...     "LwF whose presets ask for more distillation."
+    ...
+    ...     presets = {"distill_weight": 20.0}
+    >>> _ = register_learner("strong-lwf", StrongLwF)
+    >>> "strong-lwf" in LEARNERS  # so that `efcil run strong-lwf+none+ncm digits` works
+    True
+    >>> LEARNERS.reset()
+    """
     LEARNERS.register(name, kind)
     return kind

@@ -103,6 +103,12 @@ class IncrementalClassifier:
 
     `forget` does not change the backbone, which was trained on the class. To remove its influence completely, train a
     new model without the class.
+
+    >>> import numpy as np
+    >>> night, snow = np.zeros((8, 32, 32, 3), np.uint8), np.full((8, 32, 32, 3), 255, np.uint8)
+    >>> model = IncrementalClassifier("dpcr", backbone="resnet10", width=8, size=32, epochs=1)
+    >>> model.learn([*night, *snow], ["night"] * 8 + ["snow"] * 8).predict([night[0], snow[0]]).tolist()
+    ['night', 'snow']
     """
 
     def __init__(

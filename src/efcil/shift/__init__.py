@@ -32,6 +32,21 @@ SHIFTS: Registry[type[Shift] | None] = Registry(
 
 
 def register_shift(name: str, kind: type[Shift]) -> type[Shift]:
-    """Register a shift by name, like the entry points `efcil.shifts`; its attribute `presets` holds preset values."""
+    """Register a shift by name, like the entry points `efcil.shifts`; its attribute `presets` holds preset values.
+
+    >>> from efcil.shift.base import Shift
+    >>> class MeanDrift(Shift):
+    ...     "Translate each mean by the average drift of the task's features."
+    ...
+    ...     moves = "mean"
+    ...
+    ...     def __call__(self, stats, features):
+    ...         old, new = features.old_new_pairs("clean")
+    ...         return stats.translate((new - old).mean(0).expand_as(stats.mean))
+    >>> _ = register_shift("mean-drift", MeanDrift)
+    >>> "mean-drift" in SHIFTS  # so that `efcil run lwf+mean-drift+ncm digits` works
+    True
+    >>> SHIFTS.reset()
+    """
     SHIFTS.register(name, kind)
     return kind

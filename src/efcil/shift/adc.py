@@ -97,7 +97,16 @@ def _features(backbone: nn.Module, inputs: Tensor, backend: Backend) -> Tensor:
 
 
 class AdversarialDrift(Shift):
-    """Translate each mean by the drift of adversarial images (ADC); needs the task's images."""
+    """Translate each mean by the drift of adversarial images (ADC); needs the task's images.
+
+    >>> from efcil import LwF, Method, NearestMean, TaskStream
+    >>> stream = TaskStream.from_dataset("digits", tasks=5)
+    >>> method = Method(learner=LwF(epochs=1), shift=AdversarialDrift(samples=20), classifier=NearestMean)
+    >>> for task in stream[:2]:
+    ...     accuracies = method.learn(task).evaluate(stream)
+    >>> accuracies.shape
+    (2,)
+    """
 
     options_type = ADCOptions
     moves = "mean"

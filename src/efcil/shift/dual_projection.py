@@ -76,7 +76,18 @@ class DualProjectionOptions(PairsOptions):
 
 
 class DualProjection(Shift):
-    """Transform statistics by the task's linear map (TSSP), projected onto the row space of each class (CIP)."""
+    """Transform statistics by the task's linear map (TSSP), projected onto the row space of each class (CIP).
+
+    >>> import torch
+    >>> from efcil.core.class_stats import ClassStats
+    >>> from efcil.features import TaskFeatures
+    >>> old = torch.tensor([[1.0, 0.0], [2.0, 0.1], [0.0, 1.0], [0.1, 3.0]])  # the task's images, before it was learned
+    >>> new = old @ torch.tensor([[0.0, 1.0], [1.0, 0.0]])  # and after it: the axes have changed places
+    >>> task = TaskFeatures.from_saved(1, 0, {"old": old, "new": new, "labels": torch.tensor([1, 1, 1, 1])}, (2,))
+    >>> stats = ClassStats.from_features(torch.tensor([[4.0, 0.0], [2.0, 1.0]]), torch.tensor([0, 0]))
+    >>> DualProjection(rank_rule="numerical")(stats, task).mean.round(decimals=3).tolist()
+    [[0.5, 3.0]]
+    """
 
     options_type: ClassVar[type[Options]] = DualProjectionOptions
     needs_gram = True  # to compute the row space
@@ -97,7 +108,18 @@ class TaskShiftOptions(DualProjectionOptions):
 
 
 class TaskShift(DualProjection):
-    """Transform statistics by the task's linear map only (TSSP)."""
+    """Transform statistics by the task's linear map only (TSSP).
+
+    >>> import torch
+    >>> from efcil.core.class_stats import ClassStats
+    >>> from efcil.features import TaskFeatures
+    >>> old = torch.tensor([[1.0, 0.0], [2.0, 0.1], [0.0, 1.0], [0.1, 3.0]])  # the task's images, before it was learned
+    >>> new = old @ torch.tensor([[0.0, 1.0], [1.0, 0.0]])  # and after it: the axes have changed places
+    >>> task = TaskFeatures.from_saved(1, 0, {"old": old, "new": new, "labels": torch.tensor([1, 1, 1, 1])}, (2,))
+    >>> stats = ClassStats.from_features(torch.tensor([[4.0, 0.0], [2.0, 0.0]]), torch.tensor([0, 0]))
+    >>> TaskShift()(stats, task).mean.round(decimals=3).abs().tolist()
+    [[0.0, 3.0]]
+    """
 
     options_type = TaskShiftOptions
     needs_gram = False

@@ -54,7 +54,18 @@ def learned_map(old: Tensor, new: Tensor, options: LDCOptions, source: torch.Gen
 
 
 class LearnedMap(Shift):
-    """Transform statistics by a linear map fitted with gradient descent (LDC)."""
+    """Transform statistics by a linear map fitted with gradient descent (LDC).
+
+    >>> import torch
+    >>> from efcil.core.class_stats import ClassStats
+    >>> from efcil.features import TaskFeatures
+    >>> old = torch.tensor([[1.0, 0.0], [2.0, 0.1], [0.0, 1.0], [0.1, 3.0]])  # the task's images, before it was learned
+    >>> new = old @ torch.tensor([[0.0, 1.0], [1.0, 0.0]])  # and after it: the axes have changed places
+    >>> task = TaskFeatures.from_saved(1, 0, {"old": old, "new": new, "labels": torch.tensor([1, 1, 1, 1])}, (2,))
+    >>> stats = ClassStats.from_features(torch.tensor([[4.0, 0.0], [2.0, 0.0]]), torch.tensor([0, 0]))
+    >>> LearnedMap(map_epochs=2000, map_lr=0.01)(stats, task).mean.round(decimals=1).abs().tolist()
+    [[0.0, 3.0]]
+    """
 
     options_type = LDCOptions
 

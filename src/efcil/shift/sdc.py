@@ -49,7 +49,19 @@ def kernel_drift(means: Tensor, old: Tensor, new: Tensor, sigma: float, floor: f
 
 
 class KernelDrift(Shift):
-    """Translate each mean by the kernel-weighted drift of current images (SDC)."""
+    """Translate each mean by the kernel-weighted drift of current images (SDC).
+
+    >>> import torch
+    >>> from efcil.core.class_stats import ClassStats
+    >>> from efcil.core.gram_storage import MEANS
+    >>> from efcil.features import TaskFeatures
+    >>> old = torch.tensor([[1.0, 0.0], [2.0, 0.1], [0.0, 1.0], [0.1, 3.0]])  # the task's images, before it was learned
+    >>> new = old @ torch.tensor([[0.0, 1.0], [1.0, 0.0]])  # and after it: the axes have changed places
+    >>> task = TaskFeatures.from_saved(1, 0, {"old": old, "new": new, "labels": torch.tensor([1, 1, 1, 1])}, (2,))
+    >>> stats = ClassStats.from_features(torch.tensor([[4.0, 0.0], [2.0, 0.0]]), torch.tensor([0, 0]), MEANS)
+    >>> KernelDrift(unit_features=False, sigma=1.0)(stats, task).mean.round(decimals=1).tolist()
+    [[1.3, 1.7]]
+    """
 
     options_type = SDCOptions
     moves = "mean"
