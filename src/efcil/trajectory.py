@@ -248,12 +248,13 @@ class Trajectory:
             state |= {f"classifiers/{label}/{name}": tensor for name, tensor in classifier_state.items()}
         return state
 
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Restore tracks and classifiers."""
+    def load_state_dict(self, state: Mapping[str, Tensor], fit: bool = True) -> None:
+        """Restore tracks and classifiers; with `fit` unset, only those that no later `fit` to statistics replaces."""
         for number, track in enumerate(self.tracks.values()):
             track.stats = ClassStats.from_state(_strip_prefix(state, f"tracks.{number}."))
         for label, part in self.parts.items():
-            part.classifier.load_state_dict(_strip_prefix(state, f"classifiers/{label}/"), *self._stats_of(part))
+            if fit or not part.tracks:
+                part.classifier.load_state_dict(_strip_prefix(state, f"classifiers/{label}/"), *self._stats_of(part))
 
 
 def _merged(old: ClassStats | None, new: ClassStats, storage: StorageSpec) -> ClassStats:

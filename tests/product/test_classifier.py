@@ -22,10 +22,14 @@ from safetensors.torch import load_file, save_file
 
 import efcil.data.cache as cache
 from efcil.classifiers.ridge import Ridge
+from efcil.classifiers.shared_covariance import SharedCovariance
 from efcil.core.class_stats import ClassStats
+from efcil.core.gram_storage import LowRankGrams
+from efcil.core.linear_algebra import pack_symmetric
 from efcil.core.metrics import AccuracyMatrix
 from efcil.core.projection import task_shift
 from efcil.core.ridge import normalize_columns, ridge_weight
+from efcil.core.shared_scatter import SharedScatter
 from efcil.data import digits, glyphs
 from efcil.data.cache import MEAN, STD
 from efcil.data.dataset import DataSet, ImageSet
@@ -1108,6 +1112,61 @@ def test_drawn_features_have_the_mean_and_the_spread_of_their_class(monkeypatch)
     drawn, places = calibration.draw_features(stats, 3)
     assert torch.allclose(drawn[places == 0].mean(0), stats.mean[0], atol=0.05)
     assert torch.allclose(torch.cov(drawn[places == 0].T), stats.covariance()[0], atol=0.1)
+
+
+def test_draws_do_not_depend_on_the_order_of_classes(monkeypatch):
+    """Also where there are more classes than can be drawn from."""
+    features, order = draw(300, 6), torch.tensor([4, 2, 0, 5, 1, 3])
+    labels = torch.arange(6).repeat(50)
+    features[labels == 5] += 2
+    one, other = (ClassStats.from_features(features, own) for own in (labels, order.argsort()[labels]))
+    for draws in (600, 3):
+        monkeypatch.setattr(calibration, "DRAWS", draws)
+        (mine, places), (theirs, others) = (calibration.draw_features(stats, 0) for stats in (one, other))
+        assert torch.allclose(mine, theirs, rtol=1e-9)
+        assert torch.equal(places, order[others])
+        assert len(places.unique()) == min(6, draws)
+
+
+def many_classes(classes, dim):
+    """Statistics of classes with one covariance for all."""
+    means, scatter = draw(classes, dim), 20 * classes * torch.eye(dim).double()
+    shared = SharedScatter(pack_symmetric(scatter), 20 * classes, classes)
+    count, none = torch.full((classes,), 20), LowRankGrams.zero(classes, means[:1])
+    return ClassStats(torch.arange(classes), count, means, [none], None, shared)
+
+
+def test_calibration_is_linear_in_classes():
+    for classes in (100, 3000):
+        drawn, places = calibration.draw_features(many_classes(classes, 4), 0)
+        assert len(drawn) * classes <= calibration.SCORES
+        assert 300 < len(drawn) <= calibration.DRAWS
+        assert len(places.unique()) == min(classes, len(drawn))
+
+
+@pytest.mark.slow
+def test_ten_thousand_classes_are_fitted_and_calibrated_in_a_minute():
+    stats, head, begin = many_classes(10_000, 1280), SharedCovariance(), time.monotonic()
+    for known in (stats, stats.select(range(1, 10_000)).relabel(range(9_999))):  # and one is forgotten
+        head.fit(known)
+        drawn, places = calibration.draw_features(known, 0)
+        assert calibration.fit_temperature(head.mapped_logits(drawn), places) > 0
+    assert time.monotonic() - begin < 60
+
+
+def test_grams_that_do_not_fit_are_refused_before_memory_is_taken(monkeypatch):
+    monkeypatch.setattr(classifier, "memory", lambda: 10_000)
+    model = tiny()
+    with raises(ModelError, "16 features", "6 classes", "gram_storage", "slda"):
+        model.learn(*lesson(*range(6)))
+    assert len(model.classes_) == 0
+    tiny(options={"gram_storage": "factors"}).learn(*lesson(0, 1))
+
+
+def test_similar_classes_are_the_same_in_parts(model, monkeypatch):
+    whole = model.summary()["similar"]
+    monkeypatch.setattr(classifier, "SIMILAR_ROWS", 2)
+    assert model.summary()["similar"] == whole
 
 
 def test_scores_that_are_always_right_give_a_finite_temperature():

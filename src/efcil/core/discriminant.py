@@ -72,11 +72,19 @@ def discriminant(means: Tensor, covariance: Tensor) -> tuple[Tensor, Tensor]:
     >>> weight.T.tolist(), bias.tolist()
     ([[2.0, 0.0], [-2.0, 0.0]], [-2.0, -2.0])
     """
+    return _scores_of(means, _inverse(covariance))
+
+
+def _inverse(covariance: Tensor) -> Tensor:
     factor = cholesky(covariance, "the covariance within classes", "raise shrinkage")
+    return torch.cholesky_solve(torch.eye(len(factor), dtype=DTYPE, device=factor.device), factor)
+
+
+def _scores_of(means: Tensor, inverse: Tensor) -> tuple[Tensor, Tensor]:
     centre = means.mean(0)
     apart = means - centre  # what all means have in common adds the same to every score
-    weight = torch.cholesky_solve(apart.T, factor).contiguous()
-    return weight, -(apart.T * weight).sum(0) / 2 - centre @ weight
+    weight = inverse @ apart.T
+    return weight, -torch.einsum("kd,dk->k", apart, weight) / 2 - centre @ weight
 
 
 def shared_discriminant(stats: ClassStats, shrinkage: float | None = None) -> tuple[Tensor, Tensor]:
@@ -103,7 +111,7 @@ def shared_discriminant(stats: ClassStats, shrinkage: float | None = None) -> tu
         share = oas_shrinkage(scatter, freedom)
         shrinkage = HEAVIER * share / (1 + (HEAVIER - 1) * share)
     covariance = shrunk_covariance(scatter, freedom, moment, shrinkage)
-    weight, bias = discriminant(stats.mean, covariance)
-    inverse = torch.cholesky_inverse(cholesky(covariance, "the covariance within classes", "raise shrinkage"))
+    inverse = _inverse(covariance)
+    weight, bias = _scores_of(stats.mean, inverse)
     noise = float((inverse * scatter).sum()) / freedom if freedom > 0 else 0.0  # of a mean of one image
     return weight, bias + noise / (2 * stats.count.clamp_min(1).to(DTYPE))

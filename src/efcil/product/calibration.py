@@ -18,12 +18,13 @@ import torch
 from torch import Tensor
 
 from efcil.core.class_stats import ClassStats
-from efcil.core.linear_algebra import DTYPE
+from efcil.core.linear_algebra import DTYPE, covariance_root
 from efcil.randomness import RngStream, generator
 
-DRAWS = 4096  # in total, but at least ...
-DRAWS_EACH = 8
-STEPS = 60  # of bisection in log space
+DRAWS = 4096  # in total, at most, ...
+SCORES = 2**22  # ... and as few as have no more scores together: the cost is linear in classes
+STEPS = 60  # of Newton's method or, where it leaves the range, of bisection in log space
+CONVERGED = 1e-12  # relative change of the temperature
 RANGE = 1e6  # of temperatures, relative to the scale of the scores
 
 
@@ -50,25 +51,37 @@ class CalibrationOffset:
 
 
 def draw_features(stats: ClassStats, seed: int) -> tuple[Tensor, Tensor]:
-    """Sample features (n, dim) from class Gaussians; return them with class indices in `stats` (n,)."""
-    each = max(DRAWS_EACH, DRAWS // max(1, len(stats)))
+    """Sample features (n, dim) from class Gaussians; return them with class indices in `stats` (n,).
+
+    Of more classes than can be drawn from, some are: those at equal distances in the order along a random direction,
+    in which noise is assigned as well. So the draws do not depend on the order in which the classes were learned.
+    """
+    k = len(stats)
+    total = max(1, min(DRAWS, SCORES // max(1, k)))
     source = generator("cpu", RngStream.DRAWS, seed)
+    direction = torch.randn(stats.dim, dtype=DTYPE, generator=source).to(stats.mean.device)
+    order = (stats.mean @ direction).argsort()
+    if k > total:
+        order = order[torch.arange(total, device=order.device) * k // total]
+    each = max(1, total // max(1, k))
     samples = []
-    for index in range(len(stats)):
-        one = stats.select(stats.classes[index : index + 1])
-        if index == 0 or stats.shared is None:  # else all classes have one covariance
-            values, vectors = torch.linalg.eigh(one.covariance(unbiased=True)[0])
-        noise = torch.randn(each, stats.dim, dtype=DTYPE, generator=source).to(values.device)
-        samples.append(one.mean + (noise * values.clamp_min(0).sqrt()) @ vectors.T)
-    return torch.cat(samples), torch.arange(len(stats), device=stats.mean.device).repeat_interleave(each)
+    root = stats.mean.new_zeros(0)
+    for place in order.tolist():
+        one = stats.select(stats.classes[place : place + 1]) if stats.shared is None else stats
+        if not samples or stats.shared is None:  # else all classes have one covariance
+            root = covariance_root(one.covariance(unbiased=True)[0])
+        noise = torch.randn(each, stats.dim, dtype=DTYPE, generator=source).to(stats.mean.device)
+        samples.append(stats.mean[place] + noise @ root.T)
+    drawn = torch.cat(samples) if samples else stats.mean.new_zeros(0, stats.dim)
+    return drawn, order.repeat_interleave(each)
 
 
 def fit_temperature(scores: Tensor, labels: Tensor) -> float:
     """Return the maximum-likelihood temperature for `labels` (n,) and scores (n, classes).
 
-    The log-likelihood is concave in 1 / temperature, so its derivative is bisected. Targets are smoothed by Laplace's
-    rule: weight 1 - 1 / (n + 2) on the label and the remainder uniform, so that the temperature is finite even without
-    errors.
+    The log-likelihood is concave in 1 / temperature, so Newton's method, kept in brackets, finds it. Targets are
+    smoothed by Laplace's rule: weight 1 - 1 / (n + 2) on the label and the remainder uniform, so that the temperature
+    is finite even without errors.
 
     >>> rng = torch.Generator().manual_seed(0)
     >>> scores = torch.randn(20000, 3, generator=rng)
@@ -84,12 +97,17 @@ def fit_temperature(scores: Tensor, labels: Tensor) -> float:
     scale = float(scores.std())
     if not scale > 0:
         return 1.0
-    low, high = scale / RANGE, scale * RANGE  # temperatures
+    low, high = 1 / (scale * RANGE), RANGE / scale  # of 1 / temperature
+    inverse = 1 / scale
     for _ in range(STEPS):
-        middle = (low * high) ** 0.5
-        expected = (torch.softmax(scores / middle, 1) * scores).sum(1)
-        if float((target - expected).sum()) > 0:  # a lower temperature is more likely
-            high = middle
-        else:
-            low = middle
-    return (low * high) ** 0.5
+        probabilities = torch.softmax(scores * inverse, 1)
+        expected = (probabilities * scores).sum(1)
+        slope = float((target - expected).sum())
+        low, high = (inverse, high) if slope > 0 else (low, inverse)
+        curvature = float((probabilities.mul_(scores) * scores).sum() - expected.square().sum())
+        step = inverse + slope / curvature if curvature > 0 else 0.0
+        after = step if low < step < high else (low * high) ** 0.5
+        if abs(after - inverse) <= CONVERGED * inverse:
+            break
+        inverse = after
+    return 1 / inverse

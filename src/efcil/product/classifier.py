@@ -26,6 +26,7 @@ from efcil.errors import ConfigError, DataError, EfcilError, ModelError, nearest
 from efcil.files import StrPath
 from efcil.learners import LEARNERS, Learner
 from efcil.methods import METHODS
+from efcil.platform_support import memory
 from efcil.product import model_directory
 from efcil.product.calibration import CalibrationOffset
 from efcil.product.inputs import CHANNELS, Images, read_images, read_labeled_images
@@ -44,6 +45,7 @@ from efcil.trajectory import Trajectory
 
 REJECTED = ""
 SIMILAR = 10  # number of class pairs in a summary
+SIMILAR_ROWS = 512  # classes compared with all at once
 _PREFIXES = ("", "backbone.", "student.backbone.", "learner.student.backbone.")  # of weight names in a file
 
 
@@ -179,18 +181,19 @@ class IncrementalClassifier:
             raise ModelError(f"the weights do not fit {self._config.training.backbone}: {why}") from None
         return learner
 
-    def _trajectory(self, state: State, learner: Learner | None = None) -> Trajectory:
-        """Return a trajectory with a copy of a state's statistics, to be modified."""
+    def _trajectory(self, state: State, learner: Learner | None = None, *, fit: bool = False) -> Trajectory:
+        """Return a trajectory with a copy of a state's statistics, to be modified; with `fit`, to predict as well."""
         method = self._config.method
         trajectory = Trajectory(
             learner or self._for_training(state), {method.name: (method, self._config.options)}, freezes=True
         )
         if state.classes:  # copied, as operations may be in-place
-            trajectory.load_state_dict({k: v.to(self._backend.device, copy=True) for k, v in state.statistics.items()})
+            copies = {k: v.to(self._backend.device, copy=True) for k, v in state.statistics.items()}
+            trajectory.load_state_dict(copies, fit)
         return trajectory
 
     def _for_serving(self, state: State, trajectory: Trajectory | None = None) -> _Snapshot:
-        trajectory = trajectory or self._trajectory(state)
+        trajectory = trajectory or self._trajectory(state, fit=True)
         learner = trajectory.learner
         assert learner is not None
         backbone = learner.feature_extractor(learner.backbone)
@@ -291,6 +294,7 @@ class IncrementalClassifier:
             state.backbone_updates,
             self._config.val_fraction,
         )
+        self._check_room(len(state.classes) + len(new))
         trajectory = self._trajectory(state)
         learner = trajectory.learner
         assert learner is not None
@@ -321,6 +325,17 @@ class IncrementalClassifier:
             updates=state.updates + 1,
         )
         return self._for_serving(after.with_previous(state), trajectory)
+
+    def _check_room(self, classes: int) -> None:
+        """Refuse statistics of so many classes before they take the memory."""
+        form = self._config.method.storage(self._config.options).form if self._config.method.keeps_gram else "mean"
+        size, room = 8 * classes * self.dim * (self.dim + 1) // 2, memory()
+        if form == "gram" and room is not None and size > room / 2:
+            raise ModelError(
+                f"a Gram of {self.dim} features for each of {classes:,} classes takes {size / 1e9:.1f} GB, more than "
+                f"half of this machine's {room / 1e9:.1f} GB of memory; use options={{'gram_storage': 'factors'}} "
+                "(--set gram_storage=factors) or a method with one covariance for all classes, as first-task+none+slda"
+            )
 
     def freeze(self) -> IncrementalClassifier:
         """Freeze the backbone permanently: further updates take one forward pass and one solve."""
@@ -435,7 +450,7 @@ class IncrementalClassifier:
         state = self._require_classes().state
         self._check_known(mapping)
         names = [mapping.get(name, name) for name in state.names]
-        doubled = sorted({name for name in names if names.count(name) > 1})
+        doubled = sorted(name for name, count in Counter(names).items() if count > 1)
         if doubled:
             raise DataError(f"duplicate class name {format_list(doubled)}; use distinct names")
         check_names(names)
@@ -492,10 +507,10 @@ class IncrementalClassifier:
         return digest(_backbone_only(self._snapshot.state.weights))
 
     def _check_known(self, names: Iterable[str]) -> set[str]:
-        requested = list(names)
+        requested, known = list(names), dict.fromkeys(self._snapshot.state.names)
         for name in requested:
-            if name not in self._snapshot.state.names:
-                raise DataError(f"unknown class {name!r}: {nearest(str(name), self._snapshot.state.names)}")
+            if name not in known:
+                raise DataError(f"unknown class {name!r}: {nearest(str(name), list(known))}")
         return set(requested)
 
     def _check_supports(self, capability: str, what: str) -> None:
@@ -610,11 +625,15 @@ def _similar(snapshot: _Snapshot) -> list[list[Any]]:
     if rows is None or len(snapshot.state.classes) < 2:
         return []
     unit = normalize(rows.detach().double(), dim=1)
-    cosines = (unit @ unit.T).cpu()
-    one, other = torch.triu_indices(len(unit), len(unit), 1)
-    order = cosines[one, other].argsort(descending=True)[:SIMILAR].tolist()
-    names = snapshot.state.names
-    return [[names[one[i]], names[other[i]], round(float(cosines[one[i], other[i]]), 4)] for i in order]
+    names, pairs = snapshot.state.names, []
+    for start in range(0, len(unit), SIMILAR_ROWS):  # all pairs of 10,000 classes at once would take 800 MB
+        cosines = (unit[start : start + SIMILAR_ROWS] @ unit[start:].T).triu(1).cpu()
+        cosines[~torch.ones_like(cosines, dtype=torch.bool).triu(1)] = -2
+        values, places = cosines.flatten().topk(min(SIMILAR, cosines.numel()))
+        found = zip(values.tolist(), places.tolist(), strict=True)
+        pairs += [(v, start + i // cosines.shape[1], start + i % cosines.shape[1]) for v, i in found if v >= -1.5]
+    pairs.sort(key=lambda pair: -pair[0])
+    return [[names[one], names[other], round(cosine, 4)] for cosine, one, other in pairs[:SIMILAR]]
 
 
 def _load_backbone(learner: Learner, config: ModelConfig, weights: StrPath) -> None:

@@ -85,7 +85,8 @@ def _keep_readable(images: Images, names: list[str], bad: dict[int, str], skip_b
     if not bad:
         return images, names
     good = [row for row in range(len(names)) if row not in bad]
-    lost = [name for name in dict.fromkeys(names) if name not in {names[row] for row in good}]
+    readable = {names[row] for row in good}
+    lost = [name for name in dict.fromkeys(names) if name not in readable]
     reasons = list(bad.values())
     if lost:
         raise DataError(
