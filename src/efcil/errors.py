@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import difflib
+import os
 import re
+import sys
+import warnings
 from collections.abc import Iterable
 
 from efcil.platform_support import signal_name
@@ -23,6 +26,10 @@ class ConfigError(EfcilError):
 
 class DataError(EfcilError):
     """A data set that is missing, incomplete, damaged or unsuitable."""
+
+
+class DataWarning(UserWarning):
+    """Something about images that does not stop the work: files that were skipped, pictures that are there twice."""
 
 
 class RunError(EfcilError):
@@ -105,6 +112,14 @@ def as_keywords(message: str) -> str:
     'tasks=3 does not divide the 10 classes: pass allow_uneven, or use init_cls'
     """
     return _OPTION.sub(lambda found: found[1].replace("-", "_") + (f"={found[2]}" if found[2] else ""), message)
+
+
+def warn(message: str) -> None:
+    """Warn about images, on behalf of the caller of efcil; the command shows a note instead."""
+    if sys.version_info >= (3, 12):
+        warnings.warn(message, DataWarning, skip_file_prefixes=(os.path.dirname(__file__),))
+    else:
+        warnings.warn(message, DataWarning, stacklevel=2)
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -34,7 +34,7 @@ from efcil.data import digits, glyphs
 from efcil.data.cache import MEAN, STD
 from efcil.data.dataset import DataSet, ImageSet
 from efcil.data.decode import read_image
-from efcil.errors import ConfigError, DataError, ModelError, NumericalError, TrainingError
+from efcil.errors import ConfigError, DataError, DataWarning, ModelError, NumericalError, TrainingError
 from efcil.features import TaskFeatures
 from efcil.learners import LEARNERS, pseudo_replay
 from efcil.losses import new_class_loss, task_class_loss
@@ -1355,7 +1355,8 @@ def test_many_paths_are_decoded_by_several_processes_and_nothing_stays(tmp_path,
     told = []
     with raises(DataError, "class0/broken.png", "skip_bad=True"):
         tiny().learn(root)
-    together = tiny().learn(root, skip_bad=True, callbacks=[told.append])
+    with pytest.warns(DataWarning, match="skipped 1 file: class0/broken.png"):
+        together = tiny().learn(root, skip_bad=True, callbacks=[told.append])
     assert bits(together) == bits(alone)
     assert list((tmp_path / "temporary").iterdir()) == []
     assert not (tmp_path / "cache").exists(), "decoded pictures are not kept"
@@ -1420,7 +1421,8 @@ def test_bad_files_in_folders(tmp_path):
     (root / "class0" / "text.jpg").write_text("this is text")
     with raises(DataError, "class0/text.jpg", "skip_bad=True"):
         tiny().learn(root)
-    assert [r["images"] for r in tiny().learn(root, skip_bad=True).summary()["classes"]] == [6, 6]
+    with pytest.warns(DataWarning, match="skipped 1 file: class0/text.jpg"):
+        assert [r["images"] for r in tiny().learn(root, skip_bad=True).summary()["classes"]] == [6, 6]
     (root / "class2").mkdir()
     with raises(DataError, "class2", root):
         tiny().learn(root, skip_bad=True)
@@ -1428,7 +1430,7 @@ def test_bad_files_in_folders(tmp_path):
     with raises(DataError, "class2", "class2/text.jpg"):
         tiny().learn(root, skip_bad=True)
     (root / "class2" / "text.jpg").rename(root / "class2" / "notes.txt")
-    with raises(DataError, "class2/notes.txt", "skip_bad=True"):
+    with raises(DataError, "class2", "class2/notes.txt"):
         tiny().learn(root)
     with raises(DataError, root):
         taught((0, 1)).predict(root)

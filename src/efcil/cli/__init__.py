@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
-from typing import Annotated
+import warnings
+from collections.abc import Iterator
+from typing import Annotated, Any
 
 import typer
 
 from efcil import __version__
 from efcil.cli import datasets, experiments, models, results, tools
 from efcil.cli.options import DATA
-from efcil.errors import ConfigError, EfcilError
+from efcil.errors import ConfigError, DataWarning, EfcilError
 from efcil.platform_support import choose_threads, tolerate_any_text
 
 DISTRIBUTED = ("run", "compare", "resume")  # commands whose processes share their work
@@ -55,12 +58,30 @@ def _root(
             )
 
 
+@contextlib.contextmanager
+def _notes() -> Iterator[None]:
+    """Show warnings about images as notes, each on one line of standard error."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", DataWarning)
+        others = warnings.showwarning
+
+        def show(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
+            if issubclass(category, DataWarning):
+                print(f"note: {message}", file=sys.stderr)
+            else:
+                others(message, category, *place, **more)
+
+        warnings.showwarning = show
+        yield
+
+
 def main() -> None:
     """Run the command; an error is one line on standard error and a non-zero exit."""
     tolerate_any_text()
     choose_threads()
     try:
-        app(prog_name="efcil")
+        with _notes():
+            app(prog_name="efcil")
     except EfcilError as error:
         if str(error):
             print(f"efcil: {error}", file=sys.stderr)

@@ -37,6 +37,7 @@ from efcil.platform_support import cores, user_cache
 
 SUFFIXES = frozenset(".jpg .jpeg .png .bmp .gif .tif .tiff .webp .ppm .pgm .heic .heif".split())
 IGNORED = frozenset({"thumbs.db", "desktop.ini", "__macosx"})  # created by file managers
+NOT_AN_IMAGE = "is not an image"  # end of a stray with another suffix
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet, used for all photographs
 
 Progress = Callable[[int, int], None]
@@ -118,6 +119,10 @@ class Tree:
     notes: list[str] = field(default_factory=list)
     split: Split = field(default_factory=GivenSplit)
     official: Official | None = None
+
+    def unusable(self) -> list[str]:
+        """Return the strays but for files without the suffix of an image."""
+        return [stray for stray in self.strays if not stray.endswith(NOT_AN_IMAGE)]
 
 
 def load_decoded(

@@ -17,12 +17,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from efcil.data.cache import IGNORED, SUFFIXES, File, GivenSplit, Progress, Tree, check_decoding, load_decoded
+from efcil.data.cache import (
+    IGNORED,
+    NOT_AN_IMAGE,
+    SUFFIXES,
+    File,
+    GivenSplit,
+    Progress,
+    Tree,
+    check_decoding,
+    load_decoded,
+)
 from efcil.data.dataset import DataSet, format_list
 from efcil.errors import ConfigError, DataError
 from efcil.files import StrPath, read_json, write_json
 
-_TEST_NAMES = ("test", "val")
+TRAIN_NAMES = ("train", "training")  # of folders with training images, in any case
+TEST_NAMES = ("test", "val", "valid", "validation", "testing")  # of folders with test images; the first found is used
 _MAX_PATH = 4096  # characters of a path
 
 
@@ -81,8 +92,8 @@ def load_parts(train: StrPath, test: StrPath, *, size: int = 64, **options: Any)
     return load_decoded(tree, Path(parts[0]).name or "folder", size=size, **options)
 
 
-def scan(directory: StrPath, *, test_share: float = 0.2, seed: int = 0) -> Tree:
-    """List the images of a tree of class folders."""
+def scan(directory: StrPath, *, test_share: float = 0.2, seed: int = 0, whole: bool = False) -> Tree:
+    """List the images of a tree of class folders; with `whole`, each folder is a class, also one called train."""
     if not 0.0 < test_share < 1.0:
         raise ConfigError(f"test_share must lie between 0 and 1, got {test_share}")
     root = Path(directory)
@@ -94,10 +105,11 @@ def scan(directory: StrPath, *, test_share: float = 0.2, seed: int = 0) -> Tree:
     try:
         folders, loose = _listing(root)
         by_name = {folder.casefold(): folder for folder in folders}
-        tests = [by_name[name] for name in _TEST_NAMES if name in by_name]
-        if "train" in by_name and tests:
-            return _scan_given(root, by_name["train"], tests[0], folders, loose)
-        if folders == [by_name.get("train")]:
+        tests = [by_name[name] for name in TEST_NAMES if name in by_name and not whole]
+        trains = [by_name[name] for name in TRAIN_NAMES if name in by_name and not whole]
+        if trains and tests:
+            return _scan_given(root, trains[0], tests[0], folders, loose)
+        if trains and folders == trains:
             raise DataError(
                 f"{root} has {folders[0]}/ but neither test/ nor val/; add one of them, or give "
                 f"{root / folders[0]} for an automatic split"
@@ -110,7 +122,7 @@ def scan(directory: StrPath, *, test_share: float = 0.2, seed: int = 0) -> Tree:
 
 
 def _scan_given(root: Path, train: str, test: str, folders: list[str], loose: list[str]) -> Tree:
-    tree = Tree(root, split=GivenSplit(test=test))
+    tree = Tree(root, split=GivenSplit(train, test))
     if unused := [folder for folder in folders if folder not in (train, test)]:
         tree.notes.append(f"ignored folders beside {train}/ and {test}/: {format_list(unused)}")
     _collect(tree, [("train", train, *_listing(root / train)), ("test", test, *_listing(root / test))])
@@ -155,7 +167,7 @@ def _files_below(tree: Tree, folder: str, above: frozenset[str]) -> Iterator[str
     for file in files:
         name = _joined(folder, file)
         if os.path.splitext(file)[1].lower() not in SUFFIXES:
-            tree.strays.append(f"{name} is not an image")
+            tree.strays.append(f"{name} {NOT_AN_IMAGE}")
         elif not os.path.isfile(tree.root / name):
             tree.strays.append(f"{name} is a broken link or not a file")
         else:

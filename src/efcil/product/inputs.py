@@ -13,11 +13,11 @@ from PIL import Image
 from torch import Tensor
 
 from efcil.data.cache import decode_to_memory
+from efcil.data.class_folders import check_duplicates, scan_classes
 from efcil.data.convert import to_uint8
 from efcil.data.dataset import DataSet, ImageSet, format_list
 from efcil.data.decode import read_image
-from efcil.data.folder import scan
-from efcil.errors import DataError
+from efcil.errors import DataError, warn
 from efcil.product.names import as_names
 
 Images = npt.NDArray[np.uint8]
@@ -50,8 +50,9 @@ def read_labeled_images(
 ) -> tuple[Images, list[str]]:
     """Return images (n, 3, size, size) and their class names.
 
-    `part` selects the split of a data set or of a folder with train/ and test/. Unreadable images raise DataError, or
-    are skipped with `skip_bad`; a class without readable images always raises DataError.
+    `split` selects the part of a data set or of a folder with train/ and test/. Unreadable images raise DataError, or
+    are skipped with `skip_bad`; a class without readable images always raises DataError. In a folder, files that are
+    not images are skipped. A warning names what was skipped, and pictures that are in two classes.
     """
     bad: dict[int, str] = {}
     if isinstance(data, DataSet | ImageSet) or (isinstance(data, str | os.PathLike) and os.path.isdir(data)):
@@ -60,7 +61,7 @@ def read_labeled_images(
         if isinstance(data, DataSet | ImageSet):
             images, names = _from_dataset(data, size, split)
         else:
-            images, names, bad = _from_folder(data, size, split, skip_bad, on_progress)
+            return _from_folder(data, size, split, skip_bad, on_progress)
     else:
         if isinstance(data, str | os.PathLike | bytes | Image.Image):
             if isinstance(data, str | os.PathLike) and not os.path.exists(data):
@@ -108,17 +109,24 @@ def _from_dataset(data: DataSet | ImageSet, size: int, split: Split) -> tuple[Im
 
 def _from_folder(
     folder: str | os.PathLike[str], size: int, split: Split, skip_bad: bool, on_progress: ReadCallback
-) -> tuple[Images, list[str], dict[int, str]]:
-    tree = scan(folder)
-    if tree.strays and not skip_bad:
-        raise DataError(f"{format_list(tree.strays)}; remove other files or pass skip_bad=True (--skip-bad)")
-    files = [file for file in tree.files if file.side in (None, split)]
-    found = {file.label for file in files}
+) -> tuple[Images, list[str]]:
+    tree = scan_classes(folder, split)
+    if (problems := tree.unusable()) and not skip_bad:
+        raise DataError(f"{format_list(problems)}; remove other files or pass skip_bad=True (--skip-bad)")
+    found = {file.label for file in tree.files}
     empty = [name for label, name in enumerate(tree.class_names) if label not in found]
     if empty:
-        raise DataError(f"{tree.root}: no image of class {format_list(empty)}; add images or remove the folder")
-    images, bad = decode_to_memory(tree.root, [file.name for file in files], size=size, progress=on_progress)
-    return images, [tree.class_names[file.label] for file in files], bad
+        skipped = f" ({format_list(tree.strays)})" if tree.strays else ""
+        raise DataError(
+            f"{tree.root}: no image of class {format_list(empty)}{skipped}; add images or remove the folder"
+        )
+    files, names = [file.name for file in tree.files], [tree.class_names[file.label] for file in tree.files]
+    images, bad = decode_to_memory(tree.root, files, size=size, progress=on_progress)
+    images, names = _keep_readable(images, names, bad, skip_bad)
+    if left_out := [*tree.strays, *bad.values()]:
+        warn(f"skipped {len(left_out)} file{'s' * (len(left_out) > 1)}: {format_list(left_out)}")
+    check_duplicates(images, [file for row, file in enumerate(files) if row not in bad], names)
+    return images, names
 
 
 def _to_array(
