@@ -64,7 +64,7 @@ def draw_features(stats: ClassStats, seed: int) -> tuple[Tensor, Tensor]:
     if k > total:
         order = order[torch.arange(total, device=order.device) * k // total]
     each = max(1, total // max(1, k))
-    samples = []
+    samples: list[Tensor] = []
     root = stats.mean.new_zeros(0)
     for place in order.tolist():
         one = stats.select(stats.classes[place : place + 1]) if stats.shared is None else stats
