@@ -32,7 +32,7 @@ KINDS = sorted({method.learner for method in METHODS.values()})
 
 
 BRIEF = Schedule(epochs=2, lr=0.02)  # of further stages
-SMALL = {"acil": {"buffer": 64}, "ds-al": {"buffer": 64}}  # 10,000 is for real problems
+SMALL = {"acil": {"buffer": 64}, "ds-al": {"buffer": 64}, "ranpac": {"expansion": 64}}  # 10,000 is for real problems
 
 
 def options_of(name, **options):
@@ -89,7 +89,8 @@ def test_the_suite_sees_every_method():
     trajectory = "dpcr dp-ncm ldc adc sdc lwf-ncm lwf"
     ablations = "rrcr rrcr+tssp rrcr+tssp+cn rrcr+tssp+cip rrcr+tssp+cip+cn"
     own = "dpcr-plus pass icarl podnet foster"
-    assert sorted(METHODS) == sorted(f"{trajectory} {ablations} {own} acil ds-al fecam finetune joint".split())
+    frozen = "acil ds-al fecam ranpac ridge simplecil slda"
+    assert sorted(METHODS) == sorted(f"{trajectory} {ablations} {own} {frozen} finetune joint".split())
 
 
 @pytest.fixture(scope="module")
@@ -119,7 +120,7 @@ def test_scores_are_finite_and_of_the_right_shape(results, label):
 def test_state_round_trip(results, label):
     trajectory, _ = results[label]
     methods = [m.name for m in METHODS.values() if m.learner == trajectory.parts[label].method.learner]
-    again = Trajectory(None, resolved(*methods), freezes=METHODS[methods[0]].reads_first_backbone)
+    again = Trajectory(None, resolved(*methods), freezes=METHODS[methods[0]].learner in FROZEN)
     again.load_state_dict({key: value.clone() for key, value in trajectory.state_dict().items()})
     features = torch.rand(5, trajectory.learner.backbone.num_features)
     assert torch.equal(again.logits(label, features), trajectory.logits(label, features))

@@ -6,7 +6,7 @@ import copy
 import functools
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import resources
 from types import SimpleNamespace
 from typing import Any, Literal
@@ -15,6 +15,7 @@ from pydantic import Field, create_model, model_validator
 
 from efcil.classifiers import CLASSIFIERS
 from efcil.classifiers.base import Classifier
+from efcil.classifiers.cross_validated_ridge import CrossValidatedRidge, RandomProjection
 from efcil.classifiers.dual_stream import DualStreamRidge
 from efcil.classifiers.exemplar_means import ExemplarMeans
 from efcil.classifiers.gaussian import RidgeAndGaussian
@@ -23,6 +24,7 @@ from efcil.classifiers.mahalanobis import Mahalanobis
 from efcil.classifiers.nearest_mean import NearestMean
 from efcil.classifiers.random_features import RandomFeatureRidge
 from efcil.classifiers.ridge import Ridge
+from efcil.classifiers.shared_covariance import SharedCovariance
 from efcil.config import Options, Values, check_presets, keys
 from efcil.core.gram_storage import GRAMS, SHARED, StorageSpec
 from efcil.errors import ConfigError, nearest
@@ -35,9 +37,10 @@ from efcil.shift.dual_projection import DualProjection, TaskShift
 from efcil.shift.ldc import LearnedMap
 from efcil.shift.sdc import KernelDrift
 
-__all__ = ["METHODS", "Method", "find", "measured", "register_method", "register_presets"]
+__all__ = ["METHODS", "Method", "find", "measured", "on_learner", "register_method", "register_presets"]
 
-FROZEN = ("first-task",)  # learners that freeze the backbone after the first task
+FROZEN = ("first-task", "pretrained", "adapt-first")  # learners that freeze the backbone after the first task or before
+MOVABLE = ("lwf", "first-task")  # learners whose methods run on a pretrained backbone, too, frozen
 
 
 class StorageOptions(Options):
@@ -177,7 +180,7 @@ class Method:
     @property
     def reads_first_backbone(self) -> bool:
         """Whether it uses the backbone after the first task."""
-        return self.learner in FROZEN
+        return self.learner == "first-task"
 
     @property
     def classifiers(self) -> Mapping[str, type[Classifier]]:
@@ -253,6 +256,34 @@ OWN = {
             "ds-al", "first-task", None, DualStreamRidge, "DS-AL", "Zhuang et al., AAAI 2024", "4b, and b(b+1) for all"
         ),
         Method("fecam", "first-task", None, Mahalanobis, "FeCAM", "Goswami et al., NeurIPS 2023", "d(d+1)/2 + 2d"),
+        Method("simplecil", "pretrained", None, NearestMean, "SimpleCIL", "Zhou et al., IJCV 2024", "d"),
+        Method(
+            "slda",
+            "pretrained",
+            None,
+            SharedCovariance,
+            "SLDA",
+            "Hayes and Kanan, CVPR Workshops 2020",
+            "d, and d(d+1)/2 for all",
+        ),
+        Method(
+            "ridge",
+            "pretrained",
+            None,
+            CrossValidatedRidge,
+            "Ridge, cross-validated",
+            "Golub et al., Technometrics 1979",
+            "d, and d(d+1)/2 for all",
+        ),
+        Method(
+            "ranpac",
+            "pretrained",
+            None,
+            RandomProjection,
+            "RanPAC",
+            "McDonnell et al., NeurIPS 2023",
+            "b, and b(b+1)/2 for all",
+        ),
         Method("pass", "pass", None, UnrotatedHead, "PASS", "Zhu et al., CVPR 2021", "5d + 4"),
         Method(
             "icarl",
@@ -351,6 +382,26 @@ def combined(learner: str, shift: str, classifier: str) -> Method:
     method = Method(name, learner, SHIFTS.find(shift, f" in {name}"), CLASSIFIERS.find(classifier, f" in {name}"))
     method.check()
     return method
+
+
+def on_learner(method: Method, learner: str) -> Method:
+    """Return the method on another learner; behind a frozen backbone its shift is the identity and is left out.
+
+    >>> on_learner(find("dpcr"), "pretrained").parts
+    ('pretrained', 'none', 'ridge')
+    """
+    if method.learner == learner:
+        return method
+    LEARNERS.find(learner, f" for {method.name}")
+    overrides = method.overrides
+    if learner in FROZEN and method.shift is not None:
+        kept = [part.options_type.model_fields for part in method.classifiers.values()]
+        overrides = {key: value for key, value in overrides.items() if any(key in part for part in kept)}
+    defaults = {} if learner in FROZEN else method.defaults
+    shift = None if learner in FROZEN else method.shift
+    moved = replace(method, learner=learner, shift=shift, overrides=overrides, defaults=defaults)
+    moved.check()
+    return moved
 
 
 # --- preset values of plug-ins ----------------------------------------------------------------------------------------

@@ -100,7 +100,7 @@ def collected(errors: list[str], prefix: str = "") -> Iterator[None]:
 def _common_learner(methods: Mapping[str, RequestedMethod]) -> str:
     """Return the learner shared by all methods; raise ConfigError if there are several."""
     learners = list(dict.fromkeys(requested.method.learner for requested in methods.values()))
-    if set(learners) == {"lwf", *FROZEN}:  # frozen methods use the first backbone of an LwF trajectory
+    if set(learners) == {"lwf", "first-task"}:  # frozen methods use the first backbone of an LwF trajectory
         return "lwf"
     if len(learners) > 1:
         groups = "; ".join(
@@ -166,7 +166,8 @@ def _training_options(
     values: Values = {}
     for requested in methods.values():
         values |= plugin_presets(requested.method)
-    values |= preset("training") | preset(learner)  # learners may have a section
+    values |= {} if LEARNERS[learner].starts_pretrained else preset("training")
+    values |= preset(learner)  # learners may have a section
     if learner not in ("lwf", *FROZEN):  # or share the section of their method
         for requested in methods.values():
             values |= preset(preset_method(requested.method, "learner").preset_key)

@@ -100,6 +100,7 @@ def _from_run(run: Mapping[str, Any]) -> dict[str, Any]:
         "method": own["method"],
         "dataset": run["dataset"],
         "preset": run["preset"],
+        "learner": run["learner"],
         "order": run["order"],
         "seed": run["seed"],
         "set": overrides,

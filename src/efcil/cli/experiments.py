@@ -23,6 +23,7 @@ from efcil.cli.options import (
     EXPERIMENTS,
     MACHINE,
     SETTINGS,
+    Backbone,
     Compile,
     ConcurrentRuns,
     ConfigFile,
@@ -34,6 +35,7 @@ from efcil.cli.options import (
     Increment,
     InitCls,
     JsonLinesFlag,
+    Learner,
     LogTo,
     Method,
     Methods,
@@ -109,6 +111,7 @@ def specification(methods: Sequence[str], dataset: str, o: Mapping[str, Any]) ->
     from efcil.experiment.specification import ExperimentSpec
 
     overrides = [*o["overrides"], *(["data.skip_bad=true"] if o["skip_bad"] else [])]
+    overrides += [f"backbone={o['backbone']}"] if o.get("backbone") else []
     return ExperimentSpec(
         methods=tuple(methods),
         dataset=dataset,
@@ -121,6 +124,7 @@ def specification(methods: Sequence[str], dataset: str, o: Mapping[str, Any]) ->
         preset=o["preset"],
         overrides=tuple(overrides),
         val_fraction=o.get("val_fraction", 0.0),
+        learner=o.get("learner"),
     )
 
 
@@ -292,6 +296,8 @@ def run(
     allow_uneven: Uneven = False,
     order: Order = "identity",
     seed: Seed = 0,
+    learner: Learner = None,
+    backbone: Backbone = None,
     preset: Preset = None,
     overrides: Overrides = [],  # noqa: B006 (typer copies it)
     config: ConfigFile = None,
@@ -329,6 +335,8 @@ def compare(
     allow_uneven: Uneven = False,
     orders: Orders = "identity",
     seed: Seed = 0,
+    learner: Learner = None,
+    backbone: Backbone = None,
     preset: Preset = None,
     overrides: Overrides = [],  # noqa: B006 (typer copies it)
     config: ConfigFile = None,
@@ -417,6 +425,8 @@ def tune(
     allow_uneven: Uneven = False,
     orders: Orders = "identity,1992,1993",
     seed: Seed = 0,
+    learner: Learner = None,
+    backbone: Backbone = None,
     preset: Preset = None,
     overrides: Overrides = [],  # noqa: B006
     config: ConfigFile = None,

@@ -55,6 +55,18 @@ Seed = Annotated[
     int,
     typer.Option(min=0, metavar="N", help="Seed of weights, batches and augmentation.", rich_help_panel=PROBLEM),
 ]
+Learner = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="Learner of all methods instead of their own, such as pretrained.",
+        rich_help_panel=SETTINGS,
+    ),
+]
+Backbone = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="Network that computes the features.", rich_help_panel=SETTINGS),
+]
 Preset = Annotated[
     str | None,
     typer.Option(metavar="NAME", help="Preset values; by default the first of the data set.", rich_help_panel=SETTINGS),

@@ -37,6 +37,7 @@ class ExperimentOptions(TypedDict, total=False):
     increment: int | list[int]  # classes in each later one
     allow_uneven: bool  # tasks may differ by one class
     seed: int  # of training
+    learner: str  # of all methods instead of their own, such as "pretrained"
     preset: str  # named values of options, such as "quick" or "paper"; by default the data set's first
     epochs: int  # of each task, instead of the preset's; its learning rates follow
     options: dict[str, Any]  # any option by its key, such as {"ridge": 200, "first.lr": 0.05}
@@ -188,6 +189,7 @@ def _runs(
         order=order,
         seed=options.get("seed", 0),
         preset=options.get("preset"),
+        learner=options.get("learner"),
         overrides=dict(options.get("options") or {}),
         epochs=options.get("epochs"),
     )

@@ -25,7 +25,8 @@ from efcil.experiment.specification import Experiment, ExperimentSpec, commit, r
 from efcil.experiment.summaries import summary_header
 from efcil.features import TaskFeatures
 from efcil.files import atomic_write_text, write_json
-from efcil.methods import FROZEN, find
+from efcil.learners import LEARNERS
+from efcil.methods import FROZEN, MOVABLE, find
 from efcil.platform_support import file_name
 from efcil.report import html_page, markdown_table
 from efcil.tensor_files import load_tensors
@@ -47,9 +48,11 @@ def experiment_of(run: Mapping[str, Any], methods: Sequence[str], overrides: Seq
     """Resolve other methods as if they had been asked for with the run."""
     for name in methods:
         way = find(name.split(":")[0]).learner
-        if way not in (run["learner"], *FROZEN):
+        shared = MOVABLE if LEARNERS.find(run["learner"]).starts_pretrained else ("first-task",)
+        if way not in (run["learner"], *shared):
             raise ConfigError(f"{name} trains its own way ({way}), the run is {run['learner']}: run it apart")
     given = {**run["training"], **{f"data.{key}": value for key, value in run["data"].items()}}
+    frozen = LEARNERS.find(run["learner"]).starts_pretrained
     spec = ExperimentSpec(
         tuple(methods),
         run["dataset"],
@@ -58,6 +61,7 @@ def experiment_of(run: Mapping[str, Any], methods: Sequence[str], overrides: Seq
         preset=run["preset"],
         overrides=(*(f"{key}={json.dumps(value)}" for key, value in given.items()), *overrides),
         val_fraction=run.get("val_fraction", 0.0),
+        learner=run["learner"] if frozen else None,
         **run["split"],
     )
     return resolve(spec)

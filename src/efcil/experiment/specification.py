@@ -21,7 +21,7 @@ from efcil.data.dataset import DataSet
 from efcil.errors import ConfigError, nearest
 from efcil.learners import LEARNERS
 from efcil.learners.base import TrainingOptions
-from efcil.methods import FROZEN, Method, plugin_presets
+from efcil.methods import Method, on_learner, plugin_presets
 from efcil.resolution import RequestedMethod, collected, parse_label, preset_method
 from efcil.resolution import resolve as resolve_options
 from efcil.tasks import task_sizes
@@ -47,6 +47,7 @@ class ExperimentSpec:
     overrides: tuple[str, ...] | Mapping[str, Any] = ()
     val_fraction: float = 0.0
     epochs: int | None = None  # of each task, instead of the preset's
+    learner: str | None = None  # instead of the methods' own; None: theirs
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,7 @@ class Experiment:
 
 def resolve(spec: ExperimentSpec) -> Experiment:
     """Resolve and check a request; every mistake in its settings is reported at once."""
-    methods = dict(parse_label(label) for label in spec.methods)
+    methods = dict(requests_of(spec))
     if len(methods) != len(spec.methods):
         raise ConfigError(f"a method is named twice in {','.join(map(label_of, spec.methods))}")
     source = _source(spec.dataset)
@@ -139,6 +140,22 @@ def _common_epochs(spec: ExperimentSpec, methods: Mapping[str, RequestedMethod])
     return given.pop() if given else spec.epochs
 
 
+def requests_of(spec: ExperimentSpec) -> list[tuple[str, RequestedMethod]]:
+    """Return the methods that are asked for, each on the learner that it runs on.
+
+    >>> spec = ExperimentSpec(("dpcr", "ldc"), "digits", learner="adapt-first")
+    >>> [(label, requested.method.learner) for label, requested in requests_of(spec)]
+    [('dpcr', 'adapt-first'), ('ldc', 'adapt-first')]
+    """
+    found = []
+    for method in spec.methods:
+        label, requested = parse_label(method)
+        if spec.learner is not None:
+            requested = replace(requested, method=on_learner(requested.method, LEARNERS.canonical(spec.learner)))
+        found.append((label, requested))
+    return found
+
+
 def label_of(method: str | Method) -> str:
     """Return what a method is called that was given by name or as an object."""
     return method if isinstance(method, str) else method.name
@@ -167,14 +184,14 @@ def by_trajectory(spec: ExperimentSpec) -> dict[str, ExperimentSpec]:
     {'lwf': ('dpcr', 'acil', 'lwf'), 'finetune': ('finetune',)}
     """
     groups: dict[tuple[str, str], list[str | Method]] = {}
-    requests = [parse_label(method)[1] for method in spec.methods]
+    requests = [request for _, request in requests_of(spec)]
     trained = [(request.method.learner, _training_settings(request)) for request in requests]
     for method, (learner, settings) in zip(spec.methods, trained, strict=True):
-        shares = learner in FROZEN and ("lwf", settings) in trained
+        shares = learner == "first-task" and ("lwf", settings) in trained
         groups.setdefault(("lwf" if shares else learner, settings), []).append(method)
     parts: dict[str, ExperimentSpec] = {}
     overrides = given_overrides(spec)
-    known = {group: _known_keys(methods) for group, methods in groups.items()}
+    known = {group: _known_keys(spec, methods) for group, methods in groups.items()}
     everywhere = set().union(*known.values())
     for (learner, settings), methods in groups.items():
         number = sum(name.partition(":")[0] == learner for name in parts)
@@ -196,8 +213,8 @@ def _epochs(method: Method) -> Values:
     return {key: value for key, value in method.settings.items() if key == "epochs"}
 
 
-def _known_keys(methods: Sequence[str | Method]) -> set[str]:
-    requests = [parse_label(method)[1].method for method in methods]
+def _known_keys(spec: ExperimentSpec, methods: Sequence[str | Method]) -> set[str]:
+    requests = [request.method for _, request in requests_of(replace(spec, methods=tuple(methods)))]
     models = [model for method in requests for model in (method.options, LEARNERS[method.learner].options_type)]
     return {key for model in models for key in keys(model)}
 

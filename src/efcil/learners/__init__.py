@@ -12,6 +12,7 @@ from efcil.learners.joint import Joint
 from efcil.learners.lwf import LwF
 from efcil.learners.pass_ import PASS
 from efcil.learners.podnet import PODNet
+from efcil.learners.pretrained import AdaptFirst, Pretrained
 from efcil.learners.pseudo_replay import PseudoReplay
 from efcil.plugins import Registry, subclass_of
 
@@ -21,6 +22,8 @@ OWN: dict[str, type[Learner]] = {
     "finetune": Finetune,
     "lwf": LwF,
     "first-task": FirstTask,
+    "pretrained": Pretrained,
+    "adapt-first": AdaptFirst,
     "joint": Joint,
     "icarl": ICaRL,
     "foster": FOSTER,

@@ -88,6 +88,7 @@ class Learner(TeacherStudent, ABC):
     views = 0  # further augmented views of each image that the loss looks at
     needs_stats = False  # needs the statistics of old classes before a task, shifted as a method shifts them
     capturable = False  # of another package: whether a step may be captured; compared with the eager one first
+    starts_pretrained = False  # the backbone has learned before the first task
     same_features = True  # whether features keep their dimension from task to task, as statistics of them must
 
     def __init__(self, options: Any, channels: int, backend: Backend, seed: int, size: int | None = None):
