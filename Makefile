@@ -7,7 +7,7 @@ export OMP_NUM_THREADS ?= 1
 # Nothing that is in the caller's environment may stand in for what is installed here.
 unexport PYTHONPATH
 
-.PHONY: demo test test-all test-kernels lint bench mutants coverage setup lock audit clean
+.PHONY: demo test test-all test-kernels docs lint bench mutants coverage setup lock audit clean
 
 setup: .venv/.dev-ready
 
@@ -37,6 +37,14 @@ else
 endif
 	touch $@
 
+.venv/.docs-ready: .venv/.run-ready requirements/docs.txt
+ifeq ($(HASHES),yes)
+	$(LOCKED) requirements/docs.txt
+else
+	$(PIP) -c constraints.txt -e '.[docs]'
+endif
+	touch $@
+
 # After a change of the dependencies in pyproject.toml. LOCK=--upgrade, now and then, for newer versions.
 lock: .venv/.run-ready
 	$(PIP) uv==0.13.7
@@ -52,7 +60,7 @@ SPREAD = -n 2 --dist loadfile --no-loadscope-reorder
 test: setup
 	$(BIN)/python -m pytest -q $(SPREAD)
 
-test-all: setup
+test-all: setup docs
 	$(BIN)/python -m pytest -q $(SPREAD) -m slow --timeout 1200
 	$(BIN)/python -m pytest -q -m alone --timeout 1200
 
@@ -73,6 +81,10 @@ else
 	$(PIP) --no-deps --target .triton -r requirements/triton.in
 endif
 	touch .triton/.ready
+
+# The site, into build/docs; without a network once its packages are installed. Every warning is an error.
+docs: .venv/.docs-ready
+	$(BIN)/python tools/build_docs.py
 
 lint: setup
 	$(BIN)/ruff check .

@@ -1,12 +1,12 @@
-"""Write requirements/run.txt and dev.txt with pinned versions and hashes of all files.
+"""Write requirements/run.txt, dev.txt and docs.txt with pinned versions and hashes of all files.
 
 make lock                      keep locked versions if possible
 make lock LOCK=--upgrade       upgrade everything
 
-`run.txt` has the dependencies of the package (`make demo`), `dev.txt` also those of tests and checks. Both are
-universal: uv resolves for all supported systems and Python versions. Torch is the exception: CPU, CUDA and ROCm builds
-come from different indexes, so constraints.txt pins only its version; the common dependencies of its builds are locked
-here.
+`run.txt` has the dependencies of the package (`make demo`), `dev.txt` also those of tests and checks, `docs.txt` those
+of the site. All are universal: uv resolves for all supported systems and Python versions. Torch is the exception: CPU,
+CUDA and ROCm builds come from different indexes, so constraints.txt pins only its version; the common dependencies of
+its builds are locked here.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from importlib import metadata
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-RUN, DEV = Path("requirements/run.txt"), Path("requirements/dev.txt")  # relative to ROOT
+RUN, DEV, DOCS = (Path(f"requirements/{name}.txt") for name in ("run", "dev", "docs"))  # relative to ROOT
 HEADER = "# Made by `make lock` (tools/lock.py) from pyproject.toml; consumed by `make {}`. Not to be edited.\n"
 TORCH = "torch"  # pinned in constraints.txt
 BUILD = "editables"  # needed by hatchling for an editable install without build isolation
@@ -50,13 +50,14 @@ def resolve(lines: list[str], target: Path, constraints: list[Path], upgrade: bo
 
 
 def main() -> int:
-    """Resolve and write both files; return uv's exit code."""
+    """Resolve and write all files; return uv's exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--upgrade", action="store_true", help="upgrade everything to the newest version")
     upgrade = parser.parse_args().upgrade
     torch_needs = metadata.requires(TORCH) or []
-    # Resolve the larger set first and constrain the smaller one by it, for consistent versions.
-    for target, extras, constraints, user in ((DEV, ["dev"], [], "test"), (RUN, [], [DEV], "demo")):
+    # Resolve the larger set first and constrain the others by it, for consistent versions.
+    files = ((DEV, ["dev"], [], "test"), (RUN, [], [DEV], "demo"), (DOCS, ["docs"], [DEV], "docs"))
+    for target, extras, constraints, user in files:
         print("resolving", target)
         lines = wanted(ROOT / "pyproject.toml", torch_needs, *extras)
         try:

@@ -14,7 +14,13 @@ def planned(target, folder):
     """What make would do for a target in a tree without .venv."""
     (folder / "Makefile").write_text((ROOT / "Makefile").read_text())
     (folder / "requirements").mkdir()
-    for name in ("pyproject.toml", "constraints.txt", "requirements/run.txt", "requirements/dev.txt"):
+    for name in (
+        "pyproject.toml",
+        "constraints.txt",
+        "requirements/run.txt",
+        "requirements/dev.txt",
+        "requirements/docs.txt",
+    ):
         (folder / name).write_text((ROOT / name).read_text())
     environment = {k: v for k, v in os.environ.items() if not k.startswith("MAKE")}  # not a part of the make we are in
     command = ["make", "-n", target]
@@ -78,8 +84,10 @@ def test_the_lock_of_the_kernels_is_what_it_is_made_from():
     assert pins == [], "run `make lock`"
 
 
-@pytest.mark.parametrize(("target", "files"), [("demo", ["run.txt"]), ("test", ["run.txt", "dev.txt"])])
-def test_the_demo_installs_nothing_that_only_tests_need(target, files, tmp_path):
+@pytest.mark.parametrize(
+    ("target", "files"), [("demo", ["run.txt"]), ("docs", ["run.txt", "docs.txt"]), ("test", ["run.txt", "dev.txt"])]
+)
+def test_a_target_installs_nothing_that_only_others_need(target, files, tmp_path):
     lines = planned(target, tmp_path)
     assert [Path(line.split()[-1]).name for line in lines if " -r requirements/" in line] == files
     assert not any("[dev]" in line for line in lines)

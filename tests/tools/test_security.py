@@ -12,7 +12,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parents[2]
-RUN, DEV = ROOT / "requirements" / "run.txt", ROOT / "requirements" / "dev.txt"
+RUN, DEV, DOCS = (ROOT / "requirements" / f"{name}.txt" for name in ("run", "dev", "docs"))
 
 
 def tool(name):
@@ -117,16 +117,17 @@ def test_the_lock_is_made_of_every_requirement_but_torch(tmp_path):
 
 
 def test_the_set_up_checks_hashes():
-    """Of four installations two are not checked, and neither fetches anything but torch."""
+    """Of five installations two are not checked, and neither fetches anything but torch."""
     makefile = (ROOT / "Makefile").read_text()
     assert "\nLOCKED = $(PIP) --require-hashes --only-binary :all: -r\n" in makefile
-    rules = [makefile.split(f"\n.venv/.{name}-ready:")[1].split("else")[0] for name in ("run", "dev")]
+    rules = [makefile.split(f"\n.venv/.{name}-ready:")[1].split("else")[0] for name in ("run", "dev", "docs")]
     installed = [line.strip() for rule in rules for line in rule.splitlines() if re.search(r"\$\((PIP|LOCKED)\)", line)]
     assert installed == [
         "$(LOCKED) requirements/run.txt",
         "$(PIP) -c constraints.txt torch",
         "$(PIP) --no-deps --no-build-isolation -e .",
         "$(LOCKED) requirements/dev.txt",
+        "$(LOCKED) requirements/docs.txt",
     ]
     constraints = (ROOT / "constraints.txt").read_text()
     assert re.search(r"^torch==\d+\.\d+\.\d+$", constraints, re.MULTILINE)
