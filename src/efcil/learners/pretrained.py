@@ -1,6 +1,7 @@
 """A pretrained backbone that is never trained, and one that is trained gently on the first task and then frozen.
 
-With features that do not change, a method is its classifier: class statistics add, and one class at a time is all at once.
+With features that do not change, a method is its classifier: class statistics add, and one class at a time is all at
+once.
 
 Zhou et al., "Revisiting Class-Incremental Learning with Pre-Trained Models: Generalizability and Adaptivity are All You
 Need", IJCV 2024: SimpleCIL is the nearest mean on a frozen backbone; APER adapts the backbone on the first task before.
@@ -10,7 +11,6 @@ State between tasks: none beside the backbone.
 
 from __future__ import annotations
 
-from efcil.learners.base import TrainingOptions
 from efcil.learners.first_task import FirstTask
 from efcil.learners.lwf import LwFOptions
 from efcil.training.schedule import Schedule
@@ -21,7 +21,6 @@ SHORT = Schedule(epochs=10, lr=0.001, milestones=(), lr_schedule="cosine", weigh
 class Pretrained(FirstTask):
     """Frozen from the start."""
 
-    options_type: type[TrainingOptions] = TrainingOptions
     starts_pretrained = True
 
     def stages(self, task: int) -> tuple[Schedule, ...]:
