@@ -1,5 +1,6 @@
 """Folders at the wrong level, test images, skipped files, and pictures in two folders."""
 
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -48,7 +49,7 @@ ROUNDS = ("may/beagle/1.jpg", "may/pug/1.jpg", "june/boxer/1.jpg", "june/samoyed
         (ROUNDS, "may/beagle", "test", ("may/beagle", "pets/may?")),
         ((*ROUNDS, "test/pug/1.jpg"), "", "train", ("june, may", "pets/june or", "pets/may?")),
         ((*ROUNDS, "test/pug/1.jpg"), "", "test", ("pets/test?",)),
-        (("pug/1.jpg", "june/boxer/1.jpg", "june/samoyed/1.jpg"), "", "train", ("june holds", "pets/june?")),
+        (("pug/1.jpg", "june/boxer/1.jpg", "june/samoyed/1.jpg"), "", "train", ("boxer, samoyed", "pets/june?")),
         (("photos/pug/1.jpg", "photos/boxer/1.jpg"), "", "train", ("photos holds", "pets/photos?")),
         (("data/train/pug/1.jpg", "data/test/pug/1.jpg"), "", "train", ("data", "pets/data?")),
         (("train/may/pug/1.jpg", "train/may/boxer/1.jpg", "test/pug/1.jpg"), "", "train", ("pets/train/may?",)),
@@ -158,3 +159,15 @@ def test_what_was_skipped_is_named(pets, efcil, tmp_path):
     code, _, err = efcil("evaluate", tmp_path / "model", root, "--skip-bad")
     assert code == 0, err
     assert "note: skipped 8 files: " in err
+
+
+def test_a_terminal_gets_errors_and_notes_cut_between_words(pets, efcil, tmp_path, monkeypatch):
+    root = pets(*ROUNDS)
+    whole = efcil("teach", tmp_path / "model", root)[2]
+    assert whole.count("\n") == 1
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    monkeypatch.setenv("COLUMNS", "80")
+    cut = efcil("teach", tmp_path / "model", root, "--quiet")[2]
+    assert cut.split() == whole.split()
+    assert all(len(line) <= 80 or " " not in line for line in cut.splitlines())
+    assert cut.count("\n") > 1

@@ -899,6 +899,22 @@ def test_a_bar_is_drawn_on_terminals(monkeypatch, capsys):
     assert capsys.readouterr().err == ""
 
 
+def test_lines_are_printed_elsewhere_and_not_too_many(monkeypatch, capsys):
+    monkeypatch.setattr("efcil.product.progress.SECONDS_PER_LINE", 60.0)
+    tiny(progress=True, epochs=30).learn(*lesson(0, 1))
+    first = capsys.readouterr().err.splitlines()
+    assert [line.split(",")[0] for line in first] == [
+        "reading images: 40 of 40",
+        "epoch 1 of 30",
+        "updating statistics",
+    ]
+    monkeypatch.setattr("efcil.product.progress.SECONDS_PER_LINE", 0.0)
+    tiny(progress=True, epochs=3).learn(*lesson(0, 1))
+    later = capsys.readouterr().err
+    assert [line.split(",")[0] for line in later.splitlines()[1:4]] == [f"epoch {i} of 3" for i in (1, 2, 3)]
+    assert "\r" not in later
+
+
 @pytest.mark.parametrize("event", ["reading", "training", "solving", "learned"])
 def test_an_interrupt_anywhere_leaves_the_model_as_it_was(event):
     model = taught((0, 1))

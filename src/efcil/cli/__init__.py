@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import sys
+import textwrap
 import warnings
 from collections.abc import Iterator
 from typing import Annotated, Any
@@ -58,6 +60,14 @@ def _root(
             )
 
 
+def _complain(line: str) -> None:
+    """Print a line to standard error; a terminal gets it cut between words."""
+    if sys.stderr.isatty():
+        width = shutil.get_terminal_size().columns
+        line = textwrap.fill(line, width, break_long_words=False, break_on_hyphens=False)
+    print(line, file=sys.stderr)
+
+
 @contextlib.contextmanager
 def _notes() -> Iterator[None]:
     """Show warnings about images as notes, each on one line of standard error."""
@@ -67,7 +77,7 @@ def _notes() -> Iterator[None]:
 
         def show(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
             if issubclass(category, DataWarning):
-                print(f"note: {message}", file=sys.stderr)
+                _complain(f"note: {message}")
             else:
                 others(message, category, *place, **more)
 
@@ -84,7 +94,7 @@ def main() -> None:
             app(prog_name="efcil")
     except EfcilError as error:
         if str(error):
-            print(f"efcil: {error}", file=sys.stderr)
+            _complain(f"efcil: {error}")
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         sys.exit(130)

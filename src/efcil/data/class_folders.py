@@ -123,14 +123,15 @@ def _is_wrapped(levels: Iterable[_Level]) -> bool:
 
 
 def _refuse_nested(folder: Path, level: _Level, nested: list[str]) -> None:
-    inside = format_list(list(level.folders[nested[0]].folders))
-    what = "these look like rounds" if len(nested) > 1 else "this looks like a folder of classes"
     guesses = [str(folder / name) for name in nested[:_GUESSES]]
-    mean = guesses[0] if len(guesses) == 1 else f"{', '.join(guesses[:-1])} or {guesses[-1]}"
-    classes = "classes" if len(nested) > 1 else "a class"
+    guess = guesses[0] if len(guesses) == 1 else f"{', '.join(guesses[:-1])} or {guesses[-1]}"
+    inside = format_list(list(level.folders[nested[0]].folders))
+    if len(nested) > 1:
+        why = f"hold folders of images ({nested[0]}: {inside}), so these look like rounds, not classes"
+    else:
+        why = f"holds folders of images ({inside}), so this looks like a folder of classes, not a class"
     raise DataError(
-        f"{folder}: {format_list(nested)} hold{'s' * (len(nested) == 1)} folders of images ({nested[0]}: {inside}): "
-        f"{what}, not {classes}; did you mean {mean}? Images of a class lie directly in its folder"
+        f"{folder}: {format_list(nested)} {why}; did you mean {guess}? (images of a class lie directly in its folder)"
     )
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+SECONDS_PER_LINE = 5.0  # of progress where stderr is not a terminal
 _BEGIN = {"reading": 0.0, "training": 0.05, "solving": 0.95, "learned": 1.0}
 _END = {"reading": 0.05, "training": 0.95, "solving": 1.0, "learned": 1.0}
 
@@ -38,17 +40,29 @@ Callback = Callable[[Progress], object]
 
 @contextlib.contextmanager
 def progress_callbacks(callbacks: Sequence[Callback], bar: bool) -> Iterator[Callback]:
-    """Yield a function that calls all callbacks; with `bar`, also show a progress bar if stderr is a terminal."""
+    """Yield a function that calls all callbacks; with `bar`, also show progress: a bar on a terminal, else lines."""
     with contextlib.ExitStack() as stack:
         listeners = list(callbacks)
-        if bar and sys.stderr.isatty():
-            listeners.append(stack.enter_context(_bar()))
+        if bar:
+            listeners.append(stack.enter_context(_bar()) if sys.stderr.isatty() else _Lines())
 
         def tell(progress: Progress) -> None:
             for listener in listeners:
                 listener(progress)
 
         yield tell
+
+
+class _Lines:
+    """Prints a line to stderr at the first event of each kind, and then at most one in `SECONDS_PER_LINE`."""
+
+    def __init__(self) -> None:
+        self.event, self.next = "", 0.0
+
+    def __call__(self, progress: Progress) -> None:
+        if progress.event != "learned" and (progress.event != self.event or time.monotonic() >= self.next):
+            print(progress.message, file=sys.stderr, flush=True)
+            self.event, self.next = progress.event, time.monotonic() + SECONDS_PER_LINE
 
 
 @contextlib.contextmanager
