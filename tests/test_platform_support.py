@@ -17,7 +17,6 @@ from commands import SMALL, pictures
 from efcil import platform_support
 from efcil.errors import Interrupted, describe_exit
 from efcil.files import atomic_write_text, exclusive_lock
-from efcil.tensor_files import align
 from efcil.training.threads import fitting_threads, multiply_adds
 from served import AUTH, Served, as_files
 
@@ -33,7 +32,6 @@ WITHOUT = {
 def windows(monkeypatch):
     """The module as on Windows, as far as Linux can play it."""
     monkeypatch.setattr(platform_support, "WINDOWS", True)
-    monkeypatch.setattr(platform_support, "REPLACES_MAPPED_FILES", False)
 
 
 @pytest.mark.parametrize(
@@ -131,12 +129,6 @@ def test_read_only_files_need_not_be_synced_on_windows(tmp_path, monkeypatch):
     platform_support.sync_directory(tmp_path)
     with pytest.raises(PermissionError):
         platform_support.sync_file(tmp_path)
-
-
-@pytest.mark.usefixtures("windows")
-def test_what_is_read_is_not_mapped_to_its_file_on_windows():
-    kept = torch.zeros(1000)
-    assert align({"x": kept})["x"].data_ptr() != kept.data_ptr()
 
 
 def test_nobody_is_kept_out_where_the_system_has_no_locks(tmp_path):

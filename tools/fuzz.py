@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import hashlib
 import json
 import math
 import os
@@ -348,13 +349,11 @@ def _make_model(folder: Path) -> None:
 
 
 def _seal_model(folder: Path, name: str) -> None:
-    from efcil.product.model_directory import _sha256
-
     path = folder / name
     card = path.parent / "model.json"
     if path.suffix == ".safetensors":
         tree = json.loads(card.read_bytes())
-        tree["files"][path.name] = _sha256(path)
+        tree["files"][path.name] = hashlib.sha256(path.read_bytes()).hexdigest()
         card.write_text(json.dumps(tree))
 
 

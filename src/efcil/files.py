@@ -11,11 +11,11 @@ import secrets
 import stat
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from efcil import platform_support
 from efcil.errors import EfcilError, FileRefusedError
-from efcil.platform_support import NO_LOCKS, HeldDirectory, StrPath, lock_type
+from efcil.platform_support import NO_LOCKS, HeldDirectory, StrPath, lock_type, open_regular
 
 JSON_LIMIT = 1 << 26  # bytes of a JSON file
 JSON_VALUES = 4_000_000  # in one JSON file: some 400 MB as objects
@@ -198,16 +198,6 @@ def _plain(value: Any) -> Any:
     if hasattr(value, "tolist"):  # arrays, tensors and their scalars
         return value.tolist()
     raise TypeError(f"{type(value).__name__} cannot be written as JSON")
-
-
-def open_regular(path: StrPath) -> IO[bytes]:
-    """Open a file to read it; a directory, a FIFO or a device is an OSError, and nothing waits for a writer."""
-    flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
-    descriptor = os.open(path, flags)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise OSError(errno.EINVAL, "it is not a regular file", os.fspath(path))
-    return os.fdopen(descriptor, "rb")
 
 
 def read_bytes(path: StrPath, limit: int) -> bytes:

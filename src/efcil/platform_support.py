@@ -21,6 +21,7 @@ import time
 import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from io import BufferedReader
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -31,8 +32,6 @@ StrPath = str | os.PathLike[str]
 WINDOWS = os.name == "nt"
 # A process in the foreground is stopped by these; SIGBREAK is Ctrl-Break, the only one that Windows can send to others.
 STOP_SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGBREAK") if hasattr(signal, name))
-# Whether a file can be replaced, or its directory renamed, while a process maps it into memory.
-REPLACES_MAPPED_FILES = not WINDOWS
 NO_LOCKS = {errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP}  # what a lock fails with where there are none
 REPLACE_TRIES = 40  # of 50 ms: a virus scanner or an indexer of Windows holds a file that long
 _FORBIDDEN = re.compile(r'[<>:"/\\|?*\x00-\x1f]')
@@ -152,6 +151,11 @@ class HeldDirectory:
         if identity(os.lstat(self.path)) != self.identity:
             raise OSError(errno.ESTALE, "was replaced by another directory meanwhile", os.fspath(self.path))
 
+    @property
+    def mode(self) -> int:
+        """Its permissions."""
+        return stat.S_IMODE((os.lstat(self.path) if self._descriptor is None else os.fstat(self._descriptor)).st_mode)
+
     def names(self) -> list[str]:
         """Return the names of the entries, sorted."""
         if self._descriptor is not None:
@@ -179,12 +183,35 @@ class HeldDirectory:
         more = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
         if self._descriptor is None and (found := self.status(name)) is not None and not stat.S_ISREG(found.st_mode):
             raise OSError(errno.ELOOP, "is not a regular file", name)
-        with self._at(name) as (path, descriptor):
-            opened = os.open(path, flags | more, mode, dir_fd=descriptor)
-        if not stat.S_ISREG(os.fstat(opened).st_mode):
-            os.close(opened)
-            raise OSError(errno.ELOOP, "is not a regular file", name)
+        with contextlib.ExitStack() as held:
+            with self._at(name) as (path, descriptor):
+                opened = os.open(path, flags | more, mode, dir_fd=descriptor)
+                held.callback(os.close, opened)
+            if not stat.S_ISREG(os.fstat(opened).st_mode):
+                raise OSError(errno.ELOOP, "is not a regular file", name)
+            held.pop_all()
         return opened
+
+    def open_to_read(self, name: str) -> BufferedReader:
+        """Open a file in it, or what a link in it leads to; a directory, a FIFO or a device is an OSError."""
+        with contextlib.ExitStack() as opened:
+            with self._at(name) as (path, descriptor):
+                file = opened.enter_context(open_regular(path, descriptor))
+            opened.pop_all()
+        return file
+
+    def set_mode(self, mode: int, name: str | None = None) -> None:
+        """Set the permissions of a file in it, or its own, where the system has such permissions."""
+        if self._descriptor is None:
+            return
+        if name is None:
+            os.fchmod(self._descriptor, mode)
+            return
+        opened = self.open(name, os.O_RDONLY)
+        try:
+            os.fchmod(opened, mode)
+        finally:
+            os.close(opened)
 
     def rename(self, name: str, new: str) -> None:
         """Give an entry the name of another one, which is gone then."""
@@ -208,6 +235,16 @@ class HeldDirectory:
         """Make renames in it survive a power cut, where the system can do that."""
         with contextlib.suppress(OSError):
             os.fsync(self._descriptor) if self._descriptor is not None else sync_file(self.path)
+
+
+def open_regular(path: StrPath, directory: int | None = None) -> BufferedReader:
+    """Open a file to read it; a directory, a FIFO or a device is an OSError, and nothing waits for a writer."""
+    flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+    descriptor = os.open(path, flags, dir_fd=directory)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "it is not a regular file", os.fspath(path))
+    return os.fdopen(descriptor, "rb")
 
 
 def _can_open_directories() -> bool:

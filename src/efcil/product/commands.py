@@ -20,7 +20,7 @@ from efcil.errors import ConfigError, DataError, ModelError
 from efcil.files import exclusive_lock
 from efcil.product.classifier import REJECTED, IncrementalClassifier
 from efcil.product.inputs import read_labeled_images
-from efcil.product.model_directory import CARD, fingerprint, save_lock
+from efcil.product.model_directory import check_replaceable, exists, fingerprint, save_lock
 from efcil.product.progress import Progress
 
 
@@ -40,6 +40,7 @@ def change_lock(directory: Path) -> Iterator[Callable[[IncrementalClassifier], N
     except OSError as error:
         raise ModelError(f"{directory} cannot be written: {error.strerror}") from None
     with lock:
+        check_replaceable(directory)
         before = fingerprint(directory)
 
         def save(model: IncrementalClassifier) -> None:
@@ -54,7 +55,7 @@ def change_lock(directory: Path) -> Iterator[Callable[[IncrementalClassifier], N
 
 def load_model(directory: Path, device: str, *, progress: bool = False) -> IncrementalClassifier:
     """Load a model."""
-    if not (directory / CARD).exists():
+    if not exists(directory):
         raise ModelError(f"{directory}: no model; make one with `efcil teach {directory} FOLDER`")
     return IncrementalClassifier.load(directory, device=device, progress=progress)
 
@@ -73,7 +74,7 @@ def teach(
     """Train a model on the classes of a folder; create it with `new_model_options` if it does not exist."""
     began = time.monotonic()
     with change_lock(directory) as save:
-        if (directory / CARD).exists():
+        if exists(directory):
             if new_model_options:
                 names = ", ".join(f"--{name.replace('_', '-')}" for name in new_model_options)
                 raise ConfigError(f"{directory} exists, and {names} can only be chosen for a new model; leave it out")

@@ -12,30 +12,43 @@ import contextlib
 import hashlib
 import os
 import secrets
-import shutil
+import stat
+import time
 from collections.abc import Iterator
+from dataclasses import dataclass
+from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
 from pydantic import Field, ValidationError
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
 from efcil import __version__
 from efcil.config import Options
 from efcil.errors import EfcilError, ModelError
-from efcil.files import StrPath, exclusive_lock, read_json, write_json
-from efcil.platform_support import exchange, sync_directory, sync_file
+from efcil.files import (
+    JSON_LIMIT,
+    StrPath,
+    atomic_replace,
+    exclusive_lock,
+    parse_json,
+    read_bytes,
+    remove_tree,
+    write_json,
+)
+from efcil.platform_support import HeldDirectory, exchange, identity
 from efcil.product.calibration import CalibrationOffset
 from efcil.product.model_config import ModelConfig
 from efcil.product.state import ClassRecord, State
-from efcil.tensor_files import align, to_cpu
+from efcil.tensor_files import check_finite, read_tensors, to_cpu
 
 FORMAT = 4  # earlier ones were not released
 KIND = "efcil model"
 CARD, WEIGHTS, STATISTICS, PREVIOUS = "model.json", "weights.safetensors", "statistics.safetensors", "previous"
-_OWN = {CARD, WEIGHTS, STATISTICS, PREVIOUS}
-_TRIES = 3  # the model may be replaced while it is loaded
+_FILES = (CARD, WEIGHTS, STATISTICS)
+_TRIES = 100  # the model may be replaced while its card is read
+_PATIENCE = 10.0  # seconds in which a model that is replaced all the time must be opened once
 
 
 class _Class(Options):
@@ -62,16 +75,29 @@ class _Card(Options):
     files: dict[str, str]  # SHA-256
 
 
-def fingerprint(directory: Path) -> str:
+def exists(directory: StrPath) -> bool:
+    """Whether there is a model, or what calls itself one."""
+    return os.path.lexists(_current(_real(directory)) / CARD)
+
+
+def fingerprint(directory: StrPath) -> str:
     """Return a fingerprint of the model, or an empty string if there is none."""
-    card = directory / CARD  # contains the checksums of the other files
-    return hashlib.sha256(card.read_bytes()).hexdigest() if card.exists() else ""
+    for left in reversed(range(_TRIES)):
+        place = _current(_real(directory))
+        try:  # the card contains the checksums of the other files
+            return hashlib.sha256(read_bytes(place / CARD, JSON_LIMIT)).hexdigest()
+        except (FileNotFoundError, NotADirectoryError):
+            if not left or not os.path.lexists(place):
+                return ""
+        except OSError as error:
+            raise ModelError(f"cannot read {place / CARD}: {error.strerror or error}") from None
+    return ""
 
 
 @contextlib.contextmanager
 def save_lock(directory: Path) -> Iterator[None]:
     """Lock for checking and replacing a model; waits for other processes."""
-    place = Path(os.path.realpath(directory))
+    place = _real(directory)
     try:
         lock = exclusive_lock(place.with_name(f".{place.name[:64]}.save.lock"), wait=True, remove=True)
     except OSError as error:
@@ -80,28 +106,83 @@ def save_lock(directory: Path) -> Iterator[None]:
         yield
 
 
+def check_replaceable(directory: StrPath) -> None:
+    """Raise ModelError unless a model can be saved there: nothing is there, an empty directory, or a whole model."""
+    place, deadline = _real(directory), time.monotonic() + _PATIENCE
+    while os.path.lexists(place):
+        try:
+            with HeldDirectory(place) as held:
+                try:
+                    if held.names():
+                        _check_ours(held)
+                    return
+                except (OSError, ModelError):
+                    if not _was_replaced(held) or time.monotonic() > deadline:
+                        raise
+        except FileNotFoundError:  # it is being replaced
+            if time.monotonic() > deadline:
+                raise
+        except NotADirectoryError:
+            raise ModelError(f"{place} is no directory; give a directory for the model") from None
+        except OSError as error:
+            raise _unwritten(place, error) from error
+
+
+def _check_ours(held: HeldDirectory, model: str | None = None) -> None:
+    """Raise ModelError for a directory that holds anything but one model, with `model` as its identity."""
+    refused = "give a new directory or a model directory"
+    kept = held.path if model is None else held.path.parent
+    for name in held.names():
+        found = held.status(name)
+        known = name in _FILES or (name == PREVIOUS and model is None)
+        if not known:
+            raise ModelError(f"{kept} contains other files ({held.path / name}); {refused}")
+        wanted = stat.S_ISDIR if name == PREVIOUS else stat.S_ISREG
+        if found is None or not wanted(found.st_mode):
+            raise ModelError(f"{held.path / name} is not a model's: it is a link or of another kind; {refused}")
+    if held.status(CARD) is None:
+        raise ModelError(f"{held.path} has no {CARD}, so nobody can say whose files it holds; {refused}")
+    try:
+        with held.open_to_read(CARD) as file:
+            document = parse_json(file.read(JSON_LIMIT))
+    except (OSError, ValueError, RecursionError):
+        document = None
+    if not isinstance(document, dict) or document.get("kind") != KIND:
+        raise ModelError(f"{held.path / CARD} is not a model card of efcil; {refused}")
+    identity = document.get("id")
+    if model is not None and identity != model:
+        raise ModelError(f"{held.path} holds another model; {refused}")
+    if held.status(PREVIOUS) is not None:
+        with held.directory(PREVIOUS) as inner:
+            _check_ours(inner, str(identity))
+
+
 def save(directory: StrPath, config: ModelConfig, state: State) -> None:
-    """Save a model; an existing one is unchanged until the new one is complete."""
-    place = Path(os.path.realpath(directory))
-    if place.exists():
-        if not place.is_dir():
-            raise ModelError(f"{place} is a file; give a directory for the model")
-        others = sorted(entry.name for entry in place.iterdir() if entry.name not in _OWN)
-        if others:
-            raise ModelError(f"{place} contains other files ({others[0]}); give a new directory or a model directory")
-    token = f"{os.getpid()}-{secrets.token_hex(4)}"
-    fresh = place.with_name(f".{place.name[:64]}.{token}.new")
+    """Save a model; an existing one is unchanged until the new one is complete.
+
+    Nothing but a model or an empty directory is replaced.
+    """
+    place = _real(directory)
+    check_replaceable(place)
+    fresh = f".{place.name[:64]}.{os.getpid()}-{secrets.token_hex(4)}.new"
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
-        _write(fresh, config, state)
-        if state.previous is not None:
-            _write(fresh / PREVIOUS, config, state.previous)
-        _swap(fresh, place)
+        with HeldDirectory(os.path.realpath(place.parent)) as parent:
+            parent.make_directory(fresh)
+            own: tuple[int, int] | None = None
+            try:
+                with parent.directory(fresh) as held:
+                    own = held.identity
+                    _copy_permissions(parent, place.name, held)
+                    _write(held, config, state)
+                _swap(parent, fresh, place.name)
+            finally:  # an incomplete model; what it replaced is gone already
+                left = parent.status(fresh)
+                if left is not None and identity(left) == own:
+                    remove_tree(parent, fresh)
+            parent.sync()
     except OSError as error:
         raise _unwritten(place, error) from error
-    finally:
-        shutil.rmtree(fresh, ignore_errors=True)  # an incomplete model, or the old one after the swap
-    sync_directory(place.parent)
 
 
 def _unwritten(place: Path, error: OSError) -> ModelError:
@@ -111,17 +192,25 @@ def _unwritten(place: Path, error: OSError) -> ModelError:
     )
 
 
-def _write(folder: Path, config: ModelConfig, state: State) -> None:
-    folder.mkdir()
+def _copy_permissions(parent: HeldDirectory, name: str, fresh: HeldDirectory) -> None:
+    """Let those enter a new model who could enter the one that it replaces."""
+    found = parent.status(name)
+    if found is not None and stat.S_ISDIR(found.st_mode):
+        with contextlib.suppress(OSError):
+            fresh.set_mode(stat.S_IMODE(found.st_mode) | stat.S_IRWXU)
+
+
+def _write(folder: HeldDirectory, config: ModelConfig, state: State) -> None:
     files = {WEIGHTS: state.weights, STATISTICS: state.statistics}
     sums = {}
     for name, tensors in files.items():
-        try:
-            save_file(to_cpu(tensors), folder / name)
-        except SafetensorError as error:  # raised when the disk is full
-            raise OSError(str(error)) from None
-        sync_file(folder / name)
-        sums[name] = _sha256(folder / name)
+        with atomic_replace(folder.path / name) as temporary:
+            try:
+                save_file(to_cpu(tensors), temporary)
+            except SafetensorError as error:  # raised when the disk is full
+                raise OSError(str(error)) from None
+        with folder.open_to_read(name) as file:
+            sums[name] = _sha256(file)
     card = _Card(
         kind=KIND,
         format=FORMAT,
@@ -136,66 +225,162 @@ def _write(folder: Path, config: ModelConfig, state: State) -> None:
         classes=[_Class(**vars(record)) for record in state.classes],
         files=sums,
     )
-    write_json(folder / CARD, card.model_dump())
+    write_json(folder.path / CARD, card.model_dump())
+    mode = folder.mode & 0o666  # whoever may enter may read
+    for name in _FILES:
+        folder.set_mode(mode, name)
+    if state.previous is not None:
+        folder.make_directory(PREVIOUS)
+        with folder.directory(PREVIOUS) as inner:
+            inner.set_mode(folder.mode)
+            _write(inner, config, state.previous)
 
 
-def _swap(fresh: Path, place: Path) -> None:
-    """Replace a model by `fresh`, atomically if the system supports exchange; the old one is then at `fresh`."""
-    if not place.exists():
-        os.rename(fresh, place)
+def _swap(parent: HeldDirectory, fresh: str, name: str) -> None:
+    """Replace a model by `fresh`, atomically if the system supports exchange, and remove it."""
+    old = _replaced_name(name)  # left there when a swap in two steps was cut short
+    if parent.status(old) is not None:
+        with parent.directory(old) as held:
+            _check_ours(held)
+    if parent.status(name) is None:
+        parent.rename(fresh, name)
+        if parent.status(old) is not None:
+            _remove_model(parent, old)
         return
-    if exchange(fresh, place):
+    parent.check()
+    if exchange(parent.path / fresh, parent.path / name):
+        try:
+            _check_replaced(parent, fresh)  # something may have come in since the first look
+        except EfcilError:
+            exchange(parent.path / fresh, parent.path / name)
+            raise
+        _remove_model(parent, fresh)
         return
-    old = _replaced_path(place)  # two renames; `load` checks this path too
-    shutil.rmtree(old, ignore_errors=True)
-    os.rename(place, old)
+    if parent.status(old) is not None:
+        _remove_model(parent, old)
+    parent.rename(name, old)  # two renames; `load` reads the old one in between
     try:
-        os.rename(fresh, place)
-    except OSError:
-        os.rename(old, place)
+        _check_replaced(parent, old)
+        parent.rename(fresh, name)
+    except (OSError, EfcilError):
+        parent.rename(old, name)
         raise
-    shutil.rmtree(old, ignore_errors=True)
+    _remove_model(parent, old)
 
 
-def _replaced_path(place: Path) -> Path:
-    return place.with_name(f".{place.name[:64]}.old")
+def _check_replaced(parent: HeldDirectory, name: str) -> None:
+    with parent.directory(name) as held:
+        if held.names():
+            _check_ours(held)
+
+
+def _remove_model(parent: HeldDirectory, name: str) -> None:
+    """Remove the files of a model and its directory; where anything else is in it, that stays."""
+    with parent.directory(name) as held:
+        if held.status(PREVIOUS) is not None:
+            _remove_model(held, PREVIOUS)
+        for file in _FILES:
+            if held.status(file) is not None:
+                held.remove(file)
+    parent.remove_directory(name)
+
+
+def _real(directory: StrPath) -> Path:
+    return Path(os.path.realpath(directory))
+
+
+def _replaced_name(name: str) -> str:
+    return f".{name[:64]}.old"
+
+
+def _current(place: Path) -> Path:
+    """Return where the model is: in the middle of a swap in two steps, under the name of the replaced one."""
+    old = place.with_name(_replaced_name(place.name))
+    return old if not os.path.lexists(place) and os.path.isdir(old) and not os.path.islink(old) else place
 
 
 def load(directory: StrPath) -> tuple[ModelConfig, State]:
-    """Load a model; raise ModelError if it is missing, damaged or incompatible."""
-    place = Path(os.path.realpath(directory))
-    if not place.exists() and _replaced_path(place).is_dir():  # interrupted between the two renames
-        with contextlib.suppress(OSError):
-            os.rename(_replaced_path(place), place)
-    for left in reversed(range(_TRIES)):
-        try:
-            config, state = _read(place)
-            if (place / PREVIOUS).exists():
-                state = state.with_previous(_read(place / PREVIOUS)[1])
-            return config, state
-        except ModelError:
-            if not left:
+    """Load a model; raise ModelError if it is missing, damaged or incompatible.
+
+    The model may be replaced meanwhile, again and again. All its files are opened at once, in one directory; if that
+    was replaced before all were open, those of the new one are.
+    """
+    deadline = time.monotonic() + _PATIENCE
+    while True:
+        place = _current(_real(directory))
+        with contextlib.ExitStack() as opened:
+            try:
+                held = opened.enter_context(HeldDirectory(place))
+            except OSError as error:
+                if os.path.lexists(place):
+                    why = "is no directory" if isinstance(error, NotADirectoryError) else f"{error.strerror or error}"
+                    raise ModelError(f"{place}: {why}; give a model directory") from None
+                if _current(place) != place and time.monotonic() < deadline:
+                    continue
+                what = "no such directory; give a model directory or create one with `efcil teach`"
+                raise ModelError(f"{place}: {what}") from None
+            try:
+                files = _open(held, opened)
+                held.check()
+            except (OSError, ModelError) as problem:
+                if time.monotonic() < deadline and _was_replaced(held):
+                    continue
+                if isinstance(problem, OSError):
+                    raise ModelError(f"cannot read {place}: {problem.strerror or problem}") from None
                 raise
-    raise AssertionError
+            config, state = _read(held.path, files)
+            if files.previous is not None:
+                state = state.with_previous(_read(held.path / PREVIOUS, files.previous)[1])
+            return config, state
 
 
-def _read(place: Path) -> tuple[ModelConfig, State]:
-    if not place.is_dir():
-        raise ModelError(f"{place}: no such directory; give a model directory or create one with `efcil teach`")
-    if not (place / CARD).is_file():
-        raise ModelError(f"{place} is not a model directory: it has no {CARD}; give a saved model")
-    card = _card(place / CARD)
+def _was_replaced(held: HeldDirectory) -> bool:
+    try:
+        held.check()
+    except OSError:
+        return True
+    return False
+
+
+@dataclass(frozen=True)
+class _Files:
+    """The open files of a model."""
+
+    files: dict[str, BufferedReader]
+    previous: _Files | None = None
+
+
+def _open(held: HeldDirectory, opened: contextlib.ExitStack) -> _Files:
+    """Open all files of a model before one is read: from then on it cannot change."""
+    files = {}
+    for name in _FILES:
+        try:
+            files[name] = opened.enter_context(held.open_to_read(name))
+        except FileNotFoundError:
+            if name == CARD:
+                what = f"is not a model directory: it has no {CARD}; give a saved model"
+                raise ModelError(f"{held.path} {what}") from None
+            raise ModelError(f"{held.path}: {name} is missing; restore the directory from a backup") from None
+        except OSError as error:
+            raise ModelError(f"cannot read {held.path / name}: {error.strerror or error}") from None
+    if held.status(PREVIOUS) is None:
+        return _Files(files)
+    return _Files(files, _open(opened.enter_context(held.directory(PREVIOUS)), opened))
+
+
+def _read(place: Path, opened: _Files) -> tuple[ModelConfig, State]:
+    card = _card(place / CARD, opened.files[CARD])
     tensors = {}
     for name in (WEIGHTS, STATISTICS):
-        path = place / name
-        if not path.is_file():
-            raise ModelError(f"{place}: {name} is missing; restore the directory from a backup")
-        if _sha256(path) != card.files.get(name):
-            raise ModelError(f"{path} is damaged: its checksum differs from {CARD}; restore it from a backup")
+        file = opened.files[name]
+        if _sha256(file) != card.files.get(name):
+            raise ModelError(f"{place / name} is damaged: its checksum differs from {CARD}; restore it from a backup")
+        file.seek(0)
         try:
-            tensors[name] = align(load_file(path))
-        except (SafetensorError, OSError, ValueError) as error:
-            raise ModelError(f"cannot read {path}: {error}") from None
+            tensors[name], _ = read_tensors(file)
+            check_finite(tensors[name])
+        except (OSError, ValueError, RuntimeError, MemoryError, RecursionError) as error:
+            raise ModelError(f"cannot read {place / name}: {error}") from None
     try:
         config = ModelConfig.from_dict(card.config)
     except (EfcilError, KeyError, TypeError, ValueError, AttributeError, OverflowError, RuntimeError) as error:
@@ -216,8 +401,11 @@ def _read(place: Path) -> tuple[ModelConfig, State]:
     return config, state
 
 
-def _card(path: Path) -> _Card:
-    document = read_json(path, error=ModelError)
+def _card(path: Path, file: BufferedReader) -> _Card:
+    try:
+        document = parse_json(file.read(JSON_LIMIT))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ModelError(f"{path} is damaged or not JSON: {' '.join(str(error).split())[:200]}") from None
     if not isinstance(document, dict) or document.get("kind") != KIND:
         raise ModelError(f"{path} is not a model card; give a saved model")
     version = document.get("format")
@@ -241,6 +429,5 @@ def _card(path: Path) -> _Card:
         raise ModelError(f"{path}: {where}: {error.errors()[0]['msg'].lower()}; restore it from a backup") from None
 
 
-def _sha256(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def _sha256(file: BufferedReader) -> str:
+    return hashlib.file_digest(file, "sha256").hexdigest()
