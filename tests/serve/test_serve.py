@@ -2,7 +2,6 @@
 
 import asyncio
 import base64
-import contextlib
 import io
 import json
 import os
@@ -26,99 +25,38 @@ from urllib.parse import urljoin
 import httpx2 as httpx
 import numpy as np
 import pytest
-import torch
-from fastapi.testclient import TestClient
 from PIL import Image
 from starlette.exceptions import HTTPException
 
-from efcil.data import decode, glyphs
+from efcil.data import decode
 from efcil.errors import ConfigError, RunError
 from efcil.product import IncrementalClassifier
 from efcil.serve import jobs as jobs_module
 from efcil.serve import store as store_module
-from efcil.serve.app import PAGE, create_app
+from efcil.serve.app import PAGE
 from efcil.serve.batching import Batcher
 from efcil.serve.guard import Guard
 from efcil.serve.limits import Limits
 from efcil.serve.metrics import Metrics
-from efcil.serve.service import Service
 from efcil.serve.store import Conflict, ModelStore
 from messages import assert_names, raises
-from served import AUTH, LONG, TOKEN, Served, as_files, gone, until
+from served import (
+    AUTH,
+    KNOWN,
+    LONG,
+    SIZE,
+    TOKEN,
+    Served,
+    as_files,
+    client_of,
+    gone,
+    teach_zip,
+    until,
+    zipped,
+)
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "serve.md"
-SIZE = 16
-KNOWN = ["0", "1", "2"]
 CONTENT = {"wrong.jpg": b"this is text, not a picture"}
-
-
-def png(pixels):
-    file = io.BytesIO()
-    Image.fromarray(np.ascontiguousarray(pixels.transpose(1, 2, 0))).save(file, "PNG")
-    return file.getvalue()
-
-
-@pytest.fixture(scope="session")
-def drawn():
-    """PNG files of glyphs by class: a dozen of each."""
-    data = glyphs.load(classes=6, size=SIZE, train_per_class=12, test_per_class=1)
-    found = {}
-    for image, label in zip(data.train.images, data.train.labels, strict=True):
-        found.setdefault(str(label), []).append(png(np.asarray(image)))
-    return found
-
-
-@pytest.fixture(scope="session")
-def taught(drawn, tmp_path_factory):
-    """A model of three glyphs. Never changed: `model` is a copy of it."""
-    torch.set_num_threads(1)
-    place = tmp_path_factory.mktemp("serve") / "taught"
-    make_learner = IncrementalClassifier(
-        backbone="resnet10", width=8, size=SIZE, epochs=2, device="cpu", progress=False
-    )
-    images = [data for name in KNOWN for data in drawn[name]]
-    make_learner.learn(images, [name for name in KNOWN for _ in drawn[name]])
-    make_learner.save(place)
-    return place
-
-
-@pytest.fixture
-def model(taught, tmp_path):
-    return shutil.copytree(taught, tmp_path / "model")
-
-
-@contextlib.contextmanager
-def client_of(model, **options):
-    service = Service(model, device="cpu", teach_threads=1, **options)
-    with TestClient(create_app(service, TOKEN), raise_server_exceptions=False) as client:
-        client.service = service
-        yield client
-
-
-@pytest.fixture
-def client(model):
-    with client_of(model) as found:
-        yield found
-
-
-@pytest.fixture(scope="module")
-def reader(taught, tmp_path_factory):
-    """A client for tests that change nothing."""
-    with client_of(shutil.copytree(taught, tmp_path_factory.mktemp("reader") / "model")) as found:
-        yield found
-
-
-def zipped(entries, **options):
-    """A zip of {path: bytes}, or of (ZipInfo, bytes)."""
-    file = io.BytesIO()
-    with zipfile.ZipFile(file, "w", **options) as archive:
-        for name, data in entries.items() if isinstance(entries, dict) else entries:
-            archive.writestr(name, data)
-    return file.getvalue()
-
-
-def teach_zip(client, data, headers=AUTH, **fields):
-    return client.post("/teach", files={"archive": ("a.zip", data, "application/zip")}, data=fields, headers=headers)
 
 
 def ended(client, job):
@@ -530,14 +468,14 @@ def test_more_bytes_than_the_limit(model):
         assert client.post("/forget", json={"classes": ["x" * 10_001]}, headers=AUTH).status_code == 413
 
 
-def test_a_refused_body_is_read_to_its_end_but_not_for_ever():
-    """A client that still sends does not listen: the rest is thrown away before the answer, within bounds."""
+def test_a_refused_body_is_read_no_further_than_the_limit():
+    """A client that still sends does not listen: what may be sent is thrown away, of more nothing is read."""
 
     async def refuse(scope, receive, send):
         await send({"type": "http.response.start", "status": 401, "headers": []})
         await send({"type": "http.response.body", "body": b""})
 
-    def taken(parts, headers=()):
+    def taken(parts, *headers):
         count, sent = 0, []
 
         async def receive():
@@ -546,17 +484,20 @@ def test_a_refused_body_is_read_to_its_end_but_not_for_ever():
             return {"type": "http.request", "body": b"x" * 100, "more_body": count < parts}
 
         async def send(message):
-            sent.append((message["type"], count))
+            sent.append((message["type"], count, dict(message.get("headers", []))))
 
         scope = {"type": "http", "method": "POST", "path": "/", "headers": list(headers)}
         asyncio.run(Guard(refuse, Limits(bytes=1000), Metrics())(scope, receive, send))
-        assert [kind for kind, _ in sent] == ["http.response.start", "http.response.body"]
-        return sent[0][1]
+        assert [kind for kind, *_ in sent] == ["http.response.start", "http.response.body"]
+        return sent[0][1], sent[0][2].get(b"connection")
 
-    assert taken(30) == 30
-    assert taken(1_000_000) == 41
-    assert taken(30, [(b"content-length", b"1000000")]) == 0
-    assert taken(30, [(b"expect", b"100-continue")]) == 0
+    chunked = (b"transfer-encoding", b"chunked")
+    assert taken(10, chunked) == (10, None)
+    assert taken(1_000_000, chunked) == (11, b"close")
+    assert taken(30, (b"content-length", b"1001")) == (0, b"close")
+    assert taken(30, (b"content-length", b"9" * 5000)) == (0, b"close")
+    assert taken(10, chunked, (b"expect", b"100-continue")) == (0, b"close")
+    assert taken(1) == (0, None)
 
 
 def test_a_silent_client_is_let_go(monkeypatch):
@@ -570,11 +511,11 @@ def test_a_silent_client_is_let_go(monkeypatch):
             await receive()
         assert caught.value.status_code == 408
 
-    scope = {"type": "http", "method": "POST", "path": "/", "headers": []}
+    scope = {"type": "http", "method": "POST", "path": "/", "headers": [(b"content-length", b"1")]}
     asyncio.run(Guard(app, Limits(), Metrics())(scope, never, never))
 
 
-@pytest.mark.parametrize("name", ["bytes", "unpacked", "pixels", "predict_files", "teach_files", "waiting"])
+@pytest.mark.parametrize("name", ["bytes", "held", "unpacked", "pixels", "predict_files", "teach_files", "waiting"])
 def test_limits_must_be_positive(name):
     with raises(ConfigError, name, 0):
         Limits(**{name: 0})

@@ -1,17 +1,54 @@
-"""`efcil serve` in a process of its own, and what its clients need."""
+"""The service in this process and in one of its own, and what its clients need."""
 
 import contextlib
+import io
 import os
 import re
 import subprocess
 import sys
 import time
+import zipfile
 
 import httpx2 as httpx
+import numpy as np
+from fastapi.testclient import TestClient
+from PIL import Image
+
+from efcil.serve.app import create_app
+from efcil.serve.service import Service
 
 TOKEN = "a-token-for-tests"
 AUTH = {"Authorization": f"Bearer {TOKEN}"}
+SIZE = 16
+KNOWN = ["0", "1", "2"]  # classes of the fixture `taught`
 LONG = 120.0  # seconds that something may take on a busy machine before it is taken for hung
+
+
+def png(pixels):
+    file = io.BytesIO()
+    Image.fromarray(np.ascontiguousarray(pixels.transpose(1, 2, 0))).save(file, "PNG")
+    return file.getvalue()
+
+
+@contextlib.contextmanager
+def client_of(model, **options):
+    service = Service(model, device="cpu", teach_threads=1, **options)
+    with TestClient(create_app(service, TOKEN), raise_server_exceptions=False) as client:
+        client.service = service
+        yield client
+
+
+def zipped(entries, **options):
+    """A zip of {path: bytes}, or of (ZipInfo, bytes)."""
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", **options) as archive:
+        for name, data in entries.items() if isinstance(entries, dict) else entries:
+            archive.writestr(name, data)
+    return file.getvalue()
+
+
+def teach_zip(client, data, headers=AUTH, **fields):
+    return client.post("/teach", files={"archive": ("a.zip", data, "application/zip")}, data=fields, headers=headers)
 
 
 def as_files(pictures, field="files"):

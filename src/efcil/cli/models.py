@@ -282,6 +282,7 @@ def serve(
         token=token,
         limits=Limits(
             bytes=max_mib * MIB,
+            held=3 * max(max_mib, 64) * MIB,
             unpacked=max_unpacked_mib * MIB,
             pixels=max_megapixels * 1_000_000,
             predict_files=max_predict_files,

@@ -10,6 +10,8 @@ import numpy as np
 
 from efcil.errors import DataError
 
+MAX_LENGTH = 200  # characters of a class name
+
 
 def check_name(name: str) -> str:
     """Return a class name, or raise DataError unless it is printable and a valid folder name.
@@ -22,6 +24,8 @@ def check_name(name: str) -> str:
         raise DataError("a class name is empty; give every class a name")
     if name != name.strip():
         raise DataError(f"class name {name!r} begins or ends with a space; remove it")
+    if len(name) > MAX_LENGTH:
+        raise DataError(f"class name {name[:20]!r}... has {len(name):,} characters; use at most {MAX_LENGTH}")
     for character in name:
         if character in "/\\":
             raise DataError(f"class name {name!r} contains {character!r}; use another character")

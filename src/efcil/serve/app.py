@@ -58,7 +58,7 @@ _MEANING = {
     413: "The request exceeds the limits on bytes, files or entries.",
     415: "Unsupported content type.",
     422: "A parameter or field is missing or invalid.",
-    503: "Too many images are queued.",
+    503: "Too many images are queued, or too many bytes are held.",
 }
 
 
@@ -67,7 +67,7 @@ def _errors(*codes: int) -> dict[int | str, dict[str, Any]]:
 
 
 _BEARER = HTTPBearer(auto_error=False, description="The token passed to or printed by `efcil serve`.")
-_BODY = (408, 413, 415, 422)  # errors of any request body
+_BODY = (400, 408, 413, 415, 422, 503)  # errors of any request body
 _BINARY = {"type": "string", "format": "binary"}
 
 
@@ -164,7 +164,7 @@ def _add_reading(app: FastAPI, service: Service) -> None:
                 "model": Predictions | Error,
                 "description": "No image could be read (reasons in `predictions`), or the form is malformed.",
             },
-            **_errors(409, 503, *_BODY),
+            **_errors(409, *_BODY[1:]),
         },
         openapi_extra=_body(form=_PREDICT_FORM, json=Images.model_json_schema()),
     )
@@ -174,8 +174,8 @@ def _add_reading(app: FastAPI, service: Service) -> None:
         reject_below: Annotated[float | None, Query(ge=0, le=1, description="Minimum confidence for a label.")] = None,
     ) -> JSONResponse:
         """Classify images. An unreadable image has an entry with `error` instead."""
-        async with forms.read_images(request, service.limits) as images:
-            found = await service.predict(images, top, reject_below)
+        images = await forms.read_images(request, service.limits)
+        found = await service.predict(images, top, reject_below)
         readable = any("error" not in answer for answer in found)
         return JSONResponse({"predictions": found}, 200 if readable else 400)
 
@@ -201,7 +201,7 @@ def _add_writing(app: FastAPI, service: Service, token: str) -> None:
     def writing(*codes: int) -> dict[str, Any]:
         return {"tags": ["teaching"], "dependencies": [Depends(allowed)], "responses": _errors(401, *codes)}
 
-    @app.post("/teach", status_code=202, **writing(400, 409, *_BODY), openapi_extra=_body(form=_TEACH_FORM))
+    @app.post("/teach", status_code=202, **writing(409, *_BODY), openapi_extra=_body(form=_TEACH_FORM))
     async def teach(request: Request) -> Started:
         """Start an update with a zip of class folders, or with images of one new or existing class.
 
@@ -210,8 +210,8 @@ def _add_writing(app: FastAPI, service: Service, token: str) -> None:
         """
         service.store.check_free()
         known = service.store.current.names
-        async with forms.read_teaching(request, service.store.size, service.limits, known) as teaching:
-            job, upload = await service.teach(teaching.upload, teaching.epochs, teaching.budget)
+        teaching = await forms.read_teaching(request, service.store.size, service.limits, known)
+        job, upload = await service.teach(teaching.upload, teaching.epochs, teaching.budget)
         refused = [{"file": name, "error": why} for name, why in upload.refused]
         return Started.model_validate(
             {"job": job.id, "classes": job.classes, "images": len(upload.labels), "refused": refused}

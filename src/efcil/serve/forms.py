@@ -1,26 +1,36 @@
-"""Parsing of multipart and JSON request bodies within the limits."""
+"""Request bodies, multipart and JSON, parsed within the limits and outside the event loop."""
 
 from __future__ import annotations
 
+import asyncio
+import io
 import math
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
+from itertools import islice
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
-from starlette.datastructures import FormData, UploadFile
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 
+from efcil.serve import multipart
 from efcil.serve.images import from_base64, printable
-from efcil.serve.limits import Limits
+from efcil.serve.limits import MIB, Limits
+from efcil.serve.multipart import Form, Upload
 from efcil.serve.schemas import Images
 from efcil.serve.uploads import UploadedImages, from_archive, from_files
 
 B = TypeVar("B", bound=BaseModel)
+T = TypeVar("T")
 NamedImage = tuple[str | None, Callable[[], bytes]]  # name and function to read the bytes
-_FIELDS = 8  # maximum number of form fields
+MAX_JSON = 16 * MIB  # bytes of a JSON body, which takes several times that when parsed
+MAX_ELEMENTS = 20_000  # of a JSON body: values, keys, lists and objects
+# One large body is parsed at a time, which bounds the memory that it takes; small ones do not wait for it.
+_LARGE = MIB
+_parsers = {large: ThreadPoolExecutor(1, f"efcil-parse-{'large' if large else 'small'}") for large in (True, False)}
 
 
 def content_type(request: Request) -> str:
@@ -28,68 +38,94 @@ def content_type(request: Request) -> str:
     return request.headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
+async def _read(request: Request, most: int | None = None) -> bytearray:
+    """Return a body of at most `most` bytes; the guard limits every body."""
+    body = bytearray()
+    if most is not None and request.headers.get("content-length", "").isdigit():
+        _check_length(int(request.headers["content-length"]), most)
+    try:
+        async for chunk in request.stream():
+            body += chunk
+            _check_length(len(body), most)
+    except ClientDisconnect:  # nobody is left to read this answer
+        raise HTTPException(400, "the request ended before its body was complete") from None
+    return body
+
+
+def _check_length(length: int, most: int | None) -> None:
+    if most is not None and length > most:
+        raise HTTPException(413, f"more than {most:,} bytes of JSON; send fewer images, or a form with files")
+
+
+async def _parse(body: bytearray, how: Callable[[], T]) -> T:
+    return await asyncio.get_running_loop().run_in_executor(_parsers[len(body) > _LARGE], how)
+
+
 async def json_body(request: Request, model: type[B]) -> B:
-    """Parse a JSON body."""
+    """Parse a JSON body; the first error is raised."""
     if content_type(request) != "application/json":
         raise HTTPException(415, "send application/json")
-    try:
-        return model.model_validate_json(await request.body())
-    except ValidationError as error:
-        raise HTTPException(422, format_errors(error.errors())) from None
+    body = await _read(request, MAX_JSON)
+
+    def validated() -> B:
+        _check_structure(body)
+        try:
+            return model.model_validate_json(body)
+        except ValidationError as error:
+            raise HTTPException(422, format_errors(error.errors(include_url=False, include_input=False))) from None
+
+    return await _parse(body, validated)
+
+
+def _check_structure(body: bytearray) -> None:
+    """Bound the elements of JSON text before it is parsed; the parser bounds the depth.
+
+    >>> _check_structure(bytearray(b"[1," * 20_000))
+    Traceback (most recent call last):
+    starlette.exceptions.HTTPException: 413: more than 20,000 elements of JSON; send fewer at once
+    """
+    if sum(body.count(mark) for mark in (b"[", b"{", b",", b":")) > MAX_ELEMENTS:  # inside of strings, too
+        raise HTTPException(413, f"more than {MAX_ELEMENTS:,} elements of JSON; send fewer at once")
 
 
 def format_errors(errors: Iterable[Mapping[str, Any]]) -> str:
-    """Format pydantic errors on one line."""
+    """Format the first of pydantic's errors on one line."""
     lines = []
-    for error in errors:
+    for error in islice(errors, 3):
         place = ".".join(str(part) for part in error["loc"] if part not in ("query", "path", "body"))
         lines.append(f"{place}: {error['msg']}" if place else str(error["msg"]))
     return printable("; ".join(lines))
 
 
-@asynccontextmanager
-async def read_form(request: Request, files: int, known: tuple[str, ...]) -> AsyncIterator[FormData]:
+async def read_form(request: Request, files: int, known: tuple[str, ...]) -> Form:
     """Parse a multipart form with at most `files` files and the given fields."""
     if content_type(request) != "multipart/form-data":
         raise HTTPException(415, "send multipart/form-data")
-    try:
-        fields = await request.form(max_files=files, max_fields=_FIELDS)
-    except HTTPException as error:
-        if error.status_code == 400 and "Too many files" in error.detail:
-            raise HTTPException(413, f"more than {files:,} files; send at most {files:,} at once") from None
-        raise
-    try:
-        if unknown := sorted(set(fields) - set(known)):
-            raise HTTPException(422, f"unknown field {printable(unknown[0])!r}; known: {', '.join(known)}")
-        yield fields
-    finally:
-        await fields.close()
+    mark = multipart.boundary(request.headers["content-type"])
+    body = await _read(request)
+    return await _parse(body, lambda: multipart.parse(body, mark, files, known))
 
 
-def _uploads(fields: FormData, name: str) -> list[UploadFile]:
-    files = fields.getlist(name)
-    if any(not isinstance(value, UploadFile) for value in files):
+def _uploads(form: Form, name: str) -> list[Upload]:
+    if name in form.texts:
         raise HTTPException(422, f"{name}: wanted files with a file name")
-    return [value for value in files if isinstance(value, UploadFile)]
+    return form.files.get(name, [])
 
 
-@asynccontextmanager
-async def read_images(request: Request, limits: Limits) -> AsyncIterator[list[NamedImage]]:
+async def read_images(request: Request, limits: Limits) -> list[NamedImage]:
     """Read the images of a prediction request."""
     if content_type(request) == "application/json":
         given = (await json_body(request, Images)).images
         if len(given) > limits.predict_files:
             most = limits.predict_files
             raise HTTPException(413, f"{len(given):,} images; send at most {most:,} at once")
-        yield [(None, lambda text=text: from_base64(text)) for text in given]  # type: ignore[misc]
-        return
+        return [(None, partial(from_base64, text)) for text in given]
     if content_type(request) != "multipart/form-data":
         raise HTTPException(415, "send multipart/form-data with files, or application/json with images in base64")
-    async with read_form(request, limits.predict_files, ("files",)) as fields:
-        uploads = _uploads(fields, "files")
-        if not uploads:
-            raise HTTPException(422, f"files: no images; send 1 to {limits.predict_files} files")
-        yield [(printable(upload.filename or "") or None, upload.file.read) for upload in uploads]
+    uploads = _uploads(await read_form(request, limits.predict_files, ("files",)), "files")
+    if not uploads:
+        raise HTTPException(422, f"files: no images; send 1 to {limits.predict_files} files")
+    return [(printable(upload.name) or None, partial(bytes, upload.data)) for upload in uploads]
 
 
 @dataclass(frozen=True)
@@ -101,37 +137,36 @@ class TeachRequest:
     budget: float | None
 
 
-@asynccontextmanager
-async def read_teaching(
-    request: Request, size: int, limits: Limits, known: Sequence[str]
-) -> AsyncIterator[TeachRequest]:
+async def read_teaching(request: Request, size: int, limits: Limits, known: Sequence[str]) -> TeachRequest:
     """Parse an update request: a zip, or images of one class."""
     names = ("archive", "label", "files", "epochs", "budget")
-    async with read_form(request, limits.teach_files, names) as fields:
-        archives, files, label = _uploads(fields, "archive"), _uploads(fields, "files"), fields.get("label")
-        if bool(archives) == bool(files) or len(archives) > 1 or bool(files) != isinstance(label, str):
-            raise HTTPException(422, "send either one `archive`, a zip of class folders, or `label` and `files`")
-        epochs = _number(fields, "epochs", 1, 10_000)
-        budget = _number(fields, "budget", 0.1, 86_400.0)
-        if epochs is not None and epochs != int(epochs):
-            raise HTTPException(422, "epochs: wanted an integer")
-        if epochs is not None and budget is not None:
-            raise HTTPException(422, "give either epochs or budget")
+    form = await read_form(request, limits.teach_files, names)
+    archives, files, label = _uploads(form, "archive"), _uploads(form, "files"), form.texts.get("label")
+    if bool(archives) == bool(files) or len(archives) > 1 or bool(files) != (label is not None):
+        raise HTTPException(422, "send either one `archive`, a zip of class folders, or `label` and `files`")
+    epochs = _number(form, "epochs", 1, 10_000)
+    budget = _number(form, "budget", 0.1, 86_400.0)
+    if epochs is not None and epochs != int(epochs):
+        raise HTTPException(422, "epochs: wanted an integer")
+    if epochs is not None and budget is not None:
+        raise HTTPException(422, "give either epochs or budget")
 
-        def upload() -> UploadedImages:
-            if archives:
-                return from_archive(archives[0].file, size, limits, known)
-            return from_files(((f.filename or "file", f.file) for f in files), str(label), size, limits, known)
+    def upload() -> UploadedImages:
+        if archives:
+            return from_archive(io.BytesIO(archives[0].data), size, limits, known)
+        return from_files(((f.name or "file", f.data) for f in files), str(label), size, limits, known)
 
-        yield TeachRequest(upload, None if epochs is None else int(epochs), budget)
+    return TeachRequest(upload, None if epochs is None else int(epochs), budget)
 
 
-def _number(fields: FormData, name: str, least: float, most: float) -> float | None:
-    text = fields.get(name)
-    if text is None or text == "":
+def _number(form: Form, name: str, least: float, most: float) -> float | None:
+    if name in form.files:
+        raise HTTPException(422, f"{name}: wanted a number from {least:g} to {most:g}, not a file")
+    text = form.texts.get(name, "")
+    if text == "":
         return None
     try:
-        value = float(text) if isinstance(text, str) else math.nan
+        value = float(text)
     except ValueError:
         value = math.nan
     if not least <= value <= most:

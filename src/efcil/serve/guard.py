@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -12,8 +13,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from efcil.serve.limits import Limits
 from efcil.serve.metrics import Metrics
 
-READ_TIMEOUT = 60.0  # seconds without data within a request
-DRAIN_TIMEOUT = 10.0  # seconds to discard the rest of a refused request
+READ_TIMEOUT = 20.0  # seconds without data within a request
+SLOWEST = 8192  # bytes a second, averaged over a body after READ_TIMEOUT
+DRAIN_TIMEOUT = 5.0  # seconds to discard a body that was refused for something else than its size
 # The page loads no external resources; blob: is for previews of dropped images.
 PAGE_POLICY = (
     "default-src 'self'; img-src 'self' blob: data:; object-src 'none'; base-uri 'none'; form-action 'self'; "
@@ -27,55 +29,106 @@ HEADERS = {
 }
 
 
-class _Body:
-    """Size-limited request body."""
+class HeldBytes:
+    """Bytes of all bodies under way; at the limit the largest body that is still coming is refused."""
 
-    def __init__(self, receive: Receive, headers: Headers, limit: int):
-        self._receive, self._limit = receive, limit
+    def __init__(self, limit: int):
+        self._limit = limit
+        self._bodies: set[_Body] = set()
+        self._total = 0
+
+    def add(self, body: _Body, count: int) -> None:
+        """Count bytes of a body."""
+        self._bodies.add(body)
+        self._total += count
+        if self._total > self._limit:
+            coming = (one for one in self._bodies if not one.ended and not one.evicted)
+            if largest := max(coming, key=lambda one: one.count, default=None):
+                largest.evict()
+
+    def remove(self, body: _Body) -> None:
+        """Forget a body whose request was answered."""
+        if body in self._bodies:
+            self._bodies.remove(body)
+            self._total -= body.count
+
+
+class _Body:
+    """Request body, limited in size and time."""
+
+    def __init__(self, receive: Receive, headers: Headers, limit: int, held: HeldBytes):
+        self._receive, self._limit, self._held = receive, limit, held
         length = headers.get("content-length", "")
-        self._declared = int(length) if length.isdigit() else 0
+        self._declared = int(length[:20]) if length.isdigit() else 0
         self._expects_continue = "expect" in headers
-        self.count, self.ended = 0, False
+        self._started = time.monotonic()
+        self._timeout: asyncio.Timeout | None = None
+        self.count, self.evicted = 0, False
+        self.ended = not self._declared and "transfer-encoding" not in headers  # one empty message is still to come
 
     async def receive(self) -> Message:
-        """Return the next message; raise HTTPException on too many bytes or a timeout."""
+        """Return the next message; raise HTTPException on too many bytes or a slow client."""
         if self.ended:
-            return await self._receive()  # waits for the disconnect
+            return await self._receive()  # the empty body, or a wait for the disconnect
         if self._declared > self._limit:
             raise self._too_large()
+        latest = min(READ_TIMEOUT, self._started + READ_TIMEOUT + self.count / SLOWEST - time.monotonic())
         try:
-            async with asyncio.timeout(READ_TIMEOUT):
+            async with asyncio.timeout(latest) as self._timeout:
                 message = await self._next()
         except TimeoutError:
+            if self.evicted:
+                raise _no_room() from None
             raise HTTPException(
-                408, f"no data received for {READ_TIMEOUT:.0f} seconds; send the request again"
+                408, f"less than {SLOWEST:,} bytes per second, or none for {READ_TIMEOUT:.0f} seconds; send it again"
             ) from None
+        finally:
+            self._timeout = None
         if self.count > self._limit:
             raise self._too_large()
+        if self.evicted and not self.ended:
+            raise _no_room()
         return message
+
+    def evict(self) -> None:
+        """Refuse the rest of the body."""
+        self.evicted = True
+        if self._timeout is not None:
+            self._timeout.reschedule(asyncio.get_running_loop().time())
 
     async def _next(self) -> Message:
         message = await self._receive()
-        self.count += len(message.get("body", b""))
+        length = len(message.get("body", b""))
+        self.count += length
         self.ended = not message.get("more_body", False)
+        self._held.add(self, length)
         return message
 
     def _too_large(self) -> HTTPException:
         return HTTPException(413, f"the request has more than {self._limit:,} bytes; send fewer or smaller images")
 
-    async def drain(self) -> None:
-        """Discard the rest of a refused request, as a client that is still sending does not read the response.
+    async def finish(self) -> bool:
+        """Return whether the connection can be used again after the answer.
 
-        The connection is closed if the body is far beyond the limit.
+        A body of a legal size that was refused for something else is discarded, as a client that is still sending does
+        not read the response. Of one that is too large, too slow or in the way nothing more is read.
         """
-        if self.ended or self._declared > 4 * self._limit or (self._expects_continue and not self.count):
-            return
-        try:
+        if self.ended:
+            return True
+        if self.evicted or max(self._declared, self.count) > self._limit or (self._expects_continue and not self.count):
+            return False
+        count = self.count
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(DRAIN_TIMEOUT):
-                while not self.ended and self.count <= 4 * self._limit:
-                    await self._next()
-        except TimeoutError:
-            pass
+                while not self.ended and count <= self._limit:
+                    message = await self._receive()
+                    count += len(message.get("body", b""))
+                    self.ended = not message.get("more_body", False)
+        return self.ended
+
+
+def _no_room() -> HTTPException:
+    return HTTPException(503, "too many bytes of other requests are being read; try again later", {"Retry-After": "1"})
 
 
 class Guard:
@@ -83,6 +136,7 @@ class Guard:
 
     def __init__(self, app: ASGIApp, limits: Limits, metrics: Metrics):
         self.app, self.limits, self.metrics = app, limits, metrics
+        self._held = HeldBytes(limits.held)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request."""
@@ -90,26 +144,29 @@ class Guard:
             await self.app(scope, receive, send)
             return
         started, status = time.perf_counter(), 500
-        body = _Body(receive, Headers(scope=scope), self.limits.bytes)
+        body = _Body(receive, Headers(scope=scope), self.limits.bytes, self._held)
 
         async def answer(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                await body.drain()
-                _add_headers(MutableHeaders(scope=message))
+                headers = MutableHeaders(scope=message)
+                _add_headers(headers)
+                if not await body.finish():
+                    headers["connection"] = "close"
             await send(message)
 
         try:
             await self.app(scope, body.receive, answer)
         finally:
+            self._held.remove(body)
             route = _route(scope)
             method = scope["method"] if scope["method"] in _METHODS else "other"
             self.metrics.requests.labels(method, route, str(status)).inc()
             self.metrics.seconds.labels(route).observe(time.perf_counter() - started)
 
 
-_METHODS = {"GET", "HEAD", "POST", "PUT", "IM2COL_CHANNELS", "DELETE", "OPTIONS"}
+_METHODS = {"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"}
 
 
 def _route(scope: Scope) -> str:

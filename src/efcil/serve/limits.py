@@ -14,6 +14,7 @@ class Limits:
     """Upper limits, checked before memory or time is spent."""
 
     bytes: int = 64 * MIB  # request body
+    held: int = 192 * MIB  # bodies of all requests under way
     unpacked: int = 256 * MIB  # decompressed size of a zip
     pixels: int = 40_000_000  # per image
     predict_files: int = 64  # images per prediction request

@@ -6,6 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from efcil.product.names import MAX_LENGTH
+
 Share = Annotated[float, Field(ge=0, le=1)]
 
 
@@ -81,7 +83,7 @@ class Images(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    images: list[Annotated[str, Field(min_length=1)]] = Field(
+    images: Annotated[list[Annotated[str, Field(min_length=1)]], Field(fail_fast=True)] = Field(
         min_length=1, description="Images in base64 or as data URLs."
     )
 
@@ -118,7 +120,7 @@ class Names(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    classes: list[str] = Field(min_length=1)
+    classes: Annotated[list[Annotated[str, Field(max_length=MAX_LENGTH)]], Field(fail_fast=True)] = Field(min_length=1)
 
 
 class Forgotten(BaseModel):

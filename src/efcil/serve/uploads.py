@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import IO
 
@@ -43,10 +44,12 @@ def from_archive(file: IO[bytes], size: int, limits: Limits, known: Sequence[str
 
 
 def from_files(
-    files: Iterable[tuple[str, IO[bytes]]], label: str, size: int, limits: Limits, known: Sequence[str]
+    files: Iterable[tuple[str, bytes]], label: str, size: int, limits: Limits, known: Sequence[str]
 ) -> UploadedImages:
     """Read the images of one class."""
-    return _decode_images(((printable(name), label, file.read) for name, file in files), [], size, limits, known)
+    return _decode_images(
+        ((printable(name), label, partial(bytes, data)) for name, data in files), [], size, limits, known
+    )
 
 
 def _decode_images(
