@@ -1,6 +1,6 @@
 """The documents tell the truth: what they name exists, what they show runs, what they list is what the code has.
 
-`python tests/docs/test_docs.py` writes docs/options.md and the option tables of docs/cli.md again, from the command.
+`PYTHONPATH=tests/support python tests/docs/test_docs.py` writes the option tables of docs/cli.md from the command.
 """
 
 import ast
@@ -18,11 +18,14 @@ from typing import Any
 import pytest
 
 from command_lines import commands, misspelt, options
-from efcil.cli import catalog
 
 ROOT = Path(__file__).resolve().parents[2]
-DOCS = [*sorted((ROOT / "docs").rglob("*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
-CLI, OPTIONS = ROOT / "docs" / "cli.md", ROOT / "docs" / "options.md"
+DOCS = [
+    *sorted(p for p in (ROOT / "docs").rglob("*.md") if p.name != "options.md"),
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+]
+CLI = ROOT / "docs" / "cli.md"
 FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 TOKEN = re.compile(r"`([^`\n]+)`")
 SOURCE = re.compile(r"[\w.-]+(?:/[\w.-]+)*/[\w-]+\.(?:py|md|ya?ml|toml|txt|css)")
@@ -190,33 +193,6 @@ def test_option_tables_are_those_of_the_command():
     assert marked == with_options, "a command with options has no table in docs/cli.md"
 
 
-OPTIONS_HEAD = """# Options
-
-Every option of every learner, shift, classifier and data set, as `--set KEY=VALUE` takes it; generated from the typed
-options by `python tests/docs/test_docs.py`. `efcil options METHOD` adds the values of each preset. Options that several
-parts share are listed once, where they first occur.
-"""
-
-
-def options_page() -> str:
-    """docs/options.md: a table for each part; what a part has in common with an earlier one is left out."""
-    seen: set[tuple[str, str, str]] = set()
-    lines = [OPTIONS_HEAD]
-    for group in catalog.all_options():
-        rows = [(row.key, catalog.show_value(row.default), " ".join(row.meaning.split())) for row in group.rows]
-        new = [row for row in rows if row not in seen]
-        seen.update(rows)
-        if new:
-            lines += [f"## {group.title}", "", "| option | default | what it does |", "|---|---|---|"]
-            lines += [f"| `{key}` | `{default}` | {meaning.replace('|', '/')} |" for key, default, meaning in new]
-            lines += [""]
-    return "\n".join(lines)
-
-
-def test_the_page_of_options_is_that_of_the_typed_options():
-    assert OPTIONS.read_text(encoding="utf-8") == options_page(), "run `python tests/docs/test_docs.py`"
-
-
 # --- (d) examples run -------------------------------------------------------------------------------------------------
 
 EXAMPLES = [
@@ -286,5 +262,4 @@ def test_such_paths_are_seen():
 
 if __name__ == "__main__":
     CLI.write_text(with_option_tables(CLI.read_text(encoding="utf-8")), encoding="utf-8")
-    OPTIONS.write_text(options_page(), encoding="utf-8")
     sys.exit(0)

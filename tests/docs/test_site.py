@@ -12,11 +12,11 @@ import efcil
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
-PAGES = sorted(DOCS.rglob("*.md"))
+PAGES = sorted(page for page in DOCS.rglob("*.md") if page.name != "options.md")
 LINK = re.compile(r"!?\[[^\]\n]*\]\(([^)\s]+)\)|(?:src|href)=\"([^\"]+)\"|^:::\{image\} (\S+)$", re.MULTILINE)
 FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 TOCTREE = re.compile(r"^```\{toctree\}\n(.*?)^```", re.MULTILINE | re.DOTALL)
-GENERATED = {"gallery/index.rst"}  # made when the site is built
+GENERATED = {"gallery/index.rst", "options.md"}  # made when the site is built
 READ_APART = {"results", "dev"}  # folders whose first page links the others
 MAIN_PATH = [
     *(
@@ -97,6 +97,7 @@ def test_every_page_is_in_the_table_of_contents():
     names = {page.relative_to(DOCS).with_suffix("").as_posix() for page in PAGES}
     apart = {name for name in names if name.partition("/")[0] in READ_APART and "/" in name}
     assert names - listed - apart - {"index"} == set()
+    assert {Path(name).with_suffix("").as_posix() for name in GENERATED} <= listed
     for folder in READ_APART:
         (first,) = (name for name in apart & listed if name.startswith(f"{folder}/"))
         text = (DOCS / f"{first}.md").read_text()
@@ -159,6 +160,7 @@ def test_the_site_is_built_without_a_warning_and_can_be_searched(tmp_path):
     assert (site / "search.html").is_file()
     api = (site / "api.html").read_text(encoding="utf-8")
     assert all(f'id="efcil.{name}"' in api for name in efcil.__all__ if name != "__version__")
+    assert "gram_storage" in (site / "options.html").read_text(encoding="utf-8")
     assert "<math" in (site / "metrics.html").read_text(encoding="utf-8")
     outside = re.compile(r"<(?:script|link)[^>]+(?:src|href)=\"https?:")
     assert [page.name for page in site.rglob("*.html") if outside.search(page.read_text(encoding="utf-8"))] == []
