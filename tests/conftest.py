@@ -14,6 +14,9 @@ from hypothesis import settings
 from efcil import cli
 from efcil.accel.backend import Backend
 from problems import blobs
+from torchvision_on_cpu import define_operators
+
+define_operators()
 
 settings.load_profile("ci")  # the same examples in every run, without a limit of time: no test fails by chance
 

@@ -12,8 +12,10 @@ its builds are locked here.
 from __future__ import annotations
 
 import argparse
+import re
 import subprocess
 import sys
+import tempfile
 import tomllib
 from importlib import metadata
 from pathlib import Path
@@ -22,6 +24,7 @@ ROOT = Path(__file__).resolve().parent.parent
 RUN, DEV, DOCS = (Path(f"requirements/{name}.txt") for name in ("run", "dev", "docs"))  # relative to ROOT
 HEADER = "# Made by `make lock` (tools/lock.py) from pyproject.toml; consumed by `make {}`. Not to be edited.\n"
 TORCH = "torch"  # pinned in constraints.txt
+NO_TORCH = f"{TORCH} ; sys_platform == 'none'\n"  # what other packages need of it is in no lock: it is installed before
 BUILD = "editables"  # needed by hatchling for an editable install without build isolation
 
 
@@ -32,7 +35,7 @@ def wanted(project: Path, torch_needs: list[str], *extras: str) -> list[str]:
     named = [*tree["project"]["dependencies"], *(text for extra in extras for text in optional[extra])]
     everywhere = [text for text in torch_needs if "extra ==" not in text and "platform_" not in text]
     found = [*named, *tree["build-system"]["requires"], BUILD, *everywhere]
-    return [text for text in found if not text.startswith(TORCH)]
+    return [text for text in found if re.match(r"[\w.-]+", text)[0] != TORCH]  # type: ignore[index]
 
 
 def resolve(lines: list[str], target: Path, constraints: list[Path], upgrade: bool) -> str:
@@ -40,12 +43,17 @@ def resolve(lines: list[str], target: Path, constraints: list[Path], upgrade: bo
     oldest = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["requires-python"]
     options = ["--universal", "--python-version", oldest.lstrip(">="), "--generate-hashes", "--no-annotate"]
     options.append("--no-strip-extras")  # pip requires the extra in the pin
+    options += ["--no-emit-package", TORCH]
     options += [part for path in constraints for part in ("--constraints", str(path))]
     options += ["--upgrade"] if upgrade else []
-    command = [sys.executable, "-m", "uv", "pip", "compile", "--quiet", "--no-header", *options]
-    subprocess.run(
-        [*command, "--output-file", str(target), "-"], input="\n".join(lines), text=True, cwd=ROOT, check=True
-    )
+    with tempfile.TemporaryDirectory() as folder:
+        override = Path(folder) / "override.txt"
+        override.write_text(NO_TORCH, encoding="utf-8")
+        options += ["--override", str(override)]
+        command = [sys.executable, "-m", "uv", "pip", "compile", "--quiet", "--no-header", *options]
+        subprocess.run(
+            [*command, "--output-file", str(target), "-"], input="\n".join(lines), text=True, cwd=ROOT, check=True
+        )
     return (ROOT / target).read_text(encoding="utf-8")
 
 

@@ -11,6 +11,7 @@ import pytest
 from PIL import Image, ImageOps
 
 from efcil.data.decode import read_image
+from efcil.data.preprocessing import Preprocessing
 from efcil.errors import ConfigError, DataError
 from messages import raises
 
@@ -296,3 +297,35 @@ def test_a_pillow_image_is_left_as_it_is() -> None:
     read_image(image, 16)
     assert image.size == (800, 600)
     assert image.getpixel((0, 0)) is not None  # not closed
+
+
+def test_a_backbones_preprocessing_decides_crop_and_resampling():
+    picture = Image.fromarray(np.random.default_rng(0).integers(0, 256, (60, 90, 3), dtype=np.uint8))
+    own = Preprocessing(14, crop=0.7, interpolation="bicubic")
+    wanted = picture.resize((14, 14), Image.Resampling.BICUBIC, box=(24, 9, 66, 51))
+    assert (read_image(picture, own).transpose(1, 2, 0) == np.asarray(wanted)).all()
+    squashed = picture.resize((14, 14), Image.Resampling.BILINEAR)
+    assert (read_image(picture, Preprocessing(14, squash=True)).transpose(1, 2, 0) == np.asarray(squashed)).all()
+    assert (read_image(picture, Preprocessing(14)) == read_image(picture, 14)).all()
+    with raises(ConfigError, "letterboxed", "14px-0.7-bicubic"):
+        read_image(picture, own, keep_aspect=True)
+
+
+def test_a_large_jpeg_is_not_decoded_below_what_its_crop_needs(tmp_path):
+    coarse = np.random.default_rng(0).integers(0, 256, (30, 30, 3), dtype=np.uint8)
+    picture = Image.fromarray(coarse).resize((1500, 1500), Image.Resampling.BICUBIC)
+    picture.save(tmp_path / "a.jpg", quality=95)
+    own = Preprocessing(56, crop=0.2, interpolation="bicubic")
+    with Image.open(tmp_path / "a.jpg") as whole:
+        whole.load()
+        wanted = read_image(whole, own).astype(float)
+    assert np.abs(read_image(tmp_path / "a.jpg", own) - wanted).mean() < 4
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"size": 0}, {"crop": 0.0}, {"crop": 1.1}, {"interpolation": "cubic"}, {"std": (0.0,) * 3}, {"std": (1.0,)}],
+)
+def test_a_preprocessing_that_cannot_be_is_refused(wrong):
+    with pytest.raises(ConfigError, match=next(iter(wrong))):
+        Preprocessing(**{"size": 8} | wrong)

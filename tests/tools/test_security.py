@@ -160,6 +160,7 @@ CALLS = {
 }
 ALLOWED = {  # file -> what, and why it runs nothing that a file says
     "data/cifar100.py": {"import pickle"},  # _ArraysOnly: the names of arrays lead to stand-ins, all others are refused
+    "models/pretrained.py": {"import pickle", "torch.load"},  # weights_only=True: see the next test
 }
 
 
@@ -191,6 +192,15 @@ def test_nothing_in_the_package_can_run_code_from_a_file():
     found = {path.relative_to(home).as_posix(): dangerous(path.read_text()) for path in home.rglob("*.py")}
     assert len(found) > 100
     assert {file: what for file, what in found.items() if what} == ALLOWED
+
+
+def test_torch_reads_nothing_but_tensors():
+    tree = ast.parse((ROOT / "src" / "efcil" / "models" / "pretrained.py").read_text())
+    used = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute) and ast.unparse(node) == "torch.load"]
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and ast.unparse(node.func) == "torch.load"]
+    assert used == [call.func for call in calls]
+    for call in calls:
+        assert {k.arg: ast.unparse(k.value) for k in call.keywords}["weights_only"] == "True"
 
 
 @pytest.mark.parametrize(

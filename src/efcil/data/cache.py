@@ -30,6 +30,9 @@ import numpy.typing as npt
 from efcil.data.dataset import DataSet, ImageSet, Official, format_list
 from efcil.data.decode import read_image
 from efcil.data.letterbox import stored_shape
+from efcil.data.preprocessing import IMAGENET_MEAN as MEAN
+from efcil.data.preprocessing import IMAGENET_STD as STD
+from efcil.data.preprocessing import Preprocessing
 from efcil.data.workers import CHANNELS, decode_chunk, pool_of, problem, starting
 from efcil.errors import ConfigError, DataError
 from efcil.files import StrPath, atomic_replace, read_json, write_json
@@ -38,7 +41,6 @@ from efcil.platform_support import cores, user_cache
 SUFFIXES = frozenset(".jpg .jpeg .png .bmp .gif .tif .tiff .webp .ppm .pgm .heic .heif".split())
 IGNORED = frozenset({"thumbs.db", "desktop.ini", "__macosx"})  # created by file managers
 NOT_AN_IMAGE = "is not an image"  # end of a stray with another suffix
-MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet, used for all photographs
 
 Progress = Callable[[int, int], None]
 
@@ -129,7 +131,7 @@ def load_decoded(
     tree: Tree,
     name: str,
     *,
-    size: int,
+    size: int | Preprocessing,
     workers: int | None = None,
     cache: StrPath | None = None,
     skip_bad: bool = False,
@@ -138,6 +140,8 @@ def load_decoded(
     progress: Progress | None = None,
 ) -> DataSet:
     """Load the images of a tree as squares of `size` pixels, decoded once and then memory-mapped from the cache.
+
+    `size` may also be what a backbone expects of a picture.
 
     With `keep_aspect` images are letterboxed instead of cropped (`efcil.data.letterbox`), for random crops. With
     `lazy`, or by default if the array would take more than half of the free disk space, worker processes decode images
@@ -219,10 +223,9 @@ def _lazy_data_set(tree: Tree, name: str, store: _Store, workers: int | None) ->
     return _data_set(tree, name, images, [file.label for file in rows], train, tree.strays, [note])
 
 
-def check_decoding(size: int, workers: int | None) -> None:
+def check_decoding(size: int | Preprocessing, workers: int | None) -> None:
     """Raise ConfigError for invalid options of `load_decoded`, before a large tree is scanned."""
-    if size < 1:
-        raise ConfigError(f"size must be at least 1, got {size}")
+    Preprocessing.of(size)
     if workers is not None and workers < 1:
         raise ConfigError(f"workers must be at least 1, got {workers}")
 
@@ -235,20 +238,26 @@ def unreadable(tree: Tree, workers: int | None = None, progress: Progress | None
 
 
 def decode_to_memory(
-    root: Path, names: Sequence[str], *, size: int, workers: int | None = None, progress: Progress | None = None
+    root: Path,
+    names: Sequence[str],
+    *,
+    size: int | Preprocessing,
+    workers: int | None = None,
+    progress: Progress | None = None,
 ) -> tuple[npt.NDArray[np.uint8], dict[int, str]]:
     """Decode files into memory, (n, channels, size, size), and return the problem of each unreadable row.
 
     Unreadable rows are black. Many files are decoded by several processes through a temporary file.
     """
-    check_decoding(size, workers)
+    side = Preprocessing.of(size).size
+    check_decoding(side, workers)
     if _processes(workers, len(names)) > 1:
         with tempfile.TemporaryDirectory(prefix="efcil-") as folder:
             target = Path(folder) / "pictures.npy"
             wrong = _decode_all(root, names, target, size, workers, progress)
             pictures = np.load(target, allow_pickle=False)
             return pictures, {row: wrong[name] for row, name in enumerate(names) if name in wrong}
-    rows = np.zeros((len(names), CHANNELS, size, size), dtype=np.uint8)
+    rows = np.zeros((len(names), CHANNELS, side, side), dtype=np.uint8)
     bad: dict[int, str] = {}
     for row, name in enumerate(names):
         try:
@@ -301,21 +310,22 @@ class _Store:
 
     folder: Path
     stem: str  # split, size and fingerprint of the files
-    size: int
+    size: int | Preprocessing
     keep_aspect: bool
 
     @classmethod
-    def of(cls, tree: Tree, folder: Path, size: int, keep_aspect: bool) -> _Store:
-        digest = hashlib.sha256(repr((_VERSION, CHANNELS, size, tree.class_names)).encode("utf-8", "backslashreplace"))
+    def of(cls, tree: Tree, folder: Path, size: int | Preprocessing, keep_aspect: bool) -> _Store:
+        form, side = Preprocessing.of(size).decoding, Preprocessing.of(size).size
+        digest = hashlib.sha256(repr((_VERSION, CHANNELS, side, tree.class_names)).encode("utf-8", "backslashreplace"))
         for file in tree.files:
             digest.update(os.fsencode(file.name) + f"\0{file.size}\0{file.mtime_ns}\n".encode())
-        form = f"{size}px{'whole' if keep_aspect else ''}"
+        form += "whole" if keep_aspect else ""
         return cls(folder, f"{tree.split.key}-{form}-{digest.hexdigest()[:24]}", size, keep_aspect)
 
     @property
     def shape(self) -> tuple[int, int, int]:
         """Shape of an image."""
-        return stored_shape(CHANNELS, self.size, self.keep_aspect)
+        return stored_shape(CHANNELS, Preprocessing.of(self.size).size, self.keep_aspect)
 
     @property
     def array(self) -> Path:
@@ -436,7 +446,7 @@ def _decode_all(
     root: Path,
     names: Sequence[str],
     target: Path,
-    size: int,
+    size: int | Preprocessing,
     workers: int | None,
     progress: Progress | None,
     keep_aspect: bool = False,
@@ -444,7 +454,7 @@ def _decode_all(
     """Decode the files into the rows of a new array file; return the problem of each unreadable one."""
     # Write instead of mapping: on a full disk, writing raises an error while a mapping kills the process.
     with open(target, "wb") as file:
-        shape = (len(names), *stored_shape(CHANNELS, size, keep_aspect))
+        shape = (len(names), *stored_shape(CHANNELS, Preprocessing.of(size).size, keep_aspect))
         np.lib.format.write_array_header_1_0(file, {"descr": "|u1", "fortran_order": False, "shape": shape})
         start = file.tell()
         row = math.prod(shape[1:])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import os
 import threading
 import warnings
@@ -13,6 +14,7 @@ import numpy.typing as npt
 from PIL import Image, UnidentifiedImageError
 
 from efcil.data.letterbox import max_width, pad
+from efcil.data.preprocessing import Interpolation, Preprocessing
 from efcil.errors import ConfigError, DataError
 
 # Allowed formats, fewer than Pillow supports: an EPS upload, for example, would start Ghostscript.
@@ -30,6 +32,14 @@ _UPRIGHT = {
     6: Image.Transpose.ROTATE_270,
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
+}
+
+
+_RESAMPLING: dict[Interpolation, Image.Resampling] = {
+    "nearest": Image.Resampling.NEAREST,
+    "bilinear": Image.Resampling.BILINEAR,
+    "bicubic": Image.Resampling.BICUBIC,
+    "lanczos": Image.Resampling.LANCZOS,
 }
 
 
@@ -63,7 +73,7 @@ _quiet = _SuppressWarnings()
 
 def read_image(
     source: str | os.PathLike[str] | bytes | Image.Image,
-    size: int,
+    size: int | Preprocessing,
     channels: int = 3,
     *,
     max_pixels: int = MAX_PIXELS,
@@ -72,6 +82,7 @@ def read_image(
 ) -> npt.NDArray[np.uint8]:
     """Decode an image into uint8 (channels, size, size): short side to `size`, center crop, alpha over white.
 
+    `size` may also be what a backbone expects (`Preprocessing`): its crop, interpolation and, if it squashes, shape.
     With `keep_aspect` the image is letterboxed (`efcil.data.letterbox`), and only ends beyond 3:2 are cropped. `source`
     is a file, its bytes or a Pillow image (not modified); of an animation, the first frame is used. A file that is
     missing, truncated, damaged, not an image or larger than `max_pixels` raises DataError with `name`.
@@ -79,8 +90,11 @@ def read_image(
     >>> read_image(Image.new("RGBA", (30, 20), (255, 0, 0, 0)), 4)[:, 0, 0]
     array([255, 255, 255], dtype=uint8)
     """
-    if size < 1 or channels not in (1, 3):
+    if channels not in (1, 3) or (isinstance(size, int) and size < 1):
         raise ConfigError(f"size must be at least 1 and channels 1 or 3, got size {size}, channels {channels}")
+    wanted = Preprocessing.of(size)
+    if keep_aspect and wanted != Preprocessing(wanted.size):
+        raise ConfigError(f"a letterboxed image is not cropped or resampled as {wanted.decoding} asks for: give a size")
     if isinstance(source, Image.Image):
         name = name or getattr(source, "filename", "") or "image"
     elif isinstance(source, bytes):
@@ -90,12 +104,12 @@ def read_image(
     with _quiet:
         try:
             if isinstance(source, Image.Image):
-                return _decode(source, size, channels, max_pixels, keep_aspect=keep_aspect)
+                return _decode(source, wanted, channels, max_pixels, keep_aspect=keep_aspect)
             data: bytes | Path = source if isinstance(source, bytes) else Path(source)
             _refuse_empty(data)
             formats = _with_heif(FORMATS) if _is_heif(data) else FORMATS
             with Image.open(io.BytesIO(data) if isinstance(data, bytes) else data, formats=formats) as image:
-                pixels = _decode(image, size, channels, max_pixels, keep_aspect=keep_aspect, fresh=True)
+                pixels = _decode(image, wanted, channels, max_pixels, keep_aspect=keep_aspect, fresh=True)
                 if image.format == "PNG":
                     _refuse_endless(data)
                 return pixels
@@ -146,14 +160,16 @@ def _refuse_endless(data: bytes | Path) -> None:
 
 
 def _decode(
-    image: Image.Image, size: int, channels: int, max_pixels: int, *, keep_aspect: bool, fresh: bool = False
+    image: Image.Image, wanted: Preprocessing, channels: int, max_pixels: int, *, keep_aspect: bool, fresh: bool = False
 ) -> npt.NDArray[np.uint8]:
     width, height = image.size
     if width * height > max_pixels:  # from the header, before memory is allocated
         raise DataError(f"image of {width} x {height} exceeds the limit of {max_pixels} pixels; make it smaller")
+    size = wanted.size
     if fresh:
         # JPEG only: decode at 1/2, 1/4 or 1/8 of the size, but at least twice the target size for resize quality.
-        image.draft(None, (2 * size, 2 * size))
+        least = math.ceil(2 * size / wanted.crop)
+        image.draft(None, (least, least))
     image.load()
     orientation = _orientation(image)  # after load: PNG stores it at the end, and TIFF is rotated while loading
     image = _eight_bits(image, channels)
@@ -166,9 +182,11 @@ def _decode(
     width, height = image.size
     short = min(width, height)
     across = min(width, short * max_width(size) / size) if keep_aspect else short
-    left, top = (width - across) / 2, (height - short) / 2
     wide = int(size * across / short)  # as torchvision's Resize rounds
-    image = image.resize((wide, size), Image.Resampling.BILINEAR, box=(left, top, left + across, top + short))
+    span, down = (width, height) if wanted.squash else (across * wanted.crop, short * wanted.crop)
+    left, top = (width - span) / 2, (height - down) / 2
+    resampling = _RESAMPLING[wanted.interpolation]
+    image = image.resize((wide, size), resampling, box=(left, top, left + span, top + down))
     pixels = np.asarray(image)
     pixels = np.ascontiguousarray(pixels[None] if channels == 1 else pixels.transpose(2, 0, 1))
     return pad(pixels, is_portrait) if keep_aspect else pixels

@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from efcil.data.letterbox import stored_shape
+from efcil.data.preprocessing import Preprocessing
 from efcil.data.workers import CHANNELS, decode_chunk, own_cores, pool_of, starting
 from efcil.errors import DataError
 from efcil.platform_support import reserve, shared_memory
@@ -35,10 +36,15 @@ class Decoder:
     """
 
     def __init__(
-        self, root: Path, names: Sequence[str], size: int, workers: int | None = None, keep_aspect: bool = False
+        self,
+        root: Path,
+        names: Sequence[str],
+        size: int | Preprocessing,
+        workers: int | None = None,
+        keep_aspect: bool = False,
     ):
         self.root, self.names, self.size, self.keep_aspect = os.fspath(root), list(names), size, keep_aspect
-        self.shape = stored_shape(CHANNELS, size, keep_aspect)
+        self.shape = stored_shape(CHANNELS, Preprocessing.of(size).size, keep_aspect)
         self.workers = workers or own_cores()
         self._pool: ProcessPoolExecutor | None = None
         self._home: tempfile.TemporaryDirectory[str] | None = None

@@ -17,6 +17,7 @@ import numpy as np
 
 from efcil.data.decode import read_image
 from efcil.data.letterbox import stored_shape
+from efcil.data.preprocessing import Preprocessing
 from efcil.errors import DataError
 from efcil.platform_support import blocked_interrupt, cores
 
@@ -68,10 +69,10 @@ def _follow_parent() -> None:
 
 
 def decode_chunk(
-    root: str, names: Sequence[str], target: str, offset: int, size: int, keep_aspect: bool
+    root: str, names: Sequence[str], target: str, offset: int, size: int | Preprocessing, keep_aspect: bool
 ) -> tuple[int, dict[str, str]]:
     """Decode consecutive rows into the array file; unreadable ones stay black and are reported."""
-    rows = np.zeros((len(names), *stored_shape(CHANNELS, size, keep_aspect)), dtype=np.uint8)
+    rows = np.zeros((len(names), *stored_shape(CHANNELS, Preprocessing.of(size).size, keep_aspect)), dtype=np.uint8)
     bad: dict[str, str] = {}
     for row, name in zip(rows, names, strict=True):
         if not os.path.exists(target):
@@ -86,7 +87,7 @@ def decode_chunk(
     return len(names), bad
 
 
-def problem(root: Path, name: str, size: int, keep_aspect: bool = False) -> str | None:
+def problem(root: Path, name: str, size: int | Preprocessing, keep_aspect: bool = False) -> str | None:
     """Return why an image cannot be decoded, or None."""
     try:
         read_image(root / name, size, CHANNELS, name=name, keep_aspect=keep_aspect)

@@ -2,32 +2,43 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
 from torch import nn
 
+from efcil.data.preprocessing import Preprocessing
 from efcil.errors import ConfigError, nearest
-from efcil.models import resnet
+from efcil.files import StrPath
+from efcil.models import efficientnet_lite, resnet
+from efcil.models.efficientnet_lite import EfficientNetLite
 from efcil.models.plain import BackboneSource, Factory, PlainBackbone, backbone_name, wrap_backbone
+from efcil.models.pretrained import PRETRAINED, check_available, load_weights
 from efcil.models.resnet import NAMES, STEMS, ResNet
-from efcil.models.timm import PREFIX, TimmBackbone, build_timm
+from efcil.models.timm import PREFIX, TimmBackbone, build_timm, timm_preprocessing
 from efcil.plugins import Registry
 
 __all__ = [
     "BACKBONES",
     "NAMES",
+    "PRETRAINED",
     "STEMS",
     "BackboneSource",
+    "EfficientNetLite",
     "PlainBackbone",
+    "Preprocessing",
     "ResNet",
     "TimmBackbone",
     "backbone_name",
     "build",
     "build_timm",
+    "check_available",
     "check_name",
     "is_resnet",
     "is_timm",
+    "load_weights",
+    "preprocessing",
     "register_backbone",
     "wrap_backbone",
 ]
@@ -35,7 +46,7 @@ __all__ = [
 BACKBONES: Registry[Callable[..., Any]] = Registry(
     "backbone",
     "efcil.backbones",
-    dict.fromkeys(NAMES, resnet.build),
+    dict.fromkeys(NAMES, resnet.build) | dict.fromkeys(efficientnet_lite.NAMES, efficientnet_lite.build),
     lambda value: callable(value) and not isinstance(value, nn.Module),
     "a function from a number of channels to an nn.Module",
 )
@@ -89,13 +100,36 @@ def build(
     seed: int = 0,
     last_relu: bool = True,
     size: int | None = None,
-) -> ResNet | TimmBackbone | PlainBackbone:
-    """A freshly initialized backbone, the same bits for the same seed: one of ours (`resnet.build`), `timm/NAME`, one
-    that is registered, or a module or factory of one's own (`wrap_backbone`).
+    weights: StrPath | None = None,
+) -> ResNet | EfficientNetLite | TimmBackbone | PlainBackbone:
+    """Make a backbone: one of ours (`resnet.build`, `efficientnet_lite.build`), `timm/NAME`, one that is registered, or
+    a module or factory of one's own (`wrap_backbone`).
 
-    Only ours have a stem, and a width to choose. Registered ones and modules are tried on images of `size`, the side of
-    the network's input.
+    Only ResNets have a stem, and a width to choose. Registered ones and modules are tried on images of `size`, the side
+    of the network's input. `weights` are "pretrained" (the published ones) or a file (`load_weights`); without, they
+    are initialized, to the same bits for the same seed. What the network expects of a picture is `preprocessing`.
+
+    >>> backbone = build("efficientnet-lite0", weights="pretrained")
+    >>> backbone.num_features, preprocessing("efficientnet-lite0").size
+    (1280, 224)
     """
+    published = weights is not None and os.fspath(weights) == PRETRAINED and is_timm(backbone_name(backbone))
+    built = _build(backbone, stem, width, channels, seed, last_relu, size, published)
+    if weights is not None and not published:
+        load_weights(built, backbone_name(backbone), weights)
+    return built
+
+
+def _build(
+    backbone: str | nn.Module | Factory,
+    stem: str,
+    width: int | None,
+    channels: int,
+    seed: int,
+    last_relu: bool,
+    size: int | None,
+    published: bool,
+) -> ResNet | EfficientNetLite | TimmBackbone | PlainBackbone:
     own = None if isinstance(backbone, str) else backbone
     name = backbone_name(backbone)
     if own is None and is_resnet(name):
@@ -106,9 +140,31 @@ def build(
         raise ConfigError(f"backbone {name}: width={width} applies only to a ResNet; set width=null")
     if not last_relu:
         raise ConfigError(f"backbone {name}: this learner leaves out a ResNet's last ReLU; take {', '.join(NAMES)}")
+    if own is None and name in efficientnet_lite.NAMES:
+        return efficientnet_lite.build(name, channels=channels, seed=seed)
     if own is None and is_timm(name):
-        return build_timm(name, channels=channels, seed=seed)
+        return build_timm(name, channels=channels, seed=seed, pretrained=published, size=size)
     if size is None:
         raise ConfigError(f"backbone {name}: its features are measured at the size of its input; give size, or crop")
     factory = BACKBONES[name] if own is None else own
     return wrap_backbone(factory, channels=channels, size=size, seed=seed, name=name)
+
+
+def preprocessing(backbone: str | nn.Module | Factory, size: int | None = None) -> Preprocessing:
+    """Return what a backbone expects of a picture: of one with published weights what these were trained with.
+
+    `size` is the side of the input where another one is wanted; ResNets and networks of one's own have none.
+
+    >>> preprocessing("resnet18", size=32) == Preprocessing(32)
+    True
+    >>> preprocessing("efficientnet-lite0").interpolation
+    'bicubic'
+    """
+    name = backbone_name(backbone)
+    if isinstance(backbone, str) and is_timm(name):
+        return timm_preprocessing(name, size)
+    if isinstance(backbone, str) and name in efficientnet_lite.NAMES:
+        return efficientnet_lite.preprocessing(name, size)
+    if size is None:
+        raise ConfigError(f"backbone {name}: the size of its input is not known; give size")
+    return Preprocessing(size)
