@@ -71,7 +71,7 @@ class Problem:
     labels: Tensor
 
 
-def features(rows: int, dim: int, seed: int, centre: Tensor | None = None) -> Tensor:
+def features(rows: int, dim: int, seed: int, center: Tensor | None = None) -> Tensor:
     """Sample positive, sparse features (rows, dim): ReLU of dim / 4 mixed factors plus noise, channels of different
     scale."""
     fixed, draw = torch.Generator().manual_seed(1), torch.Generator().manual_seed(seed)
@@ -79,8 +79,8 @@ def features(rows: int, dim: int, seed: int, centre: Tensor | None = None) -> Te
     mixing = torch.randn(factors, dim, generator=fixed) * torch.linspace(1.0, 0.3, factors)[:, None] / factors**0.5
     size = torch.exp(1.5 * torch.rand(dim, generator=fixed) - 0.75)
     hidden = torch.randn(rows, factors, generator=draw)
-    if centre is not None:
-        hidden += 0.5 * centre
+    if center is not None:
+        hidden += 0.5 * center
     return torch.relu(hidden @ mixing + 0.3 + 0.05 * torch.randn(rows, dim, generator=draw)) * size
 
 

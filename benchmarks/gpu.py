@@ -110,10 +110,10 @@ def sibling(name: str) -> ModuleType:
     return importlib.import_module(f"benchmarks.{name}")
 
 
-def summarised(raw: list[float]) -> Result:
+def summarized(raw: list[float]) -> Result:
     """Return median, spread and raw values.
 
-    >>> summarised([3.0, 1.0, 2.0])
+    >>> summarized([3.0, 1.0, 2.0])
     {'median': 2.0, 'spread': 2.0, 'raw': [3.0, 1.0, 2.0]}
     """
     return {"median": statistics.median(raw), "spread": max(raw) - min(raw), "raw": raw}
@@ -137,7 +137,7 @@ def timed(call: Callable[[], object], count: int, repeats: int, device: torch.de
             for _ in range(count):
                 call()
             raw.append((time.perf_counter() - start) / count)
-    return summarised(raw)
+    return summarized(raw)
 
 
 # -- operations and upper bound ----------------------------------------------------------------------------------------
@@ -319,7 +319,7 @@ def measure_epochs(size: Size, device: str, steps: int, data: Path | None = None
             ends.append(time.perf_counter())
 
         train_epochs(lwf, task, size, size.repeats * block + 1, note)
-        raw = summarised([(end - begin) / block for begin, end in pairwise(ends[::block])])  # the first block compiles
+        raw = summarized([(end - begin) / block for begin, end in pairwise(ends[::block])])  # the first block compiles
         with one_step(lwf, *(backend.tensor(a[: size.batch]) for a in (task.images, task.labels))) as call:
             timed(call, size.warm_up, 1, backend.device)
             step = timed(call, steps, size.repeats, backend.device)
@@ -337,7 +337,7 @@ def measure_epochs(size: Size, device: str, steps: int, data: Path | None = None
 def measure_augment(size: Size, device: str) -> Result:
     """Measure images per second of `cifar-autoaugment`; each raw value is the best of two passes."""
     runs = [sibling("augment").measure(size.augmented, device, 2) for _ in range(size.repeats)]
-    return {"images": size.augmented} | {key: summarised([run[key] for run in runs]) for key in runs[0]}
+    return {"images": size.augmented} | {key: summarized([run[key] for run in runs]) for key in runs[0]}
 
 
 def measure_update(size: Size, device: str) -> list[Result]:
@@ -348,7 +348,7 @@ def measure_update(size: Size, device: str) -> list[Result]:
         runs = [core.measure(classes, size.dim, device, 1, tenfold=False) for _ in range(repeats)]
         row: Result = {"classes": classes + core.NEW_CLASSES, "dim": size.dim}
         for key in ("naive_seconds", "positive_seconds", "numerical_seconds"):
-            row[key] = summarised([run[key] for run in runs])
+            row[key] = summarized([run[key] for run in runs])
         for rule in ("positive", "numerical"):
             row[f"{rule}_speedup"] = row["naive_seconds"]["median"] / row[f"{rule}_seconds"]["median"]
             row[f"{rule}_deviation"] = max(run[f"{rule}_deviation"] for run in runs)
@@ -389,7 +389,7 @@ def measure_startup(device: str, tiny: bool) -> Result:
     command = [str(Path(__file__).resolve()), "--first-step", "--device", device, *(["--tiny"] if tiny else [])]
     with tempfile.TemporaryDirectory() as cache:
         imports = [float(_child(["-c", importing], cache)[1]) for _ in range(1 if tiny else 3)]
-        found: Result = {"import_seconds": summarised(imports)}
+        found: Result = {"import_seconds": summarized(imports)}
         for state in ("cold", "warm"):
             wall, line = _child(command, cache)
             found[state] = {"process_seconds": wall, **json.loads(line)}

@@ -225,7 +225,7 @@ def deviation(dim: int, images: int) -> float:
 
 def compression(error: float, dim: int, images: int) -> dict[str, Any]:
     """Return error and memory of truncated factors, before and after a shift."""
-    x = torch.cat([features(images, dim, 10 + c, _centre(c, dim)) for c in range(4)])
+    x = torch.cat([features(images, dim, 10 + c, _center(c, dim)) for c in range(4)])
     y = torch.arange(4).repeat_interleave(images)
     grams, cut = (ClassStats.from_features(x, y, m) for m in (StorageSpec(), StorageSpec("factors", tolerance=error)))
     shift = task_shift(*new_task(Size(10, dim, images))[:2])
@@ -242,7 +242,7 @@ def compression(error: float, dim: int, images: int) -> dict[str, Any]:
     }
 
 
-def _centre(seed: int, dim: int) -> Tensor:
+def _center(seed: int, dim: int) -> Tensor:
     return torch.randn(max(2, dim // 4), generator=torch.Generator().manual_seed(900 + seed))
 
 
@@ -326,13 +326,13 @@ def drawn(found: dict[str, Any]) -> Figure:
                 unit = "all updates, s" if row == 0 else "classes moved"
             else:
                 most = max(r["classes"] for r in found["classes"]) if axis == "classes" else found[axis][0]["classes"]
-                for form, (colour, marker, name) in looks.items():
+                for form, (color, marker, name) in looks.items():
                     own = [r for r in found[axis] if r["form"] == form and r["classes"] <= most]
                     points = [(r[key], scale * r[value]) for r in own]
-                    axes.plot(*zip(*points, strict=True), color=colour, marker=marker, markersize=4, label=name)
+                    axes.plot(*zip(*points, strict=True), color=color, marker=marker, markersize=4, label=name)
                     if row == 1:
                         peaks = [scale * r["peak_bytes"] for r in own]
-                        axes.plot([r[key] for r in own], peaks, color=colour, linewidth=0.8, linestyle=":")
+                        axes.plot([r[key] for r in own], peaks, color=color, linewidth=0.8, linestyle=":")
             axes.set_xscale("log")
             axes.set_yscale("log")
             axes.set_xlabel(label)

@@ -268,8 +268,8 @@ def feature_tasks(seed=0, dim=12):
     tasks = []
     for first in (0, 3, 6):
         labels = torch.randint(first, first + 3, (90,), generator=source)
-        centres = torch.rand(9, dim, generator=source) * 2
-        old = (centres[labels] + torch.rand(90, dim, generator=source)).float()
+        centers = torch.rand(9, dim, generator=source) * 2
+        old = (centers[labels] + torch.rand(90, dim, generator=source)).float()
         turn = torch.eye(dim) + 0.2 * torch.randn(dim, dim, generator=source)
         tasks.append((labels, old, (old @ turn + 0.05 * torch.randn(90, dim, generator=source)).float()))
     return tasks

@@ -51,7 +51,7 @@ def _kept(trajectory: Trajectory, label: str) -> dict[str, str]:
     state = part.classifier.state_dict()
     if isinstance(part.classifier, Mahalanobis):
         c = part.classifier
-        return {"centres": digest(c.centers), "factors_packed": digest(pack_symmetric(c.factors.mT))}
+        return {"centers": digest(c.centers), "factors_packed": digest(pack_symmetric(c.factors.mT))}
     if part.tracks:
         stats = trajectory.tracks[part.tracks[0]].stats
         assert stats is not None

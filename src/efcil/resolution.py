@@ -41,7 +41,7 @@ class ResolvedOptions:
 def parse_label(label: str | Method) -> tuple[str, RequestedMethod]:
     """Parse a method label with settings; return the label with the registered spelling of the method.
 
-    A `Method` is labelled by its name.
+    A `Method` is labeled by its name.
 
     >>> label, requested = parse_label("DPCR:rank_rule=numerical:ridge=100")
     >>> label, requested.settings

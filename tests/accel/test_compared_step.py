@@ -32,7 +32,7 @@ class Plugin(LwF):
         return functional.cross_entropy(self.head(features + noise).float(), batch.labels)
 
 
-class Silent(Plugin):
+class Undeclared(Plugin):
     """Says nothing of captures."""
 
     capturable = False
@@ -163,7 +163,7 @@ def test_a_lack_of_memory_is_no_difference(recorder):
         trained(Plugin)
 
 
-@pytest.mark.parametrize(("kind", "graphs"), [(Silent, True), (Plugin, False)])
+@pytest.mark.parametrize(("kind", "graphs"), [(Undeclared, True), (Plugin, False)])
 def test_nothing_is_captured_unasked(recorder, kind, graphs):
     assert trained(kind, graphs)[1] == []
     assert recorder.made == 0

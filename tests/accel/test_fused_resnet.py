@@ -45,7 +45,7 @@ def drawn(*shape, seed=1, dtype=torch.float64):
 
 
 def network(name="resnet10", dtype=torch.float64, form=torch.contiguous_format, **options):
-    """In training, with normalisations that are not as they were born."""
+    """In training, with normalizations that are not as they were born."""
     net = models.build(name, width=8, **options).train().to(dtype=dtype, memory_format=form)
     for number, module in enumerate(net.modules()):
         if isinstance(module, nn.BatchNorm2d):
@@ -215,8 +215,8 @@ def plainly(bn, z, relu, other=None, known_other=None):
 
 
 @pytest.mark.parametrize("relu", [True, False])
-@pytest.mark.parametrize("added", ["nothing", "a map", "a normalised map"])
-def test_a_normalisation_with_what_follows_is_what_torch_says(added, relu):
+@pytest.mark.parametrize("added", ["nothing", "a map", "a normalized map"])
+def test_a_normalization_with_what_follows_is_what_torch_says(added, relu):
     bn, shortcut = (nn.BatchNorm2d(6, dtype=torch.float64) for _ in range(2))
     bn.weight.data, bn.bias.data = drawn(6, seed=2), drawn(6, seed=3)
     own, own_shortcut = (BatchNorm(copy.deepcopy(norm)) for norm in (bn, shortcut))

@@ -342,7 +342,7 @@ def test_one_that_is_stopped_before_its_turn_does_not_begin():
 def test_a_signal_is_heard_whichever_thread_it_comes_to():
     """The system may hand it to any thread of the process; Python's handler runs in the main one, which waits."""
 
-    class Told(Fake):
+    class Signaled(Fake):
         def execute(self, resume):
             time.sleep(0.3)  # until the main thread waits
             signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
@@ -351,7 +351,7 @@ def test_a_signal_is_heard_whichever_thread_it_comes_to():
 
     said = []
     with pytest.raises(Interrupted):
-        concurrent.execute_all([Told(said, 0), Fake(said, 1)], False, concurrent_runs=2)
+        concurrent.execute_all([Signaled(said, 0), Fake(said, 1)], False, concurrent_runs=2)
     assert said == [True]
 
 

@@ -50,8 +50,8 @@ def feature_tasks(sizes=(3, 2, 4), images=30, dim=DIM, seed=0):
     tasks, first = [], 0
     for size in sizes:
         labels = torch.cat([torch.arange(size), torch.randint(size, (images * size - size,), generator=source)]) + first
-        centres = torch.rand(sum(sizes), dim, generator=source) * 2
-        features = (centres[labels] + 0.5 * torch.randn(len(labels), dim, generator=source)).clamp_min(0).float()
+        centers = torch.rand(sum(sizes), dim, generator=source) * 2
+        features = (centers[labels] + 0.5 * torch.randn(len(labels), dim, generator=source)).clamp_min(0).float()
         tasks.append((labels, features))
         first += size
     return tasks
@@ -224,8 +224,8 @@ def literal_fecam(tasks, probe, power, alpha1, alpha2, times):
             rows = features.double()[labels == c]
             mean = sum(rows) / len(rows)
             powers = rows**power
-            centred = powers - sum(powers) / len(powers)
-            covariance = sum(torch.outer(row, row) for row in centred) / (len(rows) - 1)
+            centered = powers - sum(powers) / len(powers)
+            covariance = sum(torch.outer(row, row) for row in centered) / (len(rows) - 1)
             covariance[covariance.abs() < 1e-15] = 0  # of dead channels
             identity = torch.eye(len(mean)).double()
             for _ in range(times):
@@ -235,11 +235,11 @@ def literal_fecam(tasks, probe, power, alpha1, alpha2, times):
                 covariance = covariance + alpha1 * v1 * identity + alpha2 * sum(off) / len(off) * (1 - identity)
             deviation = torch.sqrt(covariance.diagonal())
             inverse = torch.inverse(covariance / torch.outer(deviation, deviation))
-            centre = mean**power / (mean**power).norm()
+            center = mean**power / (mean**power).norm()
             column = []
             for row in probe.double():
                 unit = (row / row.norm()) ** power
-                difference = unit / unit.norm() - centre
+                difference = unit / unit.norm() - center
                 column.append(-(difference @ inverse @ difference))
             scores.append(torch.stack(column))
     return torch.stack(scores, dim=1)
@@ -276,8 +276,8 @@ def test_a_class_of_one_image_and_of_copies_of_one():
     x = torch.rand(1, DIM) + 0.05
     probe = torch.rand(6, DIM)
     unit = torch.nn.functional.normalize(probe.double() ** 0.1, dim=1)
-    centre = torch.nn.functional.normalize(x.double() ** 0.1, dim=1)
-    euclidean = -(unit - centre).square().sum(1)
+    center = torch.nn.functional.normalize(x.double() ** 0.1, dim=1)
+    euclidean = -(unit - center).square().sum(1)
     labels, features = feature_tasks()[0]
     for copies in (1, 3, 7):
         more = torch.cat([labels, torch.full((copies,), 3)]), torch.cat([features, x.expand(copies, DIM)])

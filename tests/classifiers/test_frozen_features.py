@@ -31,8 +31,8 @@ def problem(sizes=(9, 9, 9, 9), dim=DIM, seed=0):
     """Features as behind a ReLU and a mean over positions: not negative, classes apart."""
     source = torch.Generator().manual_seed(seed)
     labels = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
-    centres = 2 * torch.rand(len(sizes), dim, generator=source)
-    features = (centres[labels] + 0.5 * torch.randn(len(labels), dim, generator=source)).clamp_min(0)
+    centers = 2 * torch.rand(len(sizes), dim, generator=source)
+    features = (centers[labels] + 0.5 * torch.randn(len(labels), dim, generator=source)).clamp_min(0)
     return features + 0.01, labels
 
 
@@ -61,8 +61,10 @@ def gap(one, two):
 def literal_gcv(x, y, ridge):
     """n |(I - H) Y|^2 / trace(I - H)^2 with the n x n matrix H of centered rows; one degree of freedom for the mean."""
     n, targets = len(x), np.eye(y.max() + 1)[y]
-    centred = x - x.mean(0)
-    hat = centred @ np.linalg.inv(centred.T @ centred + ridge * np.eye(x.shape[1])) @ centred.T + np.full((n, n), 1 / n)
+    centered = x - x.mean(0)
+    hat = centered @ np.linalg.inv(centered.T @ centered + ridge * np.eye(x.shape[1])) @ centered.T + np.full(
+        (n, n), 1 / n
+    )
     rest = np.eye(n) - hat
     return n * np.linalg.norm(rest @ targets) ** 2 / np.trace(rest) ** 2
 
@@ -72,13 +74,13 @@ def test_the_ridge_is_that_of_the_literal_score_on_all_rows(dim):
     features, labels = problem(dim=dim)
     x, y = UnitLength()(features).numpy(), labels.numpy()
     classifier = fitted("ridge-gcv", features, labels)
-    centred = x - x.mean(0)
-    grid = candidates(torch.tensor(centred.T @ centred)).numpy()
+    centered = x - x.mean(0)
+    grid = candidates(torch.tensor(centered.T @ centered)).numpy()
     scores = np.array([literal_gcv(x, y, ridge) for ridge in grid])
     assert classifier.ridge == grid[scores <= scores.min() * (1 + AS_GOOD)][-1]
     assert grid[0] < classifier.ridge < grid[-1]
-    weight = np.linalg.solve(centred.T @ centred + classifier.ridge * np.eye(dim), centred.T @ np.eye(4)[y])
-    literal = centred @ weight + np.full(4, 1 / 4)
+    weight = np.linalg.solve(centered.T @ centered + classifier.ridge * np.eye(dim), centered.T @ np.eye(4)[y])
+    literal = centered @ weight + np.full(4, 1 / 4)
     np.testing.assert_allclose(classifier.logits(features), literal, rtol=1e-8, atol=1e-10)
 
 
@@ -95,9 +97,9 @@ def test_of_uneven_classes_each_counts_as_equally_many():
     x = torch.cat([mean + cloud for mean in stats.mean])
     y = torch.arange(3).repeat_interleave(4000)
     share = 32 / len(x)  # each class 32 / 3 images
-    centred = x - x.mean(0)
-    gram = share * centred.T @ centred + ridge * torch.eye(DIM).double()
-    literal = torch.linalg.solve(gram, share * centred.T @ torch.eye(3).double()[y])
+    centered = x - x.mean(0)
+    gram = share * centered.T @ centered + ridge * torch.eye(DIM).double()
+    literal = torch.linalg.solve(gram, share * centered.T @ torch.eye(3).double()[y])
     torch.testing.assert_close(weight, literal, rtol=1e-8, atol=1e-10)
     torch.testing.assert_close(bias, 1 / 3 - x.mean(0) @ literal, rtol=1e-6, atol=1e-7)
 

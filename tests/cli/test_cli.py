@@ -666,7 +666,7 @@ def test_a_checkpoint_of_something_else(efcil, tmp_path):
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_lets_the_step_finish_and_the_run_go_on(efcil, tmp_path, monkeypatch, number, code):
-    """Told in the middle of an epoch: the step is finished and saved, and the rest is what it would have been."""
+    """Signaled in the middle of an epoch: the step is finished and saved, and the rest is what it would have been."""
     from efcil.training.step import Step
 
     arguments = ["run", "dpcr", "digits", "--tasks", 2, *TINY]

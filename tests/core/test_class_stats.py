@@ -55,7 +55,7 @@ def test_statistics_equal_the_literal_prototypes(features: Tensor) -> None:
     assert gap(stats.cross, features.T @ one_hot) < 1e-13
 
 
-def test_covariance_is_the_centred_one(features: Tensor) -> None:
+def test_covariance_is_the_centered_one(features: Tensor) -> None:
     stats = ClassStats.from_features(features, LABELS)
     x = features[LABELS == 9].numpy()
     assert gap(stats.covariance()[3], torch.from_numpy(np.cov(x.T, bias=True))) < 1e-12

@@ -149,12 +149,12 @@ def test_a_class_of_few_images_does_not_lose_to_one_of_many():
     """Two images against eighty of a class in 40 dimensions: as many errors either way."""
     rng, missed = np.random.default_rng(0), [0, 0]
     for _ in range(20):
-        centres = rng.normal(size=(2, 40)) * 0.5
-        x = np.concatenate([centres[0] + rng.normal(size=(2, 40)), centres[1] + rng.normal(size=(80, 40))])
+        centers = rng.normal(size=(2, 40)) * 0.5
+        x = np.concatenate([centers[0] + rng.normal(size=(2, 40)), centers[1] + rng.normal(size=(80, 40))])
         stats = ClassStats.from_features(torch.tensor(x), torch.tensor([0] * 2 + [1] * 80))
         weight, bias = shared_discriminant(stats)
         for c in (0, 1):
-            points = torch.tensor(centres[c] + rng.normal(size=(100, 40)))
+            points = torch.tensor(centers[c] + rng.normal(size=(100, 40)))
             missed[c] += int(((points @ weight + bias).argmax(1) != c).sum())
     assert sum(missed) < 600
     assert 0.5 < missed[0] / missed[1] < 2

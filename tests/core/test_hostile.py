@@ -332,7 +332,7 @@ def test_what_is_not_finite_is_named(bad):
 
 @settings(max_examples=60, deadline=None)
 @given(features(least=2, most=5), st.floats(-300, 300))
-def test_columns_are_normalised_at_any_scale(x, power):
+def test_columns_are_normalized_at_any_scale(x, power):
     weight = normalize_columns(x / x.abs().max() * 10.0**power if x.abs().max() > 0 else x)
     norms = torch.linalg.vector_norm(weight, dim=0)
     for norm, column in zip(norms.tolist(), x.T, strict=True):

@@ -91,7 +91,7 @@ def test_a_known_eigenvalue_is_believed_only_beyond_rounding_and_where_the_facto
     assert cholesky(torch.zeros(0, 3, 3)).shape == (0, 3, 3)
 
 
-def centred(images: int, dim: int) -> Tensor:
+def centered(images: int, dim: int) -> Tensor:
     features = draw(images, dim) * torch.logspace(2, -3, dim, dtype=torch.float64) + 7.0
     return features - features.mean(0)
 
@@ -99,7 +99,7 @@ def centred(images: int, dim: int) -> Tensor:
 @pytest.mark.parametrize(("images", "dim"), [(40, 1), (40, 2), (2, 3), (90, 30), (30, 30), (5, 30), (9, 300)])
 @pytest.mark.parametrize("dead", [False, True])
 def test_the_root_of_a_covariance_is_its_literal_one(images: int, dim: int, dead: bool) -> None:
-    features = centred(images, dim)
+    features = centered(images, dim)
     if dead:
         features[:, ::3] = 0.0
     covariance = features.T @ features / (images - 1)
@@ -128,7 +128,7 @@ def test_draws_with_the_root_have_the_covariance_and_dead_channels_none() -> Non
 
 
 def test_a_covariance_that_was_moved_often_can_still_be_drawn_from(monkeypatch: pytest.MonkeyPatch) -> None:
-    features = centred(12, 120)
+    features = centered(12, 120)
     covariance = features.T @ features / 11
     for task in range(50):
         shift = torch.eye(120).double() + 0.3 * draw(120, 120, seed=task) / 120**0.5

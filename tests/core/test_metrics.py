@@ -206,7 +206,7 @@ def test_counts_agree_with_a_stable_sort_and_add_over_batches():
     rng = np.random.default_rng(0)
     scores = rng.integers(0, 6, (300, 12)).astype(np.float64)  # many ties
     labels = rng.integers(0, 12, 300)
-    task_of_class = np.array([2, 0, 1, 0, 1, 2, 0, 0, 1, 2, 2, 2])  # classes of a task need not be neighbours
+    task_of_class = np.array([2, 0, 1, 0, 1, 2, 0, 0, 1, 2, 2, 2])  # classes of a task need not be neighbors
     order = np.argsort(-scores, axis=1, kind="stable")
     expected = np.zeros((3, 3), dtype=int)
     for row, label in zip(order, labels, strict=True):

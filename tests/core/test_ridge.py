@@ -48,7 +48,7 @@ def test_ridge_without_gamma_on_too_few_images_says_what_to_do() -> None:
         ridge_weight(stats_of(draw(6, 7) / 0.0, torch.arange(6)), 1.0)
 
 
-def test_normalise_columns() -> None:
+def test_normalize_columns() -> None:
     weight = draw(6, 4)
     weight[:, 2] = 0.0
     ours = normalize_columns(weight)

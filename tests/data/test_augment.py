@@ -259,7 +259,7 @@ def test_random_resized_crop_boxes() -> None:
     assert (left[small] / (200 - wide[small])).mean() == pytest.approx(0.5, abs=0.03)
 
 
-def test_random_resized_crop_falls_back_to_the_centre() -> None:
+def test_random_resized_crop_falls_back_to_the_center() -> None:
     transform = RandomResizedCrop(8, scale=(4.0, 4.0))  # never fits
     drawn = transform.draw(3, seeded())
     assert [edge.tolist() for edge in transform.boxes(drawn, 30, 30)] == [[0] * 3, [0] * 3, [30] * 3, [30] * 3]
@@ -267,7 +267,7 @@ def test_random_resized_crop_falls_back_to_the_centre() -> None:
     assert [int(edge[0]) for edge in transform.boxes(drawn, 90, 30)] == [25, 0, 40, 30]
 
 
-def test_centre_crop() -> None:
+def test_center_crop() -> None:
     images = pictures(1, 9, 12)
     assert torch.equal(augment(images, CenterCrop(5), seeded()), images[:, :, 2:7, 4:9])
     with raises(ConfigError, 10, "9 x 12"):
@@ -307,7 +307,7 @@ def test_names() -> None:
         make_transform("cifar-autoaugmnt", 32)
 
 
-def test_colour_of_two_channels_is_refused() -> None:
+def test_color_of_two_channels_is_refused() -> None:
     with raises(ConfigError, 1, 3, 2):
         OPERATIONS["Color"](pictures(2)[:1], torch.ones(1))
 

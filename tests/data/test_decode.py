@@ -40,7 +40,7 @@ def square(image: Image.Image, size: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("shape", [(60, 40), (40, 60), (40, 40), (200, 40)])
-def test_short_side_then_centre_crop(shape: tuple[int, int]) -> None:
+def test_short_side_then_center_crop(shape: tuple[int, int]) -> None:
     image = picture(*shape)
     for size in (20, 40, 80):
         result = read_image(image, size)
@@ -110,7 +110,7 @@ def test_every_mode(image: Image.Image, kind: str, expected: tuple[int, int, int
     assert (result == np.array(expected)[:, None, None]).all(), result[:, 0, 0]
 
 
-def test_a_cmyk_jpeg_keeps_its_colours() -> None:
+def test_a_cmyk_jpeg_keeps_its_colors() -> None:
     result = read_image(encoded(Image.new("CMYK", (32, 32), (0, 255, 255, 0)), "JPEG", quality=95), 8)
     assert np.abs(result[:, 4, 4].astype(int) - (255, 0, 0)).max() <= 4
 
@@ -139,7 +139,7 @@ def test_one_channel() -> None:
 
 
 def test_the_first_frame_of_an_animation() -> None:
-    frames = [Image.new("RGB", (8, 8), colour) for colour in ("red", "lime", "blue")]
+    frames = [Image.new("RGB", (8, 8), color) for color in ("red", "lime", "blue")]
     for kind in ("GIF", "PNG", "TIFF"):
         data = encoded(frames[0], kind, save_all=True, append_images=frames[1:])
         np.testing.assert_array_equal(read_image(data, 4)[:, 0, 0], (255, 0, 0))

@@ -148,7 +148,7 @@ def test_characters_stand_out_from_their_ground():
 
 
 def test_the_problem_is_learnable_but_not_from_single_pixels():
-    """Colours tell nothing and a linear rule on pixels little; the outline of the character tells much."""
+    """Colors tell nothing and a linear rule on pixels little; the outline of the character tells much."""
     data = glyphs.load(10, 16, 60, 20)
 
     def outline(images):
@@ -161,8 +161,8 @@ def test_the_problem_is_learnable_but_not_from_single_pixels():
 
     def ridge_accuracy(features):
         x, test = features(data.train.images), features(data.test.images)
-        centre, scale = x.mean(0), x.std() + 1e-9
-        x, test = (x - centre) / scale, (test - centre) / scale
+        center, scale = x.mean(0), x.std() + 1e-9
+        x, test = (x - center) / scale, (test - center) / scale
         weight = np.linalg.solve(x.T @ x + 300 * np.eye(x.shape[1]), x.T @ np.eye(10)[data.train.labels])
         return ((test @ weight).argmax(1) == data.test.labels).mean()
 

@@ -83,7 +83,7 @@ def no_decoding(monkeypatch: pytest.MonkeyPatch) -> None:
 # --- what is read
 
 
-def test_class_folders_are_read_split_and_labelled(root: Path) -> None:
+def test_class_folders_are_read_split_and_labeled(root: Path) -> None:
     classes = fill(root, {"cat": 10, "dog": 5, "ant": 2})
     data = load(root, size=SIZE)
     assert data.name == "pets"
@@ -110,7 +110,7 @@ def test_pixels_are_those_of_the_decoder(root: Path) -> None:
     assert found == {read_image(path, SIZE).tobytes() for path in root.rglob("*.png")}
 
 
-def test_every_suffix_is_recognised_in_either_case(root: Path) -> None:
+def test_every_suffix_is_recognized_in_either_case(root: Path) -> None:
     suffixes = ["jpg", "JPEG", "png", "bmp", "GIF", "tif", "tiff", "webp", "ppm"]
     for i, suffix in enumerate(suffixes):
         put(root / "a" / f"{i}.{suffix}", 0)

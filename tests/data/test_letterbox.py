@@ -112,7 +112,7 @@ def test_shapes_of_crops_are_those_of_upright_pictures():
     assert per_row == pytest.approx((area / 0.5) ** 0.5, rel=0.1)  # twice as tall as wide
 
 
-def test_the_centre_of_a_frame_is_that_of_resize_and_centre_crop():
+def test_the_center_of_a_frame_is_that_of_resize_and_center_crop():
     found = CenterCrop(24).apply(FRAMES, {})
     for picture, result in zip(PICTURES, found, strict=True):
         small = shrunk(picture)
@@ -265,7 +265,7 @@ def test_stored_is_refused_where_nothing_is_cropped_at_random(run, setting):
     assert seen is None
 
 
-def test_centres_are_cut_at_the_size_that_is_seen_wherever_features_are_taken(run, monkeypatch):
+def test_centers_are_cut_at_the_size_that_is_seen_wherever_features_are_taken(run, monkeypatch):
     """Of a task's own images and of test images; ADC's too, which change pixels."""
     seen = []
 

@@ -137,7 +137,7 @@ def test_with_an_intercept_it_is_scikit_learns_ridge_classifier(classes, offset)
     np.testing.assert_allclose(X @ ours.coef_.T + ours.intercept_, scores.reshape(len(X), -1), atol=1e-9)
 
 
-def test_normalised_scores_are_distances_from_the_plane():
+def test_normalized_scores_are_distances_from_the_plane():
     X, y = problem()
     plain = RidgeReconstructionClassifier(3.0).fit(X, y)
     model = RidgeReconstructionClassifier(3.0, normalize=True).fit(X, y)
@@ -146,7 +146,7 @@ def test_normalised_scores_are_distances_from_the_plane():
     np.testing.assert_allclose(np.linalg.norm(model.coef_, axis=1), 1.0)
 
 
-def test_normalising_helps_rare_classes():
+def test_normalizing_helps_rare_classes():
     X, y = load_digits(return_X_y=True)
     X, held, y, truth = train_test_split(X, y, test_size=0.5, random_state=0, stratify=y)
     rows = np.concatenate([np.flatnonzero(y == c)[: 80 if c < 5 else 8] for c in range(10)])
@@ -286,7 +286,7 @@ def test_numbers_and_strings_do_not_mix():
     assert union(np.array(["a"], dtype=object), np.array(["b"])).tolist() == ["a", "b"]
 
 
-# --- generalised cross-validation -------------------------------------------------------------------------------------
+# --- generalized cross-validation -------------------------------------------------------------------------------------
 
 
 def literal_gcv(X, y, ridge, intercept):

@@ -45,7 +45,7 @@ def run(learner, data, watch=None, sizes=SIZES, state=None):
 
 
 def batch(data, classes, count=5):
-    """Normalised images of some classes, and their labels."""
+    """Normalized images of some classes, and their labels."""
     rows = np.flatnonzero(np.isin(data.train.labels, classes))[:count]
     pixels = ImageBatches(torch.from_numpy(data.train.images[rows]), data.mean, data.std, Backend.choose("cpu"))
     return pixels.normalize(pixels.images), torch.from_numpy(data.train.labels[rows])

@@ -198,7 +198,7 @@ def test_a_student_that_is_its_teacher_has_no_pull_and_no_nan():
 
 
 def two_tasks(backend, data, **options):
-    """A learner that has begun its second task, and the images and labels of all six classes, normalised."""
+    """A learner that has begun its second task, and the images and labels of all six classes, normalized."""
     learner = student(backend, **options)
     stream = TaskStream(data.train, np.arange(6), (2, 4))
     learner.before_task(stream[0])
@@ -301,19 +301,19 @@ def test_everything_but_the_old_proxies_learns_in_both_stages(backend, data):
 
 def test_the_second_stage_studies_as_many_images_of_every_class(backend, data, monkeypatch):
     learner = student(backend)
-    studied = []
+    stages_trained = []
     original = PODNet.training_data
 
     def spy(self, stage, pixels, labels):
         found = original(self, stage, pixels, labels)
         features = extract(self.backbone, pixels, backend) if stage else None
-        studied.append((self.num_old_classes, stage, self.exemplars, pixels, labels, features, *found))
+        stages_trained.append((self.num_old_classes, stage, self.exemplars, pixels, labels, features, *found))
         return found
 
     monkeypatch.setattr(PODNet, "training_data", spy)
     learn(learner, data)
-    assert [(old, stage) for old, stage, *_ in studied] == [(0, 0), (2, 0), (2, 1), (5, 0), (5, 1)]
-    for old, stage, kept, pixels, labels, features, shown, targets in studied:
+    assert [(old, stage) for old, stage, *_ in stages_trained] == [(0, 0), (2, 0), (2, 1), (5, 0), (5, 1)]
+    for old, stage, kept, pixels, labels, features, shown, targets in stages_trained:
         counts = torch.bincount(targets).tolist()
         if stage == 0:
             assert counts == [12 // old if old else 0] * old + [12] * (len(counts) - old)

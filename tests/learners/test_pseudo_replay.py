@@ -220,9 +220,9 @@ def test_the_loss_is_its_equation(backend, data, second):
     r.eval()
     logits = r.student.head(r.student.backbone(images))
     known = r.teacher.head(r.teacher.backbone(images))
-    labelled = targets != UNLABELLED
+    labeled = targets != UNLABELLED
     share = len(labels) / (len(labels) + len(r.made))
-    new = cross_entropy(logits[labelled][:, 2:], targets[labelled] - 2, reduction="sum") / (share * 7)
+    new = cross_entropy(logits[labeled][:, 2:], targets[labeled] - 2, reduction="sum") / (share * 7)
     old = -(softmax(known / 2, 1) * log_softmax(logits[:, :2] / 2, 1)).sum(1).mean()
     torch.testing.assert_close(loss_of(r, images, targets), new + 10 * old, rtol=1e-5, atol=1e-5)
 
@@ -590,10 +590,10 @@ def three():
 
 
 def test_two_heads_are_added_as_their_equation_says(three):
-    """Class by class with inverse and determinant, the pooled covariance over images, scores standardised by image."""
+    """Class by class with inverse and determinant, the pooled covariance over images, scores standardized by image."""
     stats, images, rows = three
-    centred = torch.cat([x - x.mean(0) for x in rows])
-    pooled = centred.T @ centred / len(centred)
+    centered = torch.cat([x - x.mean(0) for x in rows])
+    pooled = centered.T @ centered / len(centered)
     densities = torch.empty(12, 3, dtype=torch.float64)
     for c, x in enumerate(rows):
         own = (x - x.mean(0)).T @ (x - x.mean(0)) / len(x)

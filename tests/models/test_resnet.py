@@ -73,7 +73,7 @@ def test_resnet50_keeps_the_stride_in_the_3x3():
     assert shapes["layer4.2.conv3.weight"] == (128, 32, 1, 1)
 
 
-def test_initialisation_is_kaiming_fan_out():
+def test_initialization_is_kaiming_fan_out():
     model = build("resnet18", stem="imagenet")
     for module in model.modules():
         if isinstance(module, torch.nn.Conv2d):
@@ -188,7 +188,7 @@ def test_pad_shortcut_takes_every_second_pixel_between_zero_channels():
 
 
 def test_a_block_adds_its_input():
-    """With both normalisations silenced a block is the rectified identity; the input itself is left as it was."""
+    """With both normalizations silenced a block is the rectified identity; the input itself is left as it was."""
     block = build("resnet18", width=4).get_submodule("layer1.1")
     torch.nn.init.zeros_(block.bn2.weight)
     x = torch.randn(2, 4, 5, 5, generator=torch.Generator().manual_seed(0))
@@ -255,7 +255,7 @@ def test_unknown_names_and_sizes_are_told():
 
 
 def lived(name: str, stem: str, last_relu: bool = True) -> torch.nn.Module:
-    """A small backbone whose normalisations have seen something."""
+    """A small backbone whose normalizations have seen something."""
     backbone = build(name, stem=stem, width=8, last_relu=last_relu)
     source = torch.Generator().manual_seed(1)
     for module in backbone.modules():
@@ -270,7 +270,7 @@ def lived(name: str, stem: str, last_relu: bool = True) -> torch.nn.Module:
 @pytest.mark.parametrize("last_relu", [True, False])
 @pytest.mark.parametrize("stem", STEMS)
 @pytest.mark.parametrize("name", ["resnet10", "resnet32", "resnet50"])
-def test_folded_normalisation_is_the_same_function(name, stem, last_relu):
+def test_folded_normalization_is_the_same_function(name, stem, last_relu):
     backbone = lived(name, stem, last_relu).double()
     images = torch.randn(3, 3, 32, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():

@@ -401,7 +401,7 @@ def test_pseudo_images_come_from_what_is_known_of_old_classes(tmp_path, monkeypa
         pseudo_replay, "select_seeds_and_targets", lambda *given: (drawn.append(given[:2]), original(*given))[1]
     )
     model = taught((0, 1, 2), method="dpcr-plus").learn(*lesson(1)).forget("class0")
-    assert not drawn, "nothing was known, or the backbone rested"
+    assert not drawn, "nothing was known, or the backbone was frozen"
     for classes in ((3, 4), (4, 5), (0, 1)):  # two new ones, then one that is known and one that is not
         model.save(tmp_path / "m")
         model = IncrementalClassifier.load(tmp_path / "m", device="cpu", progress=False)

@@ -205,7 +205,7 @@ def test_splits_presets_and_progress_keep_runs_apart():
     assert uneven.classes_seen == (50, 55, 60, 65)
 
 
-def test_a_method_keeps_its_colour_whatever_else_is_drawn():
+def test_a_method_keeps_its_color_whatever_else_is_drawn():
     names = ["dpcr", "ldc", "adc", "sdc", "dp-ncm", "acil", "ds-al", "lwf-ncm", "lwf", "fecam", "mine", "yours"]
     (benchmark,) = group_runs(parse_runs(summary(name) for name in names))
     together = styles_for(benchmark.groups)
@@ -215,7 +215,7 @@ def test_a_method_keeps_its_colour_whatever_else_is_drawn():
             assert styles_for([group])[group.label] == together[group.label]
 
 
-def test_classifiers_and_variants_have_the_methods_colour_and_a_line_of_their_own():
+def test_classifiers_and_variants_have_the_methods_color_and_a_line_of_their_own():
     names = ["dpcr:ridge=1", "dpcr", "icarl/nme", "icarl/cnn"]
     (benchmark,) = group_runs(parse_runs(summary(name) for name in names))
     styles = styles_for(benchmark.groups)

@@ -48,7 +48,7 @@ if order == "deaf":
 """
 
 
-class Told(Reporter):
+class RecordingReporter(Reporter):
     """Keeps what is said."""
 
     def __init__(self):
@@ -81,7 +81,7 @@ def attempts(out, order):
 
 
 def test_a_killed_run_is_tried_again_and_a_failing_one_blocks_no_other(tmp_path, stub):
-    voice = Told()
+    voice = RecordingReporter()
     orders = ("fails", "killed", "first", "second")
     jobs, room = [job(tmp_path, order) for order in orders], [Slot(None, 1), Slot(None, 1)]
     with pytest.raises(RunsFailed) as failure:
@@ -99,7 +99,7 @@ def test_a_killed_run_is_tried_again_and_a_failing_one_blocks_no_other(tmp_path,
 
 def test_without_retries_a_failure_is_told_at_once(tmp_path, stub):
     with raises(RunsFailed, 1, "fails"):
-        run_all([job(tmp_path, "fails")], Processes([Slot(None, 1)], quiet=True), 0, Told())
+        run_all([job(tmp_path, "fails")], Processes([Slot(None, 1)], quiet=True), 0, RecordingReporter())
     assert len(attempts(tmp_path, "fails")) == 1
 
 
@@ -107,7 +107,7 @@ def test_a_directory_that_cannot_be_written_fails_that_run_alone(tmp_path, stub)
     place = job(tmp_path, "first").directory
     place.parent.mkdir(parents=True)
     place.write_text("a file where the directory should be")
-    voice = Told()
+    voice = RecordingReporter()
     with raises(RunsFailed, 1, 2, "first"):
         run_all([job(tmp_path, o) for o in ("first", "second")], Processes([Slot(None, 1)], quiet=True), 1, voice)
     assert (tmp_path / "second.done").exists()
@@ -115,9 +115,9 @@ def test_a_directory_that_cannot_be_written_fails_that_run_alone(tmp_path, stub)
 
 
 def test_the_lines_of_all_runs_are_shown_unless_quiet(tmp_path, stub, capfd):
-    run_all([job(tmp_path, "first")], Processes([Slot(None, 1)], quiet=False), 0, Told())
+    run_all([job(tmp_path, "first")], Processes([Slot(None, 1)], quiet=False), 0, RecordingReporter())
     assert "first works" in capfd.readouterr().out
-    run_all([job(tmp_path, "second")], Processes([Slot(None, 1)], quiet=True), 0, Told())
+    run_all([job(tmp_path, "second")], Processes([Slot(None, 1)], quiet=True), 0, RecordingReporter())
     assert "second works" not in capfd.readouterr().out
     assert "second works" in (job(tmp_path, "second").directory / LOG).read_text()
 
@@ -184,7 +184,7 @@ def test_a_signal_stops_every_run_after_its_step_and_starts_no_other(tmp_path, s
     jobs = [job(tmp_path, order) for order in ("waits", "waits-too", "first")]
     thread = signalled(lambda: all((tmp_path / f"{o}.attempts").exists() for o in ("waits", "waits-too")))
     with raises(Interrupted, "SIGTERM") as stop:
-        run_all(jobs, Processes([Slot(None, 1)] * 2, quiet=True), 2, Told())
+        run_all(jobs, Processes([Slot(None, 1)] * 2, quiet=True), 2, RecordingReporter())
     thread.join()
     assert stop.value.exit_code == 143
     assert (tmp_path / "saved").exists()
@@ -193,7 +193,7 @@ def test_a_signal_stops_every_run_after_its_step_and_starts_no_other(tmp_path, s
 
 
 def test_a_second_signal_ends_them_at_once(tmp_path, stub, monkeypatch):
-    told, looked, ended = Told(), threading.Event(), parallel.Process.ended
+    reporter, looked, ended = RecordingReporter(), threading.Event(), parallel.Process.ended
 
     def seen(self):  # from now on the process is known, and can be ended
         looked.set()
@@ -201,10 +201,10 @@ def test_a_second_signal_ends_them_at_once(tmp_path, stub, monkeypatch):
 
     monkeypatch.setattr(parallel.Process, "ended", seen)
     begun = tmp_path / "deaf.attempts"
-    thread = signalled(lambda: begun.exists() and looked.is_set(), lambda: told.notes)
+    thread = signalled(lambda: begun.exists() and looked.is_set(), lambda: reporter.notes)
     began = time.monotonic()
     with pytest.raises(Interrupted):
-        run_all([job(tmp_path, "deaf")], Processes([Slot(None, 1)], quiet=True), 2, told)
+        run_all([job(tmp_path, "deaf")], Processes([Slot(None, 1)], quiet=True), 2, reporter)
     thread.join()
     assert time.monotonic() - began < 60
 
@@ -230,7 +230,7 @@ def test_an_attempt_goes_where_there_are_fewest_and_the_last_one_alone(tmp_path,
     assert [p.job.concurrent_runs for p in started] == [2, 2, 2, 2]
     assert room.start(job(tmp_path, "4"), 1, False) is None
     started[1].why = ""
-    assert room.start(job(tmp_path, "5"), 3, True) is None  # a neighbour is still there
+    assert room.start(job(tmp_path, "5"), 3, True) is None  # a neighbor is still there
     started[3].why = ""
     last = room.start(job(tmp_path, "5"), 3, True)
     assert (last.gpu, last.job.concurrent_runs) == ("1", 1)
@@ -269,7 +269,7 @@ def test_a_last_attempt_waits_until_all_others_have_begun(tmp_path):
             began.append("closed")
 
     with pytest.raises(RunsFailed):
-        run_all([job(tmp_path, order) for order in ("fails", "once")], Room(), 2, Told())
+        run_all([job(tmp_path, order) for order in ("fails", "once")], Room(), 2, RecordingReporter())
     assert began[:3] == [("fails", 1, False), ("once", 1, False), ("fails", 2, False)]
     assert began[3:] == [("once", 2, False), ("fails", 3, True), "closed"]
 
@@ -306,7 +306,7 @@ def test_a_cpu_is_shared_by_threads(two_gpus, monkeypatch):
 
 
 def test_a_process_sees_its_gpu_and_its_threads(tmp_path, stub):
-    run_all([job(tmp_path, "first")], Processes([Slot("GPU-b", 3)], quiet=True), 0, Told())
+    run_all([job(tmp_path, "first")], Processes([Slot("GPU-b", 3)], quiet=True), 0, RecordingReporter())
     assert attempts(tmp_path, "first") == ["3 GPU-b"]
 
 

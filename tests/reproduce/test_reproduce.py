@@ -298,8 +298,8 @@ def test_latex_and_csv_have_the_same_numbers(ncm):
 
 def snapshot(dim=6, classes=4):
     labels = torch.arange(classes).repeat_interleave(12)
-    centres = draw(classes, dim) * 3
-    before = centres[labels] + draw(len(labels), dim, seed=1) * 0.3
+    centers = draw(classes, dim) * 3
+    before = centers[labels] + draw(len(labels), dim, seed=1) * 0.3
     after = before @ (torch.eye(dim, dtype=torch.float64) + 0.4 * draw(dim, dim, seed=2))
     moved, stale = ClassStats.from_features(after, labels), ClassStats.from_features(before, labels)
     return Snapshot(before.float(), after.float(), labels, {"dpcr": moved, "rrcr": stale}), before, after, labels
@@ -323,9 +323,9 @@ def test_gamma_grid_is_one_ridge_solution_each():
 def test_principal_axes_and_regions():
     points = draw(50, 5).numpy() * np.array([10, 5, 1, 1, 1])
     flat = embed(points, "pca")
-    centred = points - points.mean(0)
-    values, vectors = np.linalg.eigh(centred.T @ centred)
-    expected = centred @ vectors[:, ::-1][:, :2]
+    centered = points - points.mean(0)
+    values, vectors = np.linalg.eigh(centered.T @ centered)
+    expected = centered @ vectors[:, ::-1][:, :2]
     assert np.allclose(np.abs(flat), np.abs(expected))
     assert values[-1] > values[-2]
     corners = np.array([[0.0, 0.0], [1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])

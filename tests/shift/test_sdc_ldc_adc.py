@@ -267,7 +267,7 @@ def old_means(task, classes=4, spread=1.0):
 
 
 def literal_adc(means, images, old, new, step, iterations, samples):
-    """Class by class; `images` are normalised. Returns the drifts and how many images were kept of each class."""
+    """Class by class; `images` are normalized. Returns the drifts and how many images were kept of each class."""
     old, new = copy.deepcopy(old).eval(), copy.deepcopy(new).eval()
     low, high = images.min(), images.max()
     drifts, kept = [], []
@@ -300,9 +300,9 @@ def test_adc_is_its_equation(backend, step, iterations, samples):
     means = old_means(task)
     task.new()  # features are there already when a company of methods learns: whether the backbone rests is open
     pixels = task.pixels()
-    normalised = pixels.normalize(pixels.images)
+    normalized = pixels.normalize(pixels.images)
     r = task.learner
-    want, kept = literal_adc(means, normalised, r.old_backbone, r.backbone, step, iterations, samples)
+    want, kept = literal_adc(means, normalized, r.old_backbone, r.backbone, step, iterations, samples)
     assert any(0 < k < min(samples, 30) for k in kept), "the filter has something to do"
     r.old_backbone.train()
     r.backbone.train()
@@ -359,7 +359,7 @@ def test_adc_in_small_pieces_is_the_same(backend, monkeypatch):
     assert max(seen) == 7
 
 
-def test_adc_changes_the_centre_crop_of_clean_images(backend):
+def test_adc_changes_the_center_crop_of_clean_images(backend):
     whole = image_task(backend, Conv(0), Conv(1), crop=6)
     cut = image_task(backend, Conv(0), Conv(1))
     cut._pixels["clean"] = cut.pixels().with_images(cut.pixels().images[:, :, 1:7, 1:7].contiguous())

@@ -72,7 +72,7 @@ class Bare(nn.Module):
 
 
 class Student(Bare):
-    """A small network without batch normalisation: a step in shares must be the step on the whole batch."""
+    """A small network without batch normalization: a step in shares must be the step on the whole batch."""
 
     def __init__(self, backend):
         super().__init__()
@@ -110,8 +110,8 @@ def training(world):
     return found
 
 
-class Normalised(Bare):
-    """Normalises its input."""
+class Normalized(Bare):
+    """Normalizes its input."""
 
     def __init__(self):
         super().__init__()
@@ -122,9 +122,9 @@ class Normalised(Bare):
         return cross_entropy(self.head(self.norm(batch.images).flatten(1)), batch.labels)
 
 
-def normalisation(world):
+def normalization(world):
     """One step on a batch of five rows."""
-    module = Normalised()
+    module = Normalized()
     trained(world, module, 1, size=5, rows=5)
     return {"mean": module.norm.running_mean, "variance": module.norm.running_var}
 
@@ -228,7 +228,7 @@ def turns(world, out):
     return {"before": torch.tensor(len(there))}
 
 
-CASES = {f.__name__: f for f in (statistics, images, training, normalisation, methods, talk)}
+CASES = {f.__name__: f for f in (statistics, images, training, normalization, methods, talk)}
 
 
 def main() -> None:

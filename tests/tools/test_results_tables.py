@@ -409,7 +409,7 @@ def test_an_option_that_is_gone_sets_a_run_apart(root):
     """Its value is not today's default: nobody has said that the experiment is the same."""
     training = resolve(ExperimentSpec(("dpcr",), "cifar100", preset="paper")).training.model_dump(mode="json")
     store(root, "a", summary(A_f=26, training=training))
-    store(root, "b", summary(A_f=20, training=training | {"still_stages": 4}))
+    store(root, "b", summary(A_f=20, training=training | {"former_option": 4}))
     assert run(root) == 0
     text = (root / "results" / "README.md").read_text()
     assert "| 26.00 |" in text

@@ -88,7 +88,7 @@ MUTANTS = [
     ("columns normalized by the l1 norm", "core/ridge.py",
      "torch.linalg.vector_norm(scaled, dim=0, keepdim=True)",
      "torch.linalg.vector_norm(scaled, 1, dim=0, keepdim=True)",
-     "core/test_ridge.py::test_normalise_columns"),
+     "core/test_ridge.py::test_normalize_columns"),
     ("columns of the classifier not normalized", "classifiers/ridge.py",
      "normalize_columns(weight) if self.options.normalize else weight", "weight",
      "test_methods.py::test_dpcr_is_algorithm_1"),

@@ -79,7 +79,7 @@ def ended(processes, timeout=240):
 def ranks(tmp_path_factory):
     """What each of two processes computed; see tests/support/distributed_worker.py."""
     out = tmp_path_factory.mktemp("ranks")
-    cases = ["statistics", "images", "training", "normalisation", "talk"]
+    cases = ["statistics", "images", "training", "normalization", "talk"]
     for code, _, err in ended(started([ROOT / "tests" / "support" / "distributed_worker.py", out, *cases])):
         assert code == 0, err
     return [load_tensors(out / f"rank-{rank}.safetensors")[0] for rank in range(2)]
@@ -127,7 +127,7 @@ def test_the_shares_of_all_processes_are_the_batches_of_one(last):
             assert torch.equal(torch.cat([share[epoch][index][0] for share in several]), pixels)
 
 
-def test_statistics_of_normalisations_that_rest_are_left_alone():
+def test_statistics_of_normalizations_that_rest_are_left_alone():
     module = nn.Sequential(nn.BatchNorm1d(2), nn.BatchNorm1d(3), nn.BatchNorm1d(4, track_running_stats=False))
     module[1].eval()
     assert [len(statistic) for statistic in running_statistics(module)] == [2, 2]
@@ -183,7 +183,7 @@ def test_features_statistics_and_predictions_from_images_agree(ranks):
 
 
 def test_training_in_shares_is_training_on_the_whole_batch(ranks):
-    """Without batch normalisation: cross-entropy and a norm over the batch, odd batches, augmentation, momentum."""
+    """Without batch normalization: cross-entropy and a norm over the batch, odd batches, augmentation, momentum."""
     alone = worker.training(SINGLE_PROCESS)
     first, second = (of(r, "training") for r in ranks)
     assert set(first) == set(second) == set(alone)
@@ -193,14 +193,14 @@ def test_training_in_shares_is_training_on_the_whole_batch(ranks):
 
 
 def test_running_statistics_are_the_weighted_mean_of_the_shares(ranks):
-    pixels = worker.normalisation  # the five rows, in the order of the epoch
+    pixels = worker.normalization  # the five rows, in the order of the epoch
     data = worker.blobs()
     rows = torch.randperm(5, generator=generator("cpu", RngStream.EPOCH, 0, 0, 0))
     x = (torch.from_numpy(data.train.images[:5].copy())[rows] / 255 - 0.5) / 0.25
     shares = [x[:3], x[3:]]
     mean = sum(w * share.mean((0, 2, 3)) for w, share in zip((0.6, 0.4), shares, strict=True))
     variance = sum(w * share.var((0, 2, 3)) for w, share in zip((0.6, 0.4), shares, strict=True))
-    for found in (of(r, "normalisation") for r in ranks):
+    for found in (of(r, "normalization") for r in ranks):
         torch.testing.assert_close(found["mean"], 0.1 * mean)
         torch.testing.assert_close(found["variance"], 0.9 + 0.1 * variance)
     torch.testing.assert_close(pixels(SINGLE_PROCESS)["mean"], 0.1 * mean)  # the mean of the whole batch
@@ -253,7 +253,7 @@ def test_options_that_do_not_fit_several_processes_are_refused(monkeypatch):
     assert Backend.choose("cpu", world=pair).name.endswith(", 2 processes")
 
 
-def test_synchronised_normalisation_takes_the_place_of_the_plain_one():
+def test_synchronized_normalization_takes_the_place_of_the_plain_one():
     backend = Cuda(torch.device("cpu"), world=World(0, 2), sync_bn=True)
     plain = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4))
     names = list(plain.state_dict())
@@ -501,11 +501,11 @@ def test_several_methods_and_orders_are_compared(tmp_path):
 def test_a_decoded_cache_is_built_once(tmp_path):
     from PIL import Image
 
-    colours = {"red": (200, 0, 0), "blue": (0, 0, 200), "green": (0, 200, 0), "grey": (90, 90, 90)}
-    for name, colour in colours.items():
+    colors = {"red": (200, 0, 0), "blue": (0, 0, 200), "green": (0, 200, 0), "grey": (90, 90, 90)}
+    for name, color in colors.items():
         (tmp_path / "images" / name).mkdir(parents=True)
         for index in range(12):
-            Image.new("RGB", (16, 16), tuple(c + index for c in colour)).save(
+            Image.new("RGB", (16, 16), tuple(c + index for c in color)).save(
                 tmp_path / "images" / name / f"{index}.png"
             )
     arguments = ["-m", "efcil", "run", "lwf-ncm", "folder", "--data", tmp_path / "images", "--tasks", "2", "--json"]

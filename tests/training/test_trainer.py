@@ -118,7 +118,7 @@ def test_several_epochs_at_once_are_the_same_epochs(data, last):
             assert torch.equal(y, v)
 
 
-def test_normalise_is_the_formula(backend):
+def test_normalize_is_the_formula(backend):
     images = torch.randint(0, 256, (5, 3, 4, 4), dtype=torch.uint8)
     mean, std = (0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761)
     got = ImageBatches(images, mean, std, backend).normalize(images)
@@ -779,7 +779,7 @@ def test_with_a_hook_no_optimizer_runs_inside_the_backward_pass(data, monkeypatc
 
 @pytest.mark.parametrize("name", ["resnet10", "resnet18"])
 def test_features_are_those_of_the_network_at_rest_where_that_is_fast(monkeypatch, name):
-    """Normalisation folded, in batches as the teacher sees them; elsewhere the network's own."""
+    """Normalization folded, in batches as the teacher sees them; elsewhere the network's own."""
     asked, sizes = [], []
     plain, fast = (
         Backend(torch.device("cpu"), "bf16"),

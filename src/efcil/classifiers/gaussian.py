@@ -19,7 +19,7 @@ from efcil.classifiers.ridge import Ridge, RidgeOptions
 from efcil.config import Options
 from efcil.core.class_stats import ClassStats
 from efcil.core.feature_maps import FeatureMap, FewerStages
-from efcil.core.gaussian import gaussian_factors, log_densities, standardised
+from efcil.core.gaussian import gaussian_factors, log_densities, standardized
 from efcil.errors import ConfigError
 
 
@@ -114,9 +114,9 @@ class RidgeAndGaussian(Ridge):
         features = features[:, : len(self.weight)]
         scores = super().logits(features)
         if o.gaussian or o.moved_bonus:
-            scores = standardised(scores)
+            scores = standardized(scores)
         if o.gaussian:
-            scores = scores + o.gaussian * standardised(self.densities.logits(features))
+            scores = scores + o.gaussian * standardized(self.densities.logits(features))
         if o.moved_bonus:
             scores = scores + o.moved_bonus * self.densities.stats.moves
         return scores

@@ -265,8 +265,8 @@ class ClassStats:
         if self.shared is not None:
             return self.shared.covariance(unbiased).expand(len(self), -1, -1)
         count = self.count.to(DTYPE)[:, None, None]
-        centred = self.gram - count * (self.mean[:, :, None] * self.mean[:, None, :])
-        return centred / (count - 1 if unbiased else count).clamp_min(1.0)
+        centered = self.gram - count * (self.mean[:, :, None] * self.mean[:, None, :])
+        return centered / (count - 1 if unbiased else count).clamp_min(1.0)
 
     # --- combining ----------------------------------------------------------------------------------------------------
 
@@ -329,8 +329,8 @@ class ClassStats:
             if mine and theirs:
                 sides = ((self, list(ours)), (other, list(others)))
                 counts = torch.stack([side.count[at] for side, at in sides], 1)
-                centres = counts.to(DTYPE).sqrt()[..., None] * torch.stack([side.mean[at] for side, at in sides], 1)
-                gram += _sums(self._take(ours), other._take(others), centres, counts, storage)
+                centers = counts.to(DTYPE).sqrt()[..., None] * torch.stack([side.mean[at] for side, at in sides], 1)
+                gram += _sums(self._take(ours), other._take(others), centers, counts, storage)
             else:
                 gram += self._take(ours) if mine else other._take(others)
         return ClassStats(classes, count, mean, gram, moves, shared)
@@ -584,18 +584,18 @@ class ClassStats:
 
 
 def _sums(
-    mine: list[GramBlock], theirs: list[GramBlock], centres: Tensor, counts: Tensor, storage: StorageSpec | None
+    mine: list[GramBlock], theirs: list[GramBlock], centers: Tensor, counts: Tensor, storage: StorageSpec | None
 ) -> list[GramBlock]:
     """Add the Grams of the same classes from two sides; factors are concatenated along their rows.
 
-    `centres` (classes, 2, dim) are sqrt(count) * mean of either side: truncation preserves the mean of both.
+    `centers` (classes, 2, dim) are sqrt(count) * mean of either side: truncation preserves the mean of both.
     """
     blocks: list[GramBlock] = []
-    for one, other, centre, count in zip(_single(mine), _single(theirs), centres, counts, strict=True):
+    for one, other, center, count in zip(_single(mine), _single(theirs), centers, counts, strict=True):
         if storage is not None and storage.is_lossy:
-            blocks.append(compress_sum(one, other, centre, count, storage))
+            blocks.append(compress_sum(one, other, center, count, storage))
         elif storage == MEANS:
-            blocks.append(LowRankGrams.zero(1, centre))
+            blocks.append(LowRankGrams.zero(1, center))
         elif isinstance(one, LowRankGrams) and isinstance(other, LowRankGrams):
             blocks.append(compress(torch.cat([one.rows, other.rows]), storage or StorageSpec("factors")))
         else:

@@ -81,10 +81,10 @@ def _inverse(covariance: Tensor) -> Tensor:
 
 
 def _scores_of(means: Tensor, inverse: Tensor) -> tuple[Tensor, Tensor]:
-    centre = means.mean(0)
-    apart = means - centre  # what all means have in common adds the same to every score
+    center = means.mean(0)
+    apart = means - center  # what all means have in common adds the same to every score
     weight = inverse @ apart.T
-    return weight, -torch.einsum("kd,dk->k", apart, weight) / 2 - centre @ weight
+    return weight, -torch.einsum("kd,dk->k", apart, weight) / 2 - center @ weight
 
 
 def shared_discriminant(stats: ClassStats, shrinkage: float | None = None) -> tuple[Tensor, Tensor]:

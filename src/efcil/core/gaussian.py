@@ -54,12 +54,12 @@ def log_densities(points: Tensor, means: Tensor, factors: Tensor) -> Tensor:
     return mahalanobis_scores(points, means, factors) / 2 - volumes
 
 
-def standardised(scores: Tensor) -> Tensor:
+def standardized(scores: Tensor) -> Tensor:
     """Standardize each row of scores to mean 0 and variance 1 over the classes, so that two heads can be added.
 
-    >>> standardised(torch.tensor([[1.0, 3.0], [5.0, 5.0]])).tolist()
+    >>> standardized(torch.tensor([[1.0, 3.0], [5.0, 5.0]])).tolist()
     [[-1.0, 1.0], [0.0, 0.0]]
     """
-    centred = scores - scores.mean(1, keepdim=True)
-    deviation = centred.square().mean(1, keepdim=True).sqrt()
-    return centred / torch.where(deviation > 0, deviation, 1.0)
+    centered = scores - scores.mean(1, keepdim=True)
+    deviation = centered.square().mean(1, keepdim=True).sqrt()
+    return centered / torch.where(deviation > 0, deviation, 1.0)

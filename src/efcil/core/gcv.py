@@ -98,11 +98,11 @@ def balanced_ridge(stats: ClassStats) -> tuple[Tensor, Tensor, float]:
     """
     there = stats.count > 0
     images, classes = float(stats.count.sum()), max(1, int(there.sum()))
-    centre = stats.mean[there].mean(0) if bool(there.any()) else stats.mean.new_zeros(stats.dim)
-    apart = torch.where(there[:, None], stats.mean - centre, 0.0)
+    center = stats.mean[there].mean(0) if bool(there.any()) else stats.mean.new_zeros(stats.dim)
+    apart = torch.where(there[:, None], stats.mean - center, 0.0)
     gram = stats.scatter() + symmetrize(apart.T @ apart) * (images / classes)
     cross = apart.T * (images / classes)
     ridge = best_ridge(gram, cross, images * (1 - 1 / classes), images, free=1)
     gram.diagonal().add_(ridge)
     weight = torch.cholesky_solve(cross, cholesky(gram, "X'X + ridge I", "add images")).contiguous()
-    return weight, torch.where(there, 1 / classes, 0.0).to(weight) - centre @ weight, ridge
+    return weight, torch.where(there, 1 / classes, 0.0).to(weight) - center @ weight, ridge

@@ -259,12 +259,12 @@ class LowRankGrams:
         """Return F P U_r U_r' and mean U_r U_r', Eq. (7), (16), (17); `mean` (k, dim) is already shifted."""
         rows, mean = empty_rows(self.rows, *self.rows.shape), mean.clone()
         for block, piece in self._pieces():
-            moved, centre = piece.transform(shift), mean[block]
+            moved, center = piece.transform(shift), mean[block]
             space = factor_space(piece.padded(), rule, tolerance)
             if space is not None:
                 moved = LowRankGrams(moved._unpadded(space.project_rows(moved.padded())), moved.ranks)
-                centre = space.project_rows(centre[:, None, :])[:, 0]
-            rows[self._rows_of(block)], mean[block] = moved.rows, centre
+                center = space.project_rows(center[:, None, :])[:, 0]
+            rows[self._rows_of(block)], mean[block] = moved.rows, center
         return LowRankGrams(rows, self.ranks), mean
 
     def to(self, device: torch.device | str) -> LowRankGrams:
@@ -325,69 +325,69 @@ def compress(features: Tensor, storage: StorageSpec = GRAMS) -> GramBlock:
     return _factored(features - mean, storage, count**0.5 * mean)
 
 
-def compress_sum(one: GramBlock, other: GramBlock, centres: Tensor, counts: Tensor, storage: StorageSpec) -> GramBlock:
-    """Store the truncated sum of two Grams of one class; `centres` (2, dim) are sqrt(count) * mean of either side.
+def compress_sum(one: GramBlock, other: GramBlock, centers: Tensor, counts: Tensor, storage: StorageSpec) -> GramBlock:
+    """Store the truncated sum of two Grams of one class; `centers` (2, dim) are sqrt(count) * mean of either side.
 
     The first rows of two truncated factors are rotated into sqrt(count) * mean of the union and the difference of the
     two means, so that no Gram has to be computed.
 
     >>> one, other = (LowRankGrams(torch.tensor([[x, 0.0, 0.0, 0.0], [0.0, 1.0, 0.0, 0.0]]), [2]) for x in (1.0, 3.0))
-    >>> centres, counts = torch.stack([one.rows[0], other.rows[0]]), torch.tensor([1, 1])
-    >>> compress_sum(one, other, centres, counts, StorageSpec("factors", rank=1)).dense()[0, 0, 0]
+    >>> centers, counts = torch.stack([one.rows[0], other.rows[0]]), torch.tensor([1, 1])
+    >>> compress_sum(one, other, centers, counts, StorageSpec("factors", rank=1)).dense()[0, 0, 0]
     tensor(8.0000, dtype=torch.float64)
     """
     share = (counts.to(DTYPE) / counts.sum().clamp_min(1)).sqrt()
-    centre = share @ centres
+    center = share @ centers
     spread = [
         part.rows[1:]
-        for part, own in zip((one, other), centres, strict=True)
+        for part, own in zip((one, other), centers, strict=True)
         if isinstance(part, LowRankGrams) and len(part.rows) and torch.allclose(part.rows[0], own, rtol=1e-9, atol=0.0)
     ]
     if len(spread) == 2:
-        apart = share[1] * centres[0] - share[0] * centres[1]
-        return _factored(torch.cat([apart[None], *spread]), storage, centre)
-    return compress_gram(one.dense()[0] + other.dense()[0], storage, centre)
+        apart = share[1] * centers[0] - share[0] * centers[1]
+        return _factored(torch.cat([apart[None], *spread]), storage, center)
+    return compress_gram(one.dense()[0] + other.dense()[0], storage, center)
 
 
-def _factored(spread: Tensor, storage: StorageSpec, centre: Tensor | None = None) -> GramBlock:
-    """Store the Gram of rows (n, dim) and `centre`, as a factor if that is smaller."""
+def _factored(spread: Tensor, storage: StorageSpec, center: Tensor | None = None) -> GramBlock:
+    """Store the Gram of rows (n, dim) and `center`, as a factor if that is smaller."""
     count, dim = spread.shape
     if count <= dim:
         values, vectors = torch.linalg.eigh(symmetrize(spread @ spread.T))
-        rows = _cut(vectors.T @ spread, values, storage, centre)
+        rows = _cut(vectors.T @ spread, values, storage, center)
         if 2 * len(rows) <= dim:
             return LowRankGrams(rows, [len(rows)])
     gram = symmetrize(spread.T @ spread)
-    if centre is not None:
-        gram = gram + centre[:, None] * centre
-    return compress_gram(gram, GRAMS if count <= dim else storage, centre)
+    if center is not None:
+        gram = gram + center[:, None] * center
+    return compress_gram(gram, GRAMS if count <= dim else storage, center)
 
 
-def compress_gram(gram: Tensor, storage: StorageSpec = GRAMS, centre: Tensor | None = None) -> GramBlock:
+def compress_gram(gram: Tensor, storage: StorageSpec = GRAMS, center: Tensor | None = None) -> GramBlock:
     """Store one Gram (dim, dim), as a factor if that is smaller; truncation keeps sqrt(count) * mean.
 
-    >>> gram, centre = torch.diag(torch.tensor([4.0, 9.0, 1.0, 0.0])), torch.tensor([0.0, 0.0, 1.0, 0.0])
-    >>> compress_gram(gram, StorageSpec("factors", rank=2), centre).dense()[0].diag()
+    >>> gram, center = torch.diag(torch.tensor([4.0, 9.0, 1.0, 0.0])), torch.tensor([0.0, 0.0, 1.0, 0.0])
+    >>> compress_gram(gram, StorageSpec("factors", rank=2), center).dense()[0].diag()
     tensor([0., 9., 1., 0.], dtype=torch.float64)
     """
     gram = gram.to(DTYPE)
     if storage.form == "factors":
-        spread = gram if centre is None else gram - centre[:, None] * centre
+        spread = gram if center is None else gram - center[:, None] * center
         values, vectors = torch.linalg.eigh(check_finite(spread, "gram"))
-        rows = _cut(vectors.T * values.clamp_min(0.0).sqrt()[:, None], values, storage, centre)
+        rows = _cut(vectors.T * values.clamp_min(0.0).sqrt()[:, None], values, storage, center)
         if 2 * len(rows) <= len(gram):
             return LowRankGrams(rows, [len(rows)])
     return PackedGrams(pack_symmetric(gram)[None])
 
 
-def _cut(rows: Tensor, values: Tensor, storage: StorageSpec, centre: Tensor | None) -> Tensor:
+def _cut(rows: Tensor, values: Tensor, storage: StorageSpec, center: Tensor | None) -> Tensor:
     """Select the rows of a factor, in descending order, from rows with ascending eigenvalues.
 
     Rows with eigenvalues up to dim * eps of the largest are dropped. The largest entry of each row is made positive, so
     that the factor is a function of the Gram.
     """
     rows, values = rows.flip(0), values.flip(0).clamp_min(0.0)
-    first = rows.new_zeros(0, rows.shape[1]) if centre is None else centre.to(rows)[None]
+    first = rows.new_zeros(0, rows.shape[1]) if center is None else center.to(rows)[None]
     moment = first.square().sum()  # its contribution to the trace
     rank = int((values > rows.shape[1] * EPS * torch.maximum(values[:1], moment)).sum())
     if storage.rank is not None:

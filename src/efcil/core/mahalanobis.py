@@ -94,18 +94,18 @@ def correlation_factor(covariance: Tensor, gram: Tensor, diagonal: float, off_di
     )
 
 
-def mahalanobis_scores(points: Tensor, centres: Tensor, factors: Tensor) -> Tensor:
-    """Return -|L_c^-1 (x - m_c)|^2, (n, classes), for points (n, dim), centres (classes, dim), factors (classes, dim,
+def mahalanobis_scores(points: Tensor, centers: Tensor, factors: Tensor) -> Tensor:
+    """Return -|L_c^-1 (x - m_c)|^2, (n, classes), for points (n, dim), centers (classes, dim), factors (classes, dim,
     dim).
 
     >>> factor = torch.tensor([[[2.0, 0.0], [0.0, 1.0]]]).double()
     >>> mahalanobis_scores(torch.tensor([[4.0, 3.0]]).double(), torch.zeros(1, 2).double(), factor).tolist()
     [[-13.0]]
     """
-    scores = points.new_empty(len(points), len(centres))
+    scores = points.new_empty(len(points), len(centers))
     for start in range(0, len(points), ROWS_AT_ONCE):
         rows = points[start : start + ROWS_AT_ONCE]
-        for index, (centre, factor) in enumerate(zip(centres, factors, strict=True)):
-            white = torch.linalg.solve_triangular(factor, (rows - centre).T, upper=False)
+        for index, (center, factor) in enumerate(zip(centers, factors, strict=True)):
+            white = torch.linalg.solve_triangular(factor, (rows - center).T, upper=False)
             scores[start : start + ROWS_AT_ONCE, index] = -white.square().sum(0)
     return scores

@@ -126,11 +126,11 @@ def _draw(
     turn = math.radians(20 * draw[1] - 10)
     slant = 0.2 * draw[2] - 0.1
     room = 0.5 * size * (1 - 0.8 * scale) + 0.04 * size  # the character may be slightly clipped
-    centre_x, centre_y = size / 2 + room * (2 * draw[3] - 1), size / 2 + room * (2 * draw[4] - 1)
+    center_x, center_y = size / 2 + room * (2 * draw[3] - 1), size / 2 + room * (2 * draw[4] - 1)
     cos, sin = math.cos(turn) / scale, math.sin(turn) / scale
     a, b, d, e = cos + slant * sin, sin - slant * cos, -sin, cos  # from image to mask coordinates
-    c = mask.width / 2 - a * centre_x - b * centre_y
-    f = mask.height / 2 - d * centre_x - e * centre_y
+    c = mask.width / 2 - a * center_x - b * center_y
+    f = mask.height / 2 - d * center_x - e * center_y
     moved = mask.transform((size, size), Image.Transform.AFFINE, (a, b, c, d, e, f), Image.Resampling.BILINEAR)
     ink_share = np.asarray(moved, np.float32) * np.float32(1 / 255)
 

@@ -92,7 +92,7 @@ class RidgeReconstructionClassifier(IncrementalEstimator):
     >>> import numpy as np
     >>> from efcil import RidgeReconstructionClassifier
     >>> rng = np.random.default_rng(0)
-    >>> cats, dogs, hens = (rng.normal(centre, 1.0, (50, 2)) for centre in ([4, 0], [0, 4], [-4, -4]))
+    >>> cats, dogs, hens = (rng.normal(center, 1.0, (50, 2)) for center in ([4, 0], [0, 4], [-4, -4]))
     >>> model = RidgeReconstructionClassifier()
     >>> model = model.partial_fit(cats, ["cat"] * 50).partial_fit(dogs, ["dog"] * 50).partial_fit(hens, ["hen"] * 50)
     >>> model.predict([[5, 0], [0, 5], [-5, -5]])
@@ -145,7 +145,7 @@ class RidgeReconstructionClassifier(IncrementalEstimator):
         weight = ridge_weight(sums.centered() if self.fit_intercept else sums, ridge)
         intercept = weight.new_zeros(weight.shape[1])
         if self.fit_intercept:
-            intercept = sums.count / sums.total - sums.centre @ weight
+            intercept = sums.count / sums.total - sums.center @ weight
         if self.normalize:
             length = torch.linalg.vector_norm(weight, dim=0)
             intercept = intercept / torch.where(length > 0, length, 1.0)

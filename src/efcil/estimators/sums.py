@@ -64,13 +64,13 @@ class FeatureSums:
             total = w.sum()
             if total == 0:
                 continue
-            centre = (w @ x) / total
-            x -= centre
+            center = (w @ x) / total
+            x -= center
             count = w.new_zeros(classes).index_add_(0, at, w)
             plain = bool((w == 1).all())
             offset = x.new_zeros(classes, x.shape[1]).index_add_(0, at, x if plain else x * w[:, None])
             there = (count > 0)[:, None]
-            mean = torch.where(there, centre + offset / torch.where(there, count[:, None], 1.0), 0.0)
+            mean = torch.where(there, center + offset / torch.where(there, count[:, None], 1.0), 0.0)
             if not plain:
                 x *= w.sqrt()[:, None]
             sums = sums.merge(cls(count, mean, symmetrize(x.T @ x) if scatter else sums.scatter))
@@ -82,7 +82,7 @@ class FeatureSums:
         return float(self.count.sum())
 
     @property
-    def centre(self) -> Tensor:
+    def center(self) -> Tensor:
         """Mean of all rows, (dim,)."""
         return (self.count / self.count.sum().clamp_min(torch.finfo(DTYPE).tiny)) @ self.mean
 
@@ -93,8 +93,8 @@ class FeatureSums:
 
     def gram_sum(self) -> Tensor:
         """Return the uncentered X'X, (dim, dim): scatter + N m'm."""
-        centre = self.centre
-        return self.scatter + self.total * torch.outer(centre, centre)
+        center = self.center
+        return self.scatter + self.total * torch.outer(center, center)
 
     def centered(self) -> FeatureSums:
         """Return the sums of centered rows x - m: X'X is the scatter, and X'Y is also that of centered labels.
@@ -103,7 +103,7 @@ class FeatureSums:
         >>> sums.mean.tolist(), sums.gram_sum().tolist()
         ([[-2.0], [2.0]], [[8.0]])
         """
-        return replace(self, mean=torch.where((self.count > 0)[:, None], self.mean - self.centre, 0.0))
+        return replace(self, mean=torch.where((self.count > 0)[:, None], self.mean - self.center, 0.0))
 
     def merge(self, other: FeatureSums) -> FeatureSums:
         """Return the sums of the rows of both; the scatter includes the difference of their means.
@@ -117,7 +117,7 @@ class FeatureSums:
         count = self.count + other.count
         share = other.count / torch.where(count > 0, count, 1.0)
         mean = self.mean + share[:, None] * (other.mean - self.mean)
-        apart = other.centre - self.centre
+        apart = other.center - self.center
         scatter = self.scatter + other.scatter
         if len(scatter):
             scatter += self.total * other.total / (self.total + other.total) * torch.outer(apart, apart)

@@ -50,7 +50,7 @@ def start(profile: Path) -> Any:
 
 
 def picture(path: Path, color: Sequence[float], size: tuple[int, int] = (96, 72)) -> Path:
-    """Write a picture that is mostly of one colour."""
+    """Write a picture that is mostly of one color."""
     image = Image.new("RGB", size, tuple(int(value) for value in color))
     draw = random.Random(path.name)
     x, y = draw.randrange(size[0] - 12), draw.randrange(size[1] - 12)

@@ -1,4 +1,4 @@
-"""A small server with the endpoints of `efcil serve` for tests of its page: it knows a class by its mean colour.
+"""A small server with the endpoints of `efcil serve` for tests of its page: it knows a class by its mean color.
 
 It answers as the service is described to answer, without training, and can be told to be down, slow or strict.
 Run it to look at the page: python tests/support/browser/standin.py [number of classes] [port]
@@ -108,8 +108,8 @@ class StandIn:
     # -- what it knows
 
     def learn(self, label: str, pictures: list[bytes]) -> None:
-        """Take the mean colour of a class's pictures."""
-        colors = [mean_colour(picture) for picture in pictures]
+        """Take the mean color of a class's pictures."""
+        colors = [mean_color(picture) for picture in pictures]
         mean = tuple(sum(channel) / len(colors) for channel in zip(*colors, strict=True))
         old = next((known for known in self.classes if known.name == label), None)
         if old is not None:
@@ -119,7 +119,7 @@ class StandIn:
         self.classes.append(Known(label, mean, len(pictures), date(2026, 11, 15).isoformat(), recall))
 
     def similar(self, most: int = 60) -> list[list[Any]]:
-        """Pairs of classes by the cosine of their colours, closest first."""
+        """Pairs of classes by the cosine of their colors, closest first."""
         pairs = []
         for index, one in enumerate(self.classes):
             for other in self.classes[:index]:
@@ -131,7 +131,7 @@ class StandIn:
     def answer(self, picture: bytes, name: str, top: int) -> dict[str, Any]:
         """One prediction, or the error that its picture deserves."""
         try:
-            color = mean_colour(picture)
+            color = mean_color(picture)
         except OSError:
             return {"file": name, "error": f"{name} is not a picture that can be read"}
         distances = [-(math.dist(color, known.color) ** 2) / 2000 for known in self.classes]
@@ -361,7 +361,7 @@ class Handler(BaseHTTPRequestHandler):
         return found
 
 
-def mean_colour(picture: bytes) -> tuple[float, ...]:
+def mean_color(picture: bytes) -> tuple[float, ...]:
     """Return the mean red, green and blue of a picture."""
     with Image.open(io.BytesIO(picture)) as image:
         return tuple(map(float, image.convert("RGB").resize((1, 1), Image.Resampling.BOX).getpixel((0, 0))))
@@ -370,7 +370,7 @@ def mean_colour(picture: bytes) -> tuple[float, ...]:
 def readable(picture: bytes) -> bool:
     """Tell whether these bytes are a picture."""
     try:
-        mean_colour(picture)
+        mean_color(picture)
     except OSError:
         return False
     return True
