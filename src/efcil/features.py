@@ -16,7 +16,6 @@ from efcil.data.augment import Transform
 from efcil.errors import ConfigError
 from efcil.learners.base import ImageView, Learner
 from efcil.randomness import RngStream, generator
-from efcil.training.extraction import extract
 from efcil.training.image_batches import ImageBatches
 from efcil.training.image_store import select
 
@@ -137,8 +136,7 @@ class TaskFeatures:
         r = self._learner
         backbone = {"first": lambda: r.first_backbone, "new": lambda: r.backbone, "old": lambda: r.old_backbone}[when]()
         crop = None if view == "augmented" else r.options.crop  # augmented images are cropped already
-        extractor = r.feature_extractor(backbone)
-        return self.cached((when, view), lambda: extract(extractor, self.pixels(view), r.backend, crop))
+        return self.cached((when, view), lambda: r.features_of(backbone, self.pixels(view), crop))
 
     def stats(self, view: ImageView = "clean", storage: StorageSpec = GRAMS) -> ClassStats:
         """Return class statistics of the task from the new backbone (Eq. 15)."""

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from efcil.accel.backend import Backend
@@ -17,7 +18,7 @@ from efcil.tasks import TaskStream
 from efcil.training.callbacks import Callback
 from efcil.training.extraction import extract
 from efcil.training.image_batches import ImageBatches
-from efcil.training.image_store import head, to_device
+from efcil.training.image_store import head, select, to_device
 from efcil.training.state import TaskData, TrainState
 from efcil.training.trainer import Trainer, TrainingInterrupted
 from efcil.trajectory import Trajectory
@@ -36,6 +37,7 @@ class Evaluator:
         self.ends = np.cumsum(np.bincount(positions, minlength=len(data.class_names)))[np.array(stream.ends) - 1]
         self.task_of_class = stream.task_of_class()
         self.backend = backend
+        self._constant: Tensor | None = None  # features of images seen, of a backbone that is never trained
 
     def totals(self) -> list[int]:
         """Test images of each task."""
@@ -68,11 +70,20 @@ class Evaluator:
         for label, part in trajectory.parts.items():
             first = part.first_backbone
             if first not in features:
-                extractor = learner.feature_extractor(learner.first_backbone if first else learner.backbone)
-                features[first] = extract(extractor, seen, self.backend, learner.options.crop)
+                features[first] = self._features(learner, first, seen)
             correct, correct5, _ = count_correct(trajectory.logits(label, features[first]), labels, self.task_of_class)
             hits[label] = (correct[: task + 1].tolist(), correct5[: task + 1].tolist())
         return hits
+
+    def _features(self, learner: Learner, first: bool, seen: ImageBatches) -> Tensor:
+        backbone, crop = learner.first_backbone if first else learner.backbone, learner.options.crop
+        if learner.trains:
+            return learner.features_of(backbone, seen, crop)
+        done = 0 if self._constant is None else len(self._constant)
+        later = seen.with_images(select(seen.images, torch.arange(done, len(seen.images), device=self.backend.device)))
+        new = learner.features_of(backbone, later, crop)
+        self._constant = new if self._constant is None else torch.cat([self._constant, new])
+        return self._constant
 
 
 def run_protocol(

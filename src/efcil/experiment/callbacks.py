@@ -175,7 +175,7 @@ class FeatureWriter(Callback):
         learner, backend = self.learner, self.learner.backend
         images, labels = self.evaluator.test_images(features.index)
         kept = {"labels": features.labels, "test_labels": labels, "new": features.new()}
-        kept["test"] = extract(learner.feature_extractor(learner.backbone), images, backend, learner.options.crop)
+        kept["test"] = learner.features_of(learner.backbone, images, learner.options.crop)
         if features.index:
             kept["old"] = features.old()
             if features.has_pseudo_images:

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Collection, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,8 @@ from efcil.protocol import Evaluator, run_protocol
 from efcil.report import html_page
 from efcil.tasks import TaskStream, class_order
 from efcil.training.callbacks import Callback
+from efcil.training.image_batches import ImageBatches
+from efcil.training.image_store import on_demand
 from efcil.training.threads import fitting_threads
 from efcil.training.trainer import Trainer, check_views
 from efcil.trajectory import Trajectory
@@ -156,6 +159,10 @@ class Run(Callback):
         epochs = [sum(stage.epochs for stage in self.learner.stages(task)) for task in range(len(self.stream))]
         if self.world.is_main:
             self.log.truncate(state.task, state.epoch)
+        for part in (data.train, data.test):
+            images = on_demand(part.images, self.backend.device)
+            pixels = ImageBatches(images, data.mean, data.std, self.backend, data.short)
+            self.learner.prepare(pixels, partial(self.reporter.progress, "computing features"))
         self._announce(data, epochs, state.task, state.epoch, point is not None)
         self.training = True
         trainer = Trainer(self.learner, self._callbacks(checkpointer, epochs[-1]), self.stop.is_set)

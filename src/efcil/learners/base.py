@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any, Literal, Protocol, Self
 
 import torch
 from pydantic import Field
-from torch import Tensor
+from torch import Tensor, nn
 
 from efcil.accel.backend import Backend
 from efcil.config import Options
@@ -18,6 +19,7 @@ from efcil.models import BackboneSource
 from efcil.randomness import RngStream, generator
 from efcil.tasks import Task
 from efcil.training.batch import Batch, FrozenForward
+from efcil.training.extraction import extract
 from efcil.training.image_batches import ImageBatches
 from efcil.training.loader import LastBatch
 from efcil.training.schedule import Schedule
@@ -88,6 +90,7 @@ class Learner(TeacherStudent, ABC):
     views = 0  # further augmented views of each image that the loss looks at
     needs_stats = False  # needs the statistics of old classes before a task, shifted as a method shifts them
     capturable = False  # of another package: whether a step may be captured; compared with the eager one first
+    trains = True  # whether the backbone is trained in any task
     starts_pretrained = False  # the backbone has learned before the first task
     same_features = True  # whether features keep their dimension from task to task, as statistics of them must
 
@@ -101,6 +104,13 @@ class Learner(TeacherStudent, ABC):
 
     def check(self, classes: int) -> None:
         """Reject options that cannot work with this number of classes, before training starts."""
+
+    def features_of(self, backbone: nn.Module, pixels: ImageBatches, crop: int | None) -> Tensor:
+        """Return what classifiers and shifts see of images, (n, dim); `crop` cuts out their center."""
+        return extract(self.feature_extractor(backbone), pixels, self.backend, crop)
+
+    def prepare(self, pixels: ImageBatches, progress: Callable[[int, int], None]) -> None:
+        """Compute ahead of all tasks what no training changes: nothing, where the backbone is trained."""
 
     def stages(self, task: int) -> tuple[Schedule, ...]:
         """Schedule of each training stage of a task (0 is the first); none if the backbone stays frozen."""

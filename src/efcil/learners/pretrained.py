@@ -1,7 +1,7 @@
 """A pretrained backbone that is never trained, and one that is trained gently on the first task and then frozen.
 
 With features that do not change, a method is its classifier: class statistics add, and one class at a time is all at
-once.
+once. Features of an image are computed once (`efcil.training.feature_cache`).
 
 Zhou et al., "Revisiting Class-Incremental Learning with Pre-Trained Models: Generalizability and Adaptivity are All You
 Need", IJCV 2024: SimpleCIL is the nearest mean on a frozen backbone; APER adapts the backbone on the first task before.
@@ -11,21 +11,51 @@ State between tasks: none beside the backbone.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+
+from torch import Tensor, nn
+
 from efcil.learners.first_task import FirstTask
 from efcil.learners.lwf import LwFOptions
+from efcil.training.feature_cache import FeatureCache
+from efcil.training.image_batches import ImageBatches
 from efcil.training.schedule import Schedule
 
 SHORT = Schedule(epochs=10, lr=0.001, milestones=(), lr_schedule="cosine", weight_decay=5e-4)
 
 
 class Pretrained(FirstTask):
-    """Frozen from the start."""
+    """Frozen from the start; features of an image are computed once, by whichever run."""
 
+    trains = False
     starts_pretrained = True
+    _cache: FeatureCache | None = None
 
     def stages(self, task: int) -> tuple[Schedule, ...]:
         """Return no stage for any task."""
         return ()
+
+    def prepare(self, pixels: ImageBatches, progress: Callable[[int, int], None]) -> None:
+        """Compute the features of images that are not cached yet."""
+        if self.backend.world.size == 1:
+            self._features.features(pixels, progress)
+
+    def features_of(self, backbone: nn.Module, pixels: ImageBatches, crop: int | None) -> Tensor:
+        """Return features, from the cache where they are there."""
+        if pixels.augmentation is not None or self.backend.world.size > 1:
+            return super().features_of(backbone, pixels, crop)
+        return self._features.features(pixels)
+
+    @property
+    def _features(self) -> FeatureCache:
+        if self._cache is None:
+            self._cache = FeatureCache(self.feature_extractor(self.backbone), self.backend, self.options.crop)
+        return self._cache
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """Restore what `state` returned."""
+        super().load_state(state)
+        self._cache = None  # it belongs to the weights
 
 
 class AdaptFirstOptions(LwFOptions):

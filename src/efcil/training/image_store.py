@@ -103,6 +103,11 @@ def to_device(images: Any, device: torch.device) -> ImageStore:
     return torch.from_numpy(np.array(images)).to(device)
 
 
+def on_demand(images: Any, device: torch.device) -> LazyImages:
+    """Load images when they are asked for, however many fit on the device."""
+    return LazyImages(images if isinstance(images, LazyImageFolder) else HostImages(images), device)
+
+
 def head(images: ImageStore, count: int) -> ImageStore:
     """Return the first images."""
     return images[:count] if isinstance(images, Tensor) else images.head(count)
