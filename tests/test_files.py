@@ -28,6 +28,7 @@ from efcil.files import (
     read_json_lines,
     remove_temporary_files,
     remove_tree,
+    working_directory,
     write_json,
     write_json_lines,
 )
@@ -416,3 +417,50 @@ def test_a_lock_where_nothing_can_be_written_is_an_error(tmp_path: Path) -> None
     with pytest.raises(OSError, match="file") as caught:
         exclusive_lock(tmp_path / "file" / "lock")
     assert not isinstance(caught.value, BlockingIOError)
+
+
+@pytest.mark.usefixtures("system")
+@pytest.mark.parametrize("seed", range(24))
+def test_a_working_directory_that_is_not_ours_is_refused(tmp_path: Path, seed: int) -> None:
+    draw, work, other = random.Random(seed), tmp_path / ".model.serving", tmp_path / "other"
+    (other / "photos").mkdir(parents=True)
+    (other / "photos" / "wedding.jpg").write_bytes(b"once")
+    if seed % 3 == 0:
+        work.symlink_to(draw.choice([other, Path("other"), tmp_path / "nowhere"]))
+    elif seed % 3 == 1:
+        (other / draw.choice(["a", ".efcil", "marker"])).write_bytes(b"x")
+        other.rename(work)
+        if draw.random() < 0.7:
+            text = draw.choice(['{"kind": "keras"}', "[]", "{", '{"kind": "efcil"}'])
+            (work / ".efcil.json").write_text(text)
+    else:
+        work.write_bytes(b"years of work") if draw.random() < 0.5 else os.mkfifo(work)
+    before = entries(tmp_path)
+    with raises(FileRefusedError, ".model.serving"), working_directory(work, "efcil serving"):
+        pytest.fail("claimed")
+    assert entries(tmp_path) == before
+
+
+@pytest.mark.usefixtures("system")
+def test_a_working_directory_is_cleaned_and_removed(tmp_path: Path) -> None:
+    work, other = tmp_path / "work", tmp_path / "other"
+    other.mkdir()
+    (other / "thesis").write_bytes(b"years of work")
+    for _ in range(2):
+        with working_directory(work, "mine") as folder:
+            assert folder.path == work.resolve()
+            assert {".efcil.json"} <= set(names(work)) <= {".efcil.json", ".efcil.json.lock"}
+            (work / "job").mkdir()
+            (work / "job" / "link").symlink_to(other)
+            with pytest.raises(BlockingIOError), working_directory(work, "mine"):
+                pytest.fail("claimed twice")
+            left = entries(work)
+        assert names(tmp_path) == ["other"]
+        for name, content in left.items():  # as after a kill
+            path = work / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if isinstance(content, bytes):
+                path.write_bytes(content)
+    with working_directory(work, "mine"):
+        assert "job" not in names(work)
+    assert entries(other) == {"thesis": b"years of work"}

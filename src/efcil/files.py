@@ -18,6 +18,7 @@ from efcil.errors import EfcilError, FileRefusedError
 from efcil.platform_support import NO_LOCKS, HeldDirectory, StrPath, lock_type, open_regular
 
 JSON_LIMIT = 1 << 26  # bytes of a JSON file
+MARKER = ".efcil.json"  # of a directory that efcil has made for itself and may remove
 JSON_VALUES = 4_000_000  # in one JSON file: some 400 MB as objects
 _TEMPORARY = re.compile(r"\..*\.\d+-[0-9a-f]{12}\.tmp(\..*)?")  # temporary files of `atomic_replace`
 
@@ -69,6 +70,8 @@ def _folder_of(path: Path, root: StrPath | None) -> HeldDirectory:
 
 def open_below(root: StrPath, path: StrPath, *, create: bool = False) -> HeldDirectory:
     """Open the directory `path` at or below `root`, a directory of ours; a link on the way is refused with its name."""
+    if create:
+        Path(root).mkdir(parents=True, exist_ok=True)
     folder = HeldDirectory(os.path.realpath(root))
     for name in Path(path).relative_to(root).parts:
         with folder:
@@ -102,15 +105,107 @@ def _kind(status: os.stat_result) -> str:
     return kinds.get(stat.S_IFMT(status.st_mode), "a file" if stat.S_ISREG(status.st_mode) else "a device")
 
 
+def append_text(path: StrPath, text: str, *, root: StrPath | None = None) -> None:
+    """Append to a UTF-8 file, or make one; what is refused and `root` as in `atomic_replace`."""
+    path = Path(path)
+    with _folder_of(path, root) as folder:
+        check_regular(folder, path.name)
+        with os.fdopen(folder.open(path.name, os.O_WRONLY | os.O_APPEND | os.O_CREAT), "ab") as file:
+            file.write(text.encode("utf-8"))
+
+
+def remove_file(path: StrPath, *, root: StrPath | None = None) -> None:
+    """Remove a file, or of a link the link; `root` as in `atomic_replace`."""
+    with _folder_of(Path(path), root) as folder:
+        folder.remove(Path(path).name)
+
+
+def rename_file(path: StrPath, name: str, *, root: StrPath | None = None) -> None:
+    """Give a file another name in its directory; `root` as in `atomic_replace`."""
+    with _folder_of(Path(path), root) as folder:
+        folder.rename(Path(path).name, name)
+
+
+def check_path(root: StrPath, path: StrPath) -> None:
+    """Refuse a file to be written below `root` that is no regular file, or behind a link; nothing need be there."""
+    with contextlib.suppress(FileNotFoundError), _folder_of(Path(path), root) as folder:
+        check_regular(folder, Path(path).name)
+
+
+def check_known(folder: HeldDirectory, name: str, known: re.Pattern[str], below: str = "") -> None:
+    """Refuse a directory that holds anything but regular files whose paths in it, and theirs alone, are `known`."""
+    with folder.directory(name) as inner:
+        for entry in inner.names():
+            found, path = inner.status(entry), f"{below}{entry}"
+            if found is not None and stat.S_ISDIR(found.st_mode):
+                check_known(inner, entry, known, f"{path}/")
+            elif found is not None and not (stat.S_ISREG(found.st_mode) and known.fullmatch(path)):
+                raise FileRefusedError(f"{inner.path / entry} is not efcil's and would be deleted; move it away")
+
+
+@contextlib.contextmanager
+def working_directory(path: StrPath, kind: str) -> Iterator[HeldDirectory]:
+    """Claim a directory for temporary files with a marker, and remove it with all that is in it at the end.
+
+    What a killed process left there is removed first. A link, or a directory that has anything in it but no marker of
+    this kind, is refused with its name.
+    """
+    path = Path(path)
+    with HeldDirectory(os.path.realpath(path.parent)) as parent:
+        found = parent.status(path.name)
+        if found is None:
+            parent.make_directory(path.name)
+        elif not stat.S_ISDIR(found.st_mode):
+            raise FileRefusedError(f"{path} is {_kind(found)}, and needed for temporary files; move it away")
+        with parent.directory(path.name) as folder:
+            own = [name for name in folder.names() if name not in (MARKER, f"{MARKER}.lock")]
+            if own and not _has_marker(folder, kind):
+                raise FileRefusedError(
+                    f"{path} is needed for temporary files, and what is in it is not efcil's ({own[0]}); move it away"
+                )
+            try:
+                lock = exclusive_lock(folder.path / f"{MARKER}.lock")
+            except OSError as error:
+                if isinstance(error, BlockingIOError):
+                    raise
+                raise OSError(error.errno, error.strerror, os.fspath(path)) from None
+            with lock:
+                write_json(folder.path / MARKER, {"kind": kind}, root=folder.path)
+                for name in own:
+                    _remove(folder, name)
+                try:
+                    yield folder
+                finally:
+                    for name in folder.names():
+                        with contextlib.suppress(OSError):
+                            _remove(folder, name)
+        with contextlib.suppress(OSError):
+            parent.remove_directory(path.name)
+
+
+def _has_marker(folder: HeldDirectory, kind: str) -> bool:
+    found = folder.status(MARKER)
+    if found is None or not stat.S_ISREG(found.st_mode):
+        return False
+    with contextlib.suppress(OSError, EfcilError):
+        content = read_json(folder.path / MARKER, limit=1000)
+        return isinstance(content, dict) and content.get("kind") == kind
+    return False
+
+
+def _remove(folder: HeldDirectory, name: str) -> None:
+    found = folder.status(name)
+    if found is not None and stat.S_ISDIR(found.st_mode):
+        remove_tree(folder, name)
+    elif found is not None:
+        folder.remove(name)
+
+
 def remove_tree(folder: HeldDirectory, name: str) -> None:
     """Remove a directory of ours and all that is in it; of links, the link alone."""
     with folder.directory(name) as inner:
         for entry in inner.names():
-            found = inner.status(entry)
-            if found is not None and stat.S_ISDIR(found.st_mode):
-                remove_tree(inner, entry)
-            elif found is not None:
-                inner.remove(entry)
+            _remove(inner, entry)
     folder.remove_directory(name)
 
 

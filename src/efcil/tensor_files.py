@@ -18,7 +18,7 @@ from torch import Tensor
 
 from efcil import accel
 from efcil.errors import CheckpointError
-from efcil.files import JSON_LIMIT, atomic_replace, parse_json
+from efcil.files import JSON_LIMIT, atomic_replace, make_directory, parse_json
 from efcil.platform_support import open_regular
 
 Tensors = dict[str, Tensor]
@@ -139,15 +139,20 @@ def check_finite(tensors: Mapping[str, Tensor]) -> None:
             raise ValueError(f"{name} has numbers that are not finite")
 
 
-def save_tensors(path: Path, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
-    """Write tensors and JSON `meta` atomically as one safetensors file with a checksum."""
-    write_tensors(path, to_cpu(tensors), meta)
+def save_tensors(path: Path, tensors: Mapping[str, Tensor], meta: Mapping[str, Any], root: Path | None = None) -> None:
+    """Write tensors and JSON `meta` atomically as one safetensors file with a checksum.
+
+    With `root`, a directory of ours that the file is in, its directory is made, and no link on the way is followed.
+    """
+    write_tensors(path, to_cpu(tensors), meta, root)
 
 
-def write_tensors(path: Path, plain: Tensors, meta: Mapping[str, Any]) -> None:
+def write_tensors(path: Path, plain: Tensors, meta: Mapping[str, Any], root: Path | None = None) -> None:
     """Write CPU tensors like `save_tensors`."""
     text = json.dumps(meta, sort_keys=True)
-    with atomic_replace(path) as temporary:
+    if root is not None:
+        make_directory(root, path.parent)
+    with atomic_replace(path, root=root) as temporary:
         try:
             save_file(plain, temporary, metadata={"meta": text, "sha256": digest(plain, text)})
         except SafetensorError as error:  # raised when the disk is full

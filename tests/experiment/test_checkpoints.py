@@ -216,7 +216,7 @@ def test_directory_that_cannot_be_written(tmp_path):
     (tmp_path / "file").write_text("")
     store = CheckpointStore(tmp_path / "file" / "checkpoints")
     store.save_task(1, {"w": torch.ones(1)}, {})
-    with pytest.raises(CheckpointError, match="cannot be written: Not a directory; free some space"):
+    with pytest.raises(CheckpointError, match="cannot be written: File exists; free some space"):
         store.wait()
 
 

@@ -29,7 +29,7 @@ from PIL import Image
 from starlette.exceptions import HTTPException
 
 from efcil.data import decode
-from efcil.errors import ConfigError, RunError
+from efcil.errors import ConfigError, FileRefusedError, RunError
 from efcil.product import IncrementalClassifier
 from efcil.serve import jobs as jobs_module
 from efcil.serve import store as store_module
@@ -916,8 +916,11 @@ def test_leftovers_of_a_killed_service_are_removed_and_a_second_service_is_refus
     (work / "0123" / "model").mkdir(parents=True)
     (work / "0123" / "pixels.npy").write_bytes(b"pixels of somebody")
     first = ModelStore(model, "cpu")
+    with raises(FileRefusedError, work, "0123"), first.held():  # nobody has marked it as a service's
+        pass
+    (work / ".efcil.json").write_text('{"kind": "efcil serving"}')
     with first.held():
-        assert [path.name for path in work.iterdir()] == [".lock"]
+        assert {path.name for path in work.iterdir()} == {".efcil.json", ".efcil.json.lock"}
         with raises(RunError, model, work), ModelStore(model).held():
             pass
     assert not work.exists()
@@ -988,7 +991,7 @@ def test_kill_9_while_teaching_and_sigterm_while_answering(model, drawn):
     assert any(path.is_dir() for path in work.iterdir())
     assert all_files(model) == before
     with Served(model) as served:
-        assert [path.name for path in work.iterdir()] == [".lock"]
+        assert {path.name for path in work.iterdir()} == {".efcil.json", ".efcil.json.lock"}
         assert served.http.get("/health").json()["model"]["classes"] == 3
         found = []
         files = as_files(drawn["0"] * 5)

@@ -266,12 +266,9 @@ def demo(
     json: JsonLinesFlag = False,
 ) -> None:
     """Compare DPCR+, DPCR and other methods on ten digits in five tasks: about a minute on a CPU."""
-    import shutil
+    from efcil.experiment.run_directory import remove_demo
 
-    for config in out.glob("*/trajectory/config.yaml"):  # of an earlier demo, and nothing else that may lie there
-        if "command: efcil demo" in config.read_text(encoding="utf-8"):
-            for part in ("trajectory", *DEMO):
-                shutil.rmtree(config.parent.parent / part, ignore_errors=True)
+    remove_demo(out, DEMO)
     options = {**defaults(compare), "out": out, "tasks": 5, "device": "cpu", "quiet": quiet, "json": json}
     _execute(DEMO, "digits", options, ["1993"], compare=True)
     if not (quiet or json):

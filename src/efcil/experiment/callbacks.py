@@ -128,9 +128,7 @@ class Checkpointer(Callback):
         """Return the newest checkpoint of this run: the first process reads it and gives it to the others."""
         world = self.learner.backend.world
         with world.sync_errors():
-            point = self.store.latest() if world.is_main else None
-            if point is not None and point.meta.get("run") != self.run:
-                raise CheckpointError(f"{self.store.directory} are of another run: start again in another --out")
+            point = self.store.latest(self.run) if world.is_main else None
         if world.size == 1:
             return point
         head = world.broadcast_object(None if point is None else {"at": [point.task, point.epoch], "meta": point.meta})
@@ -187,14 +185,13 @@ class FeatureWriter(Callback):
         if not backend.world.is_main:
             return
         path = self.directory.features / f"task-{features.index + 1:02d}.safetensors"
-        path.parent.mkdir(exist_ok=True)
         meta = {
             "task": features.index + 1,
             "sizes": list(self.sizes),
             "totals": self.evaluator.totals(),
             "layout": learner.feature_layout,
         }
-        save_tensors(path, kept, meta)
+        save_tensors(path, kept, meta, self.directory.out)
 
 
 class SnapshotWriter(Callback):
@@ -230,8 +227,8 @@ class SnapshotWriter(Callback):
             if stats is not None:
                 kept |= {f"stats/{label}/{key}": tensor for key, tensor in stats.state().items()}
         path = self.directory.snapshots / f"task-{task + 1:02d}.safetensors"
-        path.parent.mkdir(exist_ok=True)
-        save_tensors(path, kept, {"task": task + 1, "class_names": self.class_names})
+        meta = {"task": task + 1, "class_names": self.class_names}
+        save_tensors(path, kept, meta, self.directory.out)
 
 
 class Started(Callback):

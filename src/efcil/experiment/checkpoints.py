@@ -14,7 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from efcil.errors import CheckpointError
+from efcil.files import remove_file, rename_file
 from efcil.tensor_files import Tensors, load_tensors, snapshot, write_tensors
+
+_PLACE = "place"  # [task, epoch] of a file in its own metadata
 
 
 @dataclass(frozen=True)
@@ -34,8 +37,9 @@ class CheckpointStore:
     KEEP = 2  # of each kind
     _NAME = re.compile(r"task-(\d+)(?:-epoch-(\d+))?\.safetensors")
 
-    def __init__(self, directory: Path, note: Callable[[str], None] = lambda text: None):
-        self.directory = directory
+    def __init__(self, directory: Path, note: Callable[[str], None] = lambda text: None, root: Path | None = None):
+        """`root`: the run's directory; links between it and the checkpoints are refused."""
+        self.directory, self.root = directory, root or directory.parent
         self.note = note
         self._writer = ThreadPoolExecutor(1)  # files are hashed and written while the next task begins
         self._pending: Future[None] | None = None
@@ -51,19 +55,18 @@ class CheckpointStore:
 
     def save_task(self, task: int, tensors: Tensors, meta: Mapping[str, Any]) -> None:
         """Keep everything after `task` learned tasks."""
-        self._save(f"task-{task:02d}.safetensors", tensors, meta)
+        self._save(f"task-{task:02d}.safetensors", tensors, {**meta, _PLACE: [task, None]})
 
     def save_epoch(self, task: int, epoch: int, tensors: Tensors, meta: Mapping[str, Any]) -> None:
         """Keep the middle of a task: `epoch` epochs of the `task`-th task are done."""
-        self._save(f"task-{task:02d}-epoch-{epoch:04d}.safetensors", tensors, meta)
+        self._save(f"task-{task:02d}-epoch-{epoch:04d}.safetensors", tensors, {**meta, _PLACE: [task, epoch]})
 
     def _save(self, name: str, tensors: Tensors, meta: Mapping[str, Any]) -> None:
         self.wait()
         plain = snapshot(tensors)  # what comes after may change them
 
         def write() -> None:
-            self.directory.mkdir(parents=True, exist_ok=True)
-            write_tensors(self.directory / name, plain(), meta)
+            write_tensors(self.directory / name, plain(), meta, self.root)
             self._prune()
 
         self._pending = self._writer.submit(write)
@@ -91,27 +94,29 @@ class CheckpointStore:
         parts = [f for f in files if f[1] is not None]
         over = {f[0] for f in whole}  # tasks that are finished need no middle
         for task, _, path in whole[self.KEEP :]:
-            path.unlink()
+            remove_file(path, root=self.root)
             over.add(task)
         done = [f for f in parts if f[0] in over]
         going = [f for f in parts if f[0] not in over]
         for _, _, path in done + going[self.KEEP :]:
-            path.unlink()
+            remove_file(path, root=self.root)
 
-    def latest(self) -> Checkpoint | None:
+    def latest(self, run: str | None = None) -> Checkpoint | None:
         """Return the newest sound state, passing over what is damaged; None where nothing was saved.
 
-        Raises CheckpointError when checkpoints exist but none of them is sound.
+        Raises CheckpointError when checkpoints exist but none of them is sound, and for one of another run than `run`
+        or under a name that is not its own: somebody has put it there.
         """
         self.wait()
         files = self._files()
+        paths = {task: path for task, epoch, path in files if epoch is None}
         by_task: dict[int, tuple[Tensors, dict[str, Any]] | None] = {}
 
         def whole(task: int) -> tuple[Tensors, dict[str, Any]] | None:
             if task == 0:
                 return {}, {}
             if task not in by_task:
-                by_task[task] = self._try(self.directory / f"task-{task:02d}.safetensors")
+                by_task[task] = self._try(paths[task], [task, None], run) if task in paths else None
             return by_task[task]
 
         for position, (task, epoch, path) in enumerate(files):
@@ -121,12 +126,12 @@ class CheckpointStore:
                 if loaded is not None:
                     found = Checkpoint(task, None, *loaded, {})
             else:
-                base, part = whole(task - 1), self._try(path)
+                base, part = whole(task - 1), self._try(path, [task, epoch], run)
                 if base is not None and part is not None:
                     found = Checkpoint(task - 1, epoch, base[0], {**base[1], **part[1]}, part[0])
             if found is not None:
                 for _, _, unused in files[:position]:  # newer ones must not pass for what is learned again now
-                    unused.replace(unused.with_name(unused.name + ".unused"))
+                    rename_file(unused, unused.name + ".unused", root=self.root)
                 return found
         if files:
             raise CheckpointError(
@@ -136,12 +141,30 @@ class CheckpointStore:
 
     def run_identity(self) -> str | None:
         """Return the identity of the run that saved the newest sound checkpoint, None where there is none."""
-        found = (self._try(path) for _, _, path in self._files())
-        return next((loaded[1].get("run") for loaded in found if loaded is not None), None)
+        found = (self._try(path, [task, epoch]) for task, epoch, path in self._files())
+        return next((str(loaded[1].get("run")) for loaded in found if loaded is not None), None)
 
-    def _try(self, path: Path) -> tuple[Tensors, dict[str, Any]] | None:
+    def _try(
+        self, path: Path, place: list[int | None], run: str | None = None
+    ) -> tuple[Tensors, dict[str, Any]] | None:
         try:
-            return load_tensors(path)
+            tensors, meta = load_tensors(path)
         except CheckpointError as error:
             self.note(f"{error}; the one before it is used")
             return None
+        remedy = "move it away, or start again in another --out"
+        if run is not None and meta.get("run") != run:
+            raise CheckpointError(f"{path} is of another run, or of other options or data: {remedy}")
+        if (saved := meta.pop(_PLACE, None)) != place:
+            raise CheckpointError(f"{path} does not hold what its name says ({_named(saved)}): {remedy}")
+        return tensors, meta
+
+
+def _named(place: Any) -> str:
+    """Return the name of the checkpoint of a place, as far as it is one."""
+    match place:
+        case [int(task), None]:
+            return f"it was saved as task-{task:02d}"
+        case [int(task), int(epoch)]:
+            return f"it was saved as task-{task:02d}-epoch-{epoch:04d}"
+    return "it does not say what it is"

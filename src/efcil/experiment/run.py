@@ -71,8 +71,8 @@ class Run(Callback):
         self.world = backend.world  # of several processes the first one reads and writes the directory
         self.concurrent_runs = self.options.concurrent_runs
         self.directory = RunDirectory(out, self.options.compare)
-        self.store = CheckpointStore(self.directory.checkpoints, reporter.note)
-        self.log = MetricsLog(self.directory.metrics, self.options.trackers)
+        self.store = CheckpointStore(self.directory.checkpoints, reporter.note, out)
+        self.log = MetricsLog(self.directory.metrics, self.options.trackers, out)
         self.matrices: dict[str, AccuracyMatrix] = {}
         self.training = False  # from here on a signal waits for the end of a step
         self.stop = threading.Event()  # set from outside: the run ends after this step, and saves it
@@ -171,7 +171,7 @@ class Run(Callback):
             return []
         self.store.wait()
         summaries = self._write_summaries()
-        atomic_write_text(self.directory.report, html_page(summaries))
+        atomic_write_text(self.directory.report, html_page(summaries), root=self.out)
         self.reporter.on_finished(summaries, str(self.out))
         self.training = False
         return summaries

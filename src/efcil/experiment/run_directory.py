@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import re
 import secrets
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,11 +18,25 @@ from efcil.config import load_yaml
 from efcil.errors import EfcilError, RunError
 from efcil.experiment.specification import commit, versions
 from efcil.experiment.tracking import Tracker
-from efcil.files import atomic_write_text, exclusive_lock, read_json, remove_temporary_files, write_json
+from efcil.files import (
+    JSON_LIMIT,
+    append_text,
+    atomic_write_text,
+    check_known,
+    check_path,
+    exclusive_lock,
+    make_directory,
+    open_below,
+    read_json,
+    read_text,
+    remove_temporary_files,
+    remove_tree,
+    write_json,
+)
 from efcil.platform_support import file_name
 
 FEATURES = "features"  # directory of saved features, beside config.yaml
-FORMAT = 2  # of a run directory; raised when an older one can no longer be resumed
+FORMAT = 3  # of a run directory; raised when an older one can no longer be resumed
 
 
 @contextmanager
@@ -68,6 +84,7 @@ class RunDirectory:
     @contextmanager
     def hold(self, resume: bool) -> Iterator[None]:
         """Hold the directory, unless it holds a run that is not to be resumed or that this version cannot resume."""
+        self._check_links()
         if self.config.exists():
             check_format(self.config)
             if not resume:
@@ -76,9 +93,34 @@ class RunDirectory:
                     f"{self.out} already holds {self._described()}: resume it with `{command}` or --resume, or choose "
                     "another --out"
                 )
+        elif not (resume and self.checkpoints.is_dir()):  # config.yaml was lost, and checkpoints say whose they are
+            self._check_free()
         with run_lock(self.out):
             remove_temporary_files(self.out)
             yield
+
+    def _check_links(self) -> None:
+        """Refuse links, FIFOs and devices in the place of what a run writes or deletes, before anything is written."""
+        if not self.out.is_dir():
+            return
+        for path in (self.config, self.metrics, self.report, self.out / ".lock", self.out / "summary.json"):
+            check_path(self.out, path)
+        folders = [self.checkpoints, self.features, self.snapshots]
+        if self.compare:
+            folders += [path.parent for path in self.out.glob("*/summary.json")]
+        for folder in folders:
+            check_path(self.out, folder / "summary.json")
+
+    def _check_free(self) -> None:
+        """Refuse a directory that is no run's, but has what a run would replace."""
+        for path in (self.report, self.metrics, self.home, self.checkpoints, self.features, self.snapshots):
+            if path == self.out:
+                continue
+            if path.is_file() or (path.is_dir() and any(path.iterdir())):
+                raise RunError(f"{path} is there already and not of this run: choose another --out or move it away")
+        for path in (self.out / "summary.json", *(self.out.glob("*/summary.json") if self.compare else ())):
+            if path.exists():
+                raise RunError(f"{path} is there already and not of this run: choose another --out or move it away")
 
     def _described(self) -> str:
         files = sorted(self.out.glob("summary.json")) or sorted(self.out.glob("*/summary.json"))
@@ -99,12 +141,20 @@ class RunDirectory:
     ) -> str:
         """Write config.yaml, or check that the one that exists describes the same run; return the run's identity.
 
-        `identity` is that of checkpoints whose config.yaml was lost.
+        `identity` is that of checkpoints whose config.yaml was lost. It ends with a digest of what is run, so that no
+        file of other options is ever taken for this run's.
         """
         run = json.loads(json.dumps(run))
+        bound = hashlib.sha256(json.dumps(run, sort_keys=True).encode()).hexdigest()[:16]
         if not self.config.exists():
-            identity = identity or secrets.token_hex(8)
-            self.home.mkdir(parents=True, exist_ok=True)
+            own, _, of = (identity or f"{secrets.token_hex(8)}-{bound}").partition("-")
+            if of != bound:
+                raise RunError(
+                    f"{self.checkpoints} are of a run with other options or data, and {self.config} is lost: "
+                    "choose another --out"
+                )
+            identity = own
+            make_directory(self.out, self.home)
             document = {
                 "format": FORMAT,
                 "id": identity,
@@ -114,8 +164,9 @@ class RunDirectory:
                 "commit": commit(),
                 "command": command,
             }
-            atomic_write_text(self.config, yaml.safe_dump(document, sort_keys=False, allow_unicode=True))
-            return identity
+            text = yaml.safe_dump(document, sort_keys=False, allow_unicode=True)
+            atomic_write_text(self.config, text, root=self.out)
+            return f"{identity}-{bound}"
         try:
             tree = load_yaml(self.config.read_text(encoding="utf-8"))
             existing, existing_machine, identity = tree["run"], tree["machine"], str(tree["id"])
@@ -129,7 +180,7 @@ class RunDirectory:
             raise RunError(f"{self.out} holds another run ({words}): choose another --out or the same options")
         if found := differences(existing_machine, machine):
             note(f"the run began on another machine ({'; '.join(found)}): its last digits may differ")
-        return identity
+        return f"{identity}-{bound}"
 
     def read_summary(self, label: str) -> Any:
         """Return a method's summary as it was written, None where there is none that can be read."""
@@ -140,8 +191,26 @@ class RunDirectory:
 
     def write_summary(self, label: str, summary: Mapping[str, Any]) -> None:
         """Write a method's summary."""
-        self.summary(label).parent.mkdir(exist_ok=True)
-        write_json(self.summary(label), summary)
+        make_directory(self.out, self.summary(label).parent)
+        write_json(self.summary(label), summary, root=self.out)
+
+
+def remove_demo(out: Path, methods: Sequence[str]) -> None:
+    """Remove an earlier demo, and nothing else that may lie there; refuse what is not efcil's in a run's directory."""
+    known = re.compile(r"(\..*|config\.yaml|metrics\.jsonl|summary\.json|report\.html|checkpoints/task-[^/]*)")
+    found = []
+    for config in out.glob("*/trajectory/config.yaml"):
+        if "command: efcil demo" not in read_text(config, JSON_LIMIT, errors="replace"):
+            continue
+        with open_below(out, config.parent.parent) as folder:
+            parts = [name for name in ("trajectory", *methods) if folder.status(name) is not None]
+            for name in parts:
+                check_known(folder, name, known)
+            found.append((config.parent.parent, parts))
+    for place, parts in found:
+        with open_below(out, place) as folder:
+            for name in parts:
+                remove_tree(folder, name)
 
 
 def check_format(config: Path) -> None:
@@ -165,8 +234,9 @@ class MetricsLog:
     Trackers are told every line.
     """
 
-    def __init__(self, path: Path, trackers: Sequence[Tracker] = ()):
-        self.path, self.trackers = path, trackers
+    def __init__(self, path: Path, trackers: Sequence[Tracker] = (), root: Path | None = None):
+        """`root`: the run's directory; links between it and the file are refused."""
+        self.path, self.trackers, self.root = path, trackers, root
 
     def truncate(self, task: int, epoch: int) -> None:
         """Keep `task` whole tasks and `epoch` epochs of the next."""
@@ -181,14 +251,13 @@ class MetricsLog:
                 continue  # damaged, or being written when the process died
             if where[0] <= task or (where[0] == task + 1 and 0 < where[1] <= epoch):
                 kept.append(line + "\n")
-        atomic_write_text(self.path, "".join(kept))
+        atomic_write_text(self.path, "".join(kept), root=self.root)
         for tracker in self.trackers:
             tracker.begin(map(json.loads, kept))
 
     def add(self, **event: Any) -> None:
         """Append an event."""
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(event) + "\n")
+        append_text(self.path, json.dumps(event) + "\n", root=self.root)
         for tracker in self.trackers:
             tracker.add(event)
 

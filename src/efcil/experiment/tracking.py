@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from efcil.errors import ConfigError, nearest
-from efcil.files import atomic_write_text
+from efcil.files import atomic_write_text, make_directory, remove_file
 
 Event = Mapping[str, Any]
 
@@ -62,8 +62,9 @@ class TensorBoard(Tracker):
 
     def begin(self, events: Iterable[Event]) -> None:
         """Replace the event files of an earlier process."""
+        make_directory(self.directory.parent, self.directory)
         for file in self.directory.glob("events.out.tfevents.*"):
-            file.unlink()
+            remove_file(file, root=self.directory.parent)
         self._writer = self._module.SummaryWriter(str(self.directory), flush_secs=10)
         super().begin(events)
 

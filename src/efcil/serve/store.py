@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from efcil.errors import RunError
-from efcil.experiment.run_directory import run_lock
+from efcil.files import working_directory
 from efcil.product import IncrementalClassifier
 from efcil.product.model_directory import fingerprint, save_lock
 
@@ -45,20 +45,15 @@ class ModelStore:
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
         """Lock and clean the working directory; remove it at the end."""
-        try:
-            lock = run_lock(self.work)
-            lock.__enter__()
-        except RunError as error:
-            why = str(error).split(";")[0].removeprefix("--out ")
-            raise RunError(f"cannot serve {self.directory}: {why}") from None
-        try:
-            for left in self.work.iterdir():
-                if left.is_dir():
-                    shutil.rmtree(left, ignore_errors=True)
+        with contextlib.ExitStack() as held:
+            try:
+                held.enter_context(working_directory(self.work, "efcil serving"))
+            except BlockingIOError:
+                raise RunError(f"cannot serve {self.directory}: another service does ({self.work})") from None
+            except OSError as error:
+                why = f"{self.work} cannot be written: {error.strerror or error}"
+                raise RunError(f"cannot serve {self.directory}: {why}") from None
             yield
-        finally:
-            shutil.rmtree(self.work, ignore_errors=True)
-            lock.__exit__(None, None, None)
 
     @property
     def size(self) -> int:
