@@ -454,6 +454,16 @@ def _windows_memory() -> int | None:
     return kilobytes.value * 1024
 
 
+def open_files() -> int | None:
+    """Return how many files this process may have open; None where there is no such limit."""
+    try:
+        import resource
+    except ImportError:
+        return None
+    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return None if soft == resource.RLIM_INFINITY else soft
+
+
 def command_beside_python(name: str) -> bool:
     """Whether a command was installed beside this Python, whatever its file is called there."""
     place = Path(sys.executable)

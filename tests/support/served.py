@@ -33,7 +33,7 @@ def png(pixels):
 @contextlib.contextmanager
 def client_of(model, **options):
     service = Service(model, device="cpu", teach_threads=1, **options)
-    with TestClient(create_app(service, TOKEN), raise_server_exceptions=False) as client:
+    with TestClient(create_app(service, TOKEN), base_url="http://localhost", raise_server_exceptions=False) as client:
         client.service = service
         yield client
 
@@ -67,8 +67,11 @@ def until(found, what):
 class Served:
     """`efcil serve` in a process."""
 
-    def __init__(self, model, *arguments, **environment):
+    def __init__(self, model, *arguments, files=None, **environment):
+        """Start it; with `files`, as a process that may open so many."""
         command = [sys.executable, "-m", "efcil", "serve", str(model), "--port", "0", "--device", "cpu", *arguments]
+        if files is not None:
+            command = ["sh", "-c", f'ulimit -n {files}; exec "$@"', "sh", *command]
         env = {**os.environ, "OMP_NUM_THREADS": "1", "EFCIL_TOKEN": TOKEN, **environment}
         env = {key: value for key, value in env.items() if value is not None}
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)

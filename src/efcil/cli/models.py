@@ -241,6 +241,10 @@ def serve(
             help="Token required to change the model; generated and printed if missing.",
         ),
     ] = None,
+    allowed_host: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Host name by which clients may call the service, e.g. that of a proxy."),
+    ] = None,
     max_mib: Annotated[
         int, typer.Option(min=1, metavar="N", help="Maximum request size (MiB).", rich_help_panel=LIMITS)
     ] = 64,
@@ -292,4 +296,5 @@ def serve(
         threads=threads,
         teach_threads=teach_threads,
         tls=(tls_cert, tls_key) if tls_cert and tls_key else None,
+        allowed_hosts=allowed_host or (),
     )

@@ -97,8 +97,8 @@ _DESCRIPTION = (
 )
 
 
-def create_app(service: Service, token: str) -> FastAPI:
-    """Create the application; write operations require `token`."""
+def create_app(service: Service, token: str, hosts: frozenset[str] = frozenset(["localhost"])) -> FastAPI:
+    """Create the application; write operations require `token`, and the Host header is an address or one of `hosts`."""
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -106,9 +106,15 @@ def create_app(service: Service, token: str) -> FastAPI:
             yield
 
     app = FastAPI(
-        title="efcil", version=__version__, description=_DESCRIPTION, lifespan=lifespan, docs_url=None, redoc_url=None
+        title="efcil",
+        version=__version__,
+        description=_DESCRIPTION,
+        lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,  # such a redirect would go to whatever the Host header names
     )
-    app.add_middleware(Guard, limits=service.limits, metrics=service.metrics)
+    app.add_middleware(Guard, limits=service.limits, metrics=service.metrics, hosts=hosts)
     _handle_errors(app)
     _add_reading(app, service)
     _add_writing(app, service, token)

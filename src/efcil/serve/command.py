@@ -4,22 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import ipaddress
 import logging
 import secrets
 import socket
 import ssl
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from efcil.errors import ConfigError
+from efcil.platform_support import open_files
+from efcil.serve.connections import Connections, protocol_type
+from efcil.serve.hosts import allowed_names, is_loopback
 from efcil.serve.limits import Limits
+
+if TYPE_CHECKING:
+    import uvicorn
+    from fastapi import FastAPI
 
 SHUTDOWN_TIMEOUT = 30  # seconds for running requests to finish after SIGTERM
 TLS_SHUTDOWN_TIMEOUT = 2.0  # seconds to wait for a client's TLS close notification
-MAX_CONNECTIONS = 1024
+TLS_HANDSHAKE_TIMEOUT = 10.0  # seconds for a client to complete it
+BACKLOG = 256
+RESERVED = 128  # descriptors for the model, its updates and decoding; the others are for connections
+_TLS_TIMEOUTS = {"ssl_shutdown_timeout": TLS_SHUTDOWN_TIMEOUT, "ssl_handshake_timeout": TLS_HANDSHAKE_TIMEOUT}
 
 
 def serve(
@@ -33,11 +42,11 @@ def serve(
     threads: int | None = None,
     teach_threads: int | None = None,
     tls: tuple[Path, Path] | None = None,
+    allowed_hosts: Sequence[str] = (),
 ) -> None:
     """Serve a model directory until SIGTERM or Ctrl-C."""
     try:
-        import python_multipart  # noqa: F401
-        import uvicorn
+        import uvicorn  # noqa: F401
 
         from efcil.serve.app import create_app
     except ModuleNotFoundError as error:
@@ -50,6 +59,7 @@ def serve(
 
     if token is not None and (not token.strip() or not token.isascii()):
         raise ConfigError("the token is empty or not ASCII; omit it to generate one")
+    names = allowed_names(host, allowed_hosts)
     if tls:
         _check_tls(*tls)
     if threads:
@@ -58,45 +68,66 @@ def serve(
     service = Service(model, limits=limits, device=device, teach_threads=teach_threads)
     generated = token is None
     token = token or secrets.token_urlsafe(24)
-    config = uvicorn.Config(
-        create_app(service, token),
-        log_config=None,
-        log_level="warning",
-        access_log=False,
-        server_header=False,
-        limit_concurrency=MAX_CONNECTIONS,
-        timeout_graceful_shutdown=SHUTDOWN_TIMEOUT,
-        ssl_certfile=tls[0] if tls else None,
-        ssl_keyfile=tls[1] if tls else None,
-    )
+    connections = Connections(_most_connections(limits.connections), limits.connections_per_address)
+    server = make_server(create_app(service, token, names), connections, tls)
     with _bind(host, port) as listener:
         place = f"[{host}]" if ":" in host else host
         address = f"http{'s' * bool(tls)}://{place}:{listener.getsockname()[1]}"
-        if not _is_loopback(host) and not tls:
+        if not is_loopback(host) and not tls:
             risk = "token and images are sent unencrypted; use --tls-cert and --tls-key, or a TLS proxy"
             print(f"efcil: warning: {address} is reachable from other machines without TLS: {risk}", file=sys.stderr)
         print(f"serving {model} ({len(service.store.current.names)} classes) at {address}", flush=True)
         if generated:
             print(f"token for changes, shown only once: {token}", flush=True)
-        server = uvicorn.Server(config)
-        server.startup = functools.partial(_startup, server.startup)  # type: ignore[method-assign]
         server.run(sockets=[listener])
 
 
-async def _startup(startup: Callable[..., Awaitable[None]], *, sockets: list[socket.socket]) -> None:
-    """Start the server with a shorter TLS shutdown timeout than asyncio's 30 seconds per connection.
+def make_server(app: FastAPI, connections: Connections, tls: tuple[Path, Path] | None = None) -> uvicorn.Server:
+    """Return the HTTP server of an application."""
+    import uvicorn
 
-    Idle keep-alive connections would otherwise delay the shutdown.
+    config = uvicorn.Config(
+        app,
+        http=protocol_type(connections),
+        ws="none",
+        log_config=None,
+        log_level="error",  # a warning for every wrong request would let strangers fill the disk
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        backlog=BACKLOG,
+        timeout_graceful_shutdown=SHUTDOWN_TIMEOUT,
+        ssl_certfile=tls[0] if tls else None,
+        ssl_keyfile=tls[1] if tls else None,
+    )
+    server = uvicorn.Server(config)
+    server.startup = functools.partial(_startup, server.startup, connections)  # type: ignore[method-assign]
+    return server
+
+
+async def _startup(
+    startup: Callable[..., Awaitable[None]], connections: Connections, *, sockets: list[socket.socket]
+) -> None:
+    """Start the server with shorter TLS timeouts than asyncio's 60 and 30 seconds per connection.
+
+    Silent clients would otherwise hold descriptors, and idle keep-alive connections delay the shutdown.
     """
     loop = asyncio.get_running_loop()
+    loop.set_exception_handler(connections.handle_exception)
 
     def create_server(*arguments: Any, **given: Any) -> Awaitable[Any]:
-        options = {"ssl_shutdown_timeout": TLS_SHUTDOWN_TIMEOUT} if given.get("ssl") else {}
+        options = dict(_TLS_TIMEOUTS) if given.get("ssl") else {}
         return own(*arguments, **given, **options)
 
     own: Any = loop.create_server
     loop.create_server = create_server  # type: ignore[assignment,method-assign]
     await startup(sockets=sockets)
+
+
+def _most_connections(wanted: int) -> int:
+    """Return the limit of connections; fewer where a process may open few files."""
+    files = open_files()
+    return wanted if files is None else max(8, min(wanted, files - RESERVED))
 
 
 def _check_tls(certificate: Path, key: Path) -> None:
@@ -115,24 +146,10 @@ def _check_tls(certificate: Path, key: Path) -> None:
         raise ConfigError(f"--tls-cert {certificate} --tls-key {key}: {why}; wanted matching PEM files") from None
 
 
-def _is_loopback(host: str) -> bool:
-    """Return whether only this machine can connect.
-
-    >>> [_is_loopback(host) for host in ("127.0.0.1", "::1", "localhost", "0.0.0.0", "example.org")]
-    [True, True, True, False, False]
-    """
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
 def _bind(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        return socket.create_server((host, port), family=family, backlog=2048)
+        return socket.create_server((host, port), family=family, backlog=BACKLOG)
     except OSError as error:
         why = (error.strerror or str(error)).partition(" (")[0]  # without the repeated address
         raise ConfigError(f"--host {host} --port {port}: {why}; choose another with --host or --port") from None

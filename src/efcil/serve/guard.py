@@ -1,4 +1,4 @@
-"""Middleware for every request: body limits, security headers and metrics."""
+"""Middleware for every request: host names, body limits, security headers and metrics."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ import time
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from efcil.serve.hosts import is_allowed
 from efcil.serve.limits import Limits
 from efcil.serve.metrics import Metrics
 
@@ -134,8 +136,8 @@ def _no_room() -> HTTPException:
 class Guard:
     """ASGI middleware of the service."""
 
-    def __init__(self, app: ASGIApp, limits: Limits, metrics: Metrics):
-        self.app, self.limits, self.metrics = app, limits, metrics
+    def __init__(self, app: ASGIApp, limits: Limits, metrics: Metrics, hosts: frozenset[str] = frozenset()):
+        self.app, self.limits, self.metrics, self._hosts = app, limits, metrics, hosts
         self._held = HeldBytes(limits.held)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -144,7 +146,8 @@ class Guard:
             await self.app(scope, receive, send)
             return
         started, status = time.perf_counter(), 500
-        body = _Body(receive, Headers(scope=scope), self.limits.bytes, self._held)
+        sent = Headers(scope=scope)
+        body = _Body(receive, sent, self.limits.bytes, self._held)
 
         async def answer(message: Message) -> None:
             nonlocal status
@@ -156,8 +159,10 @@ class Guard:
                     headers["connection"] = "close"
             await send(message)
 
+        foreign = [host for host in sent.getlist("host") if not is_allowed(host, self._hosts)]
+        app = JSONResponse({"detail": _FOREIGN}, 421) if foreign else self.app
         try:
-            await self.app(scope, body.receive, answer)
+            await app(scope, body.receive, answer)
         finally:
             self._held.remove(body)
             route = _route(scope)
@@ -166,6 +171,9 @@ class Guard:
             self.metrics.seconds.labels(route).observe(time.perf_counter() - started)
 
 
+_FOREIGN = (
+    "the service is not known by the name in the Host header; use its address, or start it with --allowed-host NAME"
+)
 _METHODS = {"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"}
 
 

@@ -20,6 +20,8 @@ class Limits:
     predict_files: int = 64  # images per prediction request
     teach_files: int = 1_000  # images per update
     waiting: int = 1_024  # queued images of all requests
+    connections: int = 1_024  # at once
+    connections_per_address: int = 256
 
     def __post_init__(self) -> None:
         for field in fields(self):
