@@ -44,6 +44,7 @@ from efcil.shift.dual_projection import DualProjectionOptions
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from benchmark_tables import BEGIN, BENCHMARKS, END, add_benchmark, benchmarks_text, read_lines, serve_text, table
+from readme_tables import headline_text, readme_text
 
 ROOT = Path(__file__).resolve().parent.parent
 UNMEASURED = "not measured yet"
@@ -377,7 +378,7 @@ def full_text(sections: list[Section], paper: Paper) -> str:
 
 
 def compact_text(sections: list[Section]) -> str:
-    """Return the block of README.md with its markers."""
+    """Return the block of docs/results/accuracy.md with its markers."""
     lines = [BEGIN, ""]
     for section in sections:
         if section.title.startswith("digits"):
@@ -395,8 +396,13 @@ def compact_text(sections: list[Section]) -> str:
         if rows:
             head = "Method | >Paper A\\_f | >Paper A\\_avg | >A\\_f | >A\\_avg | Seconds a run"
             lines += [f"**{escaped(section.title)}**", "", *table(head, rows), ""]
-    lines += ["All runs, orders, commits and commands: [results/README.md](results/README.md).", "", END]
+    lines += [END]
     return "\n".join(lines)
+
+
+def marked(name: str, text: str) -> str:
+    """Return a block of a page with its markers."""
+    return f"<!-- {name} -->\n\n{text}\n\n<!-- /{name} -->"
 
 
 def variants_text(sections: list[Section]) -> str:
@@ -531,24 +537,29 @@ def wanted_files(root: Path) -> tuple[dict[Path, str], list[str]]:
         wanted[measured] = methods_text(sections)
         wanted[measured.with_name("demo.json")] = demo_text(results)
     notes = []
-    blocks = {
-        "README.md": compact_text(sections),
-        "docs/fidelity.md": variants_text(sections),
-        "docs/dpcr-plus.md": beyond_text(sections),
-        "docs/dev/performance.md": benchmarks_text(results),
-        "docs/serve.md": serve_text(results),
-    }
+    headline = headline_text(sections)
+    blocks = [
+        ("README.md", marked("headline", headline)),
+        ("README.md", marked("results", readme_text(sections))),
+        ("docs/index.md", marked("headline", headline)),
+        ("docs/results/accuracy.md", compact_text(sections)),
+        ("docs/fidelity.md", variants_text(sections)),
+        ("docs/dpcr-plus.md", beyond_text(sections)),
+        ("docs/dev/performance.md", benchmarks_text(results)),
+        ("docs/serve.md", serve_text(results)),
+    ]
     for path in sorted((root / "src" / "efcil" / "classifiers").glob("*.py")):
         text = path.read_text(encoding="utf-8")
         if found := re.search(r"^Measured.*?\.$(?=\n\"\"\"|\n\n)", text, re.MULTILINE | re.DOTALL):
             wanted[path] = text[: found.start()] + measured_text(path.stem, sections) + text[found.end() :]
-    for name, block in blocks.items():
-        text = (root / name).read_text(encoding="utf-8") if (root / name).is_file() else ""
-        if BEGIN not in text or END not in text.partition(BEGIN)[2]:
-            notes.append(f"{name} has no block {BEGIN} ... {END}: left alone")
+    for name, block in blocks:
+        path, (begin, end) = root / name, (block.splitlines()[0], block.splitlines()[-1])
+        text = wanted.get(path) or (path.read_text(encoding="utf-8") if path.is_file() else "")
+        if begin not in text or end not in text.partition(begin)[2]:
+            notes.append(f"{name} has no block {begin} ... {end}: left alone")
             continue
-        before, _, rest = text.partition(BEGIN)
-        wanted[root / name] = before + block + rest.partition(END)[2]
+        before, _, rest = text.partition(begin)
+        wanted[path] = before + block + rest.partition(end)[2]
     return wanted, notes
 
 

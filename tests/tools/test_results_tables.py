@@ -15,13 +15,15 @@ from summaries import summary
 from tools import results_tables as tool
 
 ROOT = Path(__file__).resolve().parents[2]
+PAGE = "docs/results/accuracy.md"
 DASH = "\N{EN DASH}"
 
 
 @pytest.fixture
 def root(tmp_path):
     (tmp_path / "results").mkdir()
-    (tmp_path / "README.md").write_text("before\n<!-- ledger -->\nold\n<!-- /ledger -->\nafter\n")
+    (tmp_path / "docs" / "results").mkdir(parents=True)
+    (tmp_path / PAGE).write_text("before\n<!-- ledger -->\nold\n<!-- /ledger -->\nafter\n")
     return tmp_path
 
 
@@ -58,9 +60,9 @@ def test_mean_spread_and_median_are_those_worked_out_by_hand(root):
     assert commands <= set(text.splitlines())
     each = text.split("<summary>Every run</summary>")[1]
     assert re.search(r"\| dpcr \| 1992 \| 0 \| 52.00 \| 63.00 \| 400 \| GPU, bf16 \| abc123 \| a-order-1992 \|", each)
-    compact = cells(root, "dpcr", "**cifar100, T = 10**", "README.md")
+    compact = cells(root, "dpcr", "**cifar100, T = 10**", PAGE)
     assert compact == ["dpcr", "50.24", "63.21", "52.00 ± 2.00", "63.00 ± 3.00", "130 (GPU, bf16)"]
-    text = (root / "README.md").read_text()
+    text = (root / PAGE).read_text()
     assert text.startswith("before\n<!-- ledger -->\n")
     assert text.endswith("<!-- /ledger -->\nafter\n")
 
@@ -105,7 +107,7 @@ def test_rows_are_sorted_and_what_is_missing_comes_last(root):
     assert labels[:6] == ["joint", "dpcr", "dp-ncm", "lwf-ncm", "adc", "icarl:memory=1000/nme"]
     assert cells(root, "joint")[1] == DASH  # the paper has no such number
     assert cells(root, "adc")[2] == "not measured yet"
-    assert "not measured yet" not in (root / "README.md").read_text()
+    assert "not measured yet" not in (root / PAGE).read_text()
 
 
 def test_ablations_and_variants_have_a_table_of_their_own(root):
@@ -117,7 +119,7 @@ def test_ablations_and_variants_have_a_table_of_their_own(root):
         assert f"| {label} |" not in main
         assert f"| {label} |" in ablations
     assert cells(root, "rrcr", "### Ablations")[1:3] == ["32.17 / 44.89 (Table 4)", "32.00"]
-    assert "rrcr" not in (root / "README.md").read_text()
+    assert "rrcr" not in (root / PAGE).read_text()
 
 
 def test_configurations_are_never_averaged(root):
@@ -144,7 +146,7 @@ def test_settings_by_hand_that_are_a_methods_own_preset_are_that_preset(root):
     assert cells(root, "dpcr-plus (tuned)")[2] == "60.00"
     assert cells(root, "dpcr-plus:ridge=100 (tuned)", "### Ablations")[2] == "58.00"
     assert "moved\\_bonus=0.5" in (root / "results" / "README.md").read_text()
-    assert cells(root, "dpcr-plus (tuned)", "**cifar100, T = 10**", "README.md")[3] == "60.00"
+    assert cells(root, "dpcr-plus (tuned)", "**cifar100, T = 10**", PAGE)[3] == "60.00"
 
 
 def test_the_settings_of_the_released_code_are_a_variant(root):
@@ -155,7 +157,7 @@ def test_the_settings_of_the_released_code_are_a_variant(root):
     assert r"| dpcr (released\_code) |" not in main
     assert r"| dpcr (released\_code) |" in variants
     assert cells(root, "dpcr")[2] == "50.00"
-    assert "released" not in (root / "README.md").read_text()
+    assert "released" not in (root / PAGE).read_text()
 
 
 def test_partial_runs_are_refused(root, tmp_path, capsys):
@@ -183,7 +185,7 @@ def test_uneven_splits_are_not_compared_with_the_paper(root):
     assert cells(root, "dpcr", "## cifar100, T = 10 (55 + 9 x 5)")[1] == DASH
 
 
-@pytest.mark.parametrize("file", ["README.md", "results/README.md"])
+@pytest.mark.parametrize("file", [PAGE, "results/README.md"])
 def test_check_finds_an_edited_number(root, capsys, file):
     store(root, "a", summary(A_f=51.25))
     run(root)
@@ -210,11 +212,42 @@ def test_check_finds_a_new_summary_and_a_missing_file(root):
 
 
 def test_a_readme_without_the_block_is_left_alone(root, capsys):
-    (root / "README.md").write_text("# efcil\n")
+    (root / PAGE).write_text("# efcil\n")
     assert run(root) == 0
-    assert (root / "README.md").read_text() == "# efcil\n"
-    assert "README.md has no block" in capsys.readouterr().out
+    assert (root / PAGE).read_text() == "# efcil\n"
+    assert f"{PAGE} has no block" in capsys.readouterr().out
     assert run(root, "--check") == 0
+
+
+def test_the_readme_says_what_the_ledger_says(root):
+    """Means over the orders, differences to the paper, and a note where one is large."""
+    blocks = "<!-- headline -->\n<!-- /headline -->\n\n<!-- results -->\n<!-- /results -->\n"
+    (root / "README.md").write_text(blocks)
+    for order, ours, dpcr in (("1", 60, 50), ("2", 62, 51), ("3", 64, 52)):
+        store(root, f"a-order-{order}", summary("dpcr", dpcr, order=order))
+        experiment = resolve(ExperimentSpec(("dpcr-plus",), "cifar100", preset="tuned"))
+        given = {
+            "training": experiment.training,
+            "options": experiment.methods["dpcr-plus"][1],
+            "data": experiment.data,
+        }
+        given = {key: value.model_dump(mode="json") for key, value in given.items()}
+        store(root, f"b-order-{order}", summary("dpcr-plus", ours, order=order, preset="tuned", **given))
+    store(root, "c", summary("dpcr", 49, order="1993"), summary("acil", 45, order="1993"))
+    assert run(root) == 0
+    text = (root / "README.md").read_text()
+    assert "DPCR+ 62.0 %** final accuracy, DPCR 51.0 % on the same class orders;\nthe DPCR paper reports 50.2 %" in text
+    rows = [
+        [cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("| ")
+    ]
+    by_name = {(row[0], row[5]): row for row in rows[2:]}
+    assert by_name["**DPCR+** (ours)", "1, 2, 3"][2:4] == [DASH, "62.00 ± 2.00"]
+    assert by_name["DPCR", "1993"][2:4] == ["50.24 / 63.21", "49.00"]
+    assert by_name["DPCR", "1993"][6] == "-1.2"
+    assert by_name["ACIL", "1993"][6] == "+9.5 ¹"
+    assert text.count("¹") == 2
+    (root / "README.md").write_text(text.replace("62.0 %", "63.0 %"))
+    assert run(root, "--check") == 1
 
 
 def written(directory, *summaries):
@@ -319,7 +352,7 @@ def stored_benchmark(root, name, **raw):
 
 @pytest.fixture
 def served(root):
-    (root / "docs" / "dev").mkdir(parents=True)
+    (root / "docs" / "dev").mkdir(parents=True, exist_ok=True)
     for name in ("serve", "dev/performance"):
         (root / "docs" / f"{name}.md").write_text("top\n<!-- ledger -->\n<!-- /ledger -->\nend\n")
     return root
@@ -504,7 +537,7 @@ def test_ways_of_a_step_are_a_table(root):
 
 def test_what_goes_beyond_the_paper_stands_beside_dpcr(root):
     page = root / "docs" / "dpcr-plus.md"
-    page.parent.mkdir()
+    page.parent.mkdir(exist_ok=True)
     page.write_text("before\n<!-- ledger -->\n<!-- /ledger -->\nafter\n")
     store(root, "a", summary(A_f=50), summary("dpcr-plus", A_f=60, preset="tuned", order="2"))
     store(root, "a", summary("dpcr-plus", A_f=62, preset="tuned", order="1"))
@@ -538,7 +571,7 @@ def test_what_goes_beyond_the_paper_stands_beside_dpcr(root):
 
 def test_what_each_part_gives_has_a_table_of_its_own(root):
     page, summary_header = root / "docs" / "dpcr-plus.md", "what each part gives**: order 1; all but the last row"
-    page.parent.mkdir()
+    page.parent.mkdir(exist_ok=True)
     page.write_text("<!-- ledger -->\n<!-- /ledger -->\n")
     store(root, "z", summary(A_f=50, order="1"), summary("dpcr-plus", A_f=62, preset="tuned", order="1"))
     whole, ridge = ("dpcr-plus", 60), ("dpcr-plus:ridge=3", 59)
