@@ -94,6 +94,14 @@ def fingerprint(directory: StrPath) -> str:
     return ""
 
 
+def is_vacant(directory: Path) -> bool:
+    """Return whether there is no model, nor anything else, so that a new model can be saved there."""
+    place = Path(os.path.realpath(directory))
+    if place.exists():
+        return place.is_dir() and not any(place.iterdir())
+    return not _replaced_path(place).is_dir()
+
+
 @contextlib.contextmanager
 def save_lock(directory: Path) -> Iterator[None]:
     """Lock for checking and replacing a model; waits for other processes."""

@@ -140,7 +140,14 @@ def _handle_errors(app: FastAPI) -> None:
 
 def _model(service: Service) -> Model:
     now = service.store.current
-    return Model(classes=len(now.names), method=str(now.summary["method"]), version=now.version)
+    return Model(
+        name=service.store.directory.name,
+        classes=len(now.names),
+        method=str(now.summary["method"]),
+        backbone=str(now.summary["backbone"]),
+        size=service.store.size,
+        version=now.version,
+    )
 
 
 def _add_reading(app: FastAPI, service: Service) -> None:

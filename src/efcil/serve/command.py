@@ -76,7 +76,9 @@ def serve(
         if not is_loopback(host) and not tls:
             risk = "token and images are sent unencrypted; use --tls-cert and --tls-key, or a TLS proxy"
             print(f"efcil: warning: {address} is reachable from other machines without TLS: {risk}", file=sys.stderr)
-        print(f"serving {model} ({len(service.store.current.names)} classes) at {address}", flush=True)
+        count = len(service.store.current.names)
+        what = f"{count} class{'es' * (count != 1)}" if count else "no classes yet: the page teaches the first ones"
+        print(f"serving {model} ({what}) at {address}", flush=True)
         if generated:
             print(f"token for changes, shown only once: {token}", flush=True)
         server.run(sockets=[listener])

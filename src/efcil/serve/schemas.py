@@ -20,8 +20,11 @@ class Error(BaseModel):
 class Model(BaseModel):
     """The served model; its version is incremented by every change since the service was started."""
 
+    name: str = Field(description="Name of its directory.")
     classes: int
     method: str
+    backbone: str
+    size: int = Field(description="Pixels of a side of the images that it sees.")
     version: int
 
 

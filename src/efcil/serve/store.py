@@ -13,7 +13,7 @@ from typing import Any
 from efcil.errors import RunError
 from efcil.files import working_directory
 from efcil.product import IncrementalClassifier
-from efcil.product.model_directory import fingerprint, save_lock
+from efcil.product.model_directory import fingerprint, is_vacant, save_lock
 
 
 class Conflict(RunError):
@@ -31,7 +31,10 @@ class ServedModel:
 
 
 class ModelStore:
-    """Owns the model directory while the service runs; a second service is refused."""
+    """Owns the model directory while the service runs; a second service is refused.
+
+    Where there is no directory, or an empty one, the model is new and is saved by its first update.
+    """
 
     def __init__(self, directory: Path, device: str = "auto"):
         self.directory, self.device = Path(os.path.realpath(directory)), device
@@ -39,7 +42,7 @@ class ModelStore:
             f".{self.directory.name}.serving"
         )  # same file system, so that models can be swapped
         self._fingerprint = fingerprint(self.directory)  # before loading, to detect concurrent changes
-        self.current = self._served_model(IncrementalClassifier.load(self.directory, device=device), 1)
+        self.current = self._served_model(self._load(), 1)
         self._claimed: str | None = None
 
     @contextlib.contextmanager
@@ -75,9 +78,12 @@ class ModelStore:
         self._claimed = None
 
     def copy(self, place: Path) -> None:
-        """Copy the model directory."""
+        """Copy the model directory, or save a new model."""
         self._check_unchanged()
-        shutil.copytree(self.directory, place)
+        if self._fingerprint:
+            shutil.copytree(self.directory, place)
+        else:
+            self.current.model.save(place)
 
     def replace_with(self, place: Path) -> None:
         """Serve the model saved in `place` from now on."""
@@ -86,7 +92,7 @@ class ModelStore:
     def change(self, how: Callable[[IncrementalClassifier], object]) -> None:
         """Apply a change to a copy of the model and serve the result."""
         self._check_unchanged()
-        model = IncrementalClassifier.load(self.directory, device=self.device)
+        model = self._load()
         how(model)
         self._replace(model)
 
@@ -97,6 +103,11 @@ class ModelStore:
             model.save(self.directory)  # atomic
             self._fingerprint = fingerprint(self.directory)
         self.current = served
+
+    def _load(self) -> IncrementalClassifier:
+        if is_vacant(self.directory):
+            return IncrementalClassifier(device=self.device, progress=False)
+        return IncrementalClassifier.load(self.directory, device=self.device)
 
     def _served_model(self, model: IncrementalClassifier, version: int) -> ServedModel:
         return ServedModel(model, version, tuple(map(str, model.classes_)), model.summary())
