@@ -94,12 +94,10 @@ def fingerprint(directory: StrPath) -> str:
     return ""
 
 
-def is_vacant(directory: Path) -> bool:
+def is_vacant(directory: StrPath) -> bool:
     """Return whether there is no model, nor anything else, so that a new model can be saved there."""
-    place = Path(os.path.realpath(directory))
-    if place.exists():
-        return place.is_dir() and not any(place.iterdir())
-    return not _replaced_path(place).is_dir()
+    place = _current(_real(directory))
+    return not os.path.lexists(place) or (place.is_dir() and not any(place.iterdir()))
 
 
 @contextlib.contextmanager
