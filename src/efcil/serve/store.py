@@ -50,6 +50,7 @@ class ModelStore:
         """Lock and clean the working directory; remove it at the end."""
         with contextlib.ExitStack() as held:
             try:
+                self.work.parent.mkdir(parents=True, exist_ok=True)
                 held.enter_context(working_directory(self.work, "efcil serving"))
             except BlockingIOError:
                 raise RunError(f"cannot serve {self.directory}: another service does ({self.work})") from None
