@@ -47,7 +47,7 @@ def test_options_are_frozen():
         Outer().width = 3
 
 
-def test_unknown_and_impossible_values_are_told_together():
+def test_unknown_and_impossible_values_are_reported_together():
     with pytest.raises(ConfigError) as error:
         build(Outer, {"first.rl": 1, "width": "wide"}, "test")
     text = str(error.value)

@@ -491,7 +491,7 @@ def test_every_method_has_its_words():
         assert set(method.overrides) <= set(keys(method.options))
 
 
-def test_features_come_from_a_backbone_at_rest(backend, data):
+def test_features_come_from_a_backbone_in_eval_mode(backend, data):
     kind = LEARNERS["lwf"]
     backbone = kind(kind.options_type(**TINY), 3, backend, 0).backbone
     pixels = ImageBatches(backend.tensor(data.train.images), data.mean, data.std, backend)

@@ -73,7 +73,7 @@ def test_a_file_that_is_read_is_replaced_when_the_reader_is_done(tmp_path, monke
     assert [path.name for path in tmp_path.iterdir()] == ["f"]
 
 
-def test_elsewhere_a_refusal_is_told_at_once(tmp_path, monkeypatch):
+def test_elsewhere_a_refusal_is_reported_immediately(tmp_path, monkeypatch):
     tries = []
 
     def refused(source, target):

@@ -294,7 +294,7 @@ def test_class_names_of_ones_own_are_checked():
         as_dataset(arrays(), arrays(), size=0)
 
 
-def test_progress_is_told_image_by_image():
+def test_progress_is_reported_image_by_image():
     told = []
     as_dataset(Items(Image.fromarray), arrays(), progress=lambda done, total: told.append((done, total)))
     assert told == [(done, 24) for done in range(1, 25)]

@@ -87,7 +87,7 @@ def test_a_resnet_that_learns_as_one_function_learns_the_same(name, form):
 
 
 @pytest.mark.parametrize("options", KINDS)
-def test_every_kind_of_resnet_is_told_apart(options):
+def test_every_kind_of_resnet_is_distinguished(options):
     net = network(**options)
     other, images = copy.deepcopy(net), drawn(4, options.get("channels", 3), 16, 16)
     assert alike(learned(FusedResNet(other, torch.float64), other, images), learned(net, net, images))

@@ -65,7 +65,7 @@ def test_five_rounds_from_the_command_line_equal_the_run_and_a_class_is_forgotte
             rounds.evaluated(model, data / "test")
 
 
-def test_a_command_that_fails_is_told(rounds, tmp_path):
+def test_a_command_that_fails_is_reported(rounds, tmp_path):
     with raises(RuntimeError, "summary", tmp_path / "nothing", "exit 2", "efcil teach"):
         rounds.efcil("summary", tmp_path / "nothing")
 

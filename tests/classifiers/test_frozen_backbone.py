@@ -322,7 +322,7 @@ def test_shrinkage_of_nothing_is_nothing():
 
 
 @pytest.mark.parametrize("name", OPTIONS)
-def test_old_classes_are_told_from_new_ones(name):
+def test_old_classes_are_distinguished_from_new_ones(name):
     tasks = feature_tasks(images=60)
     trajectory = learned(name, tasks)
     labels, features = (torch.cat(parts) for parts in zip(*tasks, strict=True))

@@ -437,7 +437,7 @@ def test_bad_input_gets_one_clear_line(one_line, tmp_path, arguments, named):
     assert not (tmp_path / "r" / "config.yaml").exists(), "nothing may be claimed by a run that cannot start"
 
 
-def test_every_mistake_is_told_at_once(one_line, tmp_path):
+def test_all_errors_of_a_command_are_reported_together(one_line, tmp_path):
     line = one_line("run", "dpcr", "digits", "--set", "rigde=3", "--set", "epoch=2", "--out", tmp_path)
     assert_names(line, "rigde", "epoch")
     line = one_line("run", "dpcr", "digits", "--set", "ridge=-3", "--set", "batch_size=0", "--out", tmp_path)
@@ -505,7 +505,7 @@ def test_order_file_that_changed_is_another_run(one_line, efcil, tmp_path):
     assert_names(one_line(*arguments, "--resume"), "class_order", "--out")
 
 
-def test_another_machine_is_told(efcil, tmp_path):
+def test_another_machine_is_reported(efcil, tmp_path):
     arguments = ["run", "lwf", "digits", "--tasks", 2, "--out", tmp_path / "r", *TINY]
     assert efcil(*arguments)[0] == 0
     code, text, _ = efcil(*arguments, "--resume", "--precision", "bf16")
@@ -737,7 +737,7 @@ def test_a_signal_in_the_middle_of_a_print_does_no_harm():
 
 
 @pytest.mark.parametrize("force_on_second", [True, False])
-def test_a_signal_while_another_is_being_told_does_not_hang(force_on_second):
+def test_a_signal_while_another_is_handled_does_not_hang(force_on_second):
     """An event that is being set has a lock, and a handler that came between would wait for it for ever."""
     lock, told = threading.Lock(), []
 
@@ -757,7 +757,7 @@ def test_a_signal_while_another_is_being_told_does_not_hang(force_on_second):
     assert told == [1]
 
 
-def test_the_run_in_progress_says_that_it_is_told_to_stop():
+def test_the_run_in_progress_says_that_it_was_asked_to_stop():
     """Of several runs one after the other: not the first one, which is over."""
     said = {"over": [], "busy": []}
     runs = [

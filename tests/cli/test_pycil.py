@@ -244,7 +244,7 @@ def test_what_cannot_be_taken_over_is_refused(name, change, named):
     assert_names(refused({**FILES[name], **change}), *named)
 
 
-def test_all_mistakes_are_told_at_once():
+def test_all_errors_are_reported_together():
     text = refused({**FILES["foster"], "oofc": "az", "bata1": 1, "dataset": "mnist"})
     assert "oofc" in text
     assert_names(text, "bata1", "'beta1'")
@@ -308,7 +308,7 @@ def test_compare_takes_all_seeds_of_such_a_file(efcil, tmp_path):
     assert orders == ["3", "4"]
 
 
-def test_json_that_is_none_is_told(tmp_path):
+def test_json_that_is_none_is_reported(tmp_path):
     (tmp_path / "a.json").write_text("{'a': 1}")
     with raises(ConfigError, f"--config {tmp_path / 'a.json'}"):
         merged(tmp_path / "a.json", BLANK, set())

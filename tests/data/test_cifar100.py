@@ -290,7 +290,7 @@ def test_loose_files_are_not_to_be_removed_with_their_folder(tmp_path):
         ({"data": TRAIN[0], "fine_labels": [0] * 9}, ("baby", "worm")),
     ],
 )
-def test_inconsistent_content_is_told(tmp_path, content, named):
+def test_inconsistent_content_is_reported(tmp_path, content, named):
     folder = write_python3(tmp_path / "cifar-100-python", 2)
     (folder / "train").write_bytes(pickle.dumps(content, 2))
     with raises(DataError, *named):

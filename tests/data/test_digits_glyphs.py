@@ -101,7 +101,7 @@ def test_impossible_arguments_are_named(wrong):
         glyphs.load(**wrong)
 
 
-def test_a_missing_font_is_told_with_its_remedy(tmp_path, monkeypatch):
+def test_a_missing_font_is_reported_with_its_remedy(tmp_path, monkeypatch):
     import matplotlib
 
     monkeypatch.setattr(matplotlib, "get_data_path", lambda: str(tmp_path))

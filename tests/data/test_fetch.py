@@ -225,7 +225,7 @@ def test_a_damaged_label_is_ignored(site, tmp_path):
     assert site.served == 700_000
 
 
-def test_a_wrong_checksum_is_told_and_the_next_try_is_clean(site, tmp_path):
+def test_a_wrong_checksum_is_reported_and_the_next_try_is_clean(site, tmp_path):
     site.content = b"x" * len(PAYLOAD)
     source = remote(site, PAYLOAD)
     with pytest.raises(DataError) as caught:
@@ -501,7 +501,7 @@ def test_an_archive_that_is_not_what_it_should_be(site, tmp_path, content, named
 
 
 @pytest.mark.parametrize("kind", ["damaged", "lacking", "file"])
-def test_a_folder_of_other_content_is_told_and_left_alone(site, tmp_path, kind):
+def test_a_folder_of_other_content_is_reported_and_left_alone(site, tmp_path, kind):
     source, target = packed(site), tmp_path / "set"
     if kind == "file":
         target.touch()

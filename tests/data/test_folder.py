@@ -463,7 +463,7 @@ def test_where_the_cache_lies(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, r
         load(root, size=SIZE, cache=tmp_path / "file" / "x")
 
 
-def test_a_full_disk_is_told_before_decoding(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_reported_before_decoding(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(root, {"a": 2})
     no_decoding(monkeypatch)
     monkeypatch.setattr(cache.shutil, "disk_usage", lambda path: Usage)

@@ -46,7 +46,7 @@ def test_the_same_call_finds_its_results(kept, monkeypatch):
         efcil.compare(NAMES, "digits", **options, **BRIEF, seed=1)
 
 
-def test_a_method_alone_and_in_company_is_the_same(kept):
+def test_a_method_alone_and_in_a_comparison_is_the_same(kept):
     _, options, results = kept
     alone = efcil.run("acil", "digits", order=3, tasks=2, options=options["options"], **BRIEF)
     assert np.array_equal(alone["acil"].accuracy_matrix, results["acil", 3].accuracy_matrix, equal_nan=True)

@@ -194,7 +194,7 @@ def told_to_stop(process, number, event, rng):
 
 @pytest.mark.parametrize("kind", ["icarl", "foster", "pass"])
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_told_to_stop_in_the_middle_of_an_epoch(undisturbed, tmp_path, kind, number, code):
+def test_a_signal_in_the_middle_of_an_epoch(undisturbed, tmp_path, kind, number, code):
     """A signal again and again: each time the step is finished and saved, exit 143 or 130, and the end is the same."""
     rng, resume = random.Random(7), []
     for event in ("epoch", "solving", "task", "started"):

@@ -113,7 +113,7 @@ def test_second_process_is_refused(efcil, tmp_path):
     assert_names(err, tmp_path / "run", "--out")
 
 
-def test_what_is_taken_up_after_an_epoch_has_its_momenta(efcil, tmp_path, monkeypatch):
+def test_what_is_resumed_after_an_epoch_has_its_momentum(efcil, tmp_path, monkeypatch):
     """An error at a chosen epoch, not at a random moment: without the momenta the log goes on with other losses."""
     arguments = ["run", "lwf", "digits", "--tasks", "5", "--device", "cpu", "--checkpoint-seconds", "0"]
     arguments += [f"--set={key}={value}" for key, value in SETTINGS.items()]

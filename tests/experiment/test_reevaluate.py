@@ -59,7 +59,7 @@ def of(place, method):
     return {k: v for k, v in summary.items() if k not in aside}
 
 
-def test_replayed_methods_have_the_numbers_they_had_in_company(efcil, kept):
+def test_reevaluated_methods_have_the_numbers_of_the_joint_run(efcil, kept):
     code, out, err = efcil("reevaluate", kept, METHODS + ",dpcr:ridge=2", "--device", "cpu")
     assert code == 0, err
     for method in METHODS.split(","):
@@ -132,7 +132,7 @@ def test_a_run_without_features_says_how_to_keep_them(efcil, tmp_path):
     assert_names(err, "config.yaml")
 
 
-def test_a_missing_or_damaged_task_is_told(efcil, kept):
+def test_a_missing_or_damaged_task_is_reported(efcil, kept):
     files = sorted((kept / "trajectory" / "features").iterdir())
     whole = files[1].read_bytes()
     files[1].write_bytes(whole[:-9])

@@ -204,7 +204,7 @@ def test_files_of_others_stay(tmp_path):
 
 
 @pytest.mark.parametrize(("name", "module"), [("tensorboard", "torch.utils.tensorboard"), ("wandb", "wandb")])
-def test_a_missing_package_is_told_before_anything_is_written(efcil, tmp_path, monkeypatch, name, module):
+def test_a_missing_package_is_reported_before_anything_is_written(efcil, tmp_path, monkeypatch, name, module):
     monkeypatch.setitem(sys.modules, module, None)
     code, _, err = efcil("run", "dpcr", "digits", "--log", name, "--out", tmp_path / "run")
     assert code == 2
@@ -213,7 +213,7 @@ def test_a_missing_package_is_told_before_anything_is_written(efcil, tmp_path, m
     assert not (tmp_path / "run").exists()
 
 
-def test_an_unknown_name_is_told(tmp_path):
+def test_an_unknown_name_is_reported(tmp_path):
     with raises(ConfigError, "--log tensorbord", "'tensorboard'"):
         trackers(["tensorbord"], tmp_path, {})
 

@@ -368,7 +368,7 @@ def test_after_the_first_task_both_are_the_only_network(backend, data):
 
 
 @pytest.mark.parametrize("epoch", range(1, 5))
-def test_a_run_taken_up_in_either_stage_is_bit_identical(backend, data, whole, epoch):
+def test_a_run_resumed_in_either_stage_is_bit_identical(backend, data, whole, epoch):
     """After one and two epochs of boosting, at its end, and in the middle of compression."""
     _, classifiers, matrices, watch = whole
     _, _, _, state, optimizer_state, _ = next(r for r in watch.reports if r[:2] == (1, epoch - 1))

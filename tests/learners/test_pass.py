@@ -331,7 +331,7 @@ def test_teacher_and_prototypes_rest_while_all_of_the_student_learns(backend, da
 
 
 @pytest.mark.parametrize(("task", "epoch"), [(0, 1), (1, 2), (2, 1)])
-def test_a_run_taken_up_in_the_middle_is_the_same_to_the_bit(backend, data, task, epoch):
+def test_a_run_resumed_in_the_middle_is_the_same_to_the_bit(backend, data, task, epoch):
     options = {"augment": "crop-flip", "radius_classes": "all"}
     whole, kept = make_learner(backend, **options), {}
 

@@ -362,7 +362,7 @@ def test_so_many_exemplars_of_each_class_balance_the_second_stage_too(backend, d
     assert torch.bincount(learner.exemplars.labels).tolist() == [3] * 6
 
 
-def test_a_run_taken_up_after_any_epoch_is_bitwise_the_same(backend):
+def test_a_run_resumed_after_any_epoch_is_bitwise_the_same(backend):
     """Also in the middle of the second stage, and between the two: what was herded is not herded again."""
     data, points = blobs(classes=4, per_class=6), []
     straight = student(backend)

@@ -141,7 +141,7 @@ def test_every_class_has_as_many_images_and_at_least_one(wanted, each):
 
 
 @pytest.mark.parametrize("stages", [0, 1])
-def test_made_images_look_like_old_classes_to_the_old_backbone(backend, data, stages):
+def test_pseudo_images_look_like_old_classes_to_the_old_backbone(backend, data, stages):
     """In all features: those of the last stage alone, or of an intermediate one as well, and in each of them."""
     learner = make_learner(
         backend, pseudo_ratio=2.0, pseudo_noise=0.0, pseudo_iterations=12, intermediate_stages=stages
@@ -227,7 +227,7 @@ def test_the_loss_is_its_equation(backend, data, second):
     torch.testing.assert_close(loss_of(r, images, targets), new + 10 * old, rtol=1e-5, atol=1e-5)
 
 
-def test_features_are_held_through_a_linear_map(backend, data):
+def test_features_are_distilled_through_a_linear_map(backend, data):
     """The map begins as the identity in every task, learns with the student, and its term is its equation."""
     r, begins = make_learner(backend, feature_distill_weight=2.5, pseudo_ratio=0.0), []
     original = r.before_task
@@ -259,7 +259,7 @@ def test_features_are_held_through_a_linear_map(backend, data):
     assert not any(name.startswith("projector") for name in r.state(teacher=False)), "it does not survive the task"
 
 
-def test_without_made_images_it_is_lwf(backend, data):
+def test_without_pseudo_images_it_is_lwf(backend, data):
     """pseudo_ratio=0 learns what LwF learns, to the bit; in the first task nothing is made either."""
     plain, other = make_learner(backend, kind=LwF), make_learner(backend, pseudo_ratio=0.0)
     assert issubclass(PseudoReplayOptions, LwFOptions)
@@ -273,7 +273,7 @@ def test_without_made_images_it_is_lwf(backend, data):
     assert made.pseudo_images() is None
 
 
-def test_the_shift_may_have_more_made_images_than_are_learned(backend, data):
+def test_the_shift_may_have_more_pseudo_images_than_are_learned(backend, data):
     """Of each class the nearest are learned, the same as without the others; the shift sees all of them."""
     few, more = (
         stopped_in_the_second_task(
@@ -299,7 +299,7 @@ def test_the_shift_may_have_more_made_images_than_are_learned(backend, data):
     torch.testing.assert_close(more.criterion().classification(logits, targets), want)
 
 
-def test_the_shift_may_have_made_images_where_none_are_learned(backend, data):
+def test_the_shift_may_have_pseudo_images_where_none_are_learned(backend, data):
     plain, other = make_learner(backend, kind=LwF), make_learner(backend, pseudo_ratio=0.0, pseudo_ratio_shift=1.0)
     for learner in (plain, other):
         run(learner, data)
@@ -308,7 +308,7 @@ def test_the_shift_may_have_made_images_where_none_are_learned(backend, data):
     assert len(other.pseudo_images()) >= 5
 
 
-def test_made_images_hold_the_backbone(backend, data):
+def test_pseudo_images_keep_the_backbone_in_place(backend, data):
     """They change what is learned in the second task, and not what is learned in the first."""
     states = {}
     for pseudo in (0.0, 1.0):
@@ -690,7 +690,7 @@ def test_a_class_that_comes_again_was_not_moved(three):
     assert trajectory.stats("it").moves.tolist() == [2, 0, 1, 0]
 
 
-def test_classes_without_spread_are_told_apart_by_distance():
+def test_classes_without_spread_are_distinguished_by_distance():
     """One image of each class, and copies of one: no covariance is known. A single class has a score, and no NaN."""
     points = draw(3, 4)
     stats = ClassStats.from_features(points.repeat(2, 1), torch.arange(3).repeat(2))
@@ -875,7 +875,7 @@ def test_methods_that_use_all_stages_share_one_track(backend, data, extracted):
     assert torch.equal(classifier_of(used).weight, classifier_of(usual).weight)
 
 
-def test_made_images_are_used_where_fewer_stages_are(backend, data):
+def test_pseudo_images_are_used_where_fewer_stages_are(backend, data):
     ways = ({"use_stages": 1}, {"use_stages": 1, "shift_view": "clean"})
     with_made, without = (run(make_learner(backend, intermediate_stages=2), data, options=way)[0] for way in ways)
     assert not torch.allclose(with_made.stats("it").mean[0], without.stats("it").mean[0])

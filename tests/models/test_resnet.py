@@ -240,7 +240,7 @@ def test_the_graph_does_not_depend_on_the_data(name):
         torch.testing.assert_close(compiled(batch), model(batch))
 
 
-def test_unknown_names_and_sizes_are_told():
+def test_unknown_names_and_sizes_are_reported():
     with raises(ConfigError, "backbone", "'resnet81'", "'resnet18'"):
         build("resnet81")
     with raises(ConfigError, "stem", "'imagnet'", "'imagenet'"):
@@ -293,7 +293,7 @@ def test_small_stems_are_laid_out_and_larger_ones_are_not(stem, channels, small)
         assert torch.equal(conv.weight_from_im2col(weight), conv.weight)
 
 
-def test_at_rest_is_what_the_backbone_was():
+def test_the_frozen_network_is_what_the_backbone_was():
     backbone, images = lived("resnet10", "cifar"), torch.ones(2, 3, 8, 8)
     rests = FoldedResNet(backbone)
     before = rests(images)
@@ -320,7 +320,7 @@ def test_fused_layers_are_tried_before_they_are_used(monkeypatch, spoil):
 
 @pytest.mark.cuda
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_cuda_at_rest_is_the_same_function(dtype):
+def test_cuda_frozen_network_is_the_same_function(dtype):
     backbone = lived("resnet18", "cifar").cuda().to(memory_format=torch.channels_last)
     images = torch.randn(64, 3, 32, 32, device="cuda").to(memory_format=torch.channels_last)
     assert supports_fused_conv(torch.device("cuda"), dtype)

@@ -432,7 +432,7 @@ def test_a_model_that_answers_holds_no_network_that_trained_it(model):
 # --- one class, one picture -------------------------------------------------------------------------------------------
 
 
-def test_one_class_alone_is_learned_at_rest(model):
+def test_one_class_alone_is_learned_without_training(model):
     events = []
     one = taught((0, 1, 2))
     backbone = one._snapshot.state.weights["backbone.conv1.weight"]
@@ -1419,7 +1419,7 @@ ONE = np.zeros((2, 16, 16, 3), np.uint8)
         (DATA, ["a"], ("labels",)),
     ],
 )
-def test_bad_input_is_told_in_one_line_and_changes_nothing(data, labels, named):
+def test_bad_input_is_reported_in_one_line_and_changes_nothing(data, labels, named):
     model = tiny()
     before = bits(model)
     with raises(DataError, *named):

@@ -120,7 +120,7 @@ def test_runs_and_comparisons_are_collected_once(tmp_path):
         ('{"method": "dpcr", "dataset": "digits", "A_t": [1], "matrix": [1]}', ("summary.json", "'matrix'")),
     ],
 )
-def test_broken_summaries_are_told_in_one_line(tmp_path, content, named):
+def test_broken_summaries_are_reported_in_one_line(tmp_path, content, named):
     file = tmp_path / "run" / "summary.json"
     file.parent.mkdir()
     file.write_bytes(content if isinstance(content, bytes) else content.encode())
@@ -128,7 +128,7 @@ def test_broken_summaries_are_told_in_one_line(tmp_path, content, named):
         load_summaries([tmp_path])
 
 
-def test_missing_and_empty_places_are_told(tmp_path):
+def test_missing_and_empty_places_are_reported(tmp_path):
     with raises(RunError, tmp_path / "nowhere"):
         load_summaries([tmp_path / "nowhere"])
     with raises(RunError, tmp_path, "summary.json", "efcil run --out"):
@@ -314,7 +314,7 @@ def test_csv_has_a_row_a_run_and_every_digit():
     assert rows[2]["order"] == "custom"
 
 
-def test_the_machine_is_told_in_words_and_in_columns():
+def test_the_machine_is_described_in_words_and_in_columns():
     about = {"device": "x86_64 CPU", "precision": "fp32", "threads": 2, "world_size": 3, "concurrent_runs": 4}
     cpu, gpu, unknown = parse_runs([summary(**about), summary(device="H200", precision="bf16"), summary(device=None)])
     assert cpu.execution == "x86_64 CPU, 2 threads, fp32, 3 processes"
@@ -671,7 +671,7 @@ def test_write_report_writes_every_form(tmp_path):
     assert 300 < side < 1000
 
 
-def test_a_place_that_cannot_be_written_is_told(tmp_path):
+def test_a_place_that_cannot_be_written_is_reported(tmp_path):
     (tmp_path / "file").write_text("")
     with raises(RunError, tmp_path / "file", "File exists"):
         write_report([summary()], tmp_path / "file")

@@ -97,7 +97,7 @@ def test_a_killed_run_is_tried_again_and_a_failing_one_blocks_no_other(tmp_path,
     assert log.read_text().count("ValueError: never") == 3
 
 
-def test_without_retries_a_failure_is_told_at_once(tmp_path, stub):
+def test_without_retries_a_failure_is_reported_immediately(tmp_path, stub):
     with raises(RunsFailed, 1, "fails"):
         run_all([job(tmp_path, "fails")], Processes([Slot(None, 1)], quiet=True), 0, RecordingReporter())
     assert len(attempts(tmp_path, "fails")) == 1
@@ -527,7 +527,7 @@ def test_kill_9_of_one_and_failure_of_another_leave_the_same_bits(home, undistur
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
-def test_stopped_by_a_signal_and_gone_on_with(home, undisturbed, number):
+def test_stopped_by_a_signal_and_resumed(home, undisturbed, number):
     """Each run finishes its step and saves, and the same command goes on; so it does where the grid is killed."""
     out = number.name
     process = start(home, out, "--parallel", "2")

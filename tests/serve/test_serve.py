@@ -294,7 +294,7 @@ def test_what_waits_is_one_batch_and_a_lone_picture_starts_at_once():
     assert sizes == [1, 4, 2]  # who went away is not computed for
 
 
-def test_a_failing_batch_is_told_and_the_next_one_answered():
+def test_a_failing_batch_is_reported_and_the_next_one_answered():
     fail = [True]
 
     def score(pixels):
@@ -861,7 +861,7 @@ def test_a_full_disk_leaves_the_old_model(client, model, drawn, monkeypatch):
     assert all_files(model) == before
 
 
-def test_progress_is_told_and_a_job_is_cancelled(client, model, drawn, monkeypatch):
+def test_progress_is_reported_and_a_job_is_cancelled(client, model, drawn, monkeypatch):
     told = "print(json.dumps({'event': 'progress', 'share': 0.25, 'message': 'epoch 1 of 4'}), flush=True)"
     worker(monkeypatch, f"{told}\nopen(order['model'] + '/pid', 'w').write(str(os.getpid()))\ntime.sleep(1000)")
     before = all_files(model)

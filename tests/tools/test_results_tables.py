@@ -484,7 +484,7 @@ def test_what_shared_the_device_is_said_beside_the_seconds(root, tmp_path):
     assert cells(root, "dpcr")[6] == "300 (GPU, bf16, 3 runs at once); 500 (GPU, bf16, 4 runs at once)"
 
 
-def test_many_classes_are_told_and_carried_on_on_paper(served):
+def test_many_classes_are_counted_and_all_are_printed(served):
     row = {"dim": 512, "seconds": 9.0, "stored_bytes": 2e8, "of_papers": 0.5, "peak_ratio": 1.1}
     grams = row | {"classes": 1000, "images": 500, "form": "gram", "processor_seconds": 100.0}
     factors = row | {"classes": 100, "images": 64, "form": "factors", "processor_seconds": 0.4, "stored_bytes": 1e6}
@@ -505,7 +505,7 @@ def test_many_classes_are_told_and_carried_on_on_paper(served):
     assert "| ImageNet-1k, 1,000 | 2,048 | gram | 16.8 | 6,400 |" in text
 
 
-def test_ratios_of_streaming_and_of_several_processes_are_told_with_their_range(root):
+def test_ratios_of_streaming_and_of_several_processes_are_reported_with_their_range(root):
     stream = {"alone": [100.0, 300.0, 200.0], "streamed": [90.0, 280.0, 190.0], "ratio": [0.9, 1.1, 0.95]}
     both = {"images_per_second": {"together": 240.0, "alone": 150.0}, "ratio": 1.6, "ratios": [1.5, 1.6, 1.7]}
     stored_benchmark(root, "a", size=256, workers=2, stream=stream)
@@ -515,7 +515,7 @@ def test_ratios_of_streaming_and_of_several_processes_are_told_with_their_range(
     assert "240 images a second together, 150 alone, median ratio 1.60 (3 turns, ratios 1.50 to 1.70)" in text
 
 
-def test_an_epochs_share_of_the_step_is_told(root):
+def test_an_epochs_share_of_the_step_is_reported(root):
     rates = {"images_per_second": 19_000.4, "resident_images_per_second": 20_000.0, "share": 0.95002}
     epoch = {name: {"images": 10_000, **rates} for name in ("no_teacher", "teacher")}
     stored_benchmark(root, "a", side=64, epoch=epoch)

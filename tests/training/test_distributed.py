@@ -127,7 +127,7 @@ def test_the_shares_of_all_processes_are_the_batches_of_one(last):
             assert torch.equal(torch.cat([share[epoch][index][0] for share in several]), pixels)
 
 
-def test_statistics_of_normalizations_that_rest_are_left_alone():
+def test_statistics_of_frozen_normalizations_are_left_alone():
     module = nn.Sequential(nn.BatchNorm1d(2), nn.BatchNorm1d(3), nn.BatchNorm1d(4, track_running_stats=False))
     module[1].eval()
     assert [len(statistic) for statistic in running_statistics(module)] == [2, 2]
@@ -599,7 +599,7 @@ STUBS = {
 
 
 @pytest.mark.parametrize(("ending", "code", "again"), [("TERM", 1, True), ("0", 0, False), ("3", 3, False)])
-def test_the_slurm_example_goes_back_into_the_queue_when_it_is_told_to_end(tmp_path, ending, code, again):
+def test_the_slurm_example_is_requeued_when_it_is_asked_to_end(tmp_path, ending, code, again):
     """The script itself, with stand-ins for Slurm and torchrun: a signal is handed on, waited for, and requeued."""
     log = tmp_path / "log"
     for name, body in STUBS.items():

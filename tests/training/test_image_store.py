@@ -99,7 +99,7 @@ def test_a_corrupt_file_is_named(tmp_path):
         assert images.shape == (1, 3, SIZE, SIZE)
 
 
-def test_a_worker_that_dies_is_told(photographs):
+def test_a_worker_that_dies_is_reported(photographs):
     home, names = photographs
     decoder = Decoder(home, names, SIZE, workers=1)
     with decoder.submit([0]).wait():
@@ -116,7 +116,7 @@ def test_a_worker_that_dies_is_told(photographs):
         decode_until_it_is_noticed()
 
 
-def test_a_worker_that_died_is_told_when_more_is_asked_for(photographs):
+def test_a_worker_that_died_is_reported_when_more_is_asked_for(photographs):
     """The pool is broken by then: it refuses the request itself."""
     home, names = photographs
     decoder = Decoder(home, names, SIZE, workers=1)

@@ -523,7 +523,7 @@ def loading(monkeypatch, ahead):
 
 
 @pytest.mark.parametrize("numel", [1, 7 * 192, 10**6])
-def test_what_is_seen_at_rest_belongs_to_its_images(data, backend, monkeypatch, numel):
+def test_precomputed_teacher_outputs_belong_to_their_images(data, backend, monkeypatch, numel):
     """However many images are looked at at once, also where the last ones do not fill a batch."""
     monkeypatch.setattr(prefetch, "TEACHER_BATCH_NUMEL", numel)
     images, labels = torch.from_numpy(data.train.images[:23]), torch.arange(23)
@@ -778,7 +778,7 @@ def test_with_a_hook_no_optimizer_runs_inside_the_backward_pass(data, monkeypatc
 
 
 @pytest.mark.parametrize("name", ["resnet10", "resnet18"])
-def test_features_are_those_of_the_network_at_rest_where_that_is_fast(monkeypatch, name):
+def test_features_are_those_of_the_folded_network_where_that_is_fast(monkeypatch, name):
     """Normalization folded, in batches as the teacher sees them; elsewhere the network's own."""
     asked, sizes = [], []
     plain, fast = (

@@ -113,7 +113,7 @@ class Booster(nn.Module):
         self.load_state_dict(dict(state))
 
 
-class OnlyBoosted:
+class _BoostedFeatures:
     """A learned task with the features of the boosted model, the leading columns."""
 
     def __init__(self, task: LearnedTask, dim: int):
@@ -241,7 +241,7 @@ class FOSTER(Rehearsal):
 
     def after_task(self, task: LearnedTask) -> None:
         """Herd with the features of the boosted model, as PyCIL does."""
-        super().after_task(OnlyBoosted(task, 2 * self.dim))
+        super().after_task(_BoostedFeatures(task, 2 * self.dim))
 
     def state(self, teacher: bool) -> dict[str, Tensor]:
         """Return the student and the exemplars; from the second task on also the boosted model, for its evaluation."""

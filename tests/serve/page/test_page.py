@@ -300,7 +300,7 @@ clearTimeout(healthTimer);
 """
 
 
-def test_a_server_that_is_gone_is_told_and_questions_wait_for_it(page, standin, red, greens):
+def test_a_server_that_is_gone_is_reported_and_questions_wait_for_it(page, standin, red, greens):
     heard = page.listen()
     standin.stop()
     page.one("#ask-files").send_keys(str(red))
