@@ -25,7 +25,7 @@ from efcil.learners import LEARNERS
 from efcil.learners.finetune import Finetune
 from efcil.learners.lwf import LwF
 from efcil.methods import METHODS, Method, find
-from efcil.models import BACKBONES, NAMES, build
+from efcil.models import BACKBONES, NAMES, build, efficientnet_lite
 from efcil.product import IncrementalClassifier
 from efcil.shift import SHIFTS
 from efcil.training.batch import Batch
@@ -560,7 +560,7 @@ def test_an_unknown_backbone_is_named_with_the_nearest():
     package.register_backbone("small", example("backbone").SmallNet)
     with raises(ConfigError, "smal", "small", "timm/NAME"):
         build("smal", size=8)
-    assert [*BACKBONES] == [*NAMES, "small"]
+    assert [*BACKBONES] == [*NAMES, *efficientnet_lite.NAMES, "small"]
 
 
 def test_a_preset_gives_a_plain_module_no_width():

@@ -491,7 +491,7 @@ def test_pairs_are_the_tasks_images_and_the_made_ones(backend, data, second):
     assert [len(x) for x in task.old_new_pairs("clean")] == [len(labels)] * 2
     none = SimpleNamespace(pseudo_images=lambda: None, backbone=second.backbone, old_backbone=second.old_backbone)
     none.options, none.backend, none.feature_extractor = second.options, backend, lambda backbone: backbone
-    none.feature_layout = second.feature_layout
+    none.feature_layout, none.features_of = second.feature_layout, second.features_of
     plain = TaskFeatures(1, labels, 0, none, pixels)
     assert torch.equal(plain.old_new_pairs("pseudo")[0], task.old()), "where none were made those of the task are all"
 

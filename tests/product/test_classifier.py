@@ -770,7 +770,7 @@ def test_merge_refuses_what_does_not_add(model, weights):
 
 
 def test_timm_backbones_by_name(monkeypatch, tmp_path):
-    """timm itself does not import where these tests run: a module with its `create_model` stands in for it."""
+    """A module with the two functions that are called stands in for timm, whose weights need a network."""
     asked = []
 
     def create_model(name, pretrained, num_classes, in_chans):
@@ -781,7 +781,10 @@ def test_timm_backbones_by_name(monkeypatch, tmp_path):
         net.num_features = 5
         return net
 
-    monkeypatch.setitem(sys.modules, "timm", types.SimpleNamespace(create_model=create_model))
+    config = {"input_size": (3, 8, 8), "interpolation": "bicubic", "crop_pct": 1.0}
+    config |= {"mean": (0.5, 0.5, 0.5), "std": (0.2, 0.2, 0.2)}
+    settings = types.SimpleNamespace(resolve_model_data_config=lambda model: config)
+    monkeypatch.setitem(sys.modules, "timm", types.SimpleNamespace(create_model=create_model, data=settings))
     model = IncrementalClassifier(backbone="timm/some_net", size=8, epochs=2, device="cpu", progress=False)
     assert set(asked) == {("some_net", False, 0, 3)}
     model.learn(*lesson(0, 1)).learn(*lesson(2, 3))

@@ -180,7 +180,8 @@ def test_without_descriptors_it_serves_those_it_has_and_says_so_once(taught, tmp
         served.process.terminate()
         _, err = served.process.communicate(timeout=LONG)
     assert len(err) < 2000
-    assert err.count("connections: ") == 1
+    notes = ["connections: ", "no connection can be accepted"]  # which of the two depends on who comes first
+    assert sorted(err.count(note) for note in notes) in ([0, 1], [1, 1])
 
 
 def test_no_descriptor_at_all_is_said_once(caplog):

@@ -28,7 +28,7 @@ def drawn(color, number):
 
 def test_the_first_teaching_makes_the_model(tmp_path):
     place = tmp_path / "models" / "pets"
-    with TestClient(create_app(Service(place, device="cpu", teach_threads=1), TOKEN)) as client:
+    with TestClient(create_app(Service(place, device="cpu", teach_threads=1), TOKEN), "http://127.0.0.1") as client:
         found = client.get("/health").json()["model"]
         assert (found["name"], found["classes"]) == ("pets", 0)
         assert client.get("/classes").json()["classes"] == []

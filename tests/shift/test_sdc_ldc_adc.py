@@ -26,6 +26,7 @@ from efcil.shift.ldc import LDCOptions, learned_map
 from efcil.shift.sdc import SDCOptions, kernel_drift
 from efcil.tasks import TaskStream
 from efcil.training import feature_inversion
+from efcil.training.extraction import extract
 from efcil.training.image_batches import ImageBatches
 from efcil.trajectory import Trajectory
 from messages import raises
@@ -257,6 +258,7 @@ def image_task(backend, old, new, crop=None, count=30, size=8):
     options = SimpleNamespace(crop=crop)
     there = SimpleNamespace(backbone=new, old_backbone=old, options=options, backend=backend, feature_layout=(5,))
     there.feature_extractor = lambda backbone: backbone
+    there.features_of = lambda backbone, seen, crop: extract(backbone, seen, backend, crop)
     return TaskFeatures(1, torch.arange(count) % 2 + 4, 0, there, pixels)  # after four old classes
 
 

@@ -313,7 +313,8 @@ def load(directory: StrPath) -> tuple[ModelConfig, State]:
     """
     deadline = time.monotonic() + _PATIENCE
     while True:
-        place = _current(_real(directory))
+        real = _real(directory)
+        place = _current(real)
         with contextlib.ExitStack() as opened:
             try:
                 held = opened.enter_context(HeldDirectory(place))
@@ -328,8 +329,10 @@ def load(directory: StrPath) -> tuple[ModelConfig, State]:
             try:
                 files = _open(held, opened)
                 held.check()
+                if _current(real) != place:  # a swap in two steps ended meanwhile, and removes what it replaced
+                    raise FileNotFoundError(place)
             except (OSError, ModelError) as problem:
-                if time.monotonic() < deadline and _was_replaced(held):
+                if time.monotonic() < deadline and (_was_replaced(held) or _current(real) != place):
                     continue
                 if isinstance(problem, OSError):
                     raise ModelError(f"cannot read {place}: {problem.strerror or problem}") from None
