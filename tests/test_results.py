@@ -61,6 +61,22 @@ class Table(HTMLParser):
 # --- numbers ---------------------------------------------------------------------------------------------------------
 
 
+def test_extreme_orders_are_no_part_of_a_mean_over_random_ones():
+    finals = {"1": (90, 80, 70), "2": (80, 80, 80), "hard": (60, 50, 40), "easy": (99, 98, 97)}
+    found = Results([summary(hits=hits, order=order) for order, hits in finals.items()])
+    each = {order: Results([summary(hits=hits, order=order)])["dpcr"].final_accuracy for order, hits in finals.items()}
+    titles = ["digits, T = 3", "digits, T = 3, hard order", "digits, T = 3, easy order"]
+    assert [benchmark.title for benchmark in found.benchmarks] == titles
+    assert list(found) == [f"dpcr on {title}" for title in titles]
+    assert found[f"dpcr on {titles[0]}"].final_accuracy == pytest.approx((each["1"] + each["2"]) / 2)
+    assert found["dpcr", "hard"].final_accuracy == each["hard"] < found["dpcr", "easy"].final_accuracy == each["easy"]
+    alone = Results([summary(order="hard")])
+    assert alone["dpcr"].final_accuracy == alone["dpcr", "hard"].final_accuracy
+    with raises(KeyError, "dpcr"):
+        found["dpcr"]
+    assert all(title in text for title in titles for text in (repr(found), found._repr_html_()))
+
+
 def test_a_run_has_the_numbers_of_its_summary():
     given = summary()
     result = Results([given])["dpcr"]

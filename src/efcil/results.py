@@ -6,6 +6,7 @@ import json
 import math
 import os
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,7 @@ from efcil.report.inline import (
     text_table,
 )
 from efcil.report.load import Run, Summary, load_summaries, split_heads
+from efcil.tasks import BY_SIMILARITY
 
 if TYPE_CHECKING:
     import pandas
@@ -164,7 +166,7 @@ class Result:
         return "\n".join(filter(None, [self._headline(), text_matrix(self._group), CAPTION]))
 
     def _repr_html_(self) -> str:
-        alone = Benchmark(self.dataset, self.tasks, self._benchmark.task_sizes, (self._group,))
+        alone = replace(self._benchmark, groups=(self._group,))
         return html_table([alone]) + html_matrix(self._group)
 
     def _headline(self) -> str:
@@ -252,10 +254,13 @@ class Results(Mapping[str, Result]):
             key += f" on {benchmark.title}"
         return f"{key} ({group.status})" if key in self._results else key
 
-    def __getitem__(self, key: str | tuple[str, str | int]) -> Result:
+    def __getitem__(self, what: str | tuple[str, str | int]) -> Result:
         """Return the result of a method, or for (method, order) of the run with that class order."""
-        name, order = key if isinstance(key, tuple) else (key, None)
-        result = self._results.get(self._find(name))
+        name, order = what if isinstance(what, tuple) else (what, None)
+        key = self._find(name)
+        if order in BY_SIMILARITY and key not in self._results:  # beside other orders it has a key of its own
+            key = next((k for k, r in self._results.items() if k.startswith(f"{key} on ") and order in r.orders), key)
+        result = self._results.get(key)
         if result is None:
             raise _NoResult(self._missing(name))
         if order is None:

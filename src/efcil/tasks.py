@@ -25,7 +25,10 @@ if TYPE_CHECKING:
 
 Order = npt.NDArray[np.int64]
 ClassOrder = str | int | os.PathLike[str] | Sequence[str | int] | npt.NDArray[Any]
-"""A class order as it can be given: "identity", a seed, a file, or the classes by name or label."""
+"""A class order as it can be given: "identity", "hard", "easy", a seed, a file, or the classes by name or label."""
+
+BY_SIMILARITY = ("hard", "easy")
+"""Class orders that depend on the training images and the sizes of the tasks (`efcil.similarity`)."""
 
 
 def class_order(order: ClassOrder, class_names: Sequence[str]) -> Order:
@@ -51,13 +54,26 @@ def class_order(order: ClassOrder, class_names: Sequence[str]) -> Order:
         return np.random.RandomState(int(text)).permutation(classes).astype(np.int64)
     path = Path(text)
     if not path.is_file():
-        raise ConfigError(f"class order '{text}' is neither 'identity', a seed, nor a file that exists")
+        known = ", ".join(f"'{name}'" for name in ("identity", *BY_SIMILARITY))
+        raise ConfigError(f"class order '{text}' is neither {known}, a seed, nor a file that exists")
     try:
         lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise ConfigError(f"class order {path} cannot be read: {why}") from None
     return _listed_order([line for line in lines if line], class_names, f"class order {path}", "lines")
+
+
+def order_of(order: ClassOrder, data: DataSet, sizes: Sequence[int]) -> Order:
+    """Return the class order of a data set that is split into tasks of these sizes; see `class_order`.
+
+    "hard" has similar classes in the same task, "easy" in different tasks, by the training images.
+    """
+    if isinstance(order, str) and order in BY_SIMILARITY:
+        from efcil.similarity import similarity_order  # imports torch
+
+        return similarity_order(order, data.train, sizes)
+    return class_order(order, data.class_names)
 
 
 def _listed_order(entries: Sequence[str], class_names: Sequence[str], what: str, unit: str) -> Order:
@@ -216,9 +232,10 @@ class TaskStream(Sequence[Task]):
     ) -> TaskStream:
         """Make a stream of a torch `Dataset`, arrays, a folder, a name and more (`efcil.data.sources.as_dataset`).
 
-        Images are converted once. `order` is "identity", a seed, a list of class names or labels, or a file. The split
-        is that of the command line: a number of `tasks` (5 where nothing is said), or `init_cls` classes in the first
-        task and `increment` in each later one. `source` has name, size, class_names, directory, options and progress.
+        Images are converted once. `order` is "identity", a seed, "hard" or "easy" (`efcil.similarity`), a list of class
+        names or labels, or a file. The split is that of the command line: a number of `tasks` (5 where nothing is
+        said), or `init_cls` classes in the first task and `increment` in each later one. `source` has name, size,
+        class_names, directory, options and progress.
 
         >>> images = np.random.default_rng(0).integers(0, 256, (8, 6, 6, 3), dtype=np.uint8)
         >>> labels = ["ant", "bee", "cat", "dog"] * 2
@@ -239,7 +256,7 @@ class TaskStream(Sequence[Task]):
         except ConfigError as error:
             raise ConfigError(as_keywords(str(error))) from None
         name = str(order) if isinstance(order, str | int | os.PathLike) else "given"
-        return cls(data.train, class_order(order, data.class_names), sizes, data, name)
+        return cls(data.train, order_of(order, data, sizes), sizes, data, name)
 
     @property
     def class_names(self) -> tuple[str, ...]:

@@ -33,15 +33,15 @@ def test_imports_point_one_way(tool):
 
 
 def test_an_import_that_points_up_is_found(tool, tmp_path):
-    (tmp_path / "models").mkdir()
+    (tmp_path / "accel").mkdir()
     (tmp_path / "errors.py").write_text("def late():\n    from efcil.experiment.run import Run\n    return Run\n")
-    (tmp_path / "models" / "heads.py").write_text("import efcil.core.class_stats\nfrom efcil import training, cli\n")
+    (tmp_path / "accel" / "heads.py").write_text("import efcil.core.class_stats\nfrom efcil import training, cli\n")
     (tmp_path / "serve.py").write_text("from efcil.errors import RunError\nfrom efcil import __version__\n")
     (tmp_path / "unheard.py").write_text("")
     found = [line.removeprefix(f"{tmp_path}/") for line in tool.wrong_imports(tmp_path)]
     assert found == [
+        "accel/heads.py: efcil.accel imports efcil.cli, which stands above it",
         "errors.py: efcil.errors imports efcil.experiment, which stands above it",
-        "models/heads.py: efcil.models imports efcil.cli, which stands above it",
         "unheard.py: efcil.unheard has no layer; add it to LAYERS",
     ]
 

@@ -42,13 +42,20 @@ Uneven = Annotated[
 Order = Annotated[
     str,
     typer.Option(
-        "--order", metavar="ORDER", help="Class order: identity, a seed (1993) or a file.", rich_help_panel=PROBLEM
+        "--order",
+        metavar="ORDER",
+        help="Class order: identity, a seed (1993), hard or easy (similar classes in one task, or apart), or a file.",
+        rich_help_panel=PROBLEM,
     ),
 ]
 Orders = Annotated[
     str,
     typer.Option(
-        "--orders", "--order", metavar="ORDERS", help="Comma-separated class orders.", rich_help_panel=PROBLEM
+        "--orders",
+        "--order",
+        metavar="ORDERS",
+        help="Comma-separated class orders, such as 1992,1993 or hard,easy.",
+        rich_help_panel=PROBLEM,
     ),
 ]
 Seed = Annotated[

@@ -55,7 +55,8 @@ def run(
 
     `method` is a name ("dpcr"; `efcil methods` lists them), a free combination ("lwf+ldc+ridge") or an `efcil.Method`.
     `data` is a name ("digits"), a folder of images, an `efcil.TaskStream`, or (training data, test data) in any form
-    that `TaskStream.from_dataset` takes. `order` is "identity", a seed or a file. `ExperimentOptions` has the rest.
+    that `TaskStream.from_dataset` takes. `order` is "identity", a seed, "hard", "easy" (`efcil.similarity`) or a file.
+    `ExperimentOptions` has the rest.
 
     >>> results = run("lwf-ncm", "digits", epochs=1, progress=False)
     >>> results["lwf-ncm"].accuracy_matrix.shape

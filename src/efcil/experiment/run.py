@@ -31,7 +31,7 @@ from efcil.learners import LEARNERS
 from efcil.methods import FROZEN
 from efcil.protocol import Evaluator, run_protocol
 from efcil.report import html_page
-from efcil.tasks import TaskStream, class_order
+from efcil.tasks import TaskStream, order_of
 from efcil.training.callbacks import Callback
 from efcil.training.image_batches import ImageBatches
 from efcil.training.image_store import on_demand
@@ -95,11 +95,12 @@ class Run(Callback):
             held.enter_context(fitting_threads(self.learner.backbone, shape, batch))
             if self.world.size > 1:
                 self.world.check_equal("the data set's fingerprint", data.fingerprint())
+                self.world.check_equal("the class order", self._order_digest())
             identity = ""
             with self.world.sync_errors(), io_errors(self.out):
                 if self.world.is_main:
-                    order = hashlib.sha256(self.stream.order.tobytes()).hexdigest()[:16]  # a file may have changed
-                    run = {**self.experiment.fingerprint(), "class_order": order, "fingerprint": data.fingerprint()}
+                    what = {"class_order": self._order_digest(), "fingerprint": data.fingerprint()}
+                    run = {**self.experiment.fingerprint(), **what}
                     about = (self._machine(), self.options.command, self.reporter.note)
                     lost = resume and not self.directory.config.exists()  # the checkpoints still say whose they are
                     identity = self.directory.claim(run, *about, self.store.run_identity() if lost else None)
@@ -122,6 +123,10 @@ class Run(Callback):
             self.reporter.note(text)
         return data.split_validation(experiment.val_fraction, experiment.seed) if experiment.val_fraction else data
 
+    def _order_digest(self) -> str:
+        """Hash the class order itself: a file may change under its name."""
+        return hashlib.sha256(self.stream.order.tobytes()).hexdigest()[:16]
+
     def _machine(self) -> dict[str, Any]:
         e = self.backend
         return {**e.description, "threads": torch.get_num_threads(), "compile": e.compile, "cuda_graphs": e.cuda_graphs}
@@ -132,8 +137,8 @@ class Run(Callback):
         if isinstance(self.data, TaskStream):
             self.stream = self.data
         else:
-            order = class_order(experiment.order, data.class_names)
-            self.stream = TaskStream(data.train, order, experiment.sizes(len(data.class_names)))
+            sizes = experiment.sizes(len(data.class_names))
+            self.stream = TaskStream(data.train, order_of(experiment.order, data, sizes), sizes)
         self.class_names = [data.class_names[label] for label in self.stream.order]
         self.learner = LEARNERS[experiment.learner](
             experiment.training, data.channels, self.backend, experiment.seed, data.size

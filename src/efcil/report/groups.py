@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from efcil.report.load import Run
+from efcil.tasks import BY_SIMILARITY
 
 __all__ = ["COLUMNS", "NONE", "Benchmark", "Group", "Value", "duration", "group_runs"]
 
@@ -126,13 +127,14 @@ class Benchmark:
     tasks: int
     task_sizes: tuple[int, ...]
     groups: tuple[Group, ...]  # sorted by final accuracy, partial ones last
+    extreme: str = ""  # order by similarity of all runs, "hard" or "easy": no sample of random orders
 
     @property
     def title(self) -> str:
         """Data set and number of tasks, with task sizes if uneven."""
         sizes = self.task_sizes
         split = f" ({_split(sizes)})" if len(set(sizes)) > 1 else ""
-        return f"{self.dataset}, T = {self.tasks}{split}"
+        return f"{self.dataset}, T = {self.tasks}{split}" + (f", {self.extreme} order" if self.extreme else "")
 
     @property
     def classes_seen(self) -> tuple[int, ...]:
@@ -171,15 +173,16 @@ class Benchmark:
 
 
 def group_runs(runs: Iterable[Run]) -> list[Benchmark]:
-    """Group runs into benchmarks, in the order of the runs."""
-    sorted_in: dict[tuple[str, int, tuple[int, ...]], list[Run]] = {}
+    """Group runs into benchmarks, in the order of the runs; extreme class orders are never averaged with others."""
+    sorted_in: dict[tuple[str, int, tuple[int, ...], str], list[Run]] = {}
     presets: dict[str, set[str]] = {}  # over all benchmarks, for consistent labels
     for run in runs:
         presets.setdefault(run.method, set()).add(run.preset)
-        sorted_in.setdefault((run.dataset, run.tasks, run.task_sizes), []).append(run)
+        extreme = run.order if run.order in BY_SIMILARITY else ""
+        sorted_in.setdefault((run.dataset, run.tasks, run.task_sizes, extreme), []).append(run)
     result = []
-    for (dataset, tasks, sizes), members in sorted_in.items():
-        result.append(Benchmark(dataset, tasks, sizes, tuple(sorted(_groups(members, presets), key=_rank))))
+    for (dataset, tasks, sizes, extreme), members in sorted_in.items():
+        result.append(Benchmark(dataset, tasks, sizes, tuple(sorted(_groups(members, presets), key=_rank)), extreme))
     return result
 
 
