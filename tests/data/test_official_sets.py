@@ -15,7 +15,7 @@ import pytest
 import standins
 from efcil import data as datasets
 from efcil.config import flat
-from efcil.data import DATASETS, cache, cifar100, cub200, imagenet1k, imagenet100, tiny_imagenet, workers
+from efcil.data import DATASETS, cache, cifar100, cub200, imagenet1k, imagenet100, mini_imagenet, tiny_imagenet, workers
 from efcil.data.dataset import DataSet, Official
 from efcil.data.decode import read_image
 from efcil.errors import ConfigError, DataError
@@ -24,7 +24,7 @@ from messages import assert_names, raises
 from standins import BIRDS, WNIDS, Written
 
 SIZE = 12
-NEW = ("tiny-imagenet", "imagenet100", "imagenet1k", "cub200")
+NEW = ("tiny-imagenet", "mini-imagenet", "imagenet100", "imagenet1k", "cub200")
 OFFICIAL = Official(4, 24, 8, train_each=6, test_each=2)  # of the stand-ins
 Command = Callable[..., tuple[int, str, str]]
 
@@ -101,6 +101,19 @@ def test_imagenet1k(root: Path, inner: str) -> None:
     assert data.class_names == tuple(sorted(WNIDS))
     assert shown(data) == expected(written)
     assert datasets.find("imagenet1k").options().short_side == 256  # type: ignore[attr-defined]
+
+
+def test_mini_imagenet(root: Path) -> None:
+    written = standins.class_folders(root)
+    data = mini_imagenet.load(root, size=SIZE)
+    assert (data.name, data.class_names) == ("mini-imagenet", tuple(sorted(WNIDS)))
+    assert shown(data) == expected(written)
+    assert data.notes[-1].startswith("not the official mini-imagenet: 4 classes")
+    assert datasets.find("mini-imagenet").options().short_side == 84  # type: ignore[attr-defined]
+    assert (mini_imagenet.OFFICIAL.train, mini_imagenet.OFFICIAL.test) == (100 * 500, 100 * 100)
+    (root / "val").rename(root / "test")
+    with raises(DataError, "mini-imagenet", "val/"):
+        mini_imagenet.scan(root)
 
 
 @pytest.mark.parametrize("layout", ["official", "test", "val"])
@@ -490,6 +503,7 @@ def planned(dataset: str, preset: str | None = None, methods: tuple[str, ...] = 
     ("dataset", "stem", "augment", "crop", "stored", "lr", "weight", "ridge", "sigma", "compensation"),
     [
         ("tiny-imagenet", "cifar", "crop-flip", None, 64, 0.001, 10, 2000, 0.3, 1.5),
+        ("mini-imagenet", "small", "crop-flip", None, 84, 0.05, 5, 2000, 1.0, 1.0),  # ours: the paper has none
         ("imagenet100", "small", "resized-crop", 224, 256, 0.05, 5, 2000, 1.0, 1.0),
         ("imagenet1k", "small", "resized-crop", 224, 256, 0.05, 5, 2000, 1.0, 1.0),
         ("cub200", "imagenet", "resized-crop", 224, 256, 0.05, 10, 200, 1.0, 1.0),

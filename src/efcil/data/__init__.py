@@ -73,6 +73,13 @@ class TinyImageNetOptions(FilesOptions):
     """Short side of an image in pixels when its center is cut out."""
 
 
+class MiniImageNetOptions(FilesOptions):
+    """Options of `mini-imagenet`."""
+
+    short_side: int = Field(default=84, ge=8)
+    """Short side of an image in pixels when its center is cut out."""
+
+
 class ImageNet100Options(FilesOptions):
     """Options of `imagenet100`."""
 
@@ -132,6 +139,15 @@ OWN = {
             directory=True,
             options=TinyImageNetOptions,
             size="248 MB; 1.4 GB decoded",
+        ),
+        DatasetSpec(
+            "mini-imagenet",
+            "mini-ImageNet, 100 classes of ImageNet, 50,000 + 10,000 images of 84 x 84",
+            "ImageNet's terms: non-commercial research and education",
+            "https://github.com/Deo0330/split_minidataset (train/ and val/)",
+            directory=True,
+            options=MiniImageNetOptions,
+            size="247 MB; 1.3 GB decoded",
         ),
         DatasetSpec(
             "imagenet100",
