@@ -15,7 +15,7 @@ from pathlib import Path
 
 # Bottom up. Modules in one line may import each other.
 LAYERS = (
-    ("platform_support",),
+    ("platform_support", "process_limits"),
     ("errors",),
     ("files", "config", "presets", "plugins", "randomness"),
     ("components",),

@@ -594,11 +594,15 @@ def read_upload(folder: Path) -> None:
 @target("archive", "lesson.zip", make=_make_upload)
 def read_archive(folder: Path) -> None:
     """Read an uploaded zip file."""
+    from efcil.serve.images import decode_image
     from efcil.serve.limits import Limits
     from efcil.serve.uploads import from_archive
 
+    def decode(data: bytes) -> Any:
+        return decode_image(data, 8, Limits().pixels)
+
     with open(folder / "lesson.zip", "rb") as file:
-        from_archive(file, 8, Limits(unpacked=2_000_000, teach_files=20), ["a"])
+        from_archive(file, decode, Limits(unpacked=2_000_000, teach_files=20), ["a"])
 
 
 def _make_download(folder: Path) -> None:

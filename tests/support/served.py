@@ -1,6 +1,8 @@
 """The service in this process and in one of its own, and what its clients need."""
 
+import atexit
 import contextlib
+import functools
 import io
 import os
 import re
@@ -15,6 +17,8 @@ from fastapi.testclient import TestClient
 from PIL import Image
 
 from efcil.serve.app import create_app
+from efcil.serve.decoding import Decoders
+from efcil.serve.limits import Limits
 from efcil.serve.service import Service
 
 TOKEN = "a-token-for-tests"
@@ -30,8 +34,19 @@ def png(pixels):
     return file.getvalue()
 
 
+@functools.cache
+def shared_decoders():
+    """Decoding processes of all services in this process that have the usual limits: to start them takes a second."""
+    decoders = Decoders(Limits(), 1)
+    decoders.start()
+    atexit.register(decoders.close)
+    return decoders
+
+
 @contextlib.contextmanager
 def client_of(model, **options):
+    if "limits" not in options:
+        options["decoders"] = shared_decoders()
     service = Service(model, device="cpu", teach_threads=1, **options)
     with TestClient(create_app(service, TOKEN), base_url="http://localhost", raise_server_exceptions=False) as client:
         client.service = service
@@ -107,8 +122,9 @@ class Served:
                 with contextlib.suppress(OSError, ValueError, IndexError):
                     with open(f"/proc/{int(entry)}/stat") as file:
                         parent = int(file.read().rpartition(")")[2].split()[1])
-                    if parent == self.process.pid:
-                        return int(entry)
+                    with open(f"/proc/{int(entry)}/cmdline") as file:
+                        if parent == self.process.pid and "efcil.serve.worker" in file.read():
+                            return int(entry)
             return None
 
         return until(child, "a process teaches")

@@ -7,6 +7,7 @@ import math
 import os
 import threading
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -35,6 +36,7 @@ _UPRIGHT = {
 }
 
 
+_STRIP = 64  # rows of an image that are converted at once
 _RESAMPLING: dict[Interpolation, Image.Resampling] = {
     "nearest": Image.Resampling.NEAREST,
     "bilinear": Image.Resampling.BILINEAR,
@@ -121,6 +123,8 @@ def read_image(
             raise DataError(f"{name}: {error}") from None
         except FileNotFoundError:
             raise DataError(f"{name}: no such file") from None
+        except MemoryError:
+            raise DataError(f"{name}: it takes too much memory to decode; make it smaller") from None
         except Exception as error:  # decoders raise arbitrary errors for damaged data
             if isinstance(error, OSError) and error.errno is not None:
                 raise DataError(f"cannot read {name}: {error.strerror}") from error
@@ -204,10 +208,21 @@ def _eight_bits(image: Image.Image, channels: int) -> Image.Image:
     if image.mode.startswith("I") or image.mode == "F":
         image = Image.fromarray(_scaled(np.asarray(image), sixteen=image.mode.startswith("I;16")))
     elif image.has_transparency_data:
-        image = image.convert("RGBA")
-        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
-    image = image.convert("RGB")  # also for one channel: CMYK and palettes convert to L only via RGB
+        image = _over_white(image.convert("RGBA"))
+    if image.mode != "RGB":
+        image = image.convert("RGB")  # also for one channel: CMYK and palettes convert to L only via RGB
     return image if channels == 3 else image.convert("L")
+
+
+def _over_white(image: Image.Image) -> Image.Image:
+    """Compose an RGBA image over white, in strips: whole, it would take the memory of five."""
+    width, height = image.size
+    found = Image.new("RGB", image.size)
+    for top in range(0, height, _STRIP):
+        strip = image.crop((0, top, width, min(top + _STRIP, height)))
+        white = Image.new("RGBA", strip.size, "white")
+        found.paste(Image.alpha_composite(white, strip).convert("RGB"), (0, top))
+    return found
 
 
 def _scaled(values: npt.NDArray[np.generic], *, sixteen: bool) -> npt.NDArray[np.uint8]:
@@ -216,12 +231,22 @@ def _scaled(values: npt.NDArray[np.generic], *, sixteen: bool) -> npt.NDArray[np
     16-bit images use the full range of their type. 32-bit and float images have no fixed range: values within 0 .. 1
     (float only), 0 .. 255 or 0 .. 65535 are interpreted as such, others are stretched from minimum to maximum.
     """
-    wide = values.astype(np.float64)
-    wide[~np.isfinite(wide)] = 0.0
-    low, high = float(wide.min()), float(wide.max())
+
+    def strips() -> Iterator[tuple[int, npt.NDArray[np.float64]]]:  # a whole image would take eight bytes per pixel
+        for top in range(0, len(values), _STRIP):
+            wide = values[top : top + _STRIP].astype(np.float64)
+            wide[~np.isfinite(wide)] = 0.0
+            yield top, wide
+
     if sixteen:
         low, high = 0.0, 65535.0
-    elif low >= 0 and high <= 65535:
-        ranges = (1.0, 255.0, 65535.0) if np.issubdtype(values.dtype, np.floating) else (255.0, 65535.0)
-        low, high = 0.0, next(top for top in ranges if high <= top)
-    return np.rint((wide - low) * (255.0 / ((high - low) or 1.0))).astype(np.uint8)
+    else:
+        low = min(float(wide.min()) for _, wide in strips())
+        high = max(float(wide.max()) for _, wide in strips())
+        if low >= 0 and high <= 65535:
+            ranges = (1.0, 255.0, 65535.0) if np.issubdtype(values.dtype, np.floating) else (255.0, 65535.0)
+            low, high = 0.0, next(top for top in ranges if high <= top)
+    found = np.empty(values.shape, np.uint8)
+    for top, wide in strips():
+        found[top : top + _STRIP] = np.rint((wide - low) * (255.0 / ((high - low) or 1.0)))
+    return found

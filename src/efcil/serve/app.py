@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import hmac
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from fastapi import Depends, FastAPI, HTTPException, Query, Request
 from fastapi.exceptions import RequestValidationError
@@ -39,6 +40,7 @@ from efcil.serve.schemas import (
 from efcil.serve.service import ClassNotFound, Service
 from efcil.serve.store import Conflict
 
+T = TypeVar("T")
 PAGE = Path(__file__).parent / "page"
 # First match decides; other EfcilErrors are client errors.
 _STATUS: tuple[tuple[type[EfcilError], int], ...] = (
@@ -95,6 +97,24 @@ _DESCRIPTION = (
     "An incremental image classifier. Write operations need the header `Authorization: Bearer TOKEN`. "
     'Errors are `{"detail": text}`. One change of the model runs at a time; others are refused with 409, not queued.'
 )
+
+
+async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """Return the result of `work`, which is cancelled when the client has gone."""
+
+    async def gone() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    working, watching = asyncio.create_task(work), asyncio.create_task(gone())
+    try:
+        await asyncio.wait((working, watching), return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise HTTPException(400, "the client has gone")  # nobody reads this
+        return working.result()
+    finally:
+        working.cancel()
+        watching.cancel()
 
 
 def create_app(service: Service, token: str, hosts: frozenset[str] = frozenset(["localhost"])) -> FastAPI:
@@ -188,7 +208,7 @@ def _add_reading(app: FastAPI, service: Service) -> None:
     ) -> JSONResponse:
         """Classify images. An unreadable image has an entry with `error` instead."""
         images = await forms.read_images(request, service.limits)
-        found = await service.predict(images, top, reject_below)
+        found = await while_connected(request, service.predict(images, top, reject_below))
         readable = any("error" not in answer for answer in found)
         return JSONResponse({"predictions": found}, 200 if readable else 400)
 
@@ -223,7 +243,7 @@ def _add_writing(app: FastAPI, service: Service, token: str) -> None:
         """
         service.store.check_free()
         known = service.store.current.names
-        teaching = await forms.read_teaching(request, service.store.size, service.limits, known)
+        teaching = await forms.read_teaching(request, service.limits, known)
         job, upload = await service.teach(teaching.upload, teaching.epochs, teaching.budget)
         refused = [{"file": name, "error": why} for name, why in upload.refused]
         return Started.model_validate(

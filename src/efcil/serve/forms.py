@@ -21,7 +21,7 @@ from efcil.serve.images import from_base64, printable
 from efcil.serve.limits import MIB, Limits
 from efcil.serve.multipart import Form, Upload
 from efcil.serve.schemas import Images
-from efcil.serve.uploads import UploadedImages, from_archive, from_files
+from efcil.serve.uploads import Decode, UploadedImages, from_archive, from_files
 
 B = TypeVar("B", bound=BaseModel)
 T = TypeVar("T")
@@ -132,12 +132,12 @@ async def read_images(request: Request, limits: Limits) -> list[NamedImage]:
 class TeachRequest:
     """Parsed update request."""
 
-    upload: Callable[[], UploadedImages]  # reads the upload
+    upload: Callable[[Decode], UploadedImages]  # reads the upload
     epochs: int | None
     budget: float | None
 
 
-async def read_teaching(request: Request, size: int, limits: Limits, known: Sequence[str]) -> TeachRequest:
+async def read_teaching(request: Request, limits: Limits, known: Sequence[str]) -> TeachRequest:
     """Parse an update request: a zip, or images of one class."""
     names = ("archive", "label", "files", "epochs", "budget")
     form = await read_form(request, limits.teach_files, names)
@@ -151,10 +151,10 @@ async def read_teaching(request: Request, size: int, limits: Limits, known: Sequ
     if epochs is not None and budget is not None:
         raise HTTPException(422, "give either epochs or budget")
 
-    def upload() -> UploadedImages:
+    def upload(decode: Decode) -> UploadedImages:
         if archives:
-            return from_archive(io.BytesIO(archives[0].data), size, limits, known)
-        return from_files(((f.name or "file", f.data) for f in files), str(label), size, limits, known)
+            return from_archive(io.BytesIO(archives[0].data), decode, limits, known)
+        return from_files(((f.name or "file", f.data) for f in files), str(label), decode, known)
 
     return TeachRequest(upload, None if epochs is None else int(epochs), budget)
 

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from efcil.data.decode import read_image
+from efcil.data.preprocessing import Preprocessing
 from efcil.errors import DataError
 
 ImageArray = npt.NDArray[np.uint8]
@@ -25,7 +26,7 @@ def printable(name: str) -> str:
     return clean if len(clean) <= LONGEST_NAME else clean[: LONGEST_NAME - 3] + "..."
 
 
-def decode_image(data: bytes, size: int, max_pixels: int) -> ImageArray:
+def decode_image(data: bytes, size: int | Preprocessing, max_pixels: int) -> ImageArray:
     """Decode an image into uint8 (3, size, size); raise DataError with only the reason if it is unreadable."""
     try:
         return read_image(data, size, max_pixels=max_pixels, name="picture")

@@ -19,7 +19,11 @@ class Limits:
     pixels: int = 40_000_000  # per image
     predict_files: int = 64  # images per prediction request
     teach_files: int = 1_000  # images per update
-    waiting: int = 1_024  # queued images of all requests
+    waiting: int = 1_024  # queued images of all requests; a quarter of it of those that take longer to decode ...
+    waiting_slow: int = 64  # ... and fewer of the slow ones
+    decode_seconds: int = 10  # of one core, per image
+    decode_memory: int = 640 * MIB  # per image
+    decode_at_once: int = 4  # images of one request
     connections: int = 1_024  # at once
     connections_per_address: int = 256
 

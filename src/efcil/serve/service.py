@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +18,13 @@ from efcil.errors import ConfigError, DataError, ModelError, nearest
 from efcil.platform_support import cores
 from efcil.product import IncrementalClassifier
 from efcil.serve.batching import Batcher, Confidences, Overloaded, Scorer
-from efcil.serve.images import decode_image
+from efcil.serve.decoding import LANES, MEDIUM, QUICK, SLOW, Decoders, lane_of
+from efcil.serve.images import ImageArray
 from efcil.serve.jobs import Job, Jobs
 from efcil.serve.limits import Limits
 from efcil.serve.metrics import Metrics
 from efcil.serve.store import Conflict, ModelStore
-from efcil.serve.uploads import UploadedImages
+from efcil.serve.uploads import Decode, UploadedImages
 
 # Images per forward pass. Larger batches do not speed up a CPU and delay reading other requests.
 LARGEST_BATCH = {"cpu": 16}
@@ -36,31 +39,46 @@ class Service:
     """Serves one model directory."""
 
     def __init__(
-        self, directory: Path, *, limits: Limits | None = None, device: str = "auto", teach_threads: int | None = None
+        self,
+        directory: Path,
+        *,
+        limits: Limits | None = None,
+        device: str = "auto",
+        teach_threads: int | None = None,
+        decoders: Decoders | None = None,
     ):
+        """Load the model; `decoders` are started and ended by whoever gives them."""
         found = cores()
         self.limits, self.metrics, self.store = limits or Limits(), Metrics(), ModelStore(directory, device)
         self.jobs = Jobs(self.store, self.metrics, teach_threads or max(1, found // 2))
         largest = LARGEST_BATCH.get(self.store.current.model.device.type, LARGEST_ELSEWHERE)
         self.batcher = Batcher(self._scorer, largest=largest, observe=self.metrics.batches.observe)
-        self._decoders = ThreadPoolExecutor(max(2, min(found, 8)), "efcil-decode")
+        self.decoders, self._owns_decoders = decoders or Decoders(self.limits, max(2, min(found, 8))), decoders is None
+        self._readers = ThreadPoolExecutor(2, "efcil-read")
         self._changes = ThreadPoolExecutor(1, "efcil-change")  # separate, so that uploads do not delay predictions
-        self._waiting = 0
+        self._waiting = dict.fromkeys(LANES, 0)
         self.metrics.gauge("efcil_model_version", "Model version, from 1.", lambda: self.store.current.version)
         self.metrics.gauge("efcil_model_classes", "Number of classes.", lambda: len(self.store.current.names))
-        self.metrics.gauge("efcil_waiting_images", "Queued images.", lambda: self._waiting)
+        self.metrics.gauge("efcil_waiting_images", "Queued images.", lambda: sum(self._waiting.values()))
+        self.metrics.gauge(
+            "efcil_decoders_resident_memory_bytes", "Of decoding processes.", lambda: self.decoders.resident_memory
+        )
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Run the service within the context; a running update is cancelled at its end."""
         with self.store.held():
             self.batcher.start()
+            if self._owns_decoders:
+                self.decoders.start()
             try:
                 yield
             finally:
                 await self.jobs.close()
                 self.batcher.close()
-                self._decoders.shutdown()
+                if self._owns_decoders:
+                    self.decoders.close()
+                self._readers.shutdown()
                 self._changes.shutdown()
 
     def _scorer(self) -> Scorer:
@@ -73,35 +91,69 @@ class Service:
         """Classify images, given as names and read functions; unreadable ones get an error entry."""
         if not self.store.current.names:
             raise Conflict("the model has no classes yet; add some with POST /teach")
-        if self._waiting + len(images) > self.limits.waiting:
-            raise Overloaded(f"{self._waiting} images are queued already; try again later")
-        self._waiting += len(images)
+        loop, at_once = asyncio.get_running_loop(), asyncio.Semaphore(self.limits.decode_at_once)
+        lanes = await loop.run_in_executor(self._readers, lambda: [_lane(read) for _, read in images])
+        self._check_room(Counter(lanes))
+        waiting = list(lanes)
+        for lane in lanes:
+            self._waiting[lane] += 1
+
+        async def answer(name: str | None, read: Callable[[], bytes], lane: int) -> dict[str, Any]:
+            try:
+                submit = partial(self.decoders.submit, read, self.store.size, lane)
+                return await self._answer(name, submit, at_once, best)
+            finally:
+                waiting.remove(lane)
+                self._waiting[lane] -= 1
+
+        best = partial(best_classes, top=top, reject_below=reject_below)
         try:
-            return list(await asyncio.gather(*(self._answer(name, read, top, reject_below) for name, read in images)))
+            async with asyncio.TaskGroup() as group:  # ends the others if one fails, or if the client goes
+                given = zip(images, lanes, strict=True)
+                tasks = [group.create_task(answer(name, read, lane)) for (name, read), lane in given]
+        except ExceptionGroup as errors:
+            raise errors.exceptions[0] from None
         finally:
-            self._waiting -= len(images)
+            for lane in waiting:  # of those that had not begun
+                self._waiting[lane] -= 1
+        return [task.result() for task in tasks]
+
+    def _check_room(self, wanted: Counter[int]) -> None:
+        """Raise Overloaded if too many pictures are waiting, counted apart by how long they take."""
+        one = self.limits.predict_files  # a request that may come has room when it is alone
+        medium, slow = max(one, self.limits.waiting // 4), max(one, self.limits.waiting_slow)
+        most = {QUICK: self.limits.waiting, MEDIUM: medium, SLOW: slow}
+        for lane, count in wanted.items():
+            if self._waiting[lane] + count > most[lane]:
+                what = "images that take long to decode" if lane else "images"
+                raise Overloaded(f"{self._waiting[lane]} {what} are queued already; try again later")
 
     async def _answer(
-        self, name: str | None, read: Callable[[], bytes], top: int, reject_below: float | None
+        self,
+        name: str | None,
+        submit: Callable[[], Future[ImageArray]],
+        at_once: asyncio.Semaphore,
+        best: Callable[[Confidences], dict[str, Any]],
     ) -> dict[str, Any]:
-        loop, size, most = asyncio.get_running_loop(), self.store.size, self.limits.pixels
         try:
-            pixels = await loop.run_in_executor(self._decoders, lambda: decode_image(read(), size, most))
+            async with at_once:
+                pixels = await asyncio.wrap_future(submit())
         except DataError as error:
             self.metrics.refused.inc()
             return {"file": name, "error": str(error)}
-        answer = {"file": name, **best_classes(await self.batcher.score(pixels), top, reject_below)}
+        answer = {"file": name, **best(await self.batcher.score(pixels))}
         self.metrics.predictions.inc()
         return answer
 
     async def teach(
-        self, upload: Callable[[], UploadedImages], epochs: int | None, budget: float | None
+        self, upload: Callable[[Decode], UploadedImages], epochs: int | None, budget: float | None
     ) -> tuple[Job, UploadedImages]:
         """Read an upload and start an update job."""
         self.store.claim("an update is running")
         try:
             loop = asyncio.get_running_loop()
-            found = await loop.run_in_executor(self._changes, upload)
+            decode = partial(self.decoders.decode, size=self.store.size)
+            found = await loop.run_in_executor(self._changes, upload, decode)
             return self.jobs.start(found, epochs, budget), found
         except BaseException:
             self.store.release()
@@ -131,6 +183,13 @@ class Service:
                 loop.call_soon_threadsafe(self.store.release)  # even if the client has disconnected
 
         await loop.run_in_executor(self._changes, change)
+
+
+def _lane(read: Callable[[], bytes]) -> int:
+    try:
+        return lane_of(read())
+    except DataError:  # not base64: told when it is its turn
+        return QUICK
 
 
 def best_classes(scored: Confidences, top: int, reject_below: float | None) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -14,8 +14,10 @@ from efcil.data.dataset import format_list
 from efcil.errors import DataError
 from efcil.product.names import check_names
 from efcil.serve.archive import LimitExceeded, NamedImage, iter_images, open_archive
-from efcil.serve.images import ImageArray, decode_image, printable
+from efcil.serve.images import ImageArray, printable
 from efcil.serve.limits import Limits
+
+Decode = Callable[[bytes], ImageArray]  # raises DataError for an unreadable picture
 
 
 @dataclass(frozen=True)
@@ -36,24 +38,20 @@ class UploadedImages:
         np.save(path, self.pixels, allow_pickle=False)
 
 
-def from_archive(file: IO[bytes], size: int, limits: Limits, known: Sequence[str]) -> UploadedImages:
+def from_archive(file: IO[bytes], decode: Decode, limits: Limits, known: Sequence[str]) -> UploadedImages:
     """Read a zip of class folders."""
     refused: list[tuple[str, str]] = []
     with open_archive(file, limits) as archive:
-        return _decode_images(iter_images(archive, limits, refused), refused, size, limits, known)
+        return _decode_images(iter_images(archive, limits, refused), refused, decode, known)
 
 
-def from_files(
-    files: Iterable[tuple[str, bytes]], label: str, size: int, limits: Limits, known: Sequence[str]
-) -> UploadedImages:
+def from_files(files: Iterable[tuple[str, bytes]], label: str, decode: Decode, known: Sequence[str]) -> UploadedImages:
     """Read the images of one class."""
-    return _decode_images(
-        ((printable(name), label, partial(bytes, data)) for name, data in files), [], size, limits, known
-    )
+    return _decode_images(((printable(name), label, partial(bytes, data)) for name, data in files), [], decode, known)
 
 
 def _decode_images(
-    given: Iterable[NamedImage], refused: list[tuple[str, str]], size: int, limits: Limits, known: Sequence[str]
+    given: Iterable[NamedImage], refused: list[tuple[str, str]], decode: Decode, known: Sequence[str]
 ) -> UploadedImages:
     """Decode images; new names must be distinguishable from `known`, the classes of the model."""
     found: list[ImageArray] = []
@@ -64,7 +62,7 @@ def _decode_images(
             check_names([label], [*known, *named])
             named[label] = None
         try:
-            found.append(decode_image(read(), size, limits.pixels))
+            found.append(decode(read()))
         except LimitExceeded:
             raise
         except DataError as error:

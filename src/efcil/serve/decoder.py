@@ -1,0 +1,47 @@
+"""Decoding process `python -m efcil.serve.decoder`, started by the service (decoding.py), in which one picture can do
+no harm: its time and memory are limited by the system, and whatever happens to the process happens to nobody else.
+
+Its arguments are the niceness and the bytes of memory that it may take. It reads from standard input, for each picture
+one line of JSON and the bytes of the file, and writes a status byte, a length and the pixels or the reason why not.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import sys
+
+from efcil.data.preprocessing import Preprocessing
+from efcil.errors import DataError
+from efcil.platform_support import lower_priority
+from efcil.process_limits import limit_memory, limit_processor_time
+from efcil.serve.images import decode_image
+
+ANSWER = struct.Struct("<?Q")  # whether pixels follow or a reason, and how many bytes
+
+
+def main() -> None:
+    """Decode until the input ends, as the service has ended then."""
+    output = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # keep output of libraries out of the answers
+    lower_priority(int(sys.argv[1]))
+    limit_memory(int(sys.argv[2]))
+    while line := sys.stdin.buffer.readline():
+        order = json.loads(line)
+        data = sys.stdin.buffer.read(order["length"])
+        limit_processor_time(order["seconds"])
+        preprocessing = Preprocessing.from_dict(order["preprocessing"])
+        try:
+            answer = decode_image(data, preprocessing, order["max_pixels"]).tobytes()
+            done = True
+        except DataError as error:
+            answer, done = str(error).encode("utf-8", "replace"), False
+        del data
+        output.write(ANSWER.pack(done, len(answer)))
+        output.write(answer)
+        output.flush()
+
+
+if __name__ == "__main__":
+    main()
