@@ -1,4 +1,4 @@
-"""Commands that evaluate and report: reevaluate, report, reproduce."""
+"""Commands that evaluate and report: reevaluate, ensemble, report, reproduce."""
 
 from __future__ import annotations
 
@@ -45,6 +45,30 @@ def reevaluate(
     from efcil.experiment.reevaluate import execute
 
     execute(source, methods, overrides, out, device, quiet, shlex.join(["efcil", *sys.argv[1:]]))
+
+
+@app.command(rich_help_panel=EXPERIMENTS)
+def ensemble(
+    methods: Annotated[
+        str, typer.Argument(help="Comma-separated methods; a variant is name:key=value.", show_default=False)
+    ],
+    sources: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="RUN...", help="Runs made with --save-features that differ in --seed.", show_default=False
+        ),
+    ],
+    overrides: Overrides = [],  # noqa: B006
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Output directory.", rich_help_panel=OUTPUT)] = Path(
+        "ensemble"
+    ),
+    device: Device = "auto",
+    quiet: QuietFlag = False,
+) -> None:
+    """Evaluate several training seeds of a method together: their standardized scores are added."""
+    from efcil.experiment.ensemble import execute
+
+    execute(sources, methods, overrides, out, device, quiet, shlex.join(["efcil", *sys.argv[1:]]))
 
 
 @app.command(rich_help_panel=EXPERIMENTS)

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -81,34 +82,59 @@ def _check_saved(trajectory: Trajectory, tensors: Mapping[str, Tensor]) -> None:
             )
 
 
+@dataclass(frozen=True)
+class EvaluatedTask:
+    """What methods say of the test images of all classes seen after a task."""
+
+    sizes: list[int]  # classes of each task
+    totals: list[int]  # test images of each task
+    labels: Tensor  # (n,)
+    scores: dict[str, Tensor]  # of each method, (n, classes seen)
+
+    def hits(self, scores: Tensor) -> tuple[list[int], list[int]]:
+        """Count top-1 and top-5 hits of each task seen."""
+        of_class = torch.repeat_interleave(torch.arange(len(self.sizes)), torch.tensor(self.sizes)).numpy()
+        correct, correct5, _ = count_correct(scores, self.labels, of_class)
+        seen = of_class[scores.shape[1] - 1] + 1
+        return correct[:seen].tolist(), correct5[:seen].tolist()
+
+
+def evaluated_tasks(home: Path, experiment: Experiment, trained: str, backend: Backend) -> Iterator[EvaluatedTask]:
+    """Follow the statistics of the experiment's methods through the features in `home`, task by task."""
+    files = sorted((home / FEATURES).glob("task-*.safetensors"))
+    if not files:
+        raise RunError(f"{home / FEATURES} holds no features: run it again with --save-features")
+    trajectory = Trajectory(None, experiment.methods, freezes=trained in FROZEN)
+    for index, file in enumerate(files):
+        tensors, meta = load_tensors(file)
+        if meta["task"] != index + 1:
+            raise RunError(f"{home / FEATURES}: task {index + 1} is missing")
+        tensors = {name: tensor.to(backend.device) for name, tensor in tensors.items()}
+        _check_saved(trajectory, tensors)
+        trajectory.update(TaskFeatures.from_saved(index, experiment.seed, tensors, meta["layout"]))
+        scores = {
+            label: trajectory.logits(label, tensors["test_first" if part.first_backbone else "test"])
+            for label, part in trajectory.parts.items()
+        }
+        yield EvaluatedTask(meta["sizes"], meta["totals"], tensors["test_labels"], scores)
+
+
 def reevaluate(
     home: Path, experiment: Experiment, trained: str, backend: Backend, command: str
 ) -> list[dict[str, Any]]:
     """Read the plan's methods from the features in `home`; return their summaries."""
     began = time.perf_counter()
-    files = sorted((home / FEATURES).glob("task-*.safetensors"))
-    if not files:
-        raise RunError(f"{home / FEATURES} holds no features: run it again with --save-features")
-    trajectory = Trajectory(None, experiment.methods, freezes=trained in FROZEN)
     matrices: dict[str, AccuracyMatrix] = {}
-    sizes: list[int] = []
-    for index, file in enumerate(files):
-        tensors, meta = load_tensors(file)
-        if meta["task"] != index + 1:
-            raise RunError(f"{home / FEATURES}: task {index + 1} is missing")
-        if not matrices:
-            sizes = meta["sizes"]
-            matrices = {label: AccuracyMatrix(meta["totals"]) for label in trajectory.parts}
-            of_class = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes)).numpy()
-        tensors = {name: tensor.to(backend.device) for name, tensor in tensors.items()}
-        _check_saved(trajectory, tensors)
-        trajectory.update(TaskFeatures.from_saved(index, experiment.seed, tensors, meta["layout"]))
-        for label, part in trajectory.parts.items():
-            scores = trajectory.logits(label, tensors["test_first" if part.first_backbone else "test"])
-            correct, correct5, _ = count_correct(scores, tensors["test_labels"], of_class)
-            matrices[label].record(index, correct[: index + 1].tolist(), correct5[: index + 1].tolist())
-    about = (sizes, time.perf_counter() - began, backend, command, commit())
+    for index, task in enumerate(evaluated_tasks(home, experiment, trained, backend)):
+        for label, scores in task.scores.items():
+            matrices.setdefault(label, AccuracyMatrix(task.totals)).record(index, *task.hits(scores))
+    about = (task.sizes, time.perf_counter() - began, backend, command, commit())
     return [summary_header(experiment, label, *about) | matrices[label].summary() for label in experiment.methods]
+
+
+def home_of(source: Path) -> Path:
+    """Return the directory with the features of a run or comparison."""
+    return source / "trajectory" if (source / "trajectory" / "config.yaml").exists() else source
 
 
 def execute(
@@ -116,7 +142,7 @@ def execute(
 ) -> list[dict[str, Any]]:
     """Replay a run, write summaries and a page, and print the table."""
     names = [name.strip() for name in methods.split(",") if name.strip()]
-    home = source / "trajectory" if (source / "trajectory" / "config.yaml").exists() else source
+    home = home_of(source)
     config = config_of(home)
     found = reevaluate(
         home,
@@ -126,7 +152,12 @@ def execute(
         command,
     )
     summaries = [summary | {"reevaluated_from": config["command"]} for summary in found]
-    out = source / "reevaluation" if out is None else out
+    write_results(summaries, source / "reevaluation" if out is None else out, quiet)
+    return summaries
+
+
+def write_results(summaries: Sequence[Mapping[str, Any]], out: Path, quiet: bool) -> None:
+    """Write a summary for each method and a page, and print the table."""
     for summary in summaries:
         place = out / file_name(summary["method"])
         place.mkdir(parents=True, exist_ok=True)
@@ -135,4 +166,3 @@ def execute(
     if not quiet:
         print(markdown_table(summaries))
         print(f"written to {out}")
-    return summaries
