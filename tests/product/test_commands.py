@@ -175,6 +175,7 @@ def test_onnx_says_the_same(efcil, taught, lessons, tmp_path):
     facts = session.get_modelmeta().custom_metadata_map
     model = IncrementalClassifier.load(taught, progress=False)
     assert json.loads(facts["class_names"]) == model.classes_.tolist()
+    assert "Apache License" in facts["notice"]
     files = sorted((lessons / "test").rglob("*.png"))
     images = np.stack([np.asarray(Image.open(f).convert("RGB")).transpose(2, 0, 1) for f in files])
     expected = model.predict_proba(files)

@@ -1,4 +1,4 @@
-"""Commands for a model that keeps learning: teach, predict, evaluate, forget, undo, rename, merge, export, serve."""
+"""Commands for a model that keeps learning: from teach and predict to push, pull and serve."""
 
 from __future__ import annotations
 
@@ -223,6 +223,38 @@ def export(
 
     path = export_onnx(commands.load_model(model, "cpu"), onnx)
     print(f"written: {path} ({path.stat().st_size / 1e6:.1f} MB)")
+
+
+@app.command(rich_help_panel=MODELS)
+def push(
+    model: ModelDir,
+    repo: Annotated[str, typer.Argument(metavar="REPO", help="OWNER/NAME on the Hub.", show_default=False)],
+    public: Annotated[
+        bool, typer.Option("--public", metavar="", help="Make a new repository public.", rich_help_panel=OUTPUT)
+    ] = False,
+) -> None:
+    """Upload a model with a model card to the Hugging Face Hub. Needs the extra `hub`."""
+    from efcil.product.hub import push as upload
+
+    print(f"pushed: {upload(model, repo, public=public)}")
+
+
+@app.command(rich_help_panel=MODELS)
+def pull(
+    repo: Annotated[str, typer.Argument(metavar="REPO", help="OWNER/NAME on the Hub.", show_default=False)],
+    model: Annotated[
+        Path | None, typer.Argument(metavar="MODEL", help="New model directory; NAME by default.", show_default=False)
+    ] = None,
+    revision: Annotated[
+        str | None, typer.Option(metavar="REV", help="Branch, tag or commit.", rich_help_panel=OUTPUT)
+    ] = None,
+) -> None:
+    """Download a model from the Hugging Face Hub, and check it. Needs the extra `hub`."""
+    from efcil.product.hub import pull as download
+
+    directory = model or Path(repo.rpartition("/")[2])
+    count = download(repo, directory, revision=revision)
+    print(f"pulled: {directory} knows {count} class{'es' * (count != 1)}")
 
 
 @app.command(rich_help_panel=MODELS)

