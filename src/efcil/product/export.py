@@ -22,8 +22,8 @@ from efcil.product.classifier import IncrementalClassifier
 def export_onnx(model: IncrementalClassifier, path: StrPath) -> Path:
     """Export `model` as an ONNX file: input `images` uint8 (n, 3, size, size), output `probabilities` (n, classes).
 
-    Metadata: `class_names` (JSON list, columns of the output), `size`, `method`, `notice` (licenses of weights that it may
-    contain). Weights are stored in the file.
+    Metadata: `class_names` (JSON list, columns of the output), `size`, `method`, `notice` (licenses of the weights).
+    Weights are stored in the file.
     """
     try:
         import onnx
