@@ -20,6 +20,7 @@ from efcil.data.augment import (
     HorizontalFlip,
     RandomCrop,
     RandomResizedCrop,
+    RandomWindow,
     Transform,
     augment,
     make_transform,
@@ -186,6 +187,22 @@ def test_random_crop_is_pillows() -> None:
     corners = Counter(map(tuple, RandomCrop(1).draw(9000, seeded()).pop("corner").tolist()))
     assert set(corners) == {(row, column) for row in range(3) for column in range(3)}
     assert all(abs(seen - 1000) < 160 for seen in corners.values())
+
+
+def test_random_windows_are_parts_of_the_image_everywhere_equally_often() -> None:
+    images = torch.arange(5 * 7, dtype=torch.uint8).view(1, 1, 5, 7).expand(3000, 2, 5, 7)
+    found = RandomWindow(4).apply(images, RandomWindow(4).draw(3000, seeded()))
+    assert found.shape == (3000, 2, 4, 4)
+    corners = Counter(found[:, 0, 0, 0].tolist())
+    assert set(corners) == {7 * row + column for row in range(2) for column in range(4)}
+    assert all(abs(seen - 375) < 100 for seen in corners.values())
+    for part in found:
+        row, column = divmod(int(part[0, 0, 0]), 7)
+        assert torch.equal(part, images[0, :, row : row + 4, column : column + 4])
+    last = RandomWindow(4).apply(images[:1], {"place": torch.full((1, 2), 1 - 2**-24)})
+    assert int(last[0, 0, -1, -1]) == 34
+    with raises(ConfigError, "train_crop=6", "5 x 7"):
+        RandomWindow(6).apply(images, {"place": torch.zeros(3000, 2)})
 
 
 def test_flip() -> None:

@@ -780,10 +780,10 @@ def test_what_cannot_be_is_refused_before_anything_is_learned(names, setting, na
         resolve(ExperimentSpec(names, "cifar100", tasks=10, overrides=(setting,)))
 
 
-@pytest.mark.parametrize(("size", "channels", "crop"), [(11, 1, None), (16, 1, 12)])
-def test_other_sizes_and_grey_images(backend, size, channels, crop):
+@pytest.mark.parametrize(("size", "channels", "crop", "part"), [(11, 1, None, None), (16, 1, 12, None), (16, 1, 14, 8)])
+def test_other_sizes_and_grey_images(backend, size, channels, crop, part):
     data = blobs(classes=6, size=size, channels=channels)
-    learner = make_learner(backend, channels=channels, augment="crop-flip", crop=crop)
+    learner = make_learner(backend, channels=channels, augment="crop-flip", crop=crop, train_crop=part)
     _, matrix = run(learner, data)
     assert matrix.tasks_done == 3
     assert learner.pseudo_images().shape[1:] == (channels, size, size)

@@ -327,6 +327,15 @@ def test_the_teacher_does_not_learn(data):
     assert any(not torch.equal(v, before[k]) for k, v in learner.student.state_dict().items() if k in before)
 
 
+@pytest.mark.parametrize(("how", "crop"), [("none", None), ("crop-flip", None), ("resized-crop", 7)])
+def test_training_sees_the_smaller_crops_that_are_asked_for(data, how, crop):
+    learner = make_learner(augment=how, crop=crop, train_crop=6)
+    seen, loss = set(), learner.loss
+    learner.loss = lambda batch: seen.add((*batch.images.shape[2:],)) or loss(batch)
+    fit(learner, stream(data)[0], data)
+    assert seen == {(6, 6)}
+
+
 def test_learning_rate_follows_the_schedule(data):
     learner = make_learner()
     task = stream(data)[0]

@@ -131,6 +131,31 @@ class RandomCrop:
         return windows(functional.pad(images, (self.padding,) * 4), row, column, *images.shape[2:])
 
 
+class RandomWindow:
+    """Crop `size` x `size` at a random position.
+
+    >>> images = torch.zeros(2, 3, 8, 6, dtype=torch.uint8)
+    >>> augment(images, RandomWindow(4), torch.Generator().manual_seed(0)).shape
+    torch.Size([2, 3, 4, 4])
+    """
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def draw(self, count: int, generator: torch.Generator) -> Parameters:
+        """Draw the place of the top left corner (count, 2), a share of the rows and columns where it can be."""
+        return {"place": torch.rand(count, 2, generator=generator, device=generator.device)}
+
+    def apply(self, images: Tensor, parameters: Parameters) -> Tensor:
+        """Crop images (n, channels, height, width)."""
+        height, width = images.shape[2:]
+        if min(height, width) < self.size:
+            raise ConfigError(f"train_crop={self.size} is larger than the images, {height} x {width}; lower it")
+        down, right = parameters["place"].unbind(1)
+        row, column = ((p.double() * (side - self.size + 1)).long() for p, side in ((down, height), (right, width)))
+        return windows(images, row, column, self.size, self.size)
+
+
 class HorizontalFlip:
     """Flip horizontally with probability 0.5."""
 

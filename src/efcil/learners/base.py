@@ -42,6 +42,8 @@ class TrainingOptions(Options):
     """Augmentation: none, cifar, cifar-brightness, cifar-autoaugment, crop-flip, resized-crop, digits, glyphs."""
     crop: int | None = Field(default=None, ge=1)
     """Side of the network's input in pixels; null: the stored size."""
+    train_crop: int | None = Field(default=None, ge=1)
+    """Side of the random crops of augmented images that training sees; null: all of them."""
     batch_size: int = Field(default=128, ge=2)
     """Images per step."""
     optimizer: Rule = "sgd"
@@ -118,7 +120,11 @@ class Learner(TeacherStudent, ABC):
 
     def transform(self, stored: int) -> augment.Transform | None:
         """Augmentation while training, for images stored at a size."""
-        return augment.make_transform(self.options.augment, self.options.crop or stored)
+        whole = augment.make_transform(self.options.augment, self.options.crop or stored)
+        if self.options.train_crop is None:
+            return whole
+        window = augment.RandomWindow(self.options.train_crop)
+        return window if whole is None else augment.Compose([whole, window])
 
     def before_task(self, task: Task) -> None:
         """Copy the student to the frozen teacher, and give the head a row for each new class."""
