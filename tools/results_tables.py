@@ -38,8 +38,8 @@ from efcil.report import load_summaries
 from efcil.report.groups import NONE, Value, group_runs
 from efcil.report.load import TIMING, Run, parse_runs, requested_precision
 from efcil.report.tables import md as escaped
+from efcil.reproduce.result_index import own_options
 from efcil.reproduce.result_index import paper as read_paper
-from efcil.shift.dual_projection import DualProjectionOptions
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
@@ -227,7 +227,7 @@ def _config(summary: Mapping[str, Any]) -> tuple[Config, Config | None]:
 
     asked = requested_precision(summary)
     apart = () if asked == "auto" else (("precision", asked),)
-    given = [_without_switch(summary), *(summary.get(key, {}) for key in ("training", "data"))]
+    given = [own_options(summary), *(summary.get(key, {}) for key in ("training", "data"))]
     try:
         experiment = resolve(ExperimentSpec((summary["method"],), summary["dataset"], preset=summary["preset"]))
         usual = (experiment.methods[summary["method"]][1], experiment.training, experiment.data)
@@ -235,22 +235,6 @@ def _config(summary: Mapping[str, Any]) -> tuple[Config, Config | None]:
     except (KeyError, EfcilError, ValidationError):
         return (*flat_(*given), *apart), None
     return (*flat_(*filled), *apart), flat_(*(options.model_dump(mode="json") for options in usual))
-
-
-def _without_switch(summary: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert options of old summaries, which had a switch `shift` and shift options for methods without a shift.
-
-    >>> _without_switch({"method": "rrcr", "options": {"shift": False, "rank_rule": "positive", "ridge": 200.0}})
-    {'ridge': 200.0}
-    >>> _without_switch({"method": "dpcr", "options": {"shift": False, "ridge": 200.0}})
-    {'shift': False, 'ridge': 200.0}
-    """
-    options = dict(summary.get("options", {}))
-    method = METHODS.get(re.split("[:/]", str(summary["method"]))[0])
-    if method is None or options.get("shift") is not (method.shift is not None):
-        return options
-    gone = {"shift"} | (set() if method.shift else set(DualProjectionOptions.model_fields))
-    return {key: value for key, value in options.items() if key not in gone}
 
 
 def sections_of(entries: Iterable[Entry], paper: Paper) -> list[Section]:
@@ -323,7 +307,7 @@ def _section_lines(section: Section, variant: bool) -> list[str]:
             cells += [escaped(row.seconds()), escaped(commits), ", ".join(map(str, numbered))]
         lines.append([escaped(label), _papers(numbers), *cells])
     head = "Method | Paper A\\_f / A\\_avg | >A\\_f | >A\\_avg | Orders | >Runs"
-    head += " | Seconds a run (median) | Commit | Command"
+    head += " | Time per run (s, median) | Commit | Command"
     return table(head, lines) if lines else []
 
 
@@ -388,16 +372,24 @@ def compact_text(sections: list[Section]) -> str:
                 escaped(label),
                 *(NONE if numbers is None else f"{numbers[m]:.2f}" for m in METRICS),
                 *(_ours(row, m) for m in METRICS),
+                _difference(row, numbers),
+                escaped(", ".join(sorted(row.orders))),
                 escaped(row.seconds(fastest=True)),
             ]
             for label, numbers, row in section.lines(variant=False)
             if row is not None
         ]
         if rows:
-            head = "Method | >Paper A\\_f | >Paper A\\_avg | >A\\_f | >A\\_avg | Seconds a run"
+            head = "Method | >Paper A\\_f | >Paper A\\_avg | >A\\_f | >A\\_avg | >Difference | Class orders"
+            head += " | Time per run (s)"
             lines += [f"**{escaped(section.title)}**", "", *table(head, rows), ""]
     lines += [END]
     return "\n".join(lines)
+
+
+def _difference(row: Row, numbers: Mapping[str, Any] | None) -> str:
+    value = row.value("A_f")
+    return NONE if value is None or numbers is None else f"{value.mean - numbers['A_f']:+.2f}"
 
 
 def marked(name: str, text: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,7 +19,9 @@ from efcil.config import flat
 from efcil.errors import RunError
 from efcil.experiment.specification import Experiment, ExperimentSpec, resolve
 from efcil.files import read_json, read_json_lines
+from efcil.methods import METHODS
 from efcil.report.load import TIMING, Run, Summary, requested_precision, split_heads
+from efcil.shift.dual_projection import DualProjectionOptions
 
 ORDERS = ("identity", "1992", "1993")
 PRESET, SEED = "paper", 0
@@ -197,9 +200,10 @@ def _difference(summary: Summary, experiment: Experiment) -> str:
         return f"preset {summary.get('preset')}, seed {summary.get('seed')}"
     if (asked := requested_precision(summary)) != "auto":
         return f"--precision {asked}"
+    stated = {**summary, "options": own_options(summary)}
     for given, wanted in (("options", options), ("training", experiment.training), ("data", experiment.data)):
         try:
-            found = type(wanted).model_validate(summary.get(given, {}))
+            found = type(wanted).model_validate(stated.get(given, {}))
         except ValidationError:
             return f"its {given} are invalid"
         a, b = flat(found), flat(wanted)
@@ -207,3 +211,21 @@ def _difference(summary: Summary, experiment: Experiment) -> str:
         if words := [f"{key} {json.dumps(a[key])}, not {json.dumps(b[key])}" for key in b if a[key] != b[key]]:
             return "; ".join(words)
     return ""
+
+
+def own_options(summary: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of a summary without those that stored ones have in excess.
+
+    They had a switch `shift`, and shift options for methods without a shift.
+
+    >>> own_options({"method": "rrcr", "options": {"shift": False, "rank_rule": "positive", "ridge": 200.0}})
+    {'ridge': 200.0}
+    >>> own_options({"method": "dpcr", "options": {"shift": False, "ridge": 200.0}})
+    {'shift': False, 'ridge': 200.0}
+    """
+    options = dict(summary.get("options", {}))
+    method = METHODS.get(re.split("[:/]", str(summary["method"]))[0])
+    if method is None or options.get("shift") is not (method.shift is not None):
+        return options
+    gone = {"shift"} | (set() if method.shift else set(DualProjectionOptions.model_fields))
+    return {key: value for key, value in options.items() if key not in gone}

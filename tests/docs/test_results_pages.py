@@ -1,0 +1,71 @@
+"""The figures of docs/results and the ledger are made of the same summaries, and say the same."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from efcil import reproduce
+from efcil.reproduce import NAMES, ReproduceRequest
+from efcil.reproduce.result_index import ResultIndex
+from tools import results_tables
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = ROOT / "docs" / "results"
+DRAWN = ("curves", "cip", "balance")  # from stored summaries; the others from what runs kept beside them
+
+
+@pytest.fixture(scope="module")
+def made():
+    """Numbers of the figures as they are made now, without the pictures."""
+    index, request = ResultIndex(), ReproduceRequest(ROOT)
+    cells = [cell for name in DRAWN for cell in NAMES[name].run_keys(request)]
+    index.read([ROOT / "results"], cells, ())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reproduce, "curve_figure", lambda *_: None)
+        for drawing in ("cip_figure", "balance_figure"):
+            patch.setattr(reproduce.figures, drawing, lambda *_: None)
+        return {name: NAMES[name].make(NAMES[name], index, request) for name in DRAWN}
+
+
+@pytest.mark.parametrize("name", DRAWN)
+def test_a_figure_shows_what_the_summaries_say(name, made):
+    assert json.loads((PAGES / f"{name}.json").read_text()) == json.loads(made[name]["json"]), (
+        f"run `efcil reproduce {name} --from results --out docs/results`"
+    )
+
+
+def test_figures_and_ledger_agree(made):
+    sections = {s.title: s for s in results_tables.sections_of(results_tables.read_entries(ROOT / "results"), {})}
+    compared = 0
+    for title, methods in json.loads(made["balance"]["json"]).items():
+        rows = {row.label: row for row in sections[title].rows}
+        for method, numbers in methods.items():
+            assert rows[method].value("A_f").mean == pytest.approx(numbers["A_f"], abs=0.005)
+            compared += 1
+    for curve in json.loads(made["curves"]["json"]):
+        rows = {row.label: row for row in sections[f"{curve['dataset']}, T = {curve['tasks']}"].rows}
+        runs = rows[curve["method"]].orders[curve["order"]]
+        assert sum(run.A_f for run in runs) / len(runs) == pytest.approx(curve["A_t"][-1], abs=0.005)
+        compared += 1
+    assert compared > 40
+
+
+def contradictions(page: str, numbers: dict) -> list[str]:
+    """Splits that a page shows and lists as not measured."""
+    missing = re.findall(r"^- (.+?, T = \d+)(?:, order \w+)?(?:: all of it)?$", page, re.MULTILINE)
+    return [split for split in missing if any(key.startswith(split) for key in numbers)]
+
+
+@pytest.mark.parametrize("path", sorted(PAGES.glob("*.json")), ids=lambda path: path.stem)
+def test_no_page_says_that_what_it_shows_was_not_measured(path):
+    numbers = json.loads(path.read_text())
+    if isinstance(numbers, list):
+        numbers = {f"{one['dataset']}, T = {one['tasks']}": one for one in numbers}
+    assert contradictions(path.with_suffix(".md").read_text(), numbers) == []
+
+
+def test_such_a_page_is_found():
+    page = "![x](gamma.png)\n\nNot measured:\n\n- cifar100, T = 10, order 1993\n- cub200, T = 5: all of it\n"
+    assert contradictions(page, {"cifar100, T = 10, order 1993": {}}) == ["cifar100, T = 10"]
