@@ -191,11 +191,24 @@ def presets() -> dict[str, Preset]:
     return loaded
 
 
+ON_REQUEST = ("vit_b16",)  # presets that are never a data set's default: their weights have to be fetched
+
+
 def preset_names(dataset: str) -> list[str]:
     """Return the presets for a data set, the default first."""
     return sorted(
-        (name for name, preset in presets().items() if dataset in preset), key=lambda n: (n == "released_code", n)
+        (name for name, preset in presets().items() if dataset in preset),
+        key=lambda n: (n in ON_REQUEST, n == "released_code", n),
     )
+
+
+def default_preset(dataset: str) -> str | None:
+    """Return the preset of a data set where none is asked for.
+
+    >>> default_preset("cub200"), default_preset("imagenet-r")
+    ('paper', None)
+    """
+    return next((name for name in preset_names(dataset) if name not in ON_REQUEST), None)
 
 
 def preset_values(preset: str, dataset: str, section: str) -> Values:

@@ -30,9 +30,7 @@ class Evaluator:
     def __init__(self, data: DataSet, stream: TaskStream, backend: Backend):
         positions = stream.positions(data.test.labels)
         rows = np.argsort(positions, kind="stable")  # in class order, so that the classes seen are a prefix
-        self.pixels = ImageBatches(
-            to_device(data.test.images[rows], backend.device), data.mean, data.std, backend, data.short
-        )
+        self.pixels = ImageBatches.of(to_device(data.test.images[rows], backend.device), data, backend)
         self.labels = backend.tensor(positions[rows])
         self.ends = np.cumsum(np.bincount(positions, minlength=len(data.class_names)))[np.array(stream.ends) - 1]
         self.task_of_class = stream.task_of_class()
@@ -106,7 +104,7 @@ def run_protocol(
     for index in range(state.task, len(stream)):
         task = stream.upto(index) if learner.all_data else stream[index]
         state = state if state.task == index else TrainState(index)
-        images = ImageBatches(to_device(task.images, backend.device), data.mean, data.std, backend, data.short)
+        images = ImageBatches.of(to_device(task.images, backend.device), data, backend)
         task_data = TaskData(task, images, backend.tensor(task.labels), transform)
         on_training_end = partial(_notify, callbacks, "on_training_end", index)
         features = trajectory.learn_task(task_data, partial(trainer.fit, task_data, state), on_training_end)

@@ -177,6 +177,10 @@ def _training_options(
     usual = values.get("backbone", model.model_fields["backbone"].default)
     if chosen.get("backbone", usual) != usual:
         values.pop("width", None)  # the preset's width belongs to the preset's backbone
+        if (
+            str(chosen["backbone"]).partition(".")[0] != str(usual).partition(".")[0]
+        ):  # other weights of it see the same
+            values = {key: value for key, value in values.items() if not key.startswith("input.")}
     known = keys(model)
     options = build(model, {key: value for key, value in {**values, **chosen}.items() if key in known}, learner)
     check_name(options.backbone)

@@ -13,7 +13,8 @@ from efcil.accel.backend import Backend
 from efcil.classifiers import CLASSIFIERS
 from efcil.classifiers.base import Classifier
 from efcil.components import Component
-from efcil.config import preset_names, preset_values
+from efcil.config import default_preset, preset_names, preset_values
+from efcil.data.dataset import COLORS, in_color
 from efcil.errors import ConfigError, DataError
 from efcil.learners import LEARNERS, Learner
 from efcil.methods import FROZEN, METHODS
@@ -252,7 +253,7 @@ class _Session:
         channels, size = task.images.shape[1:3]
         settings = {key: value for key, value in method.settings.items() if key != "epochs"}
         names = preset_names(moments.name)
-        preset = method.preset if method.preset in names else names[0] if names else ""
+        preset = method.preset if method.preset in names else default_preset(moments.name) or ""
 
         def section(name: str) -> dict[str, Any]:
             return preset_values(preset, moments.name, name) if preset else preset_values("model", "defaults", name)
@@ -260,8 +261,11 @@ class _Session:
         derived = {} if preset else {"stem": "cifar" if size <= SMALL_IMAGES else "imagenet"}
         resolved = resolve({method.name: RequestedMethod(method, settings)}, section, {}, derived)
         options = resolved.training.with_epochs(method.settings.get("epochs"))
+        self.wanted = options.preprocessing()
+        channels = channels if self.wanted is None else COLORS
         self.backend = Backend.choose(device)
         self.learner: Learner = LEARNERS[resolved.learner](options, channels, self.backend, seed, size)
+        self.learner.load_weights()
         self.trajectory = Trajectory(self.learner, resolved.methods, freezes=resolved.learner in FROZEN)
         default = method.default_head(resolved.methods[method.name][1])
         self.label = f"{method.name}/{default}" if method.heads else method.name
@@ -271,8 +275,13 @@ class _Session:
     def learn(self, task: Task) -> None:
         if task.index != self.tasks_done:
             raise ConfigError(f"task {task.index + 1} comes after task {self.tasks_done}: learn them in their order")
-        moments, backend = _moments(task), self.backend
-        images = ImageBatches(to_device(task.images, backend.device), moments.mean, moments.std, backend)
+        moments, backend, known, wanted = _moments(task), self.backend, task.images, self.wanted
+        if wanted is None:
+            images = ImageBatches(to_device(known, backend.device), moments.mean, moments.std, backend)
+        else:
+            resize = None if known.shape[-1] == wanted.size else wanted
+            stored = to_device(in_color(known), backend.device)
+            images = ImageBatches(stored, wanted.mean, wanted.std, backend, resize=resize)
         data = TaskData(task, images, backend.tensor(task.labels), self.learner.transform(task.images.shape[-1]))
         self.trajectory.learn_task(data, lambda: Trainer(self.learner).fit(data))
         self.tasks_done += 1
@@ -281,7 +290,8 @@ class _Session:
         if stream.dataset is None:
             raise DataError("the stream has no test images; make it with TaskStream.from_dataset(train, test)")
         if self._evaluator is None or self._evaluator[0] is not stream:
-            self._evaluator = (stream, Evaluator(stream.dataset, stream, self.backend))
+            data = stream.dataset if self.wanted is None else stream.dataset.prepared(self.wanted)
+            self._evaluator = (stream, Evaluator(data, stream, self.backend))
         last = self.tasks_done - 1
         correct, _ = self._evaluator[1].measure(last, self.trajectory)[self.label]
         totals = np.array(self._evaluator[1].totals()[: self.tasks_done])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
@@ -257,6 +257,10 @@ class TaskStream(Sequence[Task]):
             raise ConfigError(as_keywords(str(error))) from None
         name = str(order) if isinstance(order, str | int | os.PathLike) else "given"
         return cls(data.train, order_of(order, data, sizes), sizes, data, name)
+
+    def on(self, dataset: DataSet) -> TaskStream:
+        """Return the same tasks on the same images in another form."""
+        return replace(self, train=dataset.train, dataset=dataset)
 
     @property
     def class_names(self) -> tuple[str, ...]:

@@ -128,6 +128,28 @@ def test_cub200_in_each_layout(root: Path, layout: str) -> None:
     assert shown(data) == expected(written)
 
 
+@pytest.mark.parametrize("name", ["imagenet-r", "imagenet-a"])
+def test_sets_of_wnid_folders_with_and_without_a_split(root: Path, name: str) -> None:
+    load = datasets.module(name).load
+    written = standins.class_folders(root / name, parts=("train", "test"))
+    data = load(root, size=SIZE)
+    assert (data.name, data.class_names) == (name, tuple(sorted(WNIDS)))
+    assert shown(data) == expected(written)
+    assert any("official" in note for note in data.notes)
+    whole = root / "whole" / name
+    standins.class_folders(root / "other", parts=("train", "test"))
+    (root / "other" / "train").rename(whole.parent)  # the archive as released: class folders and a README
+    whole = whole.parent
+    (whole / "README.txt").write_text("as released")
+    split = load(whole, size=SIZE, test_share=0.34)
+    assert split.class_names == data.class_names
+    assert (split.train.labels.max(), len(split.train) + len(split.test)) == (len(WNIDS) - 1, len(data.train))
+    assert len(split.test) == 2 * len(WNIDS)
+    (whole / "birds").mkdir()
+    with raises(DataError, name, "birds"):
+        load(whole, size=SIZE)
+
+
 def test_labels_that_change_are_read_again(root: Path) -> None:
     """The cache knows files by name and time; labels and sides may lie in another file."""
     standins.cub200(root)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from efcil.accel.device import synchronize
+from efcil.accel.folded_efficientnet import BATCH_NUMEL, fold
 from efcil.errors import ConfigError
 from efcil.losses import Criterion
 from efcil.training.batch import FrozenForward
@@ -161,7 +162,8 @@ class Backend:
 
     def inference(self, backbone: nn.Module) -> Inference:
         """Return how the features of many images are computed by a backbone in eval mode."""
-        return Inference(backbone)
+        folded = fold(backbone, self.device)
+        return Inference(backbone) if folded is None else Inference(folded, BATCH_NUMEL)
 
     def maybe_compile(self, call: Callable[..., R]) -> Callable[..., R]:
         """Return a fast form of a function or a module's forward pass, where there is one."""

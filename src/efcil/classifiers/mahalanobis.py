@@ -15,6 +15,8 @@ the rows of the trained head, without Tukey's power; here every task uses the Ma
 text. It uses a pseudo-inverse of the shrunk matrix; here a class with an indefinite matrix gets less off-diagonal
 shrinkage (`efcil.core.mahalanobis`). As in the released code, covariances are of transformed but unnormalized features
 (the scale cancels in the correlation), means are computed before the transformation, and shrinkage is applied twice.
+Features of vision transformers may be negative and have no Tukey power: with `power=null`, as in the released code for
+them, means and covariances are of features of unit length.
 """
 
 from __future__ import annotations
@@ -25,15 +27,15 @@ from torch import Tensor
 from efcil.classifiers.base import Classifier, Needs
 from efcil.config import Options
 from efcil.core.class_stats import ClassStats
-from efcil.core.feature_maps import FeatureMap, TukeyPower
+from efcil.core.feature_maps import FeatureMap, TukeyPower, UnitLength
 from efcil.core.mahalanobis import correlation_factor, direction, mahalanobis_scores
 
 
 class MahalanobisOptions(Options):
     """Options of FeCAM; in brackets the names of the paper and of its code."""
 
-    power: float = Field(default=0.1, gt=0)
-    """Power of Tukey's transformation (paper: lambda; code: beta)."""
+    power: float | None = Field(default=0.1, gt=0)
+    """Power of Tukey's transformation (paper: lambda; code: beta); null: none, but unit length (code for ViT)."""
     shrink_diagonal: float = Field(default=1.0, ge=0)
     """Shrinkage of the diagonal (paper: gamma 1; code: alpha1)."""
     shrink_off_diagonal: float = Field(default=2.0, ge=0)
@@ -63,8 +65,9 @@ class Mahalanobis(Classifier):
 
     @property
     def feature_maps(self) -> tuple[FeatureMap | None, ...]:
-        """Identity for the means, Tukey's power for the covariances."""
-        return None, TukeyPower(self.options.power)
+        """Identity for the means, Tukey's power for the covariances; without a power unit length for both."""
+        power = self.options.power
+        return (UnitLength(), UnitLength()) if power is None else (None, TukeyPower(power))
 
     @property
     def track_needs(self) -> tuple[Needs, ...]:
@@ -74,14 +77,16 @@ class Mahalanobis(Classifier):
     def fit(self, stats: ClassStats, spread: ClassStats) -> None:  # type: ignore[override]
         """Transform the means and factor the shrunk correlations."""
         o = self.options
-        self.centers = direction(stats.mean, o.power)
+        self.centers = stats.mean if o.power is None else direction(stats.mean, o.power)
         self.factors = correlation_factor(
             spread.covariance(), spread.gram, o.shrink_diagonal, o.shrink_off_diagonal, o.shrink_times
         )
 
     def logits(self, features: Tensor) -> Tensor:
         """Return negative squared distances."""
-        return mahalanobis_scores(direction(features, self.options.power), self.centers, self.factors)
+        power = self.options.power
+        points = UnitLength()(features) if power is None else direction(features, power)
+        return mahalanobis_scores(points, self.centers, self.factors)
 
     @property
     def prototypes(self) -> Tensor:

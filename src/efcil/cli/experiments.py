@@ -157,6 +157,7 @@ def _execute(methods: Sequence[str], dataset: str, o: Mapping[str, Any], orders:
     """Execute a run for each order and backbone, and leave the screen tidy; under torchrun, this process's part."""
     from efcil.experiment.concurrent import execute_all
     from efcil.experiment.reporters import NullReporter, PrefixReporter, choose_reporter
+    from efcil.experiment.specification import joining_methods
     from efcil.training.distributed import init_distributed
 
     silent, concurrent = o["quiet"] or o["json"], o.get("concurrent_runs")
@@ -166,6 +167,9 @@ def _execute(methods: Sequence[str], dataset: str, o: Mapping[str, Any], orders:
         try:
             for text in o.get("notes", ()):
                 reporter.note(text)
+            joining = joining_methods(specification(methods, dataset, {**o, "order": orders[0]}))
+            if joining:
+                reporter.note(f"{', '.join(joining)}: on the frozen backbone of the others; --learner NAME trains one")
             with world.sync_errors():
                 experiments = {
                     (order, learner): experiment

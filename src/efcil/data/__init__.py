@@ -17,6 +17,7 @@ from efcil.plugins import Registry
 if TYPE_CHECKING:
     from efcil.data.dataset import DataSet
     from efcil.data.fetch import Remote
+    from efcil.data.preprocessing import Preprocessing
 
 Progress = Callable[[int, int | None], None]
 
@@ -64,6 +65,13 @@ class FolderOptions(FilesOptions):
     """Share of test images where there is no test/ folder."""
     seed: int = Field(default=0, ge=0)
     """Seed of that split."""
+
+
+class SplitOptions(FolderOptions):
+    """Options of sets of photographs that come without a split."""
+
+    short_side: int = Field(default=256, ge=8)
+    """Short side of an image in pixels when its center is cut out."""
 
 
 class TinyImageNetOptions(FilesOptions):
@@ -176,6 +184,26 @@ OWN = {
             options=FilesOptions,
             size="1.2 GB; 3.5 GB decoded, short side 256",
         ),
+        *(
+            DatasetSpec(
+                name,
+                f"{title}, 200 classes of ImageNet, {count} images, with train/ and test/ or an automatic split",
+                "the images are their owners': non-commercial research and education",
+                f"https://people.eecs.berkeley.edu/~hendrycks/{name}.tar",
+                directory=True,
+                options=SplitOptions,
+                size=size,
+            )
+            for name, title, count, size in (
+                ("imagenet-r", "ImageNet-R (renditions)", "30,000", "2.2 GB; 4.5 GB decoded, 224 pixels"),
+                (
+                    "imagenet-a",
+                    "ImageNet-A (natural adversarial examples)",
+                    "7,500",
+                    "0.7 GB; 1.1 GB decoded, 224 pixels",
+                ),
+            )
+        ),
         DatasetSpec(
             "folder",
             "your images: class folders, with train/ and test/ or an automatic split",
@@ -247,8 +275,14 @@ def check_directory(spec: DatasetSpec, directory: Path | None) -> None:
         raise DataError(f"{spec.name} needs --data DIR, the dataset directory; to get it: {spec.url}")
 
 
-def load(name: str, directory: Path | None, options: Options, progress: Progress | None = None) -> DataSet:
-    """Load a data set."""
+def load(
+    name: str,
+    directory: Path | None,
+    options: Options,
+    progress: Progress | None = None,
+    wanted: Preprocessing | None = None,
+) -> DataSet:
+    """Load a data set; `wanted` is what a pretrained network expects of its pictures."""
     spec = find(name)
     check_directory(spec, directory)
     read = spec.loader or module(spec.name).load
@@ -265,5 +299,9 @@ def load(name: str, directory: Path | None, options: Options, progress: Progress
             )
         if train_short_side not in (None, options.short_side):
             arguments["size"], short = train_short_side, options.short_side
+        if wanted is not None:
+            arguments["size"] = wanted
     data: DataSet = read(directory, **arguments) if spec.directory else read(**arguments)
+    if wanted is not None:
+        return data.prepared(wanted)
     return data if short is None else replace(data, short=short)

@@ -9,7 +9,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from efcil.data.preprocessing import Preprocessing
 from efcil.errors import DataError
+
+COLORS = 3  # channels that pretrained networks have
 
 
 def format_list(items: Sequence[str]) -> str:
@@ -54,6 +57,15 @@ class Official:
         return messages
 
 
+def in_color(images: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+    """Return images (n, channels, height, width) with three channels.
+
+    >>> in_color(np.zeros((5, 1, 8, 8), np.uint8)).shape
+    (5, 3, 8, 8)
+    """
+    return images if images.shape[1] == COLORS else np.repeat(images, COLORS, axis=1)
+
+
 @dataclass(frozen=True)
 class ImageSet:
     """Images of equal size with labels; `images` may be a read-only memory map."""
@@ -85,6 +97,7 @@ class DataSet:
     std: tuple[float, ...]
     notes: tuple[str, ...] = ()  # for the user, such as differences from the official files
     short: int | None = None  # short side for center crops; None: the stored size
+    resize: Preprocessing | None = None  # what batches are resized to; None: the stored size
 
     def __post_init__(self) -> None:
         for part, name in ((self.train, "training"), (self.test, "test")):
@@ -108,6 +121,19 @@ class DataSet:
     def size(self) -> int:
         """Height and width of the stored images."""
         return self.train.images.shape[2]
+
+    def prepared(self, wanted: Preprocessing) -> DataSet:
+        """Return the same images as a network wants them: in color, resized in batches, and normalized as it expects.
+
+        >>> image = np.zeros((1, 1, 8, 8), np.uint8)
+        >>> part = ImageSet(image, np.zeros(1, np.int64))
+        >>> data = DataSet("dots", ("black",), part, part, (0.5,), (0.5,)).prepared(Preprocessing(224))
+        >>> data.channels, data.size, data.resize.size
+        (3, 8, 224)
+        """
+        train, test = (ImageSet(in_color(part.images), part.labels) for part in (self.train, self.test))
+        resize = None if self.size == wanted.size else wanted
+        return replace(self, train=train, test=test, mean=wanted.mean, std=wanted.std, resize=resize)
 
     def split_validation(self, share: float, seed: int) -> DataSet:
         """Replace the test images by a held-out fraction of the training images of each class.

@@ -109,6 +109,7 @@ class Run(Callback):
 
     def _load(self) -> DataSet:
         experiment, data = self.experiment, self.data
+        wanted = experiment.training.preprocessing()
         if isinstance(data, TaskStream):
             assert data.dataset is not None, "a stream without test images cannot be measured"
             data = data.dataset
@@ -118,7 +119,10 @@ class Run(Callback):
                 data,
                 _resolve_aspect(experiment),
                 lambda done, total: self.reporter.progress("decoding images", done, total),
+                wanted,
             )
+        elif wanted is not None:
+            data = data.prepared(wanted)
         for text in data.notes:
             self.reporter.note(text)
         return data.split_validation(experiment.val_fraction, experiment.seed) if experiment.val_fraction else data
@@ -135,7 +139,7 @@ class Run(Callback):
         """Build everything that can still be refused, before the directory is claimed."""
         self.clock, experiment = Clock(), self.experiment
         if isinstance(self.data, TaskStream):
-            self.stream = self.data
+            self.stream = self.data if data is self.data.dataset else self.data.on(data)
         else:
             sizes = experiment.sizes(len(data.class_names))
             self.stream = TaskStream(data.train, order_of(experiment.order, data, sizes), sizes)
@@ -143,6 +147,7 @@ class Run(Callback):
         self.learner = LEARNERS[experiment.learner](
             experiment.training, data.channels, self.backend, experiment.seed, data.size
         )
+        self.learner.load_weights()
         check_views(self.learner, self.learner.transform(data.size))
         self.learner.check(len(data.class_names))
         # A method with several classifiers is measured with each of them.
@@ -166,7 +171,7 @@ class Run(Callback):
             self.log.truncate(state.task, state.epoch)
         for part in (data.train, data.test):
             images = on_demand(part.images, self.backend.device)
-            pixels = ImageBatches(images, data.mean, data.std, self.backend, data.short)
+            pixels = ImageBatches.of(images, data, self.backend)
             self.learner.prepare(pixels, partial(self.reporter.progress, "computing features"))
         self._announce(data, epochs, state.task, state.epoch, point is not None)
         self.training = True
@@ -238,6 +243,13 @@ def _resolve_aspect(experiment: Experiment) -> Options:
     """Return the options of the data: whole pictures where every way into a network begins with a crop of them."""
     data, training = experiment.data, experiment.training
     if not isinstance(data, datasets.FilesOptions):
+        return data
+    if training.preprocessing() is not None:
+        if data.keep_aspect or data.train_short_side is not None:
+            raise ConfigError(
+                f"data.keep_aspect, data.train_short_side: {training.backbone} was trained on squares of its own; "
+                "leave them out"
+            )
         return data
     if data.train_short_side is not None and (training.augment != "resized-crop" or training.crop is None):
         raise ConfigError(

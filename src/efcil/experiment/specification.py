@@ -16,12 +16,22 @@ import torch
 
 from efcil import __version__
 from efcil import data as datasets
-from efcil.config import Options, Values, build, flat, keys, parse_overrides, preset_names, preset_values
+from efcil.config import (
+    Options,
+    Values,
+    build,
+    default_preset,
+    flat,
+    keys,
+    parse_overrides,
+    preset_names,
+    preset_values,
+)
 from efcil.data.dataset import DataSet
 from efcil.errors import ConfigError, nearest
 from efcil.learners import LEARNERS
 from efcil.learners.base import TrainingOptions
-from efcil.methods import Method, on_learner, plugin_presets
+from efcil.methods import MOVABLE, Method, on_learner, plugin_presets
 from efcil.resolution import RequestedMethod, collected, parse_label, preset_method
 from efcil.resolution import resolve as resolve_options
 from efcil.tasks import task_sizes
@@ -147,13 +157,35 @@ def requests_of(spec: ExperimentSpec) -> list[tuple[str, RequestedMethod]]:
     >>> [(label, requested.method.learner) for label, requested in requests_of(spec)]
     [('dpcr', 'adapt-first'), ('ldc', 'adapt-first')]
     """
-    found = []
-    for method in spec.methods:
-        label, requested = parse_label(method)
-        if spec.learner is not None:
-            requested = replace(requested, method=on_learner(requested.method, LEARNERS.canonical(spec.learner)))
-        found.append((label, requested))
-    return found
+    found = [parse_label(method) for method in spec.methods]
+    if spec.learner is not None:
+        learner = LEARNERS.canonical(spec.learner)
+        return [(label, replace(one, method=on_learner(one.method, learner))) for label, one in found]
+    joining = joining_methods(spec)
+    return [
+        (label, replace(one, method=on_learner(one.method, "pretrained")) if label in joining else one)
+        for label, one in found
+    ]
+
+
+def joining_methods(spec: ExperimentSpec) -> list[str]:
+    """Return the methods that join the frozen backbone of others in a comparison, where one was chosen by name.
+
+    They are those that need no training of their own behind it: their class statistics are read from its features.
+
+    >>> spec = ExperimentSpec(("ranpac", "dpcr", "lwf"), "digits", overrides=("backbone=efficientnet-lite0",))
+    >>> joining_methods(spec)
+    ['dpcr']
+    """
+    requests = [parse_label(method) for method in spec.methods]
+    with_others = any(requested.method.learner == "pretrained" for _, requested in requests)
+    if spec.learner is not None or not with_others or "backbone" not in given_overrides(spec):
+        return []
+    return [
+        label
+        for label, requested in requests
+        if requested.method.learner in MOVABLE and requested.method.classifier.needs != "learner"
+    ]
 
 
 def label_of(method: str | Method) -> str:
@@ -226,18 +258,25 @@ def _choose_preset(asked: str | None, dataset: str, methods: Sequence[Method]) -
         return OWN_DATA
     if asked is None:
         meant = {method.preset for method in methods}
-        usual = known[0] if known else NO_PRESET
+        usual = default_preset(dataset) or NO_PRESET
         preset = next((name for name in known if meant == {name}), usual)
     else:
         preset = next((name for name in (*known, NO_PRESET) if name.casefold() == asked.casefold()), "")
         if not preset:
             raise ConfigError(f"preset '{asked}' does not exist for {dataset}: {nearest(asked, known)}")
     if preset not in (NO_PRESET, OWN_DATA) and not preset_values(preset, dataset, "training"):
-        sections = {m.name: preset_method(m, "learner").preset_key for m in methods if not plugin_presets(m)}
+        sections = {m.name: _section(m) for m in methods if not plugin_presets(m)}
         silent = [name for name, section in sections.items() if not preset_values(preset, dataset, section)]
         if silent:
             raise ConfigError(f"preset '{preset}' says nothing of {', '.join(silent)}: pass another --preset")
     return preset
+
+
+def _section(method: Method) -> str:
+    """Return the section of a preset that a method's training is in."""
+    if LEARNERS[method.learner].starts_pretrained:
+        return method.learner
+    return preset_method(method, "learner").preset_key
 
 
 def _data_options(source: datasets.DatasetSpec, preset: Values, overrides: Values) -> Options:

@@ -14,8 +14,9 @@ from efcil.accel.backend import Backend
 from efcil.config import Options
 from efcil.core.class_stats import ClassStats
 from efcil.data import augment
+from efcil.data.preprocessing import Preprocessing
 from efcil.learners.networks import TeacherStudent
-from efcil.models import BackboneSource
+from efcil.models import BackboneSource, published_preprocessing
 from efcil.randomness import RngStream, generator
 from efcil.tasks import Task
 from efcil.training.batch import Batch, FrozenForward
@@ -34,6 +35,8 @@ class TrainingOptions(Options):
 
     backbone: BackboneSource = "resnet18"
     """Network that computes the features."""
+    weights: str | None = None
+    """Weights that it begins with: pretrained (its published ones), or a file; null: random."""
     stem: str = "cifar"
     """First layers of a ResNet: cifar (3x3), small (3x3, pooling) or imagenet (7x7, stride 2, pooling)."""
     width: int | None = Field(default=None, ge=1)
@@ -56,6 +59,10 @@ class TrainingOptions(Options):
     """Schedule of the first task."""
     later: Schedule = Schedule(epochs=100, lr=0.05, milestones=(45, 90), weight_decay=2e-4)
     """Schedule of each later task."""
+
+    def preprocessing(self) -> Preprocessing | None:
+        """Return what the weights were trained to see, None where that is not known: images stay as they are."""
+        return None if self.weights is None else published_preprocessing(self.backbone)
 
     def with_epochs(self, epochs: int | None) -> Self:
         """Return the same options with another number of epochs per task."""

@@ -21,7 +21,7 @@ class Joint(Learner):
         """Start from new weights; the old backbone stays as the teacher."""
         self.num_old_classes = task.first_class
         self._copy_to_teacher()
-        fresh = self._new_classifier(self.seed)
+        fresh = self._new_classifier(self.seed, self.weights)
         self.head.resize_like(fresh.head.state_dict())
         self.student.load_state_dict(fresh.state_dict())
         self.head.add_classes(task.seen, generator("cpu", RngStream.WEIGHTS, self.seed, task.index))

@@ -31,7 +31,10 @@ class TeacherStudent(nn.Module):
         """`size` is the side of the stored images, for backbones whose features depend on it."""
         super().__init__()
         self.options, self.channels, self.backend, self.seed = options, channels, backend, seed
-        self.input_size = options.crop or size
+        wanted = options.preprocessing()
+        self.input_size = options.crop or (size if wanted is None else wanted.size)
+        own = options.weights == models.PRETRAINED and not models.is_published(options.backbone)
+        self.weights = None if own else options.weights  # a module of one's own has those it came with
         self.student = self._new_classifier(seed)
         self.teacher = copy.deepcopy(self.student)
         self.teacher.requires_grad_(False)
@@ -40,7 +43,7 @@ class TeacherStudent(nn.Module):
         self.student_features = backend.trainable(self.student.backbone)
         self.teacher_features = backend.maybe_compile(self.teacher.backbone)
 
-    def _new_classifier(self, seed: int) -> Classifier:
+    def _new_classifier(self, seed: int, weights: str | None = None) -> Classifier:
         o = self.options
         backbone = models.build(
             o.backbone,
@@ -50,8 +53,14 @@ class TeacherStudent(nn.Module):
             seed=seed,
             last_relu=self.last_relu,
             size=self.input_size,
+            weights=weights,
         )
         return self.backend.place(Classifier(backbone, self.new_head(backbone.num_features)))
+
+    def load_weights(self) -> None:
+        """Give the student the weights that the options name."""
+        if self.weights is not None:
+            self.student.backbone.load_state_dict(self._new_classifier(self.seed, self.weights).backbone.state_dict())
 
     def new_head(self, dim: int) -> GrowingHead:
         """Make the auxiliary head, without classes yet."""

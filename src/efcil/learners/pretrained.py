@@ -12,11 +12,17 @@ State between tasks: none beside the backbone.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
+from pydantic import Field
 from torch import Tensor, nn
 
+from efcil.config import Options
+from efcil.data.preprocessing import Interpolation, Preprocessing
+from efcil.errors import ConfigError
 from efcil.learners.first_task import FirstTask
 from efcil.learners.lwf import LwFOptions
+from efcil.models import PRETRAINED, BackboneSource, backbone_name
 from efcil.training.feature_cache import FeatureCache
 from efcil.training.image_batches import ImageBatches
 from efcil.training.schedule import Schedule
@@ -24,9 +30,46 @@ from efcil.training.schedule import Schedule
 SHORT = Schedule(epochs=10, lr=0.001, milestones=(), lr_schedule="cosine", weight_decay=5e-4)
 
 
+class InputOptions(Options):
+    """What the network sees of an image, where it is not what its weights were trained to see (null)."""
+
+    size: int | None = Field(default=None, ge=1)
+    """Side in pixels."""
+    crop: float | None = Field(default=None, gt=0, le=1)
+    """Share of the short side that the central square takes."""
+    interpolation: Interpolation | None = None
+    """How pixels are resampled: nearest, bilinear, bicubic or lanczos."""
+    mean: tuple[float, ...] | None = None
+    """Subtracted from each channel of pixels in [0, 1]."""
+    std: tuple[float, ...] | None = None
+    """By which each channel is divided."""
+
+
+class PretrainedOptions(LwFOptions):
+    """Options of training, of which only the backbone's count."""
+
+    backbone: BackboneSource = "efficientnet-lite0"
+    """Network that computes the features."""
+    weights: str | None = PRETRAINED
+    """Weights that it begins with: pretrained (its published ones), or a file; null: random."""
+    input: InputOptions = InputOptions()
+    """What the network sees of an image."""
+
+    def preprocessing(self) -> Preprocessing | None:
+        """Return what the network sees of an image: what its weights were trained with, and what `input` replaces."""
+        given = self.input.model_dump(exclude_none=True)
+        known = super().preprocessing()
+        if known is None and given:
+            if "size" not in given:
+                raise ConfigError(f"input.size is missing: what {backbone_name(self.backbone)} sees is not known")
+            return Preprocessing(**given)
+        return None if known is None else replace(known, **given)
+
+
 class Pretrained(FirstTask):
     """Frozen from the start; features of an image are computed once, by whichever run."""
 
+    options_type = PretrainedOptions
     trains = False
     starts_pretrained = True
     _cache: FeatureCache | None = None
@@ -58,7 +101,7 @@ class Pretrained(FirstTask):
         self._cache = None  # it belongs to the weights
 
 
-class AdaptFirstOptions(LwFOptions):
+class AdaptFirstOptions(PretrainedOptions):
     """Options of training, with a short and gentle schedule."""
 
     first: Schedule = SHORT

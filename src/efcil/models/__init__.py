@@ -35,10 +35,12 @@ __all__ = [
     "build_timm",
     "check_available",
     "check_name",
+    "is_published",
     "is_resnet",
     "is_timm",
     "load_weights",
     "preprocessing",
+    "published_preprocessing",
     "register_backbone",
     "wrap_backbone",
 ]
@@ -148,6 +150,21 @@ def _build(
         raise ConfigError(f"backbone {name}: its features are measured at the size of its input; give size, or crop")
     factory = BACKBONES[name] if own is None else own
     return wrap_backbone(factory, channels=channels, size=size, seed=seed, name=name)
+
+
+def is_published(backbone: str | nn.Module | Factory) -> bool:
+    """Return whether a backbone is one of ours or timm's; others come with the weights that they have.
+
+    >>> is_published("efficientnet-lite0"), is_published(nn.Flatten())
+    (True, False)
+    """
+    return isinstance(backbone, str) and (is_timm(backbone) or backbone in (*NAMES, *efficientnet_lite.NAMES))
+
+
+def published_preprocessing(backbone: str | nn.Module | Factory) -> Preprocessing | None:
+    """Return what the published weights of a backbone were trained to see, None where that is not known."""
+    known = isinstance(backbone, str) and (is_timm(backbone) or backbone in efficientnet_lite.NAMES)
+    return preprocessing(backbone) if known else None
 
 
 def preprocessing(backbone: str | nn.Module | Factory, size: int | None = None) -> Preprocessing:

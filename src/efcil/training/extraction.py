@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor, nn
 
@@ -22,10 +20,10 @@ def extract(backbone: nn.Module, pixels: ImageBatches, backend: Backend, crop: i
     """
     backbone.eval()
     shape, way = pixels.images.shape, backend.inference(backbone)
-    size = max(1, min(1024, BATCH_PIXELS // math.prod(shape[1:])))
+    size = max(1, min(1024, BATCH_PIXELS // pixels.input_numel))
     center = pixels.center_crop(crop)
     if way.batch_numel is not None and center is None:
-        size = max(1, way.batch_numel // math.prod(shape[1:]))
+        size = max(1, way.batch_numel // pixels.input_numel)
     rows = torch.arange(shape[0], device=pixels.images.device)[backend.world.shard(shape[0])]
 
     def forward() -> Tensor:

@@ -77,7 +77,7 @@ class FeatureCache:
 
     def _home(self, pixels: ImageBatches) -> Path:
         """Return the folder of the features of this network behind this preprocessing."""
-        before = (pixels.scale.flatten().tolist(), pixels.offset.flatten().tolist(), pixels.short)
+        before = (pixels.scale.flatten().tolist(), pixels.offset.flatten().tolist(), pixels.short, pixels.resize)
         return self.root / hashlib.sha256(f"{self.identity} {before}".encode()).hexdigest()[:24]
 
     # --- files --------------------------------------------------------------------------------------------------------
