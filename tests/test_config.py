@@ -84,6 +84,8 @@ def test_every_preset_value_has_a_source_and_an_option():
                 known = training if section == "training" else sections.get(section)
                 if section in METHODS and METHODS[section].learner not in ("lwf", *FROZEN):  # it trains its own way
                     known = known | set(keys(LEARNERS[METHODS[section].learner].options_type))
+                if section not in sections and section in LEARNERS:
+                    known = set(keys(LEARNERS[section].options_type))
                 assert known is not None, f"{name}: {section} is no method"
                 for key, (_, source) in entries.items():
                     assert key in known, (name, dataset, section, key)

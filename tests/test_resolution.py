@@ -87,7 +87,7 @@ def _merged(preset):
 @pytest.mark.parametrize(("preset", "dataset"), PRESETS)
 @pytest.mark.parametrize("given", ["set", "label"])
 def test_no_preset_gives_its_width_to_another_backbone(preset, dataset, given):
-    method = "dpcr-plus" if preset == "tuned" else "dpcr"
+    method = {"tuned": "dpcr-plus", "vit_b16": "ranpac"}.get(preset, "dpcr")
     for backbone in ("timm/vit_small_patch16_224", "resnet34"):
         setting = f"backbone={backbone}"
         label, overrides = (method, (setting,)) if given == "set" else (f"{method}:{setting}", ())

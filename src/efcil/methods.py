@@ -397,8 +397,11 @@ def on_learner(method: Method, learner: str) -> Method:
     if learner in FROZEN and method.shift is not None:
         kept = [part.options_type.model_fields for part in method.classifiers.values()]
         overrides = {key: value for key, value in overrides.items() if any(key in part for part in kept)}
-    defaults = {} if learner in FROZEN else method.defaults
-    shift = None if learner in FROZEN else method.shift
+    shift, defaults = method.shift, method.defaults
+    if learner in FROZEN:  # no Gram is transformed, so factors of classes of few images are exact and smaller
+        shift, defaults = None, {"gram_storage": "factors"} if method.classifier.needs == "gram" else {}
+    if LEARNERS[learner].starts_pretrained:
+        defaults = {**defaults, **method.classifier.pretrained_defaults}
     moved = replace(method, learner=learner, shift=shift, overrides=overrides, defaults=defaults)
     moved.check()
     return moved

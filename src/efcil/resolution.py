@@ -190,7 +190,10 @@ def _training_options(
 def _method_options(label: str, requested: RequestedMethod, preset: PresetSection, overrides: Values) -> Options:
     """Build the options of a method."""
     method = requested.method
-    values = {**_method_preset(method, preset), **overrides, **method.overrides, **requested.settings}
+    # What a preset says of a method is for the features that it trains, not for those of pretrained weights.
+    with_preset = not LEARNERS[method.learner].starts_pretrained or preset(method.learner)
+    values = {**(_method_preset(method, preset) if with_preset else plugin_presets(method))}
+    values |= {**overrides, **method.overrides, **requested.settings}
     known = keys(method.options)
     return build(method.options, {key: value for key, value in values.items() if key in known}, label)
 

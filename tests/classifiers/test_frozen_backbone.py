@@ -9,10 +9,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from efcil.classifiers.dual_stream import DualStreamRidgeOptions
-from efcil.classifiers.mahalanobis import MahalanobisOptions
+from efcil.classifiers.mahalanobis import Mahalanobis, MahalanobisOptions
 from efcil.classifiers.random_features import RandomFeatureRidge, RandomFeatureRidgeOptions
 from efcil.core import mahalanobis, recursive_ridge
-from efcil.core.mahalanobis import correlation, correlation_factor, mahalanobis_scores, shrunk
+from efcil.core.class_stats import ClassStats
+from efcil.core.gram_storage import StorageSpec
+from efcil.core.mahalanobis import LowRankMetric, correlation, correlation_factor, mahalanobis_scores, shrunk
 from efcil.core.metrics import AccuracyMatrix
 from efcil.core.recursive_ridge import RecursiveRidge, expansion_matrix
 from efcil.errors import ConfigError, NotFiniteError, NotPositiveDefiniteError, TrainingError
@@ -529,3 +531,41 @@ def test_memory_that_runs_out_names_the_buffer(monkeypatch):
 def test_impossible_options(options, values):
     with pytest.raises(ValueError, match=next(iter(values))):
         options(**values)
+
+
+@pytest.mark.parametrize(
+    ("diagonal", "off_diagonal", "times"), [(1.0, 2.0, 2), (1.0, 1.0, 1), (10.0, 10.0, 1), (1.0, 0.0, 1)]
+)
+def test_a_metric_of_few_images_is_the_whole_one(diagonal, off_diagonal, times):
+    """Also with channels that are zero in all images of a class, a class of one image, and many more channels."""
+    draw = torch.Generator().manual_seed(0)
+    x = torch.rand(40, 60, generator=draw, dtype=torch.float64) ** 2
+    x[:14, 5:9] = 0.0
+    labels = torch.tensor([0] * 14 + [1] * 25 + [2])
+    options = {"shrink_diagonal": diagonal, "shrink_off_diagonal": off_diagonal, "shrink_times": times}
+    points, found = torch.rand(30, 60, generator=draw, dtype=torch.float64), []
+    for form in ("gram", "factors"):
+        fecam = Mahalanobis(**options)
+        maps = [x if behind is None else behind(x, ()) for behind in fecam.feature_maps]
+        fecam.fit(*(ClassStats.from_features(own, labels, StorageSpec(form)) for own in maps))
+        found.append(fecam.logits(points))
+        kinds = {type(factor) for factor in fecam.factors}
+        assert kinds == ({torch.Tensor} if form == "gram" else {LowRankMetric})
+    assert (found[0] - found[1]).abs().max() < 1e-9 * found[0].abs().max()
+
+
+def test_features_without_a_power_are_of_unit_length():
+    """As the released code has it for vision transformers, whose features may be negative."""
+    draw = torch.Generator().manual_seed(0)
+    x, labels = torch.randn(40, 6, generator=draw, dtype=torch.float64), torch.arange(40) % 2
+    fecam = Mahalanobis(power=None, shrink_diagonal=1.0, shrink_off_diagonal=0.0, shrink_times=1)
+    fecam.fit(*(ClassStats.from_features(behind(x, ()), labels) for behind in fecam.feature_maps))
+    unit = x / x.norm(dim=1, keepdim=True)
+    for c in range(2):
+        own = unit[labels == c]
+        covariance = torch.cov(own.T, correction=0) + torch.eye(6).double() * torch.cov(own.T, correction=0).trace() / 6
+        deviation = covariance.diagonal().sqrt()
+        whole = covariance / torch.outer(deviation, deviation)
+        apart = unit[:5] - own.mean(0)
+        wanted = -(apart @ torch.linalg.inv(whole) * apart).sum(1)
+        assert (fecam.logits(x[:5])[:, c] - wanted).abs().max() < 1e-9

@@ -27,6 +27,7 @@ class Classifier(Component):
 
     needs: ClassVar[Needs] = "gram"
     supports: ClassVar[frozenset[str]] = frozenset({"update", "forget", "merge"})  # operations of a saved model
+    pretrained_defaults: ClassVar[Mapping[str, Any]] = {}  # of options, for features of pretrained weights
     learner_type: ClassVar[type[Any]] = Learner  # required base class of the learner
 
     @classmethod

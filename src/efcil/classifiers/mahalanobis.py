@@ -21,6 +21,8 @@ them, means and covariances are of features of unit length.
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from pydantic import Field
 from torch import Tensor
 
@@ -28,7 +30,14 @@ from efcil.classifiers.base import Classifier, Needs
 from efcil.config import Options
 from efcil.core.class_stats import ClassStats
 from efcil.core.feature_maps import FeatureMap, TukeyPower, UnitLength
-from efcil.core.mahalanobis import correlation_factor, direction, mahalanobis_scores
+from efcil.core.gram_storage import LowRankGrams
+from efcil.core.mahalanobis import (
+    LowRankMetric,
+    correlation_factor,
+    direction,
+    low_rank_metric,
+    mahalanobis_scores,
+)
 
 
 class MahalanobisOptions(Options):
@@ -60,8 +69,9 @@ class Mahalanobis(Classifier):
     """
 
     options_type = MahalanobisOptions
+    pretrained_defaults: ClassVar = {"power": 0.5, "shrink_off_diagonal": 1.0, "shrink_times": 1}  # docs/classifiers.md
     centers: Tensor  # (classes, dim), L2-normalized
-    factors: Tensor  # (classes, dim, dim), lower triangular
+    factors: list[Tensor | LowRankMetric]  # of each class, (dim, dim), lower triangular, or of low rank
 
     @property
     def feature_maps(self) -> tuple[FeatureMap | None, ...]:
@@ -78,9 +88,18 @@ class Mahalanobis(Classifier):
         """Transform the means and factor the shrunk correlations."""
         o = self.options
         self.centers = stats.mean if o.power is None else direction(stats.mean, o.power)
-        self.factors = correlation_factor(
-            spread.covariance(), spread.gram, o.shrink_diagonal, o.shrink_off_diagonal, o.shrink_times
-        )
+        self.factors = [self._factor(spread, place) for place in range(len(spread))]
+
+    def _factor(self, spread: ClassStats, place: int) -> Tensor | LowRankMetric:
+        """Return the factor of a class's correlation, of low rank where its Gram is stored as a factor."""
+        o = self.options
+        own, how = spread.select(spread.classes[place : place + 1]), (o.shrink_diagonal, o.shrink_off_diagonal)
+        (part,) = own.parts
+        if isinstance(part, LowRankGrams):
+            metric = low_rank_metric(part.rows, own.mean[0], int(own.count), *how, o.shrink_times)
+            if metric is not None:
+                return metric
+        return correlation_factor(own.covariance(), own.gram, *how, o.shrink_times)[0]
 
     def logits(self, features: Tensor) -> Tensor:
         """Return negative squared distances."""
