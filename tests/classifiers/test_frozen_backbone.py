@@ -18,6 +18,7 @@ from efcil.core.mahalanobis import LowRankMetric, correlation, correlation_facto
 from efcil.core.metrics import AccuracyMatrix
 from efcil.core.recursive_ridge import RecursiveRidge, expansion_matrix
 from efcil.errors import ConfigError, NotFiniteError, NotPositiveDefiniteError, TrainingError
+from efcil.experiment.specification import ExperimentSpec, resolve
 from efcil.features import TaskFeatures
 from efcil.learners import LEARNERS
 from efcil.methods import FROZEN, METHODS
@@ -258,6 +259,14 @@ def test_fecam_is_its_formulas(power, alpha1, alpha2, times):
     probe = tasks[0][1][:9] + 0.1
     got = scored(learned("fecam", tasks, **options), probe)
     assert close(got, literal_fecam(tasks, probe, power, alpha1, alpha2, times))
+
+
+def test_presets_have_the_appendix_and_the_codes_own_configuration():
+    found = {}
+    for preset in ("paper", "released_code"):
+        (_, options) = resolve(ExperimentSpec(("fecam",), "cifar100", tasks=10, preset=preset)).methods["fecam"]
+        found[preset] = (options.power, options.shrink_diagonal, options.shrink_off_diagonal, options.shrink_times)
+    assert found == {"paper": (0.1, 1.0, 2.0, 2), "released_code": (0.5, 1.0, 1.0, 2)}
 
 
 def test_fecam_reads_negative_features_as_zero():

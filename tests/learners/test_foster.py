@@ -2,7 +2,9 @@
 
 import copy
 import itertools
+import json
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ from torch import nn
 
 from batches import loss_of
 from efcil.accel.backend import Backend
+from efcil.cli.pycil import translated
 from efcil.core.metrics import AccuracyMatrix
 from efcil.experiment.specification import ExperimentSpec, resolve
 from efcil.features import TaskFeatures
@@ -430,7 +433,8 @@ def test_it_learns(backend, size, channels):
         assert matrix.A_t[-1] > 60, name  # chance is 20
 
 
-def test_the_paper_preset_is_pycils():
+def test_the_paper_preset_is_pycils_but_for_the_memory():
+    """PyCIL's file fixes the exemplars of each class; the paper compares 500 and 1,000 in all, which are shared."""
     experiment = resolve(ExperimentSpec(("foster:memory=500",), "cifar100", tasks=10))
     t = experiment.training
     assert isinstance(t, FOSTEROptions)
@@ -446,6 +450,11 @@ def test_the_paper_preset_is_pycils():
         == t.compression
     )
     assert FOSTEROptions() == FOSTEROptions(first=t.first, later=t.later, compression=t.compression, memory=2000)
+    file = Path(__file__).resolve().parents[1] / "cli" / "pycil" / "foster.json"
+    theirs = translated(json.loads(file.read_text(encoding="utf-8")), {})[0]["set"]
+    assert (theirs["memory_per_class"], "memory" in theirs, t.memory_per_class) == (20, False, None)
+    fixed = resolve(ExperimentSpec(("foster:memory_per_class=5",), "cifar100", tasks=10)).training
+    assert fixed == t.model_copy(update={"memory": 2000, "memory_per_class": 5})
 
 
 @pytest.mark.parametrize("dataset", ["digits", "glyphs", "folder"])
