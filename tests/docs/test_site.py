@@ -31,6 +31,8 @@ MAIN_PATH = [
         "api.md",
     ),
     *("howto-own-data.md", "howto-own-method.md", "howto-own-backbone.md", "from-pycil.md", "from-avalanche.md"),
+    *("distributed.md", "privacy.md", "classifiers.md", "dpcr-plus.md", "notation.md", "formats.md"),
+    *("tutorial-research.md", "tutorial-scikit-learn.md", "results/README.md", "results/accuracy.md", "../README.md"),
 ]
 # Phrases that a reader of the field stumbles over.
 ODD = (
@@ -52,7 +54,8 @@ ODD = (
         "names rightly",
         "read from one trajectory",
     ),
-    *("goes on with", "not done again", "on pictures drawn", "prompt to prompt"),
+    *("goes on with", "not done again", "on pictures drawn", "prompt to prompt", "keep teaching", "a teaching"),
+    *("image a class", "images a class", "number a class", "what is promised", "talk over", "half written"),
 )
 
 

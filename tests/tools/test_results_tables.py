@@ -68,6 +68,17 @@ def test_mean_spread_and_median_are_those_worked_out_by_hand(root):
     assert text.endswith("<!-- /ledger -->\nafter\n")
 
 
+def test_gaps_to_the_paper_are_listed_lowest_first():
+    entries = tool.read_entries(ROOT / "results")
+    sections = tool.sections_of(entries, tool.read_paper())
+    text = tool.gaps_text(sections)
+    differences = [float(line.split(" | ")[4]) for line in text.splitlines() if line.startswith("| cifar100")]
+    assert differences == sorted(differences)
+    assert min(abs(value) for value in differences) > tool.FAR
+    assert "imagenet100, T = 10" in text.splitlines()[0]
+    assert "cifar100" not in text.splitlines()[0], "it is measured"
+
+
 def test_repeats_of_an_order_are_averaged_before_the_orders(root):
     store(root, "a", summary(A_f=40, order="identity"))
     store(root, "b", summary(A_f=50, order="1993"))
