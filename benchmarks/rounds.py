@@ -195,7 +195,14 @@ def main() -> int:
         names = names_of(data, options.classes)
         if not names or len(names) % ROUNDS:
             parser.error(f"{len(names)} classes do not divide into {ROUNDS} equal rounds; set --classes")
-        new_model_options: list[object] = ["--size", options.size or size, "--val-fraction", options.val_fraction]
+        new_model_options: list[object] = [
+            "--method",
+            "dpcr",
+            "--size",
+            options.size or size,
+            "--val-fraction",
+            options.val_fraction,
+        ]
         new_model_options += ["--width", options.width] if options.width else []
         new_model_options += [word for setting in (*settings, *options.set) for word in ("--set", setting)]
         rows = []

@@ -343,7 +343,7 @@ def _make_model(folder: Path) -> None:
     from efcil.product import IncrementalClassifier
 
     rng = np.random.default_rng(0)
-    model = IncrementalClassifier(width=2, size=8, epochs=1, progress=False, device="cpu", val_fraction=0)
+    model = IncrementalClassifier("dpcr", width=2, size=8, epochs=1, progress=False, device="cpu", val_fraction=0)
     for names in (["a", "b"], ["c", "d"]):
         pictures = rng.integers(0, 255, (8, 8, 8, 3)).astype(np.uint8)
         model.learn(pictures, [names[i % 2] for i in range(8)])
@@ -382,7 +382,7 @@ def read_weights(folder: Path) -> None:
     """Load a file with backbone weights."""
     from efcil.product import IncrementalClassifier
 
-    IncrementalClassifier(width=2, size=8, weights=folder / "weights.safetensors", progress=False, device="cpu")
+    IncrementalClassifier("dpcr", width=2, size=8, weights=folder / "weights.safetensors", progress=False, device="cpu")
 
 
 # Data sets.

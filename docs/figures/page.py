@@ -56,7 +56,9 @@ def taught(folder: Path, rng: Any) -> Path:
     """Make a model that knows the first classes."""
     names = [name for name in KNOWN for _ in range(60)]
     images = np.stack([np.array(drawing(name, rng)) for name in names])
-    model = IncrementalClassifier(size=48, width=16, epochs=12, progress=False, device="cpu").learn(images, names)
+    model = IncrementalClassifier("dpcr", size=48, width=16, epochs=12, progress=False, device="cpu").learn(
+        images, names
+    )
     model.save(folder / "things")
     return folder / "things"
 

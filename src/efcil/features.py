@@ -76,8 +76,9 @@ class TaskFeatures:
     def subset(self, rows: Tensor) -> TaskFeatures:
         """Return the task restricted to these images (n,); computed features are reused."""
         other = copy.copy(self)
-        clean = self._pixels["clean"]
-        other.labels, other._pixels = self.labels[rows], {"clean": clean.with_images(select(clean.images, rows))}
+        other.labels, other._pixels = self.labels[rows], {}
+        if (clean := self._pixels.get("clean")) is not None:
+            other._pixels["clean"] = clean.with_images(select(clean.images, rows))
         computed = ("new", "old", "first")
         reusable = {key: value for key, value in self._cache.items() if isinstance(key, tuple) and key[0] in computed}
         other._cache = {key: value[rows] for key, value in reusable.items() if key[1] == "clean"}

@@ -8,6 +8,7 @@ import pytest
 from PIL import Image
 
 from efcil.data.class_folders import check_duplicates, scan_classes
+from efcil.data.duplicates import find_duplicates
 from efcil.errors import DataError, DataWarning
 from messages import raises
 
@@ -125,21 +126,21 @@ def noise(*seeds):
 def test_a_picture_in_two_classes_is_named():
     files = ["a/0", "a/1", "b/0", "b/1", "b/2"]
     with pytest.warns(DataWarning, match="1 picture is in two classes: a/1 = b/0; keep each") as caught:
-        check_duplicates(noise(0, 1, 1, 2, 2), files, [file[0] for file in files])
+        check_duplicates(find_duplicates(noise(0, 1, 1, 2, 2)), files, [file[0] for file in files])
     assert len(caught) == 1, "twice in one class does no harm"
 
 
 def test_many_pictures_are_named_up_to_a_bound():
     files = [f"a/{i}" for i in range(9)] + [f"b/{i}" for i in range(9)]
     with pytest.warns(DataWarning, match=r"8 pictures are in two classes: a/1 = b/1, .*, a/5 = b/5 and 3 more;"):
-        check_duplicates(noise(0, *range(1, 9), 99, *range(1, 9)), files, [file[0] for file in files])
+        check_duplicates(find_duplicates(noise(0, *range(1, 9), 99, *range(1, 9))), files, [file[0] for file in files])
 
 
 def test_two_folders_with_the_same_pictures_are_refused():
     files = ["cat/0", "cat/1", "kitten/0", "kitten/1", "kitten/2", "dog/0"]
     classes = [file.split("/")[0] for file in files]
     with raises(DataError, "all 2 pictures", "cat", "kitten"):
-        check_duplicates(noise(0, 1, 1, 0, 2, 3), files, classes)
+        check_duplicates(find_duplicates(noise(0, 1, 1, 0, 2, 3)), files, classes)
 
 
 def test_what_was_skipped_is_named(pets, efcil, tmp_path):

@@ -3,6 +3,7 @@
 import copy
 import datetime
 import errno
+import functools
 import io
 import json
 import os
@@ -10,6 +11,7 @@ import pickle
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 import types
 from pathlib import Path
@@ -21,6 +23,7 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 import efcil.data.cache as cache
+from efcil import models
 from efcil.classifiers.ridge import Ridge
 from efcil.classifiers.shared_covariance import SharedCovariance
 from efcil.core.class_stats import ClassStats
@@ -34,6 +37,7 @@ from efcil.data import digits, glyphs
 from efcil.data.cache import MEAN, STD
 from efcil.data.dataset import DataSet, ImageSet
 from efcil.data.decode import read_image
+from efcil.data.preprocessing import Preprocessing
 from efcil.errors import ConfigError, DataError, DataWarning, ModelError, NumericalError, TrainingError
 from efcil.features import TaskFeatures
 from efcil.learners import LEARNERS, pseudo_replay
@@ -69,8 +73,18 @@ def _one_day():
         yield
 
 
+@functools.cache
+def random_weights():
+    """A file of weights for methods that start from some."""
+    path = Path(tempfile.mkdtemp()) / "random.safetensors"
+    save_file(models.build("resnet10", width=2, seed=1).state_dict(), path)
+    return path
+
+
 def tiny(method="dpcr", **given):
-    options = {"buffer": 32} if method in ("acil", "ds-al") else {}
+    options = {"buffer": 32} if method in ("acil", "ds-al") else {"expansion": 32} if method == "ranpac" else {}
+    if METHODS.get(method) is not None and LEARNERS[METHODS[method].learner].starts_pretrained:
+        given = {"weights": random_weights(), **given}
     return IncrementalClassifier(method, **{**TINY, "options": {**options, **given.pop("options", {})}, **given})
 
 
@@ -222,7 +236,7 @@ GLYPHS = {"size": 16, "width": 16, "epochs": 25, "device": "cpu", "progress": Fa
 
 def five_rounds_of_glyphs(**given):
     data = glyphs.load(classes=20, size=16, train_per_class=150, test_per_class=50)
-    model = IncrementalClassifier(**GLYPHS, **given, options={"augment": "glyphs", "batch_size": 64})
+    model = IncrementalClassifier("dpcr", **GLYPHS, **given, options={"augment": "glyphs", "batch_size": 64})
     for start in range(0, 20, 4):
         model.learn(*lesson(*range(start, start + 4), data=data))
     return model, data
@@ -310,7 +324,7 @@ def test_recall_is_that_of_a_classifier_that_has_not_seen_them():
     images, names = lesson(2, 3)
     fresh = dict.fromkeys(names)
     positions = torch.tensor([2 + list(fresh).index(name) for name in names])
-    held = teaching.UpdateBatch(images, positions, 2, 2, 1, 1, 0.2).validation_mask(0)
+    held = teaching.UpdateBatch(images, positions, 2, 2, 1, 1, 0.2, Preprocessing(8)).validation_mask(0)
     assert held.sum() == 8
     features = torch.from_numpy(base.embed(images))
     ridge = Ridge(base._config.options)
@@ -546,7 +560,7 @@ def of_ten_digits(drifted, count, ridge, shift):
 @pytest.mark.parametrize("count", [20, 50, 100, 200, 500])
 def test_with_few_images_the_shift_is_better_than_none(drifted, count):
     """Accuracy of DPCR on all ten digits, with the shift estimated from so many images of the task."""
-    careful = IncrementalClassifier(size=8, device="cpu")._config.options
+    careful = IncrementalClassifier("dpcr", size=8, device="cpu")._config.options
     assert careful.small_task == "identity"
 
     def accuracy(shift):
@@ -613,9 +627,10 @@ def test_weights_come_from_models_checkpoints_and_plain_files(two, weights, tmp_
     for prefix in ("", "learner.student.backbone."):
         save_file({prefix + k: v for k, v in plain.items()}, tmp_path / "w.safetensors")
         model = tiny(weights=tmp_path / "w.safetensors")
+        assert model.frozen
         assert torch.equal(model._snapshot.state.weights["backbone.conv1.weight"], plain["conv1.weight"])
     two.save(tmp_path / "m")
-    model = tiny(weights=tmp_path / "m" / "weights.safetensors")
+    model = tiny(weights=tmp_path / "m" / "weights.safetensors", frozen=False)
     assert np.array_equal(model.embed(DATA.test.images), two.embed(DATA.test.images))
     model.learn(*lesson(0, 1))
     assert not torch.equal(model._snapshot.state.weights["backbone.conv1.weight"], plain["conv1.weight"]), (
@@ -624,21 +639,23 @@ def test_weights_come_from_models_checkpoints_and_plain_files(two, weights, tmp_
 
 
 def test_weights_that_cannot_be_used(weights, tmp_path):
-    with raises(ConfigError, weights, "resnet10", "width 4"):
+    with raises(ConfigError, weights, "resnet10", "(4, 3, 3, 3)", "(2, 3, 3, 3)"):
         tiny(width=4, weights=weights)
-    with raises(ConfigError, tmp_path / "none"):
-        tiny(weights=tmp_path / "none")
-    (tmp_path / "text").write_text("hello")
-    with raises(ConfigError, tmp_path / "text"):
-        tiny(weights=tmp_path / "text")
+    with raises(ConfigError, tmp_path / "none.pth"):
+        tiny(weights=tmp_path / "none.pth")
+    (tmp_path / "text.safetensors").write_text("hello")
+    with raises(ConfigError, tmp_path / "text.safetensors"):
+        tiny(weights=tmp_path / "text.safetensors")
     with raises(ConfigError, "frozen=True", "weights="):
         tiny(frozen=True)
     with raises(ConfigError, "frozen=True", "lwf", "dpcr"):
         tiny("lwf", frozen=True, weights=weights)
     with raises(ModelError, "weights"):
         tiny().freeze()
-    with raises(ConfigError, "weights='pretrained'", "timm/NAME", "resnet10"):
+    with raises(ConfigError, "weights=pretrained", "timm/NAME", "resnet10"):
         tiny(weights="pretrained")
+    with raises(ConfigError, "resnet10", "size", 224):
+        IncrementalClassifier(backbone="resnet10", weights=weights)
 
 
 @pytest.mark.parametrize("method", ["dpcr", "dpcr-plus", "dp-ncm", "lwf-ncm", "ldc", "fecam"])
@@ -773,7 +790,7 @@ def test_timm_backbones_by_name(monkeypatch, tmp_path):
     """A module with the two functions that are called stands in for timm, whose weights need a network."""
     asked = []
 
-    def create_model(name, pretrained, num_classes, in_chans):
+    def create_model(name, num_classes, pretrained=False, in_chans=3):
         asked.append((name, pretrained, num_classes, in_chans))
         if name == "nonsense":
             raise RuntimeError("Unknown model (nonsense)")
@@ -781,18 +798,26 @@ def test_timm_backbones_by_name(monkeypatch, tmp_path):
         net.num_features = 5
         return net
 
-    config = {"input_size": (3, 8, 8), "interpolation": "bicubic", "crop_pct": 1.0}
-    config |= {"mean": (0.5, 0.5, 0.5), "std": (0.2, 0.2, 0.2)}
-    settings = types.SimpleNamespace(resolve_model_data_config=lambda model: config)
-    monkeypatch.setitem(sys.modules, "timm", types.SimpleNamespace(create_model=create_model, data=settings))
-    model = IncrementalClassifier(backbone="timm/some_net", size=8, epochs=2, device="cpu", progress=False)
+    config = {"input_size": (3, 8, 8), "interpolation": "bicubic", "crop_pct": 1.0, "mean": STD, "std": STD}
+    resolved = types.SimpleNamespace(resolve_model_data_config=lambda model: config)
+    monkeypatch.setitem(sys.modules, "timm", types.SimpleNamespace(create_model=create_model, data=resolved))
+    given = {"backbone": "timm/some_net", "device": "cpu", "progress": False}
+    model = IncrementalClassifier(weights="none", epochs=2, **given)
+    assert (model.method, model.frozen) == ("dpcr", False)
+    assert model.preprocessing == Preprocessing(8, 1.0, "bicubic", mean=STD, std=STD)
     assert set(asked) == {("some_net", False, 0, 3)}
     model.learn(*lesson(0, 1)).learn(*lesson(2, 3))
     assert model.embed(DATA.test.images).shape == (30, 5)
     model.save(tmp_path / "m")
     assert np.array_equal(answers(IncrementalClassifier.load(tmp_path / "m", device="cpu")), answers(model))
-    IncrementalClassifier(backbone="timm/some_net", size=8, weights="pretrained", frozen=True, device="cpu")
+    pretrained = IncrementalClassifier(**given).learn(*lesson(0))
     assert ("some_net", True, 0, 3) in asked
+    assert (pretrained.method, pretrained.frozen) == ("slda", True)
+    pretrained.save(tmp_path / "p")
+    asked.clear()
+    again = IncrementalClassifier.load(tmp_path / "p", device="cpu")
+    assert set(asked) == {("some_net", False, 0, 3)}, "its weights are the model's own: nothing is downloaded"
+    assert np.array_equal(again.embed(DATA.test.images), pretrained.embed(DATA.test.images))
     with raises(ConfigError, "timm/nonsense", "timm.list_models()"):
         IncrementalClassifier(backbone="timm/nonsense", device="cpu")
     with raises(ConfigError, "timm/some_net", "width=3"):
@@ -887,6 +912,7 @@ def test_a_real_budget_is_roughly_kept():
 def test_callbacks_see_the_whole_teaching():
     told = []
     tiny(epochs=3).learn(*lesson(0, 1), callbacks=[told.append])
+    assert told.pop(0).event == "chosen"
     assert [p.event for p in told] == ["reading", "training", "training", "training", "solving", "learned"]
     assert [p.fraction for p in told] == sorted(p.fraction for p in told)
     assert told[-1].fraction == 1
@@ -906,6 +932,7 @@ def test_lines_are_printed_elsewhere_and_not_too_many(monkeypatch, capsys):
     monkeypatch.setattr("efcil.product.progress.SECONDS_PER_LINE", 60.0)
     tiny(progress=True, epochs=30).learn(*lesson(0, 1))
     first = capsys.readouterr().err.splitlines()
+    assert first.pop(0).startswith("resnet10 with dpcr: trained on these pictures at 8 pixels")
     assert [line.split(",")[0] for line in first] == [
         "reading images: 40 of 40",
         "epoch 1 of 30",
@@ -914,7 +941,7 @@ def test_lines_are_printed_elsewhere_and_not_too_many(monkeypatch, capsys):
     monkeypatch.setattr("efcil.product.progress.SECONDS_PER_LINE", 0.0)
     tiny(progress=True, epochs=3).learn(*lesson(0, 1))
     later = capsys.readouterr().err
-    assert [line.split(",")[0] for line in later.splitlines()[1:4]] == [f"epoch {i} of 3" for i in (1, 2, 3)]
+    assert [line.split(",")[0] for line in later.splitlines()[2:5]] == [f"epoch {i} of 3" for i in (1, 2, 3)]
     assert "\r" not in later
 
 
@@ -1105,7 +1132,7 @@ def test_draws_are_corrected_by_what_held_out_pictures_show():
     base = taught((0, 1))
     images, names = lesson(2)
     positions = torch.full((20,), 2)
-    held = teaching.UpdateBatch(images, positions, 2, 1, 1, 1, 0.2).validation_mask(0)
+    held = teaching.UpdateBatch(images, positions, 2, 1, 1, 1, 0.2, Preprocessing(8)).validation_mask(0)
     features = torch.from_numpy(base.embed(images))
     ridge, stats = Ridge(base._config.options), ClassStats.from_features(features[~held], positions[~held])
     ridge.fit(stats_of(base).merge(stats))
@@ -1379,8 +1406,8 @@ def test_many_paths_are_decoded_by_several_processes_and_nothing_stays(tmp_path,
     assert bits(together) == bits(alone)
     assert list((tmp_path / "temporary").iterdir()) == []
     assert not (tmp_path / "cache").exists(), "decoded pictures are not kept"
-    assert told[0].event == "reading"
-    assert told[0].total == 41
+    assert [progress.event for progress in told[:2]] == ["chosen", "reading"]
+    assert told[1].total == 41
 
 
 # --- bad input --------------------------------------------------------------------------------------------------------
@@ -1678,7 +1705,7 @@ def test_five_classes_of_a_hundred_pictures_take_under_two_minutes():
     data = glyphs.load(classes=10, size=64, train_per_class=100, test_per_class=2)
     torch.set_num_threads(2)
     try:
-        model = IncrementalClassifier(device="cpu", progress=False)
+        model = IncrementalClassifier("dpcr", device="cpu", progress=False)
         for start in (0, 5):
             begin = time.monotonic(), time.process_time()
             model.learn(*lesson(*range(start, start + 5), data=data))

@@ -200,7 +200,7 @@ def test_onnx_says_the_same(efcil, taught, lessons, tmp_path):
         (["teach", "MODEL", "LESSON", "--epochs", "1", "--budget", "3"], ["epochs=1", "budget=3.0"]),
         (["forget", "MODEL", "class 9"], ["'class 9'"]),
         (["rename", "MODEL", "class 1", "class 2"], ["class 2"]),
-        (["merge", "MODEL", "MODEL"], ["frozen=True"]),
+        (["merge", "MODEL", "MODEL"], ["frozen"]),
         (["evaluate", "MODEL", "STRANGE"], ["class 0"]),
     ],
 )

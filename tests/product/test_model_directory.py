@@ -21,12 +21,12 @@ from efcil import platform_support
 from efcil.errors import ModelError
 from efcil.product import IncrementalClassifier, commands, model_directory
 from efcil.product.calibration import CalibrationOffset
-from efcil.product.model_config import ModelConfig, resolve
+from efcil.product.model_config import ModelConfig, Request, resolve
 from efcil.product.model_directory import CARD, PREVIOUS, STATISTICS, WEIGHTS
 from efcil.product.state import ClassRecord, State
 from messages import raises
 
-CONFIG = resolve("dpcr", "resnet10", 2, 8, 0, 0.0, None)
+CONFIG = resolve(Request("dpcr", width=2, size=8, val_fraction=0.0).completed(), None)
 
 
 def state(number: int, *, size: int = 50, previous: bool = True) -> State:

@@ -31,26 +31,57 @@ def teach(
     model: ModelDir,
     folder: Annotated[Path, typer.Argument(help="Image folder with one subfolder per class.", show_default=False)],
     method: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Method; dpcr by default.", rich_help_panel=NEW_MODEL)
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Method; slda by default. One that trains, such as dpcr, starts from scratch without --backbone.",
+            rich_help_panel=NEW_MODEL,
+        ),
     ] = None,
     backbone: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Backbone, or timm/NAME.", rich_help_panel=NEW_MODEL)
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Pretrained and frozen: efficientnet-lite0 (default), -lite1, -lite2, timm/NAME; resnet10 or "
+            "scratch: trained on your pictures alone.",
+            rich_help_panel=NEW_MODEL,
+        ),
     ] = None,
     width: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Channels of the first stage.", rich_help_panel=NEW_MODEL)
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="Channels of a ResNet trained from scratch.",
+            rich_help_panel=NEW_MODEL,
+        ),
     ] = None,
     size: Annotated[
         int | None,
-        typer.Option(min=8, metavar="N", help="Image size (pixels); 64 by default.", rich_help_panel=NEW_MODEL),
+        typer.Option(
+            min=8,
+            metavar="N",
+            help="Image size (pixels); the backbone's own by default.",
+            rich_help_panel=NEW_MODEL,
+        ),
     ] = None,
     weights: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Backbone weights (safetensors).", rich_help_panel=NEW_MODEL),
+        typer.Option(
+            metavar="FILE",
+            help="File of weights for --backbone (safetensors, .pth), pretrained (the published ones) or none.",
+            rich_help_panel=NEW_MODEL,
+        ),
     ] = None,
     frozen: Annotated[
-        bool,
-        typer.Option("--frozen", metavar="", help="Freeze the backbone (needs --weights).", rich_help_panel=NEW_MODEL),
-    ] = False,
+        bool | None,
+        typer.Option(
+            "--frozen/--no-frozen",
+            metavar="",
+            help="Freeze a pretrained backbone (default), or train it on, with a method that can.",
+            rich_help_panel=NEW_MODEL,
+        ),
+    ] = None,
     seed: Annotated[
         int | None, typer.Option(min=0, metavar="N", help="Random seed.", rich_help_panel=NEW_MODEL)
     ] = None,
@@ -78,9 +109,8 @@ def teach(
     from efcil.product import commands
 
     chosen = {"method": method, "backbone": backbone, "width": width, "size": size, "weights": weights, "seed": seed}
-    given = {**chosen, "val_fraction": val_fraction}
+    given = {**chosen, "frozen": frozen, "val_fraction": val_fraction}
     new_model_options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-    new_model_options |= {"frozen": True} if frozen else {}
     new_model_options |= {"options": parse_overrides(overrides)} if overrides else {}
     message = commands.teach(
         model, folder, new_model_options, epochs=epochs, budget=budget, device=device, skip_bad=skip_bad, quiet=quiet

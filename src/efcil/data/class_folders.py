@@ -16,7 +16,6 @@ from typing import Literal
 
 from efcil.data.cache import SUFFIXES, Tree
 from efcil.data.dataset import format_list
-from efcil.data.duplicates import Images, find_duplicates
 from efcil.data.folder import TEST_NAMES, TRAIN_NAMES, is_hidden, natural_key, scan
 from efcil.errors import DataError, warn
 from efcil.files import StrPath
@@ -152,9 +151,12 @@ def _check_not_test(folder: Path, level: _Level) -> None:
         )
 
 
-def check_duplicates(images: Images, files: Sequence[str], names: Sequence[str]) -> None:
-    """Warn of pictures in several class folders; raise DataError if all pictures of a class are in another one."""
-    mixed = [group for group in find_duplicates(images) if len({names[row] for row in group}) > 1]
+def check_duplicates(groups: Sequence[Sequence[int]], files: Sequence[str], names: Sequence[str]) -> None:
+    """Warn of pictures in several class folders; raise DataError if all pictures of a class are in another one.
+
+    `groups` are rows of the same picture (`efcil.data.duplicates`).
+    """
+    mixed = [list(group) for group in groups if len({names[row] for row in group}) > 1]
     shared: Counter[tuple[str, str]] = Counter()  # (class, other class) -> pictures of the class in the other one
     for group in mixed:
         for row in group:

@@ -28,18 +28,44 @@ def find_duplicates(images: Images) -> list[list[int]]:
     >>> find_duplicates(noise[[0, 1, 0, 2]])
     [[0, 2]]
     """
-    first: dict[bytes, int] = {}  # pixels -> first row
-    same = [first.setdefault(hashlib.sha256(image.tobytes()).digest(), row) for row, image in enumerate(images)]
-    rows, thumbnails = _thumbnails(images, sorted(set(same)))
-    for begin in range(0, len(rows), _ROWS):
-        similar = np.triu(thumbnails[begin : begin + _ROWS] @ thumbnails[begin:].T >= SIMILARITY, 1)
-        for one, other in np.argwhere(similar).tolist():
-            earlier, later = sorted((_first(same, rows[begin + one]), _first(same, rows[begin + other])))
-            same[later] = earlier
-    groups: dict[int, list[int]] = {}
-    for row in range(len(same)):
-        groups.setdefault(_first(same, row), []).append(row)
-    return [group for group in groups.values() if len(group) > 1]
+    found = Duplicates()
+    for begin in range(0, len(images), _ROWS):
+        found.add(images[begin : begin + _ROWS])
+    return found.groups()
+
+
+class Duplicates:
+    """`find_duplicates` of images that come in batches and are not kept."""
+
+    def __init__(self) -> None:
+        self._place: dict[bytes, int] = {}  # pixels -> first row
+        self._same: list[int] = []  # row -> an earlier row of the same picture, or itself
+        self._rows: list[int] = []  # rows of the thumbnails
+        self._thumbnails: list[Thumbnails] = []
+
+    def add(self, images: Images) -> None:
+        """Take up further images."""
+        begin = len(self._same)
+        for row, image in enumerate(images, begin):
+            self._same.append(self._place.setdefault(hashlib.sha256(image.tobytes()).digest(), row))
+        new = sorted({row - begin for row in self._same[begin:] if row >= begin})
+        rows, thumbnails = _thumbnails(images[new])
+        self._rows += [begin + new[row] for row in rows]
+        self._thumbnails.append(thumbnails)
+
+    def groups(self) -> list[list[int]]:
+        """Return groups of rows, in the order in which the images came."""
+        same, rows = list(self._same), self._rows
+        thumbnails = np.concatenate(self._thumbnails) if rows else np.zeros((0, 1), np.float32)
+        for begin in range(0, len(rows), _ROWS):
+            similar = np.triu(thumbnails[begin : begin + _ROWS] @ thumbnails[begin:].T >= SIMILARITY, 1)
+            for one, other in np.argwhere(similar).tolist():
+                earlier, later = sorted((_first(same, rows[begin + one]), _first(same, rows[begin + other])))
+                same[later] = earlier
+        groups: dict[int, list[int]] = {}
+        for row in range(len(same)):
+            groups.setdefault(_first(same, row), []).append(row)
+        return [group for group in groups.values() if len(group) > 1]
 
 
 def _first(same: list[int], row: int) -> int:
@@ -49,19 +75,13 @@ def _first(same: list[int], row: int) -> int:
     return row
 
 
-def _thumbnails(images: Images, rows: list[int]) -> tuple[list[int], Thumbnails]:
+def _thumbnails(images: Images) -> tuple[list[int], Thumbnails]:
     """Return the rows with content and their thumbnails, flat, with mean 0 and length 1."""
     height, width = (np.arange(min(SIDE, side)) * side // min(SIDE, side) for side in images.shape[2:])
-    kept: list[int] = []
-    parts: list[Thumbnails] = [np.zeros((0, images.shape[1] * len(height) * len(width)), dtype=np.float32)]
-    for begin in range(0, len(rows), _ROWS):
-        part = rows[begin : begin + _ROWS]
-        sums = np.add.reduceat(np.add.reduceat(images[part], height, axis=2, dtype=np.uint32), width, axis=3)
-        areas = np.diff(height, append=images.shape[2])[:, None] * np.diff(width, append=images.shape[3])
-        flat = (sums / areas).reshape(len(part), -1).astype(np.float32)
-        flat -= flat.mean(axis=1, keepdims=True)
-        contrast = flat.std(axis=1)
-        kept += [row for row, value in zip(part, contrast, strict=True) if value >= MIN_CONTRAST]
-        flat = flat[contrast >= MIN_CONTRAST]
-        parts.append(flat / np.linalg.norm(flat, axis=1, keepdims=True))
-    return kept, np.concatenate(parts)
+    sums = np.add.reduceat(np.add.reduceat(images, height, axis=2, dtype=np.uint32), width, axis=3)
+    areas = np.diff(height, append=images.shape[2])[:, None] * np.diff(width, append=images.shape[3])
+    flat = (sums / areas).reshape(len(images), images.shape[1] * len(height) * len(width)).astype(np.float32)
+    flat -= flat.mean(axis=1, keepdims=True)
+    contrast = flat.std(axis=1)
+    flat = flat[contrast >= MIN_CONTRAST]
+    return np.flatnonzero(contrast >= MIN_CONTRAST).tolist(), flat / np.linalg.norm(flat, axis=1, keepdims=True)

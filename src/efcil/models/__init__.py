@@ -14,7 +14,8 @@ from efcil.files import StrPath
 from efcil.models import efficientnet_lite, resnet
 from efcil.models.efficientnet_lite import EfficientNetLite
 from efcil.models.plain import BackboneSource, Factory, PlainBackbone, backbone_name, wrap_backbone
-from efcil.models.pretrained import PRETRAINED, check_available, load_weights
+from efcil.models.pretrained import NAMES as PUBLISHED
+from efcil.models.pretrained import PRETRAINED, check_available, load_weights, published_sha256
 from efcil.models.resnet import NAMES, STEMS, ResNet
 from efcil.models.timm import PREFIX, TimmBackbone, build_timm, timm_preprocessing
 from efcil.plugins import Registry
@@ -23,6 +24,7 @@ __all__ = [
     "BACKBONES",
     "NAMES",
     "PRETRAINED",
+    "PUBLISHED",
     "STEMS",
     "BackboneSource",
     "EfficientNetLite",
@@ -41,6 +43,7 @@ __all__ = [
     "load_weights",
     "preprocessing",
     "published_preprocessing",
+    "published_sha256",
     "register_backbone",
     "wrap_backbone",
 ]

@@ -89,6 +89,15 @@ def check_available(name: str) -> None:
     _path(name)
 
 
+def published_sha256(name: str) -> str | None:
+    """Return the checksum of a backbone's published weights where a package installs them, else None.
+
+    >>> published_sha256("resnet18") is None, len(published_sha256("efficientnet-lite0"))
+    (True, 64)
+    """
+    return _PACKAGES[name].sha256 if name in _PACKAGES else None
+
+
 def fitting(tensors: Mapping[str, Tensor], wanted: Mapping[str, Tensor], source: str, name: str) -> dict[str, Tensor]:
     """Return the tensors under the names of `wanted`, or raise ConfigError with the first one that does not fit.
 

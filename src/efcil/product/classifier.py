@@ -6,22 +6,20 @@ import datetime
 import os
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from efcil import models
 from efcil.accel.backend import Backend
 from efcil.data.dataset import format_list
+from efcil.data.preprocessing import Preprocessing
 from efcil.errors import ConfigError, DataError, EfcilError, ModelError, nearest
 from efcil.files import StrPath
 from efcil.learners import LEARNERS, Learner
@@ -29,8 +27,8 @@ from efcil.methods import METHODS
 from efcil.platform_support import memory
 from efcil.product import model_directory
 from efcil.product.calibration import CalibrationOffset
-from efcil.product.inputs import CHANNELS, Images, read_images, read_labeled_images
-from efcil.product.model_config import TEACHABLE, ModelConfig, resolve
+from efcil.product.inputs import BATCH, CHANNELS, Images, map_labeled_images, read_images, read_labeled_images
+from efcil.product.model_config import TEACHABLE, ModelConfig, Request, resolve
 from efcil.product.names import check_names
 from efcil.product.progress import Callback, Progress, progress_callbacks
 from efcil.product.state import ClassRecord, State
@@ -46,7 +44,6 @@ from efcil.trajectory import Trajectory
 REJECTED = ""
 SIMILAR = 10  # number of class pairs in a summary
 SIMILAR_ROWS = 512  # classes compared with all at once
-_PREFIXES = ("", "backbone.", "student.backbone.", "learner.student.backbone.")  # of weight names in a file
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,11 +88,22 @@ class Network(nn.Module):
 class IncrementalClassifier:
     """Incremental image classifier that stores class statistics, but no images or file names.
 
-    Each call of `learn` is one task of the method (default: DPCR): the backbone is trained on the classes of the call
-    with distillation of old ones, the statistics of old classes are shifted, and the classifier is refitted. A call
-    without new classes, or with a single class, does not train the backbone and only updates statistics. With
-    `frozen=True` (and `weights`) or after `freeze()` the backbone is never trained: an update is one forward pass and
-    one solve, and models can be merged.
+    By default the backbone is a pretrained EfficientNet-Lite0 (installed with efcil, no network needed) that is never
+    trained, and the classifier is SLDA: an update is one pass over its pictures and one solve. Classes taught one at a
+    time, in any order, or in models that are merged, give what all at once would. Pictures are resized, cropped and
+    normalized as the backbone's weights were trained.
+
+    `method` and `backbone` choose otherwise, once, for a new model:
+
+    - `method="dpcr"` (or another one that trains), or `backbone="scratch"`: a ResNet-10 is trained from scratch on
+      pictures of 64 pixels, for pictures that are unlike photographs. Each call of `learn` is one task: the backbone is
+      trained on the classes of the call with distillation of old ones, the statistics of old classes are shifted, and
+      the classifier is refitted. A call without new classes, or with a single class, only updates statistics.
+    - `method="dpcr", backbone="efficientnet-lite0"`: the method's classifier on the pretrained backbone, frozen. Other
+      pretrained backbones: `efficientnet-lite1`, `-lite2`, `timm/NAME`, or any backbone with `weights=FILE`. With
+      `frozen=False` a method that can trains it on from there; `weights="none"` leaves out the weights.
+
+    After `freeze()` a backbone that was trained is frozen, too.
 
     A fraction `val_fraction` of each new class with at least 5 images, at most 20 images, is held out from training to
     measure `recall` in the class table; afterwards they are included in the statistics. With `val_fraction=0` all
@@ -115,13 +123,13 @@ class IncrementalClassifier:
 
     def __init__(
         self,
-        method: str = "dpcr",
+        method: str | None = None,
         *,
-        backbone: str = "resnet10",
+        backbone: str | None = None,
         width: int | None = None,
-        size: int = 64,
+        size: int | None = None,
         weights: StrPath | None = None,
-        frozen: bool = False,
+        frozen: bool | None = None,
         epochs: int | None = None,
         budget: float | None = None,
         val_fraction: float = 0.1,
@@ -133,30 +141,30 @@ class IncrementalClassifier:
     ):
         """Create a model without classes.
 
-        `weights`: a safetensors file with backbone weights (a model, a checkpoint of a run or a state dict), or
-        "pretrained" for timm. `options`: dotted keys of training and method, as in `--set`. `epochs` or `budget`
-        (seconds) apply to each update and can also be passed to `learn`.
+        `weights`: "pretrained" (the published ones), "none", or a file of backbone weights (safetensors or a torch
+        state dict, a model, a checkpoint). `size`: side of the pictures; the backbone's own by default. `width`: of a
+        ResNet trained from scratch. `options`: dotted keys of training and method, as in `--set`. `epochs` or `budget`
+        (seconds) apply to each update that trains and can also be passed to `learn`.
         """
         _check_effort(epochs, budget)
-        self._config = resolve(method, backbone, width, size, seed, val_fraction, options)
+        options = dict(options or {})
+        backbone, width = options.pop("backbone", backbone), options.pop("width", width)
+        request = Request(method, backbone, width, size, weights, frozen, seed, val_fraction).completed()
+        self._config = resolve(request, options)
         self._backend = Backend.choose(device, precision, compile=False)
         self.epochs, self.budget, self.progress = epochs, budget, progress
-        if frozen and weights is None:
-            raise ConfigError("frozen=True needs weights=..., or train the model first and call freeze()")
-        if frozen and not self._can_update_frozen:
-            raise ConfigError(f"frozen=True is not supported by {method}, which only has a trained head; use dpcr")
         learner = self._new_learner()
-        if weights is not None:
-            _load_backbone(learner, self._config, weights)
+        if request.weights is not None and self._config.published is None:
+            _load_backbone(learner, self._config, request.weights)
         state = State(
             classes=(),
-            weights=_weights(learner),
+            weights=_weights(learner, with_backbone=self._config.published is None),
             statistics={},
             temperature=1.0,
             calibration_offset=CalibrationOffset(),
-            backbone_updates=int(weights is not None),
+            backbone_updates=int(request.weights is not None and not learner.starts_pretrained),
             updates=0,
-            frozen=frozen,
+            frozen=bool(request.frozen),
             previous=None,
         )
         self._snapshot = self._for_serving(state, self._trajectory(state, learner))
@@ -164,8 +172,11 @@ class IncrementalClassifier:
     # --- parts --------------------------------------------------------------------------------------------------------
 
     def _new_learner(self) -> Learner:
-        kind = LEARNERS[self._config.method.learner]
-        return kind(self._config.training, CHANNELS, self._backend, self._config.seed, self._config.size)
+        config = self._config
+        learner = LEARNERS[config.method.learner](config.training, CHANNELS, self._backend, config.seed, config.size)
+        if config.published is not None:
+            learner.load_weights()
+        return learner
 
     def _for_training(self, state: State) -> Learner:
         """Return a learner with the weights of a state, for training."""
@@ -173,7 +184,10 @@ class IncrementalClassifier:
             raise ModelError(f"the model has no weights for {self._config.training.backbone}")
         learner = self._new_learner()
         beside = {k: v for k, v in learner.state(teacher=False).items() if not k.startswith("student.")}
-        student = {f"student.{k}": v.to(self._backend.device) for k, v in state.weights.items()}
+        weights = dict(state.weights)
+        if self._config.published is not None and not _backbone_only(weights):
+            weights |= _backbone_only(learner.student.state_dict())
+        student = {f"student.{k}": v.to(self._backend.device) for k, v in weights.items()}
         try:
             learner.load_state(beside | student)
         except (RuntimeError, KeyError) as error:
@@ -206,14 +220,35 @@ class IncrementalClassifier:
         return self._config.method.classifier.needs != "learner"
 
     @property
+    def choice(self) -> str:
+        """What the model consists of, why, and what a teaching costs, in a line."""
+        config, frozen = self._config, self.frozen
+        name, method = config.training.backbone, self.method
+        if frozen:
+            return (
+                f"{name}, pretrained and frozen, with {method}: nothing is trained, as a few photographs teach less "
+                f"than the millions that it has seen; one pass at {self.size} pixels and one solve of {self.dim:,} "
+                "features, seconds for a hundred pictures"
+            )
+        return (
+            f"{name} with {method}: trained on these pictures at {self.size} pixels, which takes minutes and many "
+            "pictures a class; for photographs the pretrained default (no --method, no --backbone) is far better"
+        )
+
+    @property
     def method(self) -> str:
         """Name of the method."""
         return self._config.method.name
 
     @property
     def size(self) -> int:
-        """Image size in pixels."""
+        """Side of the pictures in pixels."""
         return self._config.size
+
+    @property
+    def preprocessing(self) -> Preprocessing:
+        """What happens to a picture before the backbone: size, crop, resampling, normalization."""
+        return self._config.preprocessing
 
     @property
     def dim(self) -> int:
@@ -261,19 +296,38 @@ class IncrementalClassifier:
             epochs, budget = self.epochs, self.budget
         _check_effort(epochs, budget)
         with progress_callbacks(callbacks, self.progress) as tell:
+            choices = [] if self._snapshot.state.classes else [self.choice]  # told once the pictures are found
 
             def reading(done: int, total: int) -> None:
+                while choices:
+                    tell(Progress("chosen", 1, 1, choices.pop()))
                 tell(Progress("reading", done, total, f"reading images: {done} of {total}"))
 
-            images, names = read_labeled_images(data, labels, self.size, skip_bad=skip_bad, on_progress=reading)
-            reading(len(images), len(images))
+            images, names = self._read(data, labels, skip_bad, reading)
             self._snapshot = self._updated(images, names, epochs, None if budget is None else begin + budget, tell)
             count = len(dict.fromkeys(names))
             tell(Progress("learned", 1, 1, f"learned {count} class{'es' * (count != 1)} from {len(names)} pictures"))
         return self
 
+    def _read(
+        self, data: Any, labels: Any, skip_bad: bool, reading: Callable[[int, int], None]
+    ) -> tuple[Images | Tensor, list[str]]:
+        """Read the pictures of an update; where the backbone rests, their features, without keeping the pictures."""
+        given = (data, labels, self.preprocessing)
+        trajectory = self._snapshot.trajectory
+        views = {part.classifier.stats_view for part in trajectory.parts.values()}
+        if not self.frozen or views != {"clean"}:
+            return read_labeled_images(*given, skip_bad=skip_bad, on_progress=reading)
+        return map_labeled_images(*given, self._features_of_many, skip_bad=skip_bad, on_progress=reading)
+
+    def _features_of_many(self, images: Images) -> Tensor:
+        """Return the features of a batch; it is filled up, as numbers depend on its size in their last bits."""
+        missing = -len(images) % BATCH
+        images = np.concatenate([images, np.broadcast_to(images[:1], (missing, *images.shape[1:]))])
+        return self._features(self._snapshot, images)[: len(images) - missing]
+
     def _updated(
-        self, images: Images, names: list[str], epochs: int | None, deadline: float | None, tell: Callback
+        self, images: Images | Tensor, names: list[str], epochs: int | None, deadline: float | None, tell: Callback
     ) -> _Snapshot:
         state = self._snapshot.state
         taught = list(dict.fromkeys(names))
@@ -293,6 +347,7 @@ class IncrementalClassifier:
             state.updates,
             state.backbone_updates,
             self._config.val_fraction,
+            self.preprocessing,
         )
         self._check_room(len(state.classes) + len(new))
         trajectory = self._trajectory(state)
@@ -365,7 +420,7 @@ class IncrementalClassifier:
         return self._probabilities(self._require_classes(), images)
 
     def _probabilities(self, snapshot: _Snapshot, images: Any) -> npt.NDArray[np.float64]:
-        features = self._features(snapshot, read_images(images, self.size))
+        features = self._features(snapshot, read_images(images, self.preprocessing))
         with torch.no_grad():
             scores = snapshot.logits(features).double()
         probabilities: npt.NDArray[np.float64] = torch.softmax(scores / snapshot.state.temperature, 1).cpu().numpy()
@@ -373,13 +428,16 @@ class IncrementalClassifier:
 
     def embed(self, images: Any) -> npt.NDArray[np.float32]:
         """Return features (n, dim) of images."""
-        features: npt.NDArray[np.float32] = self._features(self._snapshot, read_images(images, self.size)).cpu().numpy()
+        features: npt.NDArray[np.float32] = (
+            self._features(self._snapshot, read_images(images, self.preprocessing)).cpu().numpy()
+        )
         return features
 
     def _features(self, snapshot: _Snapshot, images: Images) -> Tensor:
         if len(images) == 0:
             return torch.zeros(0, self.dim, device=self.device)
-        return extract(snapshot.backbone, pixels_of(images, self._backend), self._backend, self._config.training.crop)
+        pixels = pixels_of(images, self._backend, self.preprocessing)
+        return extract(snapshot.backbone, pixels, self._backend, self._config.training.crop)
 
     def score(self, data: Any, labels: Any = None, *, skip_bad: bool = False) -> float:
         """Return the accuracy (0 to 1) on images, or on the test part of a data set or folder.
@@ -387,7 +445,7 @@ class IncrementalClassifier:
         Raise DataError for unknown classes.
         """
         snapshot = self._require_classes()
-        images, names = read_labeled_images(data, labels, self.size, "test", skip_bad=skip_bad)
+        images, names = read_labeled_images(data, labels, self.preprocessing, "test", skip_bad=skip_bad)
         strange = sorted(set(names) - set(snapshot.state.names))
         if strange:
             raise DataError(f"unknown classes: {format_list(strange)}; learn them or exclude these images")
@@ -397,7 +455,8 @@ class IncrementalClassifier:
     def network(self) -> Network:
         """Return the full model as one module for export: uint8 (n, 3, size, size) -> float32 probabilities."""
         snapshot = self._require_classes()
-        pixels = pixels_of(np.zeros((1, CHANNELS, self.size, self.size), np.uint8), self._backend)
+        nothing = np.zeros((1, CHANNELS, self.size, self.size), np.uint8)
+        pixels = pixels_of(nothing, self._backend, self.preprocessing)
         crop = self._config.training.crop
         return Network(snapshot, pixels, crop).eval()
 
@@ -429,7 +488,7 @@ class IncrementalClassifier:
             trajectory.retain(positions)
         after = state.updated(
             classes=tuple(state.classes[place] for place in kept),
-            weights=_weights(learner),
+            weights=_weights(learner, with_backbone=bool(_backbone_only(state.weights))),
             statistics=to_cpu(trajectory.state_dict()) if kept else {},
             temperature=self._recalibrate(trajectory, state) if kept else 1.0,
             previous=None,
@@ -495,7 +554,7 @@ class IncrementalClassifier:
                 "create them with frozen=True and the same weights, or freeze() one model and train two copies"
             )
         mine, theirs = self._config.to_dict(), other._config.to_dict()
-        for key in ("method", "options", "size"):
+        for key in ("method", "options", "preprocessing"):
             if mine[key] != theirs[key]:
                 raise ModelError(
                     f"the models differ in {key}: {mine[key]} and {theirs[key]}; merge models with equal options"
@@ -504,7 +563,8 @@ class IncrementalClassifier:
             raise ModelError("the models have different backbones; merge models created with the same weights")
 
     def _fingerprint(self) -> str:
-        return digest(_backbone_only(self._snapshot.state.weights))
+        own = _backbone_only(self._snapshot.state.weights)
+        return digest(own) if own else f"{self._config.published}"
 
     def _check_known(self, names: Iterable[str]) -> set[str]:
         requested, known = list(names), dict.fromkeys(self._snapshot.state.names)
@@ -619,8 +679,9 @@ def _check_effort(epochs: int | None, budget: float | None) -> None:
         raise ConfigError(f"budget is {budget} seconds; wanted more than zero")
 
 
-def _weights(learner: Learner) -> dict[str, Tensor]:
-    return to_cpu(learner.student.state_dict())
+def _weights(learner: Learner, with_backbone: bool = True) -> dict[str, Tensor]:
+    weights = learner.student.state_dict()
+    return to_cpu(weights if with_backbone else {k: v for k, v in weights.items() if not k.startswith("backbone.")})
 
 
 def _backbone_only(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -659,27 +720,9 @@ def _similar(snapshot: _Snapshot) -> list[list[Any]]:
 
 def _load_backbone(learner: Learner, config: ModelConfig, weights: StrPath) -> None:
     """Load backbone weights from a file or from timm."""
-    name, backbone = config.training.backbone, learner.student.backbone
-    if os.fspath(weights) == "pretrained":
-        if not models.is_timm(name):
-            raise ConfigError(f"weights='pretrained' is only for timm/NAME, not {name}; give a safetensors file")
-        source = models.build_timm(name, channels=CHANNELS, seed=config.seed, pretrained=True)
+    name, backbone = str(config.training.backbone), learner.student.backbone
+    if os.fspath(weights) == models.PRETRAINED and models.is_timm(name):
+        source = models.build(name, seed=config.seed, size=config.size, weights=weights)
         backbone.load_state_dict(source.state_dict())
-        return
-    path = Path(weights)
-    try:
-        tensors = load_file(path)
-    except FileNotFoundError:
-        raise ConfigError(f"weights: {path}: no such file; give a safetensors file with a backbone's weights") from None
-    except (SafetensorError, OSError) as error:
-        raise ConfigError(f"weights: {path} is not a safetensors file: {error}") from None
-    wanted = backbone.state_dict()
-    for prefix in _PREFIXES:
-        renamed = {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
-        if all(name in renamed and renamed[name].shape == tensor.shape for name, tensor in wanted.items()):
-            backbone.load_state_dict({name: renamed[name] for name in wanted})
-            return
-    raise ConfigError(
-        f"weights: {path} does not fit {name} (width {config.training.width}, stem {config.training.stem}); "
-        "use the backbone, width and size that the weights were trained with"
-    )
+    else:
+        models.load_weights(backbone, name, weights)

@@ -156,7 +156,7 @@ def to_csv(answers: Sequence[Mapping[str, Any]]) -> str:
 def evaluate(directory: Path, folder: Path, *, device: str, skip_bad: bool) -> dict[str, Any]:
     """Return the accuracy on the images of a folder and the recall of each class, in percent."""
     model = load_model(directory, device)
-    images, names = read_labeled_images(folder, None, model.size, "test", skip_bad=skip_bad)
+    images, names = read_labeled_images(folder, None, model.preprocessing, "test", skip_bad=skip_bad)
     known = set(model.classes_.tolist())
     strange = sorted(set(names) - known)
     if strange:

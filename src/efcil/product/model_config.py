@@ -2,22 +2,100 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from efcil import methods
+from efcil import methods, models
 from efcil.config import Options, Values, build, flat, preset_values
+from efcil.data.preprocessing import Preprocessing
 from efcil.errors import ConfigError
+from efcil.files import StrPath
 from efcil.learners import LEARNERS
 from efcil.learners.base import TrainingOptions
 from efcil.methods import Method
 from efcil.resolution import RequestedMethod, collected
 from efcil.resolution import resolve as resolve_options
 
-TEACHABLE = ("lwf", "first-task", "pseudo-replay")  # learners that need no old image
+TEACHABLE = ("lwf", "first-task", "pseudo-replay", "pretrained", "adapt-first")  # learners that need no old image
 SMALL_IMAGES = 40  # pixels up to which the first layer keeps the size
+METHOD, BACKBONE = "slda", "efficientnet-lite0"  # by default: pretrained and frozen
+TRAINED_METHOD, TRAINED_BACKBONE, TRAINED_SIZE = "dpcr", "resnet10", 64  # where a backbone is trained from scratch
+SCRATCH = "scratch"  # the word for TRAINED_BACKBONE, where a backbone could be named instead
+NO_WEIGHTS = "none"  # the word for a backbone from scratch, where a file of weights could be named instead
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a new model shall be; None: ours to choose."""
+
+    method: str | None = None
+    backbone: str | None = None
+    width: int | None = None
+    size: int | None = None
+    weights: StrPath | None = None
+    frozen: bool | None = None
+    seed: int = 0
+    val_fraction: float = 0.1
+
+    def completed(self) -> Request:
+        """Choose what was left open.
+
+        Without any choice: `slda` on the frozen `efficientnet-lite0` with its published weights. A backbone that has
+        published weights, or is given some, is frozen. A method that trains its backbone (`dpcr`, ...), a backbone
+        without weights, a `width`, "scratch" or weights="none" ask for training from scratch, of a `resnet10` where
+        no backbone is named.
+
+        >>> Request().completed().method, Request("dpcr").completed().backbone
+        ('slda', 'resnet10')
+        >>> one = Request("dpcr", "efficientnet-lite0").completed()
+        >>> one.weights, one.frozen, one.size
+        ('pretrained', True, 224)
+        """
+        weights, backbone = self.weights, self.backbone
+        if backbone == SCRATCH:
+            if weights is not None and os.fspath(weights) != NO_WEIGHTS:
+                raise ConfigError(f"backbone={SCRATCH} and weights={os.fspath(weights)} are exclusive; name a backbone")
+            backbone, weights = None, NO_WEIGHTS
+        learner = None if self.method is None else LEARNERS[find_method(self.method).learner]
+        no_weights = weights is not None and os.fspath(weights) == NO_WEIGHTS
+        if backbone is None:
+            trained = no_weights or self.width is not None or (learner is not None and not learner.starts_pretrained)
+            backbone = TRAINED_BACKBONE if trained else BACKBONE
+        models.check_name(backbone)
+        published = backbone in models.PUBLISHED or models.is_timm(backbone)
+        if weights is None and published:
+            weights = models.PRETRAINED
+        weights = None if no_weights else weights
+        method = self.method or (TRAINED_METHOD if weights is None else METHOD)
+        found = find_method(method)
+        learner = LEARNERS[found.learner]
+        if learner.starts_pretrained and weights is None:
+            raise ConfigError(
+                f"method {method} starts from a pretrained backbone, and {backbone} has no weights; give weights, "
+                f"backbone={BACKBONE}, or a method that trains, such as {TRAINED_METHOD}"
+            )
+        if learner.starts_pretrained and not learner.trains and self.frozen is False:
+            raise ConfigError(f"frozen=False: {method} never trains its backbone; use {TRAINED_METHOD}")
+        can_freeze = found.classifier.needs != "learner" and not (learner.starts_pretrained and learner.trains)
+        frozen = (weights is not None and can_freeze) if self.frozen is None else self.frozen
+        if frozen and weights is None:
+            raise ConfigError("frozen=True needs weights=..., or train the model first and call freeze()")
+        if frozen and not can_freeze:
+            raise ConfigError(f"frozen=True is not supported by {method}, which only has a trained head; use dpcr")
+        size = self.size
+        if size is None and not published:
+            if weights is not None:
+                raise ConfigError(
+                    f"weights of {backbone} do not say for which pictures; give size, the side of those that they "
+                    "were trained with (224 for torchvision's)"
+                )
+            size = TRAINED_SIZE
+        if size is None:
+            size = models.preprocessing(backbone).size
+        return replace(self, method=method, backbone=backbone, weights=weights, frozen=frozen, size=size)
 
 
 @dataclass(frozen=True)
@@ -27,9 +105,15 @@ class ModelConfig:
     method: Method
     training: TrainingOptions
     options: Options
-    size: int
+    preprocessing: Preprocessing  # what happens to a picture before the backbone
     seed: int
     val_fraction: float  # share of a new class's pictures
+    published: str | None = None  # SHA-256 of the backbone's weights where they are an installed package's
+
+    @property
+    def size(self) -> int:
+        """Side of the pictures in pixels."""
+        return self.preprocessing.size
 
     def to_dict(self) -> dict[str, Any]:
         """As plain values; `from_dict` undoes it."""
@@ -37,49 +121,54 @@ class ModelConfig:
             "method": self.method.name,
             "training": flat(self.training),
             "options": flat(self.options),
-            "size": self.size,
+            "preprocessing": self.preprocessing.to_dict(),
             "seed": self.seed,
             "val_fraction": self.val_fraction,
+            "published": self.published,
         }
 
     @classmethod
     def from_dict(cls, document: Mapping[str, Any]) -> ModelConfig:
         """Read what `to_dict` wrote."""
-        method = _find_method(document["method"])
+        method = find_method(document["method"])
         training = build(LEARNERS[method.learner].options_type, document["training"], "training")
         options = build(method.options, document["options"], method.name)
-        size, seed, val_fraction = int(document["size"]), int(document["seed"]), float(document["val_fraction"])
-        return cls(method, training, options, size, seed, val_fraction)
+        preprocessing = Preprocessing.from_dict(document["preprocessing"])
+        seed, val_fraction, published = int(document["seed"]), float(document["val_fraction"]), document["published"]
+        if published not in (None, models.published_sha256(str(training.backbone))):
+            raise ConfigError(f"it was made with other published weights of {training.backbone} (SHA-256 {published})")
+        return cls(method, training, options, preprocessing, seed, val_fraction, published)
 
 
-def resolve(
-    method: str,
-    backbone: str,
-    width: int | None,
-    size: int,
-    seed: int,
-    val_fraction: float,
-    options: Mapping[str, Any] | None,
-) -> ModelConfig:
-    """Put preset, arguments and `options` (dotted keys of training and method, as `--set` takes them) together."""
-    found = _find_method(method)
-    errors: list[str] = []
+def resolve(request: Request, options: Mapping[str, Any] | None) -> ModelConfig:
+    """Put preset, a completed request and `options` (dotted keys of training and method, as in `--set`) together."""
+    assert request.method is not None
+    assert request.size is not None
+    found = find_method(request.method)
+    size, errors = request.size, list[str]()
     if size < 8:
         errors.append(f"size is {size}; wanted 8 pixels or more")
-    if seed < 0:
-        errors.append(f"seed is {seed}; wanted zero or more")
-    if not 0 <= val_fraction <= 0.5:
-        errors.append(f"val_fraction is {val_fraction}; wanted a share from 0 (measure no recall) to 0.5")
-    derived: Values = {"backbone": backbone, "stem": "cifar" if size <= SMALL_IMAGES else "imagenet"}
-    if width is not None:
-        derived["width"] = width
+    if request.seed < 0:
+        errors.append(f"seed is {request.seed}; wanted zero or more")
+    if not 0 <= request.val_fraction <= 0.5:
+        errors.append(f"val_fraction is {request.val_fraction}; wanted a share from 0 (measure no recall) to 0.5")
+    derived: Values = {"backbone": request.backbone, "stem": "cifar" if size <= SMALL_IMAGES else "imagenet"}
+    derived["weights"] = None if request.weights is None else os.fspath(request.weights)
+    if request.width is not None:
+        derived["width"] = request.width
     preset = partial(preset_values, "model", "defaults")
     with collected(errors):
         resolved = resolve_options({found.name: RequestedMethod(found)}, preset, dict(options or {}), derived)
     if errors:
         raise ConfigError("; ".join(errors))
     ((_, own),) = resolved.methods.values()
-    config = ModelConfig(found, resolved.training, own, size, seed, val_fraction)
+    training, published = resolved.training, None
+    wanted = training.preprocessing() or models.preprocessing(training.backbone, size)
+    if training.weights == models.PRETRAINED:
+        published = models.published_sha256(str(training.backbone))
+    if published is None:  # the model keeps weights of its own
+        training = training.model_copy(update={"weights": None})
+    config = ModelConfig(found, training, own, wanted.with_size(size), request.seed, request.val_fraction, published)
     stages, used = getattr(config.training, "intermediate_stages", 0), getattr(own, "use_stages", None)
     if LEARNERS[found.learner].needs_stats and used not in (None, stages):
         raise ConfigError(
@@ -89,7 +178,8 @@ def resolve(
     return config
 
 
-def _find_method(name: str) -> Method:
+def find_method(name: str) -> Method:
+    """Return a method, or raise ConfigError if models cannot be kept of it."""
     method = methods.find(name)
     if method.learner not in TEACHABLE or method.heads or method.exemplars:
         why = f"models are kept of {', '.join(TEACHABLE)}, and its learner is {method.learner}"

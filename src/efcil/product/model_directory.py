@@ -43,7 +43,7 @@ from efcil.product.model_config import ModelConfig
 from efcil.product.state import ClassRecord, State
 from efcil.tensor_files import check_finite, read_tensors, to_cpu
 
-FORMAT = 4  # earlier ones were not released
+FORMAT = 5  # earlier ones were not released
 KIND = "efcil model"
 CARD, WEIGHTS, STATISTICS, PREVIOUS = "model.json", "weights.safetensors", "statistics.safetensors", "previous"
 _FILES = (CARD, WEIGHTS, STATISTICS)

@@ -10,13 +10,16 @@ from dataclasses import dataclass
 from typing import Any
 
 SECONDS_PER_LINE = 5.0  # of progress where stderr is not a terminal
-_BEGIN = {"reading": 0.0, "training": 0.05, "solving": 0.95, "learned": 1.0}
-_END = {"reading": 0.05, "training": 0.95, "solving": 1.0, "learned": 1.0}
+_BEGIN = {"chosen": 0.0, "reading": 0.0, "training": 0.05, "solving": 0.95, "learned": 1.0}
+_END = {"chosen": 0.0, "reading": 0.05, "training": 0.95, "solving": 1.0, "learned": 1.0}
 
 
 @dataclass(frozen=True)
 class Progress:
-    """Progress event of an update: `reading`, `training`, `solving`, `learned`, in this order."""
+    """Progress event of an update: `reading`, `training`, `solving`, `learned`, in this order.
+
+    Before the first update of a model comes `chosen`, with what the model consists of.
+    """
 
     event: str
     done: int  # images read or epochs trained
@@ -74,4 +77,11 @@ def _bar() -> Iterator[Callback]:
     columns: list[Any] = [TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn()]
     with Bars(*columns, console=Console(stderr=True), transient=True) as bars:
         line = bars.add_task("", total=1.0)
-        yield lambda progress: bars.update(line, completed=progress.fraction, description=progress.message)
+
+        def show(progress: Progress) -> None:
+            if progress.event == "chosen":
+                bars.console.print(progress.message, highlight=False, markup=False)
+            else:
+                bars.update(line, completed=progress.fraction, description=progress.message)
+
+        yield show

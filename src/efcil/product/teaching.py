@@ -7,13 +7,14 @@ import time
 from dataclasses import dataclass, replace
 from functools import partial
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
 from efcil.accel.backend import Backend
-from efcil.data.cache import MEAN, STD
 from efcil.data.dataset import ImageSet
+from efcil.data.preprocessing import Preprocessing
 from efcil.features import TaskFeatures
 from efcil.learners import Learner
 from efcil.models.heads import CosineHead
@@ -52,13 +53,14 @@ class UpdatePlan:
 class UpdateBatch:
     """Images and labels of an update, with the number of old and new classes."""
 
-    images: Images  # (n, 3, size, size)
+    images: Images | Tensor  # (n, 3, size, size), or features (n, dim) where the backbone is frozen
     labels: Tensor  # (n,) positions, on the CPU
     num_old: int  # number of old classes
     num_new: int  # number of new classes, at the following positions
     update: int  # index of the update
     backbone_update: int  # number of earlier backbone updates
     val_fraction: float  # held-out fraction of new classes
+    preprocessing: Preprocessing  # of the images
 
     @property
     def task_classes(self) -> Tensor:
@@ -86,9 +88,9 @@ class UpdateResult:
     calibration_offset: CalibrationOffset
 
 
-def pixels_of(images: Images, backend: Backend) -> ImageBatches:
-    """Move images to the device."""
-    return ImageBatches(to_device(images, backend.device), MEAN, STD, backend)
+def pixels_of(images: Images, backend: Backend, preprocessing: Preprocessing) -> ImageBatches:
+    """Move images to the device, to be normalized as the backbone expects."""
+    return ImageBatches(to_device(images, backend.device), preprocessing.mean, preprocessing.std, backend)
 
 
 def teach(batch: UpdateBatch, trajectory: Trajectory, plan: UpdatePlan, callback: Callback) -> UpdateResult:
@@ -100,23 +102,7 @@ def teach(batch: UpdateBatch, trajectory: Trajectory, plan: UpdatePlan, callback
     assert learner is not None
     backend, seed = learner.backend, learner.seed
     labels, validation = batch.labels.to(backend.device), batch.validation_mask(seed)
-    everything = pixels_of(batch.images, backend)
-    transform = learner.transform(batch.images.shape[-1])
     found = UpdateResult({}, 0.0, plan.calibration_offset)
-
-    def fit() -> None:
-        rows = (~validation).numpy()
-        shown = ImageSet(batch.images[rows], batch.labels.numpy()[rows])
-        task = Task(batch.backbone_update, batch.num_old, batch.num_new, shown)
-        pixels = pixels_of(shown.images, backend)
-        classes = batch.task_classes
-        learner.task_classes = classes.to(backend.device) if int(classes[0]) < batch.num_old else None
-        own = labels[(~validation).to(backend.device)]
-        options, data = learner.options.with_epochs(plan.epochs), TaskData(task, pixels, own, transform)
-        if plan.deadline is not None:
-            options = options.with_epochs(_affordable_epochs(learner, data, plan.deadline))
-        learner.options = options
-        Trainer(learner, [callback]).fit(data)
 
     def measure(features: TaskFeatures) -> None:
         nonlocal found
@@ -132,17 +118,42 @@ def teach(batch: UpdateBatch, trajectory: Trajectory, plan: UpdatePlan, callback
 
     if plan.freeze_backbone:
         learner.num_old_classes = batch.num_old
-    every = Task(batch.update, batch.num_old, batch.num_new, ImageSet(batch.images, batch.labels.numpy()))
-    data, on_training_end = (
-        TaskData(every, everything, labels, transform),
-        partial(callback.on_training_end, batch.update),
-    )
-    features = trajectory.learn_task(data, None if plan.freeze_backbone else fit, on_training_end, measure)
+    if isinstance(batch.images, Tensor):
+        saved = {"labels": labels, "new": batch.images}
+        features = TaskFeatures.from_saved(batch.update, seed, saved, learner.feature_layout)
+        features.backbone_unchanged = True
+        callback.on_training_end(batch.update)
+        measure(features)
+        trajectory.update(features)
+    else:
+        everything = pixels_of(batch.images, backend, batch.preprocessing)
+        every = Task(batch.update, batch.num_old, batch.num_new, ImageSet(batch.images, batch.labels.numpy()))
+        data = TaskData(every, everything, labels, learner.transform(batch.images.shape[-1]))
+        fit = None if plan.freeze_backbone else partial(_train, learner, batch, ~validation, plan, callback)
+        on_training_end = partial(callback.on_training_end, batch.update)
+        features = trajectory.learn_task(data, fit, on_training_end, measure)
     temperature = calibrate(trajectory, found.calibration_offset, seed)
     if temperature is None:  # without Grams: fit on held-out images, or on all if there are none
         scores = trajectory.logits(label_of(trajectory), features.new())
         temperature = found.temperature or fit_temperature(scores, features.labels)
     return UpdateResult(found.recall, temperature, found.calibration_offset)
+
+
+def _train(learner: Learner, batch: UpdateBatch, chosen: Tensor, plan: UpdatePlan, callback: Callback) -> None:
+    """Train a learner on the chosen images (n,) of a batch."""
+    assert isinstance(batch.images, np.ndarray)
+    rows, backend = chosen.cpu().numpy(), learner.backend
+    shown = ImageSet(batch.images[rows], batch.labels.numpy()[rows])
+    task = Task(batch.backbone_update, batch.num_old, batch.num_new, shown)
+    classes = batch.task_classes
+    learner.task_classes = classes.to(backend.device) if int(classes[0]) < batch.num_old else None
+    pixels, labels = pixels_of(shown.images, backend, batch.preprocessing), backend.tensor(shown.labels)
+    options = learner.options.with_epochs(plan.epochs)
+    data = TaskData(task, pixels, labels, learner.transform(batch.images.shape[-1]))
+    if plan.deadline is not None:
+        options = options.with_epochs(_affordable_epochs(learner, data, plan.deadline))
+    learner.options = options
+    Trainer(learner, [callback]).fit(data)
 
 
 def label_of(trajectory: Trajectory) -> str:

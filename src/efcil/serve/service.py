@@ -100,7 +100,7 @@ class Service:
 
         async def answer(name: str | None, read: Callable[[], bytes], lane: int) -> dict[str, Any]:
             try:
-                submit = partial(self.decoders.submit, read, self.store.size, lane)
+                submit = partial(self.decoders.submit, read, self.store.preprocessing, lane)
                 return await self._answer(name, submit, at_once, best)
             finally:
                 waiting.remove(lane)
@@ -152,7 +152,7 @@ class Service:
         self.store.claim("an update is running")
         try:
             loop = asyncio.get_running_loop()
-            decode = partial(self.decoders.decode, size=self.store.size)
+            decode = partial(self.decoders.decode, size=self.store.preprocessing)
             found = await loop.run_in_executor(self._changes, upload, decode)
             return self.jobs.start(found, epochs, budget), found
         except BaseException:

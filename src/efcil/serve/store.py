@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from efcil.data.preprocessing import Preprocessing
 from efcil.errors import RunError
 from efcil.files import working_directory
 from efcil.product import IncrementalClassifier
@@ -63,6 +64,11 @@ class ModelStore:
     def size(self) -> int:
         """Image size of the model in pixels."""
         return int(self.current.summary["size"])
+
+    @property
+    def preprocessing(self) -> Preprocessing:
+        """How an uploaded image becomes pixels of the model."""
+        return self.current.model.preprocessing
 
     def check_free(self) -> None:
         """Raise Conflict while the model is being changed."""

