@@ -17,6 +17,7 @@ version = release = efcil.__version__
 
 extensions = [
     "mathml",
+    "dark",
     "api",
     "myst_parser",
     "sphinx.ext.autodoc",

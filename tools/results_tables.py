@@ -53,12 +53,13 @@ OTHERS = (BENCHMARKS, "research.jsonl", "frozen-features.jsonl")
 ABLATION = "ablation"  # prefix of runs that evaluate ablations on one trajectory
 ABLATED = {
     "gaussian=0": "no Gaussians",
-    "shift_view=clean": "no pseudo-images in the map",
+    "shift_view=clean": "no pseudo-samples in the map",
     "use_stages=0": "no intermediate stages",
     "use_stages=1": "1 intermediate stage",
     "use_stages=2": "2 intermediate stages",
 }
 FAR = 2.0  # points of A_f: a gap to the paper that docs/fidelity.md lists first
+PAPERS_ORDERS = ("identity", "1992", "1993")
 KEPT_BACK = ("1", "2", "3")  # class orders not used for model selection nor in the paper
 
 Config = tuple[tuple[str, str], ...]  # dotted key, value as JSON
@@ -364,7 +365,7 @@ def full_text(sections: list[Section], paper: Paper) -> str:
 
 def compact_text(sections: list[Section]) -> str:
     """Return the block of docs/results/accuracy.md with its markers."""
-    lines = [BEGIN, ""]
+    lines, devices = list[str](), dict[str, None]()
     for section in sections:
         if section.title.startswith("digits"):
             continue  # the demo's; results/README.md has them
@@ -374,18 +375,33 @@ def compact_text(sections: list[Section]) -> str:
                 *(NONE if numbers is None else f"{numbers[m]:.2f}" for m in METRICS),
                 *(_ours(row, m) for m in METRICS),
                 _difference(row, numbers),
-                escaped(", ".join(sorted(row.orders))),
-                escaped(row.seconds(fastest=True)),
+                "all three" if set(row.orders) == set(PAPERS_ORDERS) else escaped(", ".join(sorted(row.orders))),
+                escaped(_without_device(row.seconds(fastest=True), devices)),
             ]
             for label, numbers, row in section.lines(variant=False)
             if row is not None
         ]
         if rows:
-            head = "Method | >Paper A\\_f | >Paper A\\_avg | >A\\_f | >A\\_avg | >Difference | Class orders"
-            head += " | Time per run (s)"
+            head = "Method | >Paper A\\_f | >Paper A\\_avg | >A\\_f | >A\\_avg | >Difference | Orders"
+            head += " | >Time per run (s)"
             lines += [f"**{escaped(section.title)}**", "", *table(head, rows), ""]
-    lines += [END]
-    return "\n".join(lines)
+    where = (
+        f"Time per run in seconds on {' and '.join(devices)}; in brackets how many runs shared it." if devices else ""
+    )
+    return "\n".join([BEGIN, "", *([where, ""] if where else []), *lines, END])
+
+
+def _without_device(seconds: str, devices: dict[str, None]) -> str:
+    """Take the device out of a time, and note it.
+
+    >>> _without_device("155 (NVIDIA H200, bf16)", {}), _without_device("9 (GPU, bf16, 4 runs at once)", {})
+    ('155', '9 (4)')
+    """
+    found = re.fullmatch(r"(\S+) \((.+?)(?:, (\d+) runs at once)?\)", seconds)
+    if found is None:
+        return seconds
+    devices[found[2]] = None
+    return found[1] + (f" ({found[3]})" if found[3] else "")
 
 
 def _difference(row: Row, numbers: Mapping[str, Any] | None) -> str:
