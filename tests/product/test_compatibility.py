@@ -58,7 +58,8 @@ def test_a_model_can_go_back_to_before_its_last_update(written):
     assert model.undo().classes_.tolist() == ["digit 0", "digit 1"]
 
 
-def test_a_run_is_reported(written, efcil):
+def test_a_run_is_reported(written, efcil, monkeypatch):
+    monkeypatch.chdir(written)
     results = Results.load(written / "run")
     assert results["dpcr"].tasks_done == 5
     code, out, err = efcil("report", written / "run")
