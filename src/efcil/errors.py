@@ -105,6 +105,17 @@ class FailedOnOtherRank(EfcilError):
         self.exit_code = exit_code
 
 
+def printable(text: str) -> str:
+    """Show control characters escaped: a name from a file may hold what a terminal or a log would obey.
+
+    >>> printable("cat\\x1b[2J\\u202e.jpg\\n")
+    'cat\\\\x1b[2J\\\\u202e.jpg\\\\n'
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in text)
+
+
 def as_keywords(message: str) -> str:
     """Write options of the command line as arguments of a function, for who called one.
 

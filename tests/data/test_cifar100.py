@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import pickle
+import random
 import struct
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -37,6 +39,25 @@ def python2_dict(**values: bytes) -> bytes:
 
 def python2_list(items: list[bytes]) -> bytes:
     return b"](" + b"".join(items) + b"e"
+
+
+def test_lengths_that_a_pickle_claims_take_no_memory(tmp_path):
+    """Before: 13 bytes of `meta` took 6.4 GB. Every opcode with a length, and what the library does with it."""
+    rng = random.Random(29)
+    folder = write_python2(tmp_path / "cifar-100-python")
+    forms = [(b"\x96", "<Q"), (b"\x8e", "<Q"), (b"\x8d", "<Q"), (b"\x95", "<Q"), (b"B", "<I"), (b"X", "<I")]
+    forms += [(b"T", "<i"), (b"\x8b", "<i"), (b"r", "<I"), (b"j", "<I")]
+    tracemalloc.start()
+    try:
+        for number in range(3 * len(forms)):
+            opcode, form = forms[number % len(forms)]
+            claim = opcode + struct.pack(form, rng.randrange(2**28, 2**30))
+            (folder / "meta").write_bytes(b"\x80\x05" + claim + rng.randbytes(3) + b".")
+            with pytest.raises(DataError):
+                cifar100.load(tmp_path)
+        assert tracemalloc.get_traced_memory()[1] < 100 * 2**20
+    finally:
+        tracemalloc.stop()
 
 
 def make_images(seed: int, count: int) -> tuple[np.ndarray, np.ndarray]:

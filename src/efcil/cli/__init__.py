@@ -16,7 +16,7 @@ import typer
 from efcil import __version__
 from efcil.cli import datasets, experiments, models, results, tools
 from efcil.cli.options import DATA
-from efcil.errors import ConfigError, DataWarning, EfcilError
+from efcil.errors import ConfigError, DataWarning, EfcilError, printable
 from efcil.platform_support import choose_threads, tolerate_any_text
 
 DISTRIBUTED = ("run", "compare", "resume")  # commands whose processes share their work
@@ -61,7 +61,8 @@ def _root(
 
 
 def _complain(line: str) -> None:
-    """Print a line to standard error; a terminal gets it cut between words."""
+    """Print a line to standard error, its control characters escaped; a terminal gets it cut between words."""
+    line = "\n".join(printable(part) for part in line.splitlines())
     if sys.stderr.isatty():
         width = shutil.get_terminal_size().columns
         line = textwrap.fill(line, width, break_long_words=False, break_on_hyphens=False)

@@ -21,7 +21,7 @@ from efcil.cli.options import (
     QuietFlag,
     SkipBad,
 )
-from efcil.errors import ConfigError
+from efcil.errors import ConfigError, printable
 
 app = typer.Typer()
 
@@ -144,7 +144,10 @@ def predict(
         for answer in answers:
             rest = ", ".join(f"{t['label']} {100 * t['confidence']:.0f} %" for t in answer["top"][1:])
             label = answer["label"] or "none of these"
-            print(f"{answer['file']}: {label} {100 * answer['confidence']:.0f} %" + (f" ({rest})" if rest else ""))
+            print(
+                f"{printable(answer['file'])}: {label} {100 * answer['confidence']:.0f} %"
+                + (f" ({rest})" if rest else "")
+            )
 
 
 @app.command(rich_help_panel=MODELS)

@@ -12,10 +12,11 @@ import hashlib
 import os
 import pickle  # nosec B403 # only through _ArraysOnly, which refuses everything but arrays
 import shlex
+import struct
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, ClassVar, NoReturn
+from typing import Any, BinaryIO, ClassVar, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -173,7 +174,7 @@ def _unpickle(path: Path) -> dict[str, Any]:
     try:
         with path.open("rb") as file:
             # The official files are from Python 2; encoding="bytes" leaves its strings, pixels included, undecoded.
-            content = _ArraysOnly(file, encoding="bytes").load()
+            content = _ArraysOnly(_WithinFile(file), encoding="bytes").load()
     except OSError as error:
         raise _unreadable(path, error) from None
     except _ForbiddenError as error:
@@ -331,7 +332,28 @@ def _with_text_keys(code: bytes, keys: slice) -> Callable[[_ArraysOnly], None]:
     return checked
 
 
+def _load_bytearray(self: Any) -> None:
+    """Read before memory is taken; the library takes as much as the file claims, and then reads."""
+    (length,) = struct.unpack("<Q", self.read(8))
+    data = self.read(length)
+    if len(data) < length:
+        raise EOFError
+    self.append(data)
+
+
+class _WithinFile:
+    """A file that is asked for no more bytes than it has: memory for all of them is taken before they are read."""
+
+    def __init__(self, file: BinaryIO):
+        self._file, self._size = file, os.fstat(file.fileno()).st_size
+        self.readline = file.readline
+
+    def read(self, count: int) -> bytes:
+        return self._file.read(max(0, min(count, self._size - self._file.tell())))
+
+
 _ArraysOnly.dispatch |= {
+    pickle.BYTEARRAY8[0]: _load_bytearray,
     pickle.SETITEM[0]: _with_text_keys(pickle.SETITEM, slice(-2, -1)),
     **{code[0]: _with_text_keys(code, slice(None, None, 2)) for code in (pickle.SETITEMS, pickle.DICT)},
     **{code[0]: _with_text_keys(code, slice(None)) for code in (pickle.ADDITEMS, pickle.FROZENSET)},

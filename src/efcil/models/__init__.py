@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import nn
 
 from efcil.data.preprocessing import Preprocessing
@@ -17,7 +18,7 @@ from efcil.models.plain import BackboneSource, Factory, PlainBackbone, backbone_
 from efcil.models.pretrained import NAMES as PUBLISHED
 from efcil.models.pretrained import PRETRAINED, check_available, load_weights, published_sha256
 from efcil.models.resnet import NAMES, STEMS, ResNet
-from efcil.models.timm import PREFIX, TimmBackbone, build_timm, timm_preprocessing
+from efcil.models.timm import PREFIX, TimmBackbone, build_timm, empty_timm, timm_preprocessing
 from efcil.plugins import Registry
 
 __all__ = [
@@ -168,6 +169,19 @@ def published_preprocessing(backbone: str | nn.Module | Factory) -> Preprocessin
     """Return what the published weights of a backbone were trained to see, None where that is not known."""
     known = isinstance(backbone, str) and (is_timm(backbone) or backbone in efficientnet_lite.NAMES)
     return preprocessing(backbone) if known else None
+
+
+def parameter_count(name: str, stem: str, width: int | None) -> int | None:
+    """Return how many numbers the state of a ResNet or a timm model has, without taking memory; None for others.
+
+    >>> parameter_count("resnet18", "cifar", 64)
+    11178432
+    """
+    if not (is_resnet(name) or is_timm(name)):
+        return None
+    with torch.device("meta"):
+        model = resnet.empty(name, stem, width) if is_resnet(name) else empty_timm(name)
+    return sum(tensor.numel() for tensor in model.state_dict().values())
 
 
 def preprocessing(backbone: str | nn.Module | Factory, size: int | None = None) -> Preprocessing:

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from efcil.errors import ConfigError, nearest
+from efcil.platform_support import memory
 
 __all__ = ["NAMES", "STEMS", "ResNet", "build"]
 
@@ -132,6 +133,8 @@ _SHAPES = {
 }
 NAMES: tuple[str, ...] = tuple(_SHAPES)
 STEMS: tuple[str, ...] = ("cifar", "imagenet", "small")
+MOST_WIDTH = 2**16  # channels
+_COPIES = 4  # of all parameters while training: student, teacher, gradient, momentum
 
 
 class ResNet(nn.Module):
@@ -204,6 +207,20 @@ def build(
     >>> backbone.num_features, tuple(backbone(torch.zeros(2, 1, 8, 8)).shape)
     (64, (2, 64))
     """
+    # Layer initialization uses the global generator; fork_rng restores its state.
+    with torch.device("cpu"), torch.random.fork_rng(devices=[]):
+        backbone = empty(name, stem, width, channels, last_relu)
+    generator = torch.Generator().manual_seed(seed)
+    for module in backbone.modules():
+        if isinstance(module, nn.Conv2d):
+            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu", generator=generator)
+    return backbone
+
+
+def empty(
+    name: str, stem: str = "cifar", width: int | None = None, channels: int = 3, last_relu: bool = True
+) -> ResNet:
+    """Build a backbone on the current device, its weights not yet initialized as `build` does."""
     if name not in _SHAPES:
         raise ConfigError(f"backbone: unknown name '{name}'; {nearest(name, _SHAPES)}")
     if stem not in STEMS:
@@ -211,13 +228,11 @@ def build(
     shape = _SHAPES[name]
     width = shape.width if width is None else width
     for argument, value in (("width", width), ("channels", channels)):
-        if value < 1:
-            raise ConfigError(f"{argument} is {value}; wanted a positive number of channels")
-    # Layer initialization uses the global generator; fork_rng restores its state.
-    with torch.device("cpu"), torch.random.fork_rng(devices=[]):
-        backbone = ResNet(shape, stem, width, channels, last_relu)
-    generator = torch.Generator().manual_seed(seed)
-    for module in backbone.modules():
-        if isinstance(module, nn.Conv2d):
-            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu", generator=generator)
-    return backbone
+        if not 1 <= value <= MOST_WIDTH:
+            raise ConfigError(f"{argument} is {value}; wanted 1 to {MOST_WIDTH:,} channels")
+    if width > shape.width:
+        with torch.device("meta"):
+            size = 4 * sum(p.numel() for p in ResNet(shape, stem, width, channels, last_relu).parameters())
+        if (room := memory()) is not None and _COPIES * size > room:
+            raise ConfigError(f"width is {width}: {name} would have {size / 2**30:,.1f} GiB of weights; take less")
+    return ResNet(shape, stem, width, channels, last_relu)

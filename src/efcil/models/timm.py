@@ -98,6 +98,11 @@ def _preprocessing(timm: Any, model: Any, name: str) -> Preprocessing:
     return Preprocessing(size, crop, interpolation, squash, mean, std)
 
 
+def empty_timm(name: str) -> Any:
+    """Create a timm model on the current device, to see its size."""
+    return _create(_timm(name), name, pretrained=False, in_chans=3)
+
+
 def timm_preprocessing(name: str, size: int | None = None) -> Preprocessing:
     """Return what `timm/NAME` expects of a picture, without making its weights."""
     with torch.device("meta"):

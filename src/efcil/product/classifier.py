@@ -44,6 +44,7 @@ from efcil.trajectory import Trajectory
 REJECTED = ""
 SIMILAR = 10  # number of class pairs in a summary
 SIMILAR_ROWS = 512  # classes compared with all at once
+_UNFIT = (KeyError, RuntimeError, EfcilError, TypeError, ValueError, IndexError, AttributeError)
 
 
 @dataclass(frozen=True, eq=False)
@@ -501,7 +502,10 @@ class IncrementalClassifier:
         before = self._snapshot.state.previous
         if before is None:
             raise ModelError("there is nothing to undo: no update yet, already undone, or a class was forgotten")
-        self._snapshot = self._for_serving(before)
+        try:
+            self._snapshot = self._checked(before)
+        except _UNFIT as error:
+            raise ModelError(f"the model before the last update is damaged, this one is kept: {error}") from None
         return self
 
     def rename(self, mapping: Mapping[str, str]) -> IncrementalClassifier:
@@ -620,19 +624,25 @@ class IncrementalClassifier:
         model._config, model._backend = config, Backend.choose(device, precision, compile=False)
         model.epochs, model.budget, model.progress = None, None, progress
         try:
-            model._snapshot = model._for_serving(state)
-            if state.classes:
-                shape = tuple(model._snapshot.logits(torch.zeros(1, model.dim, device=model.device)).shape)
-                if shape != (1, len(state.classes)):
-                    raise ModelError(f"the classifier has {shape[-1]} classes, the table {len(state.classes)}")
-                places = list(range(len(state.classes)))
-                for track in model._snapshot.trajectory.tracks.values():
-                    if track.stats is None or track.stats.classes.tolist() != places:
-                        raise ModelError(f"the statistics do not match the {len(places)} classes in the table")
-        except (KeyError, RuntimeError, EfcilError, TypeError, ValueError, IndexError, AttributeError) as error:
+            model._snapshot = model._checked(state)
+        except _UNFIT as error:
             what = f"weights or statistics do not fit its {model_directory.CARD}"
             raise ModelError(f"{directory}: {what}: {error}") from None
         return model
+
+    def _checked(self, state: State) -> _Snapshot:
+        """Return what predicts with a state that was read; parts that do not fit each other are an error (`_UNFIT`)."""
+        snapshot = self._for_serving(state)
+        if state.classes:
+            dim = int(snapshot.backbone.num_features)  # type: ignore[arg-type]
+            shape = tuple(snapshot.logits(torch.zeros(1, dim, device=self.device)).shape)
+            if shape != (1, len(state.classes)):
+                raise ModelError(f"the classifier has {shape[-1]} classes, the table {len(state.classes)}")
+            places = list(range(len(state.classes)))
+            for track in snapshot.trajectory.tracks.values():
+                if track.stats is None or track.stats.classes.tolist() != places:
+                    raise ModelError(f"the statistics do not match the {len(places)} classes in the table")
+        return snapshot
 
     @classmethod
     def from_pretrained(

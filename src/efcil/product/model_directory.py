@@ -18,15 +18,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from io import BufferedReader
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import Field, ValidationError
+from pydantic import AfterValidator, Field, ValidationError, field_validator
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from efcil import __version__
 from efcil.config import Options
-from efcil.errors import EfcilError, ModelError
+from efcil.errors import DataError, EfcilError, ModelError
 from efcil.files import (
     JSON_LIMIT,
     StrPath,
@@ -39,7 +39,9 @@ from efcil.files import (
 )
 from efcil.platform_support import HeldDirectory, exchange, identity
 from efcil.product.calibration import CalibrationOffset
+from efcil.product.card_checks import check_config
 from efcil.product.model_config import ModelConfig
+from efcil.product.names import check_name, check_names
 from efcil.product.state import ClassRecord, State
 from efcil.tensor_files import check_finite, read_tensors, to_cpu
 
@@ -51,11 +53,14 @@ _TRIES = 100  # the model may be replaced while its card is read
 _PATIENCE = 10.0  # seconds in which a model that is replaced all the time must be opened once
 
 
+MOST_CLASSES = 100_000
+
+
 class _Class(Options):
-    name: str
-    images: int = Field(ge=1)
-    learned: str
-    recall: float | None
+    name: Annotated[str, AfterValidator(check_name)]
+    images: int = Field(ge=1, lt=2**53)
+    learned: str = Field(pattern=r"^[0-9]{4}-[0-9]{2}-[0-9]{2}$")
+    recall: float | None = Field(ge=0, le=100)
 
 
 class _Card(Options):
@@ -63,16 +68,24 @@ class _Card(Options):
 
     kind: str
     format: int
-    id: str = Field(pattern="[0-9a-f]{16}")  # of the model, through all its updates
-    efcil: str  # version that saved it
+    id: str = Field(pattern="^[0-9a-f]{16}$")  # of the model, through all its updates
+    efcil: str = Field(max_length=100)  # version that saved it
     config: dict[str, Any]
     frozen: bool
-    backbone_updates: int
-    updates: int
-    temperature: float = Field(gt=0)
-    calibration_offset: tuple[float, int]
-    classes: list[_Class]
-    files: dict[str, str]  # SHA-256
+    backbone_updates: int = Field(ge=0, lt=2**53)
+    updates: int = Field(ge=0, lt=2**53)
+    temperature: float = Field(ge=1e-12, le=1e12)
+    calibration_offset: tuple[Annotated[float, Field(ge=-100, le=100)], Annotated[int, Field(ge=0, lt=2**53)]]
+    classes: list[_Class] = Field(max_length=MOST_CLASSES)
+    files: dict[str, str] = Field(max_length=2)  # SHA-256
+
+    @field_validator("classes")
+    @classmethod
+    def _check_names(cls, classes: list[_Class]) -> list[_Class]:
+        check_names(one.name for one in classes)
+        if len({one.name for one in classes}) < len(classes):
+            raise DataError("a class name is there twice")
+        return classes
 
 
 def exists(directory: StrPath) -> bool:
@@ -392,6 +405,9 @@ def _read(place: Path, opened: _Files) -> tuple[ModelConfig, State]:
             raise ModelError(f"cannot read {place / name}: {error}") from None
     try:
         config = ModelConfig.from_dict(card.config)
+        if unknown := card.config.keys() - config.to_dict().keys():
+            raise ModelError(f"config has the unknown {min(unknown)!r}")
+        check_config(config, tensors[WEIGHTS], tensors[STATISTICS])
     except (EfcilError, KeyError, TypeError, ValueError, AttributeError, OverflowError, RuntimeError) as error:
         raise ModelError(f"{place / CARD}: {error}; restore it from a backup") from None
     records = tuple(ClassRecord(**record.model_dump()) for record in card.classes)
@@ -426,13 +442,15 @@ def _card(path: Path, file: BufferedReader) -> _Card:
             "train the model again"
         )
     if version > FORMAT:
-        writer = document.get("efcil", "a later version")
+        writer = str(document.get("efcil", "a later version"))[:100]
         raise ModelError(
             f"{path}: format {version} was written by efcil {writer}; {__version__} supports formats up to "
             f"{FORMAT}: pip install --upgrade efcil"
         )
     try:
         return _Card.model_validate(document)
+    except DataError as error:
+        raise ModelError(f"{path}: {error}; restore it from a backup") from None
     except ValidationError as error:
         where = ".".join(str(part) for part in error.errors()[0]["loc"])
         raise ModelError(f"{path}: {where}: {error.errors()[0]['msg'].lower()}; restore it from a backup") from None

@@ -77,7 +77,7 @@ def matrix_figure(summary: Summary) -> Figure:
     run = Run.of(summary)
     size = max(run.tasks, 1)
     cell = 0.5 if size <= 12 else 0.38
-    side = max(2.6, cell * size)
+    side = max(2.6, cell * min(size, 40))
     figure = Figure(figsize=(side + 1.9, side + 1.2), dpi=150, layout="constrained")
     axes = figure.subplots()
     rows = [[_cell(run, t, i) for i in range(size)] for t in range(size)]

@@ -13,7 +13,7 @@ from importlib import resources
 
 import efcil
 from efcil.report.groups import COLUMNS, NONE, Benchmark, Group, Value, duration, group_runs
-from efcil.report.load import Run, Summary, parse_runs
+from efcil.report.load import MOST_DRAWN_TASKS, Run, Summary, parse_runs
 from efcil.report.styles import COLORS, DARK_COLORS, Style, shorten, styles_for
 from efcil.report.svg import NARROW, balance_svg, curves_svg, scale_svg, swatch_svg
 
@@ -195,6 +195,8 @@ def _balance(benchmark: Benchmark, styles: dict[str, Style]) -> str:
 
 
 def _matrices(benchmark: Benchmark) -> str:
+    if benchmark.tasks > MOST_DRAWN_TASKS:
+        return f'<p class="note">Accuracy matrices are shown of up to {MOST_DRAWN_TASKS} tasks.</p>\n'
     cards = [_matrix(group, benchmark.tasks) for group in benchmark.groups if group.matrix]
     if not cards:
         return ""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from efcil.errors import RunError
+from efcil.errors import RunError, printable
 from efcil.files import read_json
 
 __all__ = ["TIMING", "Run", "Summary", "load_summaries", "parse_runs", "requested_precision", "split_heads"]
@@ -20,6 +20,9 @@ FILE = "summary.json"
 # Fields that affect the time of a run.
 TIMING = ("seconds", "device", "precision", "threads", "world_size", "concurrent_runs")
 _CONFIG_LIMIT = 100_000  # maximum characters of config.yaml on a page
+# A number in a summary can stand for a page of any length: a matrix has the square of so many cells.
+MOST_TASKS, MOST_DRAWN_TASKS = 2_000, 200
+_MOST_NAMES, _MOST_HEADS, _MOST_CHARACTERS, _MOST_SETTINGS, _DEEPEST = 100_000, 32, 10_000, 1_000, 8
 
 
 def requested_precision(summary: Summary) -> str:
@@ -140,6 +143,7 @@ class Run:
         A_t = _accuracies(summary, "A_t", where)
         sizes = summary.get("task_sizes")
         task_sizes = tuple(int(size) for size in sizes) if sizes and _numbers(sizes) else ()
+        _check_lengths(summary, where)
         tasks = _number(summary.get("tasks"))
         done = _number(summary.get("tasks_done"))
         planned = int(tasks) if tasks is not None else max(len(task_sizes), len(A_t))
@@ -168,7 +172,7 @@ class Run:
             concurrent_runs=int(_number(summary.get("concurrent_runs")) or 1),
             commit=_text(summary.get("commit")),
             command=_text(summary.get("command")),
-            run_dir=str(summary.get("run_dir", "")),
+            run_dir=printable(str(summary.get("run_dir", ""))),
             settings=tuple(_settings(summary)),
             config_text=str(summary.get("config_text", "")),
             **finals,
@@ -185,6 +189,9 @@ def split_heads(summary: Summary) -> list[Summary]:
     heads = summary.get("heads")
     if not isinstance(heads, Mapping) or not heads:
         return [summary]
+    if len(heads) > _MOST_HEADS:
+        where = summary.get("run_dir", "summary")
+        raise RunError(f"{where}: {FILE} has {len(heads):,} 'heads', more than {_MOST_HEADS}; run it again or omit it")
     parts: list[Summary] = []
     for head, numbers in heads.items():
         if not isinstance(numbers, Mapping):
@@ -205,10 +212,10 @@ def parse_runs(summaries: Iterable[Summary]) -> list[Run]:
 def _settings(summary: Summary) -> Iterator[tuple[str, str]]:
     """Yield every option and its value as text; those of the data without what leaves its images as they are."""
 
-    def walk(value: Any, key: str) -> Iterator[tuple[str, str]]:
-        if isinstance(value, Mapping):
+    def walk(value: Any, key: str, depth: int = 0) -> Iterator[tuple[str, str]]:
+        if isinstance(value, Mapping) and depth < _DEEPEST:
             for name, inner in value.items():
-                yield from walk(inner, f"{key}.{_text(name)}" if key else _text(name))
+                yield from walk(inner, f"{key}.{_text(name)}" if key else _text(name), depth + 1)
         else:
             yield key, "null" if value is None else _text(value)
 
@@ -237,9 +244,29 @@ def _last(value: Any) -> float | None:
 
 
 def _text(value: Any) -> str:
+    """Return a value on one line of limited length, without characters that a terminal would obey."""
     if _sequence(value):
-        return " ".join(map(_text, value))
-    return "" if value is None else " ".join(str(value).split())
+        value = " ".join(str(one) for one in value[:_MOST_CHARACTERS])
+    return "" if value is None else printable(" ".join(str(value)[:_MOST_CHARACTERS].split()))
+
+
+def _check_lengths(summary: Summary, where: str) -> None:
+    tasks = _number(summary.get("tasks")) or 0
+    matrix: Any = summary.get("matrix")
+    rows = [len(row) for row in matrix if _sequence(row)] if _sequence(matrix) else []
+    for key, length, most in (
+        ("tasks", tasks, MOST_TASKS),
+        *((key, _length(summary.get(key)), MOST_TASKS) for key in ("A_t", "A5_t", "task_sizes", "matrix")),
+        ("matrix", max(rows, default=0), MOST_TASKS),
+        ("class_names", _length(summary.get("class_names")), _MOST_NAMES),
+        *((key, _length(summary.get(key)), _MOST_SETTINGS) for key in ("training", "options", "data")),
+    ):
+        if length > most:
+            raise RunError(f"{where}: '{key}' in {FILE} goes up to {length:,.0f}, more than {most:,}; omit the run")
+
+
+def _length(value: Any) -> int:
+    return len(value) if _sequence(value) or isinstance(value, Mapping) else 0
 
 
 def _order(value: Any) -> str:

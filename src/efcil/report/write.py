@@ -12,7 +12,7 @@ from efcil.errors import RunError
 from efcil.files import atomic_write_bytes, atomic_write_text
 from efcil.report.figures import curve_figure, figure_bytes, matrix_figure
 from efcil.report.html import html_page
-from efcil.report.load import Run, Summary, parse_runs, split_heads
+from efcil.report.load import MOST_DRAWN_TASKS, Run, Summary, parse_runs, split_heads
 from efcil.report.tables import csv_table, latex_table, markdown_table
 
 __all__ = ["write_report"]
@@ -36,7 +36,7 @@ def write_report(summaries: Iterable[Summary], out_dir: str | os.PathLike[str]) 
     curves = curve_figure(summaries)
     files |= {f"curves.{kind}": figure_bytes(curves, kind) for kind in ("png", "svg")}
     for name, run, summary in zip(_names(runs), runs, summaries, strict=True):
-        if run.matrix:
+        if run.matrix and run.tasks <= MOST_DRAWN_TASKS:
             files[name] = figure_bytes(matrix_figure(summary), "png")
     for name, data in files.items():
         if isinstance(data, bytes):
