@@ -44,7 +44,7 @@ from efcil.reproduce.result_index import paper as read_paper
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from benchmark_tables import BEGIN, BENCHMARKS, END, add_benchmark, benchmarks_text, read_lines, serve_text, table
-from readme_tables import headline_text, readme_text
+from readme_tables import headline_text, photos_text, readme_text
 
 ROOT = Path(__file__).resolve().parent.parent
 UNMEASURED = "not measured yet"
@@ -568,7 +568,8 @@ def wanted_files(root: Path) -> tuple[dict[Path, str], list[str]]:
         wanted[measured] = methods_text(sections)
         wanted[measured.with_name("demo.json")] = demo_text(results)
     notes = []
-    headline = headline_text(sections)
+    photos = photos_text(read_lines(results / "frozen-features.jsonl"))
+    headline = "\n\n".join(filter(None, [headline_text(sections), photos]))
     blocks = [
         ("README.md", marked("headline", headline)),
         ("README.md", marked("results", readme_text(sections))),

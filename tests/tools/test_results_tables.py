@@ -69,6 +69,18 @@ def test_mean_spread_and_median_are_those_worked_out_by_hand(root):
     assert text.endswith("<!-- /ledger -->\nafter\n")
 
 
+def test_what_is_said_of_photographs_is_the_mean_over_draws():
+    def line(name, head, *accuracies):
+        return {"set": name, "part": "test", "shots": 20, "head": head, "accuracy": list(accuracies)}
+
+    lines = [line("flowers102", "slda", 90, 91), line("flowers102", "logistic", 80), line("cars", "slda", 70, 72, 74)]
+    lines += [line("cars", "slda", 1) | {"shots": 5}, line("cars", "logistic", 60) | {"part": "validation"}]
+    assert tool.photos_text(lines) == "", "one is missing"
+    text = tool.photos_text([*lines, line("cars", "logistic", 61.26)])
+    assert "40 flower species **90.5 %**,\n40 car models **72.0 %**" in text
+    assert text.endswith("80.0 % and 61.3 %.")
+
+
 def test_gaps_to_the_paper_are_listed_lowest_first():
     entries = tool.read_entries(ROOT / "results")
     sections = tool.sections_of(entries, tool.read_paper())
