@@ -7,7 +7,7 @@ export OMP_NUM_THREADS ?= 1
 # Nothing that is in the caller's environment may stand in for what is installed here.
 unexport PYTHONPATH
 
-.PHONY: demo test test-all test-kernels docs lint bench mutants coverage setup lock audit clean
+.PHONY: demo test test-all test-kernels docs notebooks lint bench mutants coverage setup lock audit clean
 
 setup: .venv/.dev-ready
 
@@ -85,6 +85,10 @@ endif
 # The site, into build/docs; without a network once its packages are installed. Every warning is an error.
 docs: .venv/.docs-ready
 	$(BIN)/python tools/build_docs.py
+
+# The notebooks as .ipynb files, into build/notebooks.
+notebooks: setup
+	$(BIN)/python tools/notebooks.py
 
 lint: setup
 	$(BIN)/ruff check .
