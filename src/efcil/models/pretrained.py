@@ -210,8 +210,9 @@ def _read_package(name: str) -> dict[str, Tensor]:
 
 def backbone_license(backbone: str) -> str:
     """Say under which license a backbone's published weights are."""
-    if backbone.startswith("efficientnet-lite"):
-        return "Its published weights are under the Apache License 2.0 (see `NOTICE`)."
+    if backbone in _PACKAGES:
+        package = f"`{_PACKAGES[backbone].name}`"
+        return f"Its published weights, of the package {package}, are under the Apache License 2.0 (see `NOTICE`)."
     if backbone.startswith("timm/"):
         return "Published weights of timm have licenses of their own, which the card of the weights names."
     return "Trained from random weights, or from weights that were given, whose license then holds."

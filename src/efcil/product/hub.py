@@ -203,7 +203,8 @@ def model_card(config: ModelConfig, state: State, repo: str) -> str:
         updates=_count(state.updates, "update", "updates"),
         backbone=config.training.backbone,
         frozen="frozen" if state.frozen else f"trained in {_count(state.backbone_updates, 'update', 'updates')}",
-        license=backbone_license(str(config.training.backbone)),
+        license=backbone_license(str(config.training.backbone))
+        + (" They are not stored in the model." if config.published else ""),
         temperature=state.temperature,
     )
 
