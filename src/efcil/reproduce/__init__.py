@@ -437,7 +437,7 @@ NAMES = {
         ),
         Reproduction(
             "shift",
-            "Figure 1: an old class before and after a task, and what it is then taken for",
+            "Figure 1: an old class before and after a task, and how it is then classified",
             {CIFAR: (10,)},
             _ONE,
             ("dpcr-rrcr",),
