@@ -52,6 +52,22 @@ def test_figures_and_ledger_agree(made):
     assert compared > 40
 
 
+def test_what_the_research_log_learned_from_the_ablation_is_in_the_results():
+    text = " ".join((ROOT / "docs" / "dev" / "research-log.md").read_text(encoding="utf-8").split())
+    entries = results_tables.read_entries(ROOT / "results")
+    runs = [entry.run for entry in entries if entry.name.startswith(results_tables.ABLATION)]
+
+    def lost(without, tasks):
+        of_split = {run.method: run.A_f for run in runs if run.tasks == tasks}
+        return of_split["dpcr-plus"] - of_split[f"dpcr-plus:{without}"]
+
+    said = re.search(r"`dpcr-plus` loses ([\d.]+) points of A\\_f at T = 10 and ([\d.]+) at T = 20", text).groups()
+    assert [float(value) for value in said] == pytest.approx([lost("shift_view=clean", t) for t in (10, 20)], abs=0.051)
+    said = re.search(r"was not trained for\*\*: ([\d.]+) and ([\d.]+) points", text).groups()
+    stages = [lost("use_stages=0:gram_storage=gram:gram_rank=null", tasks) for tasks in (10, 20)]
+    assert [float(value) for value in said] == pytest.approx(stages, abs=0.051)
+
+
 def contradictions(page: str, numbers: dict) -> list[str]:
     """Splits that a page shows and lists as not measured."""
     missing = re.findall(r"^- (.+?, T = \d+)(?:, order \w+)?(?:: all of it)?$", page, re.MULTILINE)

@@ -81,9 +81,7 @@ def broken(page: Path) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize(
-    "page", [*PAGES, ROOT / "README.md", ROOT / "CONTRIBUTING.md"], ids=lambda p: p.relative_to(ROOT).as_posix()
-)
+@pytest.mark.parametrize("page", [*PAGES, *sorted(ROOT.glob("*.md"))], ids=lambda p: p.relative_to(ROOT).as_posix())
 def test_internal_links_lead_somewhere(page):
     assert broken(page) == []
 
