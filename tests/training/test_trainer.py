@@ -23,7 +23,7 @@ from efcil.errors import ConfigError, TrainingError
 from efcil.features import TaskFeatures
 from efcil.learners import LEARNERS
 from efcil.learners.rehearsal import Rehearsal
-from efcil.losses import distillation
+from efcil.losses import distillation, new_class_loss
 from efcil.models.heads import CosineHead
 from efcil.randomness import RngStream, generator
 from efcil.tasks import TaskStream
@@ -188,6 +188,15 @@ def test_distillation_has_no_temperature_squared():
     a, b = torch.randn(5, 4), torch.randn(5, 4)
     want = functional.cross_entropy(a / 2, functional.softmax(b / 2, 1))
     assert torch.allclose(distillation(a, b, 2.0), want)
+
+
+def test_a_task_of_one_class_teaches_nothing():
+    """Cross-entropy over one class is zero: what moves the backbone in such a task is noise, and nothing is learned."""
+    logits = torch.randn(5, 4, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    loss = new_class_loss(logits, torch.full((5,), 3), 3)
+    loss.backward()
+    assert loss.item() == 0
+    assert not logits.grad.any()
 
 
 def test_only_new_logits_enter_the_cross_entropy(data):
