@@ -799,6 +799,7 @@ def test_with_a_hook_no_optimizer_runs_inside_the_backward_pass(data, monkeypatc
 def test_features_are_those_of_the_folded_network_where_that_is_fast(monkeypatch, name):
     """Normalization folded, in batches as the teacher sees them; elsewhere the network's own."""
     asked, sizes = [], []
+    monkeypatch.setattr(Backend, "fold", lambda self, network: network)  # tests/accel/test_folded_copy.py is about that
     plain, fast = (
         Backend(torch.device("cpu"), "bf16"),
         Cuda(torch.device("cpu"), "bf16", compile=True, cuda_graphs=True),

@@ -213,7 +213,7 @@ class IncrementalClassifier:
         assert learner is not None
         backbone = learner.feature_extractor(learner.backbone)
         trajectory.learner = None  # free the memory of training
-        return _Snapshot(state, backbone.requires_grad_(False).eval(), trajectory)
+        return _Snapshot(state, self._backend.fold(backbone.requires_grad_(False).eval()), trajectory)
 
     @property
     def _can_update_frozen(self) -> bool:

@@ -32,7 +32,7 @@ LIMIT = 4 * 2**30
 """Bytes that all features in the cache may take."""
 PART = 4096  # images of a file: what is lost when a computation is interrupted
 CHUNK_BYTES = 2**26  # of images that are looked up at once
-VERSION = 1  # of what features depend on beside the key: increase when extraction changes
+VERSION = 2  # of what features depend on beside the key: increase when extraction changes
 
 Progress = Callable[[int, int], None]
 
