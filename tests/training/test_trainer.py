@@ -426,7 +426,7 @@ def test_machine_choices():
 def test_bf16_on_the_cpu_is_close(data):
     reports = {}
     for precision in ("fp32", "bf16"):
-        learner = make_learner(backend=Backend.choose("cpu", precision))
+        learner = make_learner(backend=Backend.choose("cpu", precision, note=lambda text: None))
         task = stream(data)[0]
         fit(learner, task, data, lambda r, _, p=precision: reports.setdefault(p, []).append(r.loss))
     assert reports["fp32"] != reports["bf16"]

@@ -15,6 +15,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from efcil.accel.bf16 import bf16_problem
 from efcil.accel.device import synchronize
 from efcil.accel.folded_copy import folded_copy, use_channels_last
 from efcil.errors import ConfigError
@@ -112,6 +113,8 @@ class Backend:
                 f"--sync-bn needs CUDA devices, not {place}: leave it out, and each process normalizes its own share"
             )
         if not on_gpu:
+            if precision == "bf16" and (problem := bf16_problem()) is not None:
+                note(f"--precision bf16: {problem}; leave it out")
             return Backend(place, precision, world, note)
         from efcil.accel.cuda import Cuda
 
