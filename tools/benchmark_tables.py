@@ -238,6 +238,12 @@ MEASURED: dict[str, Callable[[Raw], list[str]]] = {  # by key of the record, in 
     "epoch": _epoch,
     "distributed": _distributed,
     "busy": _busy,
+    "cpu_forms": lambda raw: filled(
+        f"{raw['threads']['count']} thread, OMP_WAIT_POLICY={raw['threads']['policy']}, in turns | What"
+        " | >Plain, s | >Ours, s | >Times as fast | >At least",
+        "{name} | {what} | {plain:.3f} | {ours:.3f} | {ratio:.2f} | {bound:g}",
+        raw["cpu_forms"],
+    ),
     "runs": lambda raw: filled(
         "From prompt to prompt | >Seconds | >GPU memory at most, MiB",
         "`{what}` | {seconds:.1f} | {peak_gpu_mib}",

@@ -13,6 +13,6 @@ def script(name):
     return load
 
 
-augment, busy, core, distributed, gpu, record, rounds, scale, serve, steps = map(
-    script, ("augment", "busy", "core", "distributed", "gpu", "record", "rounds", "scale", "serve", "steps")
+augment, busy, core, cpu, distributed, gpu, record, rounds, scale, serve, steps = map(
+    script, ("augment", "busy", "core", "cpu", "distributed", "gpu", "record", "rounds", "scale", "serve", "steps")
 )
