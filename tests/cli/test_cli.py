@@ -771,3 +771,11 @@ def test_the_run_in_progress_says_that_it_was_asked_to_stop():
     assert said["over"] == []
     assert len(said["busy"]) == 1
     assert all(run.stop.is_set() for run in runs)
+
+
+def test_epochs_are_those_of_every_task(efcil, tmp_path):
+    run = tmp_path / "run"
+    code, _, error = efcil("run", "lwf-ncm", "digits", "--epochs", 1, "--tasks", 2, "--quiet", "--out", run)
+    assert code == 0, error
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [line["epoch"] for line in lines if "epoch" in line] == [1, 1]

@@ -75,7 +75,7 @@ def _checked(name: str, value: Any, default: Any) -> Any:
         return [str(one) for one in value] if isinstance(value, list) else [str(value)]
     if name in ("order", "orders", "increment", "methods"):
         return ",".join(map(str, value)) if isinstance(value, list) else str(value)
-    if name in ("tasks", "init_cls", "seed", "threads", "concurrent_runs"):
+    if name in ("tasks", "init_cls", "seed", "epochs", "threads", "concurrent_runs"):
         wanted: tuple[type, ...] = (int,)
     elif name == "checkpoint_seconds":
         wanted = (int, float)

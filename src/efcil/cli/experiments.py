@@ -31,6 +31,7 @@ from efcil.cli.options import (
     DataDir,
     DataSetName,
     Device,
+    Epochs,
     Every,
     Increment,
     InitCls,
@@ -125,6 +126,7 @@ def specification(methods: Sequence[str], dataset: str, o: Mapping[str, Any]) ->
         overrides=tuple(overrides),
         val_fraction=o.get("val_fraction", 0.0),
         learner=o.get("learner"),
+        epochs=o.get("epochs"),
     )
 
 
@@ -203,7 +205,7 @@ def _execute(methods: Sequence[str], dataset: str, o: Mapping[str, Any], orders:
         finally:
             reporter.close()
         if several and world.is_main:
-            from efcil.cli.console import print_runs
+            from efcil.cli.console import console, print_runs
             from efcil.report import load_summaries, write_report
             from efcil.resolution import parse_label
 
@@ -213,6 +215,7 @@ def _execute(methods: Sequence[str], dataset: str, o: Mapping[str, Any], orders:
             write_report(summaries, out)
             if not silent:
                 print_runs(summaries)
+                console().print(f"written to {out}; the curves are in {out / 'report.html'}", soft_wrap=True)
 
 
 def _places(keys: Sequence[tuple[str, str]]) -> dict[tuple[str, str], Path]:
@@ -279,10 +282,11 @@ def demo(
         from importlib import resources
         from json import loads
 
+        from efcil.cli.console import console
+
         stored = loads(resources.files("efcil.presets").joinpath("demo.json").read_text(encoding="utf-8"))
         means = ", ".join(f"{method} {stored[method]:.1f}" for method in sorted(stored, key=stored.get, reverse=True))
-        print(f"mean A_f over class orders 1, 2 and 3, measured before: {means}")
-        print(f"open {out / 'report.html'} in a browser to see the curves")
+        console().print(f"mean A_f over class orders 1, 2 and 3, measured before: {means}")
 
 
 @app.command(rich_help_panel=EXPERIMENTS)
@@ -299,6 +303,7 @@ def run(
     seed: Seed = 0,
     learner: Learner = None,
     backbone: Backbone = None,
+    epochs: Epochs = None,
     preset: Preset = None,
     overrides: Overrides = [],  # noqa: B006 (typer copies it)
     config: ConfigFile = None,
@@ -338,6 +343,7 @@ def compare(
     seed: Seed = 0,
     learner: Learner = None,
     backbone: Backbone = None,
+    epochs: Epochs = None,
     preset: Preset = None,
     overrides: Overrides = [],  # noqa: B006 (typer copies it)
     config: ConfigFile = None,

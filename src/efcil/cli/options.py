@@ -74,6 +74,15 @@ Backbone = Annotated[
     str | None,
     typer.Option(metavar="NAME", help="Network that computes the features.", rich_help_panel=SETTINGS),
 ]
+Epochs = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        metavar="N",
+        help="Epochs per task instead of the preset's; its learning rates follow.",
+        rich_help_panel=SETTINGS,
+    ),
+]
 Preset = Annotated[
     str | None,
     typer.Option(metavar="NAME", help="Preset values; by default the first of the data set.", rich_help_panel=SETTINGS),

@@ -152,11 +152,14 @@ def reproduce(
     ] = 2,
 ) -> None:
     """Reproduce tables and figures of the paper; reports published result, our result and difference."""
-    from efcil.cli.console import print_markdown
+    from efcil.cli.console import console, new_table, print_markdown
     from efcil.reproduce.command import execute, listing
 
     if not names:
-        print(listing())
+        table = new_table("name", "what it shows")
+        for row in listing():
+            table.add_row(*row)
+        console().print(table)
         return
     execute(
         names,

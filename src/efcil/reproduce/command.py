@@ -17,9 +17,9 @@ from efcil.reproduce.parallel import Executor, Processes, gpus, run_all, slots
 from efcil.reproduce.result_index import SNAPSHOT_GROUPS
 
 
-def listing() -> str:
+def listing() -> list[tuple[str, str]]:
     """Return the available names with descriptions."""
-    return "\n".join(f"{r.name:17} {r.description}" for r in NAMES.values())
+    return [(r.name, r.description) for r in NAMES.values()]
 
 
 def _list(text: str) -> tuple[str, ...]:

@@ -22,8 +22,10 @@ def extract(backbone: nn.Module, pixels: ImageBatches, backend: Backend, crop: i
     shape, way = pixels.images.shape, backend.inference(backbone)
     size = max(1, min(1024, BATCH_PIXELS // pixels.input_numel))
     center = pixels.center_crop(crop)
-    if way.batch_numel is not None and (center is None or not way.full_batches):
-        size = max(4, way.batch_numel // pixels.input_numel)
+    if way.batch_numel is not None and not way.full_batches:
+        size = max(4, min(512, way.batch_numel // pixels.input_numel))
+    elif way.batch_numel is not None and center is None:
+        size = max(1, way.batch_numel // pixels.input_numel)
     rows = torch.arange(shape[0], device=pixels.images.device)[backend.world.shard(shape[0])]
 
     def forward() -> Tensor:
