@@ -140,3 +140,17 @@ def test_a_run_reports_its_steps(tmp_path, backend):
     first = [about for about in steps if about[0] == 0]
     assert first == [(0, epoch, step, 2, 200) for epoch in range(2) for step in (1, 2)]
     assert {about[0] for about in steps} == set(range(5))
+
+
+@pytest.mark.parametrize(
+    ("method", "increment", "noted"), [("dpcr", "2,1,1", True), ("dpcr", "2,2", False), ("fecam", "2,1,1", False)]
+)
+def test_tasks_of_one_class_get_a_note(efcil, tmp_path, method, increment, noted):
+    small = ["width=2", "backbone=resnet10", "first.epochs=1", "later.epochs=1"]
+    small += ["data.classes=4", "data.size=8", "data.train_per_class=12", "data.test_per_class=2"]
+    settings = [part for setting in small for part in ("--set", setting)]
+    code, out, err = efcil(
+        "run", method, "glyphs", "--increment", increment, "--device", "cpu", "--out", tmp_path / "r", *settings
+    )
+    assert code == 0, err
+    assert ("--init-cls" in out + err) == noted

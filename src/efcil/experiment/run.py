@@ -28,6 +28,7 @@ from efcil.experiment.summaries import Summary, same_result, summary_header, wit
 from efcil.experiment.tracking import Tracker
 from efcil.files import atomic_write_text
 from efcil.learners import LEARNERS
+from efcil.learners.lwf import LwF
 from efcil.methods import FROZEN
 from efcil.protocol import Evaluator, run_protocol
 from efcil.report import html_page
@@ -150,6 +151,12 @@ class Run(Callback):
         self.learner.load_weights()
         check_views(self.learner, self.learner.transform(data.size))
         self.learner.check(len(data.class_names))
+        trained = [size for task, size in enumerate(self.stream.sizes) if self.learner.stages(task)]
+        if isinstance(self.learner, LwF) and 1 in trained:
+            self.reporter.note(
+                f"a task of one class teaches the backbone nothing: {experiment.learner} only tells new classes of a "
+                "task apart; take more classes per task, --init-cls or a pretrained backbone"
+            )
         # A method with several classifiers is measured with each of them.
         self.trajectory = Trajectory(self.learner, experiment.methods, freezes=experiment.learner in FROZEN)
 
