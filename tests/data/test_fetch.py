@@ -528,3 +528,55 @@ def test_the_folder_is_held_for_one_process_while_bytes_come(site, tmp_path):
     fetch(remote(site), tmp_path, progress=try_as_well)
     assert 0 in refused
     assert len(PAYLOAD) in refused
+
+
+# ---------------------------------------------------------------- archives that servers pack anew, such as of a commit
+
+
+def of_files(site: Site, content: bytes | None = None) -> Remote:
+    """A remote whose files are checked together, and not the archive."""
+    lines = [f"{digest(MEMBERS[f'set/{name}'])}  {name}\n" for name in ("deep/test", "train")]
+    checksum = "tree:" + digest("".join(lines).encode())
+    site.content = archive(MEMBERS) if content is None else content
+    return Remote(site.url, "set.tar.gz", checksum, sum(map(len, MEMBERS.values())), "set")
+
+
+def test_files_are_checked_whatever_the_archive(site, tmp_path):
+    again = archive(dict(reversed(MEMBERS.items())))
+    assert again != archive(MEMBERS)
+    for number, content in enumerate((archive(MEMBERS), again)):
+        site.length = bool(number)  # GitHub does not say how long it will be
+        path = fetch(of_files(site, content), tmp_path / str(number))
+        assert (path / "train").read_bytes() == MEMBERS["set/train"]
+        assert fetch(of_files(site, content), tmp_path / str(number)) == path
+    assert len(site.asked) == 2
+
+
+@pytest.mark.parametrize(
+    "members",
+    [
+        {**MEMBERS, "set/train": b"other" * 1000},
+        {**MEMBERS, "set/more": b""},
+        {"set/train": MEMBERS["set/train"]},
+        {**MEMBERS, "set/train": b"0" * 10_000_000},
+    ],
+    ids=["changed", "one more", "one less", "a bomb"],
+)
+def test_other_files_are_refused(site, tmp_path, members):
+    with raises(DataError, "set.tar.gz", "nothing was extracted"):
+        fetch(of_files(site, archive(members)), tmp_path)
+    assert names(tmp_path) == ["set.tar.gz"]
+
+
+def test_a_file_that_was_changed_later_is_found(site, tmp_path):
+    source = of_files(site)
+    (fetch(source, tmp_path) / "train").write_bytes(b"changed")
+    with raises(DataError, str(tmp_path / "set"), "tree:"):
+        fetch(source, tmp_path)
+
+
+def test_a_tree_needs_a_folder_and_a_size(site):
+    for lacking in ({"unpack": None}, {"size": None}):
+        given = {"url": site.url, "name": "x", "checksum": "tree:" + "0" * 64, "unpack": "x", "size": 1, **lacking}
+        with raises(DataError, site.url, "tree"):
+            Remote(**given)

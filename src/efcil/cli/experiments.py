@@ -265,14 +265,28 @@ DEMO = ("dpcr-plus", "dpcr", "acil", "lwf-ncm", "lwf", "finetune", "joint")
 
 @app.command(rich_help_panel=EXPERIMENTS)
 def demo(
+    what: Annotated[
+        str,
+        typer.Argument(metavar="[digits|photos]", help="digits, or photos: clothing, 106 MB to download."),
+    ] = "digits",
     out: Annotated[
         Path,
         typer.Option(metavar="DIR", help="Output directory; an earlier demo in it is replaced."),
     ] = Path("demo"),
+    data: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="photos: directory to download to; by default in the cache."),
+    ] = None,
     quiet: QuietFlag = False,
     json: JsonLinesFlag = False,
 ) -> None:
-    """Compare DPCR+, DPCR and other methods on ten digits in five tasks: about a minute on a CPU."""
+    """Compare DPCR+, DPCR and other methods on ten digits in five tasks, or teach ten kinds of clothing from photos."""
+    if what == "photos":
+        from efcil.cli.photos import demo_photos
+
+        return demo_photos(out, data, quiet)
+    if what != "digits":
+        raise ConfigError(f"demo {what}: unknown; take digits or photos")
     from efcil.experiment.run_directory import remove_demo
 
     remove_demo(out, DEMO)

@@ -105,11 +105,18 @@ class LowRankMetric(NamedTuple):
     rows: Tensor  # U, (rank + 1, dim)
     gains: Tensor  # a, (rank + 1,)
 
-    def distances(self, offsets: Tensor) -> Tensor:
-        """Return the squared distances of x - m, (n, dim), from zero: (n,)."""
-        scaled = offsets * self.scale
-        along = (scaled @ self.rows.T).square() @ (self.gains / (self.floor + self.gains))
-        return (scaled.square().sum(1) - along) / self.floor
+    def along(self, points: Tensor, center: Tensor) -> Tensor:
+        """Return, (n,), by how much D^1/2 (x - m) is shorter than it is long: the part in the span of U."""
+        own = points @ (self.rows * self.scale).T - self.rows @ (self.scale * center)
+        return own.square() @ (self.gains / (self.floor + self.gains))
+
+
+def low_rank_distances(points: Tensor, centers: Tensor, metrics: Sequence[LowRankMetric]) -> Tensor:
+    """Return the squared distances (n, classes): products of matrices, no pass over the points for each class."""
+    weights = torch.stack([metric.scale.square() for metric in metrics])
+    whole = points.square() @ weights.T - 2 * points @ (weights * centers).T + (weights * centers.square()).sum(1)
+    along = [metric.along(points, center) for metric, center in zip(metrics, centers, strict=True)]
+    return (whole - torch.stack(along, 1)) / torch.stack([metric.floor for metric in metrics])
 
 
 def low_rank_metric(
@@ -169,12 +176,14 @@ def mahalanobis_scores(points: Tensor, centers: Tensor, factors: Sequence[Tensor
     [[-13.0]]
     """
     scores = points.new_empty(len(points), len(centers))
+    small = [place for place, factor in enumerate(factors) if isinstance(factor, LowRankMetric)]
     for start in range(0, len(points), ROWS_AT_ONCE):
-        rows = points[start : start + ROWS_AT_ONCE]
+        rows, found = points[start : start + ROWS_AT_ONCE], scores[start : start + ROWS_AT_ONCE]
         for index, (center, factor) in enumerate(zip(centers, factors, strict=True)):
-            if isinstance(factor, LowRankMetric):
-                distances = factor.distances(rows - center)
-            else:
-                distances = torch.linalg.solve_triangular(factor, (rows - center).T, upper=False).square().sum(0)
-            scores[start : start + ROWS_AT_ONCE, index] = -distances
+            if isinstance(factor, Tensor):
+                white = torch.linalg.solve_triangular(factor, (rows - center).T, upper=False)
+                found[:, index] = -white.square().sum(0)
+        if small:
+            metrics = [factor for factor in factors if isinstance(factor, LowRankMetric)]
+            found[:, small] = -low_rank_distances(rows, centers[small], metrics)
     return scores

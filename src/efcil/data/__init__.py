@@ -205,6 +205,16 @@ OWN = {
             )
         ),
         DatasetSpec(
+            "clothing",
+            "clothing of ten kinds, 3,068 + 372 photographs",
+            "CC0",
+            "efcil data fetch clothing --data DIR",
+            directory=True,
+            options=SplitOptions,
+            fetchable=True,
+            size="106 MB",
+        ),
+        DatasetSpec(
             "folder",
             "your images: class folders, with train/ and test/ or an automatic split",
             "yours",

@@ -32,7 +32,7 @@ from efcil.platform_support import replace, sync_directory, sync_file
 Progress = Callable[[int, int | None], None]  # bytes downloaded, total bytes (None: unknown)
 
 _CHUNK = 1 << 18
-_DIGESTS = {"md5": 32, "sha256": 64}  # number of hexadecimal digits
+_DIGESTS = {"md5": 32, "sha256": 64, "tree": 64}  # number of hexadecimal digits
 
 
 @dataclass(frozen=True)
@@ -41,8 +41,8 @@ class Remote:
 
     url: str  # http or https
     name: str  # of the downloaded file
-    checksum: str  # "md5:..." or "sha256:..."
-    size: int | None = None  # bytes
+    checksum: str  # "md5:..." or "sha256:..."; of an archive that servers pack anew, "tree:..." (`tree_digest`)
+    size: int | None = None  # bytes; with "tree:..." of all files together
     unpack: str | None = None  # folder inside the tar archive; None: do not extract
     files: Mapping[str, str] = field(default_factory=dict)  # path in that folder -> checksum
 
@@ -56,6 +56,26 @@ class Remote:
             algorithm, _, digest = checksum.partition(":")
             if len(digest) != _DIGESTS.get(algorithm, -1) or not re.fullmatch("[0-9a-f]+", digest):
                 raise DataError(f"{self.url}: the checksum '{checksum}' must be md5:<32 digits> or sha256:<64 digits>")
+        if self.is_tree and (self.unpack is None or self.size is None):
+            raise DataError(f"{self.url}: a checksum of a tree needs the folder to unpack and the size of its files")
+
+    @property
+    def is_tree(self) -> bool:
+        """Whether the files inside the archive are checked together, and not the archive."""
+        return self.checksum.startswith("tree:")
+
+
+def tree_digest(folder: Path) -> str:
+    """Return "tree:..." of all files below a folder: SHA-256 of the lines "SHA-256  path", sorted by path.
+
+    The archive of a commit may be packed differently from day to day; its files may not.
+    """
+    names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir())
+    lines = hashlib.sha256()
+    for name in names:
+        with (folder / name).open("rb") as file:
+            lines.update(f"{hashlib.file_digest(file, 'sha256').hexdigest()}  {name}\n".encode())
+    return f"tree:{lines.hexdigest()}"
 
 
 def fetch(
@@ -89,9 +109,10 @@ def fetch(
 
 def _checked(source: Remote, path: Path) -> Path:
     """Return an existing complete file or folder; raise DataError if it is something else."""
+    wrong = ""
     if path.name == source.unpack:
         wrong = _wrong_files(source, path)
-    elif wrong := _other_checksum(path, source.checksum):
+    elif not source.is_tree and (wrong := _other_checksum(path, source.checksum)):
         wrong = f"it is another file (expected {source.checksum}, got {wrong})"
     if wrong:
         remedy = "move it away and run the same command again to fetch the official files"
@@ -108,6 +129,10 @@ def _wrong_files(source: Remote, folder: Path) -> str:
             return f"its file {name} is missing"
         if got := _other_checksum(folder / name, checksum):
             return f"its file {name} has {got}, expected {checksum}"
+    if source.is_tree:
+        with _disk(folder):
+            got = tree_digest(folder)
+        return "" if got == source.checksum else f"its files have {got}, expected {source.checksum}"
     return ""
 
 
@@ -136,7 +161,7 @@ def _download(source: Remote, archive: Path, progress: Progress, timeout: float)
                 raise DataError(f"{source.url}: {error}; try again later") from None
             with _disk(part):
                 part.unlink(missing_ok=True)
-    got = _other_checksum(part, source.checksum)
+    got = "" if source.is_tree else _other_checksum(part, source.checksum)
     with _disk(archive):
         replace(part, bad if got else archive)
         label.unlink(missing_ok=True)
@@ -150,9 +175,10 @@ def _receive(source: Remote, part: Path, label: Path, progress: Progress, timeou
     """Download to `part`, resuming if the server still has the same version."""
     done = part.stat().st_size if part.exists() else 0
     known = _read_label(label) if done else {}
-    if known.get("url", source.url) != source.url or done > (source.size or done):
+    size = None if source.is_tree else source.size
+    if known.get("url", source.url) != source.url or done > (size or done):
         raise _StaleError("the partial file belongs to another file")
-    if done and done == source.size:
+    if done and done == size:
         return  # interrupted before the rename
     headers = {"User-Agent": "efcil", "Accept-Encoding": "identity"}
     if done:
@@ -172,9 +198,9 @@ def _receive(source: Remote, part: Path, label: Path, progress: Progress, timeou
             length = span[2]
         else:  # full file: first attempt, no resume support, or the file has changed
             done, length = 0, response.headers.get("Content-Length", "")
-        total = int(length) if length.isdecimal() else source.size
-        if total is not None and source.size not in (None, total):
-            what = f"the server has {total:,} bytes, expected {source.size:,}"
+        total = int(length) if length.isdecimal() else size
+        if total is not None and size not in (None, total):
+            what = f"the server has {total:,} bytes, expected {size:,}"
             raise DataError(f"{source.url}: {what}; its file has changed")
         with _disk(part), part.open("ab" if done else "wb") as file:
             if not done:
@@ -187,8 +213,9 @@ def _receive(source: Remote, part: Path, label: Path, progress: Progress, timeou
                     break
                 file.write(chunk)
                 done += len(chunk)
-                if total is not None and done > total:
-                    raise _StaleError(f"the server sent more than the {total:,} bytes of the file")
+                most = total if total is not None else None if source.size is None else 2 * source.size
+                if most is not None and done > most:
+                    raise _StaleError(f"the server sent more than the {most:,} bytes of the file")
                 progress(done, total)
             file.flush()
             os.fsync(file.fileno())
@@ -218,9 +245,10 @@ def _unpack(source: Remote, archive: Path, target: Path) -> Path:
         working.mkdir()
         try:
             with tarfile.open(archive) as tar:
-                _extract(tar, working)
+                _extract(tar, working, source.size if source.is_tree else None)
             if wrong := _wrong_files(source, folder) if folder.is_dir() else f"it contains no folder {target.name}":
-                raise DataError(f"{archive}: {wrong}; nothing was extracted")
+                remedy = "; remove it and run the same command again" if source.is_tree else ""
+                raise DataError(f"{archive}: {wrong}; nothing was extracted{remedy}")
             for path in (*folder.rglob("*"), folder):
                 (sync_directory if path.is_dir() else sync_file)(path)
             os.rename(folder, target)
@@ -232,13 +260,18 @@ def _unpack(source: Remote, archive: Path, target: Path) -> Path:
     return target
 
 
-def _extract(tar: tarfile.TarFile, folder: Path) -> None:
-    """Extract regular files and folders; raise TarError for other members and paths outside the folder.
+def _extract(tar: tarfile.TarFile, folder: Path, most: int | None) -> None:
+    """Extract regular files and folders of at most `most` bytes; raise TarError for more, other members and paths
+    outside the folder.
 
     The standard extraction filter is missing in Python 3.11.2 of Debian 12.
     """
     tar.extraction_filter = lambda member, path: member
+    done = 0
     for member in tar:
+        done += member.size
+        if most is not None and done > most:
+            raise tarfile.TarError(f"its files have more than {most:,} bytes")
         place = Path(os.path.normpath(folder / member.name))
         if place != folder and folder not in place.parents:
             raise tarfile.TarError(f"{member.name!r} is outside the folder")

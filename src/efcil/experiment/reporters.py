@@ -157,7 +157,7 @@ class LineReporter(Reporter):
     EVERY = 15.0  # seconds between two lines about training
 
     def __init__(self) -> None:
-        self._last = time.monotonic()
+        self._last, self._what = time.monotonic(), ""  # when the last line was, and what was counted there
         self._pace = Pace((), 0)
 
     def _print(self, text: str) -> None:
@@ -181,6 +181,13 @@ class LineReporter(Reporter):
         if time.monotonic() - self._last >= self.EVERY:
             where = f"task {report.task + 1}, epoch {report.epoch + 1} of {report.epochs}"
             self._tell(f"{where}: loss {report.loss:.4f}")
+
+    def progress(self, what: str, done: int, total: int | None) -> None:
+        """Print how far something countable is, when it begins and then not too often."""
+        begins = what != self._what
+        if begins or time.monotonic() - self._last >= self.EVERY:
+            self._what, self._last = what, time.monotonic()
+            self._print(f"{what}: {done:,}" + ("" if total is None else f" of {total:,}"))
 
     def _tell(self, text: str) -> None:
         self._last = time.monotonic()

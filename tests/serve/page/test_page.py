@@ -6,8 +6,8 @@ import zipfile
 
 import pytest
 
-from browser.driving import picture
-from browser.standin import Known, some_classes
+from browser.driving import Page, picture
+from browser.standin import Known, StandIn, some_classes
 
 pytestmark = pytest.mark.slow
 
@@ -127,6 +127,50 @@ def test_a_class_is_taught_watched_and_known(page, standin, greens):
     said = " ".join(heard())  # what comes at once is said together
     assert "12 pictures to learn from. Learning “lime”. Sending 12 pictures." in said
     assert re.search(r"Learning “lime”: 25\s% Learning “lime”: 50\s% “lime” learned. Found again: 9 of 10.", said)
+
+
+def test_from_an_empty_model_to_three_classes_at_once_on_a_phone(driver, tmp_path):
+    """The first teaching makes the model; a name and its pictures are put aside until all are taught together."""
+    colors = {"red ones": (200, 30, 40), "yellow/ones": (230, 210, 60), "rötlich": (70, 30, 120)}
+    with StandIn() as standin:
+        page = Page(driver, standin.url).open(width=390, height=800)
+        assert page.text("#model") == "fruit"
+        assert page.text("#status") == "Ready, knows no class yet"
+        assert page.shown("#steps")
+        assert page.js("return document.getElementById('teach-camera').getAttribute('capture')") == "environment"
+        for name, color in colors.items():
+            files = [picture(tmp_path / f"{len(name)}-{number}.png", color) for number in range(6)]
+            page.type("#name", name)
+            page.one("#teach-files").send_keys("\n".join(map(str, files)))
+            if name != "rötlich":
+                page.click("#teach-next")
+                assert page.one("#name").get_property("value") == ""
+        assert page.texts("#batch span") == ["red ones: 6 pictures", "yellow/ones: 6 pictures"]
+        assert page.text("#teach-go") == "Teach all"
+        assert page.js("return document.documentElement.scrollWidth") <= 390
+        page.click("#teach-go")
+        page.wait(lambda: page.shown("#token-dialog"))
+        page.type("#token", "secret\n")
+        page.wait(lambda: page.job() == "done")
+        assert page.text("#job-title") == "3 classes are learned"
+        assert page.texts("#batch li") == []
+        assert sorted(page.names()) == ["red ones", "rötlich", "yellow_ones"]
+        assert [row[1] for row in page.rows()] == ["6", "6", "6"]
+        page.ask(tmp_path / "7-0.png")
+        assert page.answers()[0][1] == "rötlich"
+        assert page.errors() == []
+
+
+def test_a_class_that_was_put_aside_can_be_taken_back(page, greens):
+    page.click("#teach-go")
+    assert page.text("#teach-error") == "Give the class a name."
+    page.type("#name", "lime")
+    page.one("#teach-files").send_keys("\n".join(map(str, greens)))
+    page.click("#teach-next")
+    assert page.texts("#batch span") == ["lime: 12 pictures"]
+    page.click("#batch button")
+    assert page.texts("#batch span") == []
+    assert page.text("#teach-go") == "Teach"
 
 
 def test_files_that_were_left_out_are_named(page, greens, text_file):

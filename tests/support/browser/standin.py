@@ -148,7 +148,14 @@ class StandIn:
         job = next((job["id"] for job in self.jobs.values() if job["status"] in ("queued", "running")), None)
         return {
             "status": "ok",
-            "model": {"classes": len(self.classes), "method": "dpcr", "version": self.version},
+            "model": {
+                "name": "fruit",
+                "classes": len(self.classes),
+                "method": "slda",
+                "backbone": "efficientnet-lite0",
+                "size": 224,
+                "version": self.version,
+            },
             "job": job,
         }
 

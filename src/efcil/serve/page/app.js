@@ -199,6 +199,7 @@ async function checkHealth() {
     setOnline(true);
     if (back || health.model.version !== state.version) await loadClasses();
     state.version = health.model.version;
+    showModel(health.model);
     if (health.job && !state.job && health.job !== state.ended) follow(health.job);
     if (back && retryLater.length) ask(retryLater.splice(0));
   } catch (error) {
@@ -206,6 +207,12 @@ async function checkHealth() {
     setOnline(false);
   }
   healthTimer = setTimeout(checkHealth, state.online ? 5000 : 2000);
+}
+
+function showModel(model) {
+  $("model").textContent = model.name;
+  $("model").title = `${model.method} on ${model.backbone}, ${model.size} pixels`;
+  $("model").hidden = false;
 }
 
 function setOnline(online) {
@@ -241,18 +248,19 @@ function report(error, prefix = "") {
 
 // ---- pictures that come in: chosen, dropped, pasted -----------------------------------------------------------------
 
-/** Read the files of a drop, those in folders too; `folders` holds the folders that had files in them. */
+/** Read the files of a drop, those in folders too; `folders` maps the folders that had files in them to these. */
 async function dropped(transfer) {
   const entries = [...transfer.items].filter((item) => item.kind === "file").map((item) => item.webkitGetAsEntry?.());
   const plain = [...transfer.files];
-  if (!entries.some((entry) => entry?.isDirectory)) return { files: plain, folders: [] };
+  if (!entries.some((entry) => entry?.isDirectory)) return { files: plain, folders: new Map() };
   const files = [];
-  const folders = new Set();
+  const folders = new Map();
   const walk = async (entry, parent) => {
     if (entry.isFile) {
       if (parent && JUNK.test(entry.name)) return;
-      files.push(await new Promise((resolve, reject) => { entry.file(resolve, reject); }));
-      folders.add(parent);
+      const file = await new Promise((resolve, reject) => { entry.file(resolve, reject); });
+      files.push(file);
+      if (parent) folders.set(parent, [...(folders.get(parent) ?? []), file]);
       return;
     }
     const reader = entry.createReader();
@@ -263,7 +271,7 @@ async function dropped(transfer) {
     }
   };
   for (const entry of entries) if (entry) await walk(entry, "");
-  return { files, folders: [...folders] };
+  return { files, folders };
 }
 
 function picker(button, input, take) {
@@ -271,11 +279,13 @@ function picker(button, input, take) {
   input.addEventListener("change", () => {
     const files = [...input.files];
     input.value = ""; // so that the same file can be chosen again
-    if (files.length) take(files, []);
+    if (files.length) take(files, new Map());
   });
 }
 picker($("ask-drop"), $("ask-files"), askAbout);
 picker($("teach-drop"), $("teach-files"), addToPool);
+picker($("ask-photo"), $("ask-camera"), askAbout);
+picker($("teach-photo"), $("teach-camera"), addToPool);
 
 // A file dropped beside the zones must not replace the page: the whole teaching card teaches, the rest asks.
 const zone = (event) => ($("teach").contains(event.target) ? "teach" : "ask");
@@ -313,7 +323,7 @@ addEventListener("paste", (event) => {
     const kind = /^image\.(\w+)$/.exec(file.name)?.[1];
     return kind ? new File([file], `pasted ${++pasted}.${kind}`, { type: file.type }) : file;
   });
-  ($("teach").contains(document.activeElement) ? addToPool : askAbout)(named, []);
+  ($("teach").contains(document.activeElement) ? addToPool : askAbout)(named, new Map());
 });
 
 /** A small picture of a file; `blank` marks the box where the browser cannot show it (HEIC, not a picture). */
@@ -344,7 +354,7 @@ function askAbout(files) {
     use.type = "button";
     use.setAttribute("aria-label", `Teach with ${file.name}`);
     use.addEventListener("click", () => {
-      addToPool([file], []);
+      addToPool([file], new Map());
       $("name").focus();
     });
     what.append(use);
@@ -486,6 +496,7 @@ $("ask-clear").addEventListener("click", () => {
 // ---- teaching -------------------------------------------------------------------------------------------------------
 
 let pool = []; // {file, item, drop}
+let batch = new Map(); // name of a class to its files: taught together with the pool
 const isZip = (file) => /\.zip$/i.test(file.name);
 const archive = () => pool.find(({ file }) => isZip(file))?.file;
 const sameFile = (a, b) => a.name === b.name && a.size === b.size && a.lastModified === b.lastModified;
@@ -499,17 +510,19 @@ function keepRoom(keep) {
 function addToPool(files, folders) {
   keepRoom(false);
   teachError("");
-  if (folders.length > 1) {
-    teachError("That is more than one folder. Drop one folder for one class, or a zip with a folder for each class.");
+  if (folders.size > 1) { // each folder is a class, taught together
+    for (const [name, own] of folders) addToBatch(name, own);
+    say(`${classes(folders.size)} to learn: ${[...folders.keys()].join(", ")}.`);
     return;
   }
   const zips = files.filter(isZip);
-  if (zips.length && (zips.length + pool.length > 1 || files.length > 1)) {
+  if (zips.length && (zips.length + pool.length + batch.size > 1 || files.length > 1)) {
     teachError("A zip goes alone. Remove the other pictures first.");
     return;
   }
   if (archive()) takeOut(pool);
-  if (folders[0] && !$("name").value) $("name").value = folders[0];
+  const [folder] = folders.keys();
+  if (folder && !$("name").value) $("name").value = folder;
   const again = files.filter((file) => pool.some((one) => sameFile(one.file, file))).length;
   for (const file of files) {
     if (pool.some((one) => sameFile(one.file, file))) continue;
@@ -533,6 +546,41 @@ function addToPool(files, folders) {
   say(`${pictures(pool.length)} to learn from${again ? `, ${again} of them there already` : ""}.`);
 }
 
+/** Put a class aside, to be taught with others. */
+function addToBatch(name, files) {
+  const before = batch.get(name) ?? [];
+  batch.set(name, [...before, ...files.filter((file) => !before.some((one) => sameFile(one, file)))]);
+  showBatch();
+}
+
+function showBatch() {
+  $("batch").replaceChildren(...[...batch].map(([name, files]) => {
+    const item = make("li");
+    const remove = make("button", "quiet", "Remove");
+    remove.type = "button";
+    remove.ariaLabel = `Remove ${name}`;
+    remove.addEventListener("click", () => {
+      batch.delete(name);
+      showBatch();
+      $("teach-drop").focus();
+    });
+    item.append(make("span", "", `${name}: ${pictures(files.length)}`), remove);
+    return item;
+  }));
+  showPool();
+  showTeachButton();
+}
+
+$("teach-next").addEventListener("click", () => {
+  const name = $("name").value.trim();
+  if (!name) return teachError("Give the class a name.", "name");
+  addToBatch(name, pool.map(({ file }) => file));
+  $("name").value = "";
+  takeOut(pool);
+  $("name").focus();
+  say(`${quoted(name)} is put aside. Give the next class a name.`);
+});
+
 function takeOut(entries) {
   for (const { drop, item } of entries) {
     drop();
@@ -545,9 +593,10 @@ function takeOut(entries) {
 function showPool() {
   const zip = archive();
   $("teach-clear").hidden = pool.length === 0;
+  $("teach-next").hidden = pool.length === 0 || Boolean(zip);
   $("teach-hint").textContent =
     zip ? "Each folder in the zip is learned as a class with its name."
-    : !pool.length ? "A few dozen different pictures work best."
+    : !pool.length ? (batch.size ? "Add one more class, or teach these." : "A few dozen different pictures work best.")
     : pool.length < 5 ? `${pictures(pool.length)}. More would be better: a few dozen work best.`
     : `${pictures(pool.length)}. ${pool.length < 20 ? "Good. More make it surer." : "That is plenty."}`;
   $("name").disabled = Boolean(zip);
@@ -586,28 +635,38 @@ $("teach-form").addEventListener("submit", async (event) => {
   const name = $("name").value.trim();
   const zip = archive();
   if (state.job) return teachError("Something is being learned. Wait for its end, or stop it.");
-  if (!zip && !name) return teachError("Give the class a name.", "name");
-  if (!pool.length) return teachError("Add pictures to learn from.", "teach-drop");
+  if (!zip && !name && (pool.length || !batch.size)) return teachError("Give the class a name.", "name");
+  if (!pool.length && (name || !batch.size)) return teachError("Add pictures to learn from.", "teach-drop");
   teachError("");
+  const together = new Map(batch);
+  if (together.size && pool.length) together.set(name, [...(together.get(name) ?? []), ...pool.map(({ file }) => file)]);
   const form = new FormData();
   if (zip) form.append("archive", zip, zip.name);
-  else {
+  else if (together.size) {
+    try {
+      form.append("archive", await zipped(together), "classes.zip");
+    } catch {
+      return teachError("A picture can no longer be read: it was moved or changed. Add it again.");
+    }
+  } else {
     form.append("label", name);
     for (const { file } of pool) form.append("files", file, file.name);
   }
   const sent = [...pool];
   const stop = new AbortController();
-  const title = `Learning ${zip ? zip.name : quoted(name)}`;
+  const what = together.size === 1 ? quoted([...together.keys()][0]) : classes(together.size);
+  const title = `Learning ${zip ? zip.name : together.size ? what : quoted(name)}`;
   state.job = { id: null, stop, name, sent };
   showJob("running", title, "Sending the pictures", 0);
-  say(`${title}. Sending ${counted(sent.length, zip ? "file" : "picture", zip ? "files" : "pictures")}.`);
+  const number = together.size ? [...together.values()].flat().length : sent.length;
+  say(`${title}. Sending ${counted(number, zip ? "file" : "picture", zip ? "files" : "pictures")}.`);
   try {
     const follower = (share) => {
       const note = share < 1 ? `Sending the pictures: ${percent(share)}` : "Sent. Waiting for the server.";
       showJob("running", title, note, 0);
     };
     const answer = await allowed(() => upload("teach", form, follower, stop.signal));
-    await follow(answer.job, { name, sent, refused: answer.refused ?? [] });
+    await follow(answer.job, { name, sent, together: [...together.keys()], refused: answer.refused ?? [] });
   } catch (error) {
     state.job = null;
     $("job").hidden = true;
@@ -615,7 +674,7 @@ $("teach-form").addEventListener("submit", async (event) => {
     showTeachButton();
     if (error instanceof Stopped) return say("Nothing was taught.");
     if (error.status === undefined) throw error;
-    const size = bytes(sent.map((one) => one.file));
+    const size = bytes(together.size ? [...together.values()].flat() : sent.map((one) => one.file));
     if (error.status === 0) {
       // A server that stops reading a large upload looks like one that is gone.
       const alive = await call("health").then(() => true, () => false);
@@ -631,7 +690,7 @@ $("teach-form").addEventListener("submit", async (event) => {
 
 function showTeachButton() {
   $("teach-go").setAttribute("aria-disabled", String(Boolean(state.job)));
-  $("teach-go").textContent = state.job ? "Teaching…" : "Teach";
+  $("teach-go").textContent = state.job ? "Teaching…" : batch.size ? "Teach all" : "Teach";
 }
 
 function showJob(status, title, note, progress) {
@@ -658,6 +717,48 @@ function stage(share, first) {
   if (seconds < 3 || !Number.isFinite(left)) return "practising";
   const minutes = counted(Math.round(left / 60), "minute", "minutes");
   return `practising, ${left < 60 ? "less than a minute" : `about ${minutes}`} left`;
+}
+
+const CRCS = Uint32Array.from({ length: 256 }, (_, value) => {
+  for (let bit = 0; bit < 8; bit++) value = value & 1 ? (value >>> 1) ^ 0xedb88320 : value >>> 1;
+  return value;
+});
+
+/** A zip, not compressed, with a folder for each class. */
+async function zipped(together) {
+  const parts = [];
+  const entries = [];
+  let place = 0;
+  const record = (fields) => { // numbers as [value, bytes], the lowest byte first
+    const bytes = new Uint8Array(fields.reduce((sum, [, width]) => sum + width, 0));
+    const view = new DataView(bytes.buffer);
+    let at = 0;
+    for (const [value, width] of fields) {
+      if (width === 4) view.setUint32(at, value, true);
+      else view.setUint16(at, value, true);
+      at += width;
+    }
+    return bytes;
+  };
+  for (const [label, files] of together) {
+    for (const [number, file] of files.entries()) {
+      const content = new Uint8Array(await file.arrayBuffer());
+      let crc = 0xffffffff;
+      for (const byte of content) crc = CRCS[(crc ^ byte) & 255] ^ (crc >>> 8);
+      const folder = label.replace(/[/\\]/g, "_");
+      const name = new TextEncoder().encode(`classes/${folder}/${number}-${file.name.replace(/[/\\]/g, "_")}`);
+      const about = [[20, 2], [0x800, 2], [0, 2], [0, 2], [33, 2], [(crc ^ 0xffffffff) >>> 0, 4]];
+      const sizes = [[content.length, 4], [content.length, 4], [name.length, 2], [0, 2]];
+      const rest = [[0, 2], [0, 2], [0, 2], [0, 4], [place, 4]];
+      parts.push(record([[0x04034b50, 4], ...about, ...sizes]), name, content);
+      entries.push(record([[0x02014b50, 4], [20, 2], ...about, ...sizes, ...rest]), name);
+      place += 30 + name.length + content.length;
+    }
+  }
+  const length = entries.reduce((sum, part) => sum + part.length, 0);
+  const count = entries.length / 2;
+  const end = record([[0x06054b50, 4], [0, 2], [0, 2], [count, 2], [count, 2], [length, 4], [place, 4], [0, 2]]);
+  return new Blob([...parts, ...entries, end], { type: "application/zip" });
 }
 
 /** Follow a job to its end; `mine` says what this page sent for it. */
@@ -726,7 +827,9 @@ async function finish(job, mine) {
     showJob("done", `${what} ${names.length === 1 ? "is" : "are"} learned`, note, 1);
     if (mine) {
       keepRoom(true);
+      for (const own of mine.together) batch.delete(own);
       takeOut(mine.sent); // what was added meanwhile stays
+      showBatch();
       if ($("name").value.trim() === mine.name) $("name").value = "";
       showName();
     }
