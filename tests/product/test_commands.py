@@ -12,13 +12,14 @@ import sys
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, ImageDraw, ImageOps
 from typer.testing import CliRunner
 
 from efcil import IncrementalClassifier
 from efcil.cli import app
 from efcil.data import digits
 from efcil.product.commands import change_lock
+from efcil.product.export import export_onnx
 from messages import assert_names
 
 pytestmark = pytest.mark.timeout(900)  # the first test waits for a process that loads torch
@@ -182,6 +183,76 @@ def test_onnx_says_the_same(efcil, taught, lessons, tmp_path):
     for batch in (images, images[:1], images[:7]):
         (found,) = session.run(None, {"images": batch})
         assert np.abs(found - expected[: len(batch)]).max() < 1e-4
+
+
+def as_described(path, facts):
+    """Read a picture with nothing but Pillow and what the metadata say."""
+    said = json.loads(facts["preprocessing"])
+    assert (said["color"], said["resize"], said["orientation"]) == ("RGB", "the central square", "as EXIF says")
+    image = ImageOps.exif_transpose(Image.open(path)).convert("RGB")
+    side = min(image.size) * said["crop"]
+    left, top = ((length - side) / 2 for length in image.size)
+    box, how = (left, top, left + side, top + side), Image.Resampling[said["interpolation"].upper()]
+    square = image.resize((said["size"],) * 2, how, box=box)
+    return np.asarray(square).transpose(2, 0, 1)
+
+
+def test_int8_is_smaller_and_says_nearly_the_same(efcil, taught, lessons, tmp_path):
+    onnxruntime = pytest.importorskip("onnxruntime")
+    sizes, answers, files = {}, {}, sorted((lessons / "test").rglob("*.png"))
+    for name, more in (("fp32", []), ("int8", ["--int8", lessons / "test"])):
+        path = tmp_path / f"{name}.onnx"
+        code, out, err = efcil("export", taught, "--onnx", path, *more)
+        assert code == 0, err
+        session = onnxruntime.InferenceSession(path)
+        facts = session.get_modelmeta().custom_metadata_map
+        (found,) = session.run(None, {"images": np.stack([as_described(file, facts) for file in files])})
+        sizes[name], answers[name] = path.stat().st_size, found.argmax(1)
+    assert sizes["int8"] < 0.5 * sizes["fp32"]
+    assert (answers["int8"] == answers["fp32"]).mean() >= 0.8  # a network of 8 channels and 16 pixels has little room
+    agreement, compared = float(facts["agreement"]), int(facts["compared"])
+    assert compared == len(files) // 2
+    assert agreement >= 0.8
+    assert f"int8, {sizes['fp32'] / 1e6:.1f} MB in fp32; same answer as fp32 on {agreement:.1%} of {compared}" in out
+
+
+def test_int8_needs_pictures(efcil, taught, lessons, tmp_path):
+    code, _, err = efcil(
+        "export", taught, "--onnx", tmp_path / "m.onnx", "--int8", lessons / "test" / "class 0" / "1.png"
+    )
+    assert code == 2
+    assert_names(err, "int8", 8, 1)
+    assert not (tmp_path / "m.onnx").exists()
+
+
+@pytest.mark.slow
+def test_the_default_model_is_exported_with_its_preprocessing(tmp_path):
+    """Oblong JPEGs, one of them turned by EXIF: answers are those of `predict`; int8 agrees and is a third as large."""
+    onnxruntime = pytest.importorskip("onnxruntime")
+    source = np.random.default_rng(0)
+    files, names = [], []
+    for number in range(48):
+        ground, ink = source.integers(120, 256, 3), source.integers(0, 100, 3)
+        image = Image.new("RGB", (150, 110), tuple(map(int, ground)))
+        x, y = (int(v) for v in source.integers(20, 50, 2))
+        kind = ("ellipse", "rectangle", "line")[number % 3]
+        getattr(ImageDraw.Draw(image), kind)((x, y, x + 60, y + 40), fill=tuple(map(int, ink)))
+        exif = image.getexif()
+        exif[274] = 6 if number % 4 == 0 else 1
+        files.append(tmp_path / f"{number}.jpg")
+        image.save(files[-1], exif=exif)
+        names.append(kind)
+    model = IncrementalClassifier(progress=False).learn(files[:24], names[:24])
+    plain = export_onnx(model, tmp_path / "plain.onnx")
+    small = export_onnx(model, tmp_path / "small.onnx", files)
+    session = onnxruntime.InferenceSession(plain.path)
+    facts = session.get_modelmeta().custom_metadata_map
+    (found,) = session.run(None, {"images": np.stack([as_described(file, facts) for file in files])})
+    assert np.abs(found - model.predict_proba(files)).max() < 0.02  # Pillow decodes a JPEG for its size here
+    assert (found.argmax(1) == model.predict_proba(files).argmax(1)).mean() > 0.97
+    assert small.size < 0.4 * plain.size
+    assert small.compared == 24
+    assert small.agreement >= 0.9
 
 
 @pytest.mark.parametrize(

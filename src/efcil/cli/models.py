@@ -82,6 +82,15 @@ def teach(
             rich_help_panel=NEW_MODEL,
         ),
     ] = None,
+    adapt: Annotated[
+        str | None,
+        typer.Option(
+            metavar="WHEN",
+            help="Train the pretrained backbone gently: none (default), first (teaching) or always; for pictures "
+            "unlike photographs, dozens of each class.",
+            rich_help_panel=NEW_MODEL,
+        ),
+    ] = None,
     seed: Annotated[
         int | None, typer.Option(min=0, metavar="N", help="Random seed.", rich_help_panel=NEW_MODEL)
     ] = None,
@@ -109,7 +118,7 @@ def teach(
     from efcil.product import commands
 
     chosen = {"method": method, "backbone": backbone, "width": width, "size": size, "weights": weights, "seed": seed}
-    given = {**chosen, "frozen": frozen, "val_fraction": val_fraction}
+    given = {**chosen, "frozen": frozen, "adapt": adapt, "val_fraction": val_fraction}
     new_model_options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     new_model_options |= {"options": parse_overrides(overrides)} if overrides else {}
     message = commands.teach(
@@ -249,13 +258,23 @@ def export(
             rich_help_panel=OUTPUT,
         ),
     ],
+    int8: Annotated[
+        list[Path],
+        typer.Option(
+            "--int8",
+            metavar="PICTURES",
+            help="Quantize to int8 with these pictures, files or folders; repeatable.",
+            show_default=False,
+            rich_help_panel=OUTPUT,
+        ),
+    ] = [],  # noqa: B006 (typer copies it)
 ) -> None:
-    """Export a model to ONNX: uint8 images in, probabilities out, class names in the metadata."""
+    """Export a model to ONNX: uint8 images in, probabilities out; class names and preprocessing in the metadata."""
     from efcil.product import commands
     from efcil.product.export import export_onnx
 
-    path = export_onnx(commands.load_model(model, "cpu"), onnx)
-    print(f"written: {path} ({path.stat().st_size / 1e6:.1f} MB)")
+    pictures = commands.image_files(int8) if int8 else None
+    print(f"written: {export_onnx(commands.load_model(model, 'cpu'), onnx, pictures)}")
 
 
 @app.command(rich_help_panel=MODELS)
