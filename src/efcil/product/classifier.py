@@ -20,7 +20,7 @@ from efcil import models
 from efcil.accel.backend import Backend
 from efcil.data.dataset import format_list
 from efcil.data.preprocessing import Preprocessing
-from efcil.errors import ConfigError, DataError, EfcilError, ModelError, nearest
+from efcil.errors import ConfigError, DataError, EfcilError, ModelError, nearest, warn
 from efcil.files import StrPath
 from efcil.learners import LEARNERS, Learner
 from efcil.methods import METHODS
@@ -28,7 +28,7 @@ from efcil.platform_support import memory
 from efcil.product import model_directory
 from efcil.product.calibration import CalibrationOffset
 from efcil.product.inputs import BATCH, CHANNELS, Images, map_labeled_images, read_images, read_labeled_images
-from efcil.product.model_config import TEACHABLE, ModelConfig, Request, resolve
+from efcil.product.model_config import TEACHABLE, Adapt, ModelConfig, Request, resolve
 from efcil.product.names import check_names
 from efcil.product.progress import Callback, Progress, progress_callbacks
 from efcil.product.state import ClassRecord, State
@@ -42,6 +42,7 @@ from efcil.training.state import TrainState
 from efcil.trajectory import Trajectory
 
 REJECTED = ""
+FEW = 30  # pictures of a class: with fewer, adapting a pretrained backbone loses (results/benchmarks.jsonl)
 SIMILAR = 10  # number of class pairs in a summary
 SIMILAR_ROWS = 512  # classes compared with all at once
 _UNFIT = (KeyError, RuntimeError, EfcilError, TypeError, ValueError, IndexError, AttributeError)
@@ -131,6 +132,7 @@ class IncrementalClassifier:
         size: int | None = None,
         weights: StrPath | None = None,
         frozen: bool | None = None,
+        adapt: Adapt = "none",
         epochs: int | None = None,
         budget: float | None = None,
         val_fraction: float = 0.1,
@@ -145,13 +147,16 @@ class IncrementalClassifier:
         `weights`: "pretrained" (the published ones), "none", or a file of backbone weights (safetensors or a torch
         state dict, a model, a checkpoint). `size`: side of the pictures; the backbone's own by default. `width`: of a
         ResNet trained from scratch. `options`: dotted keys of training and method, as in `--set`. `epochs` or `budget`
-        (seconds) apply to each update that trains and can also be passed to `learn`.
+        (seconds) apply to each update that trains and can also be passed to `learn`. `adapt`: whether the pretrained
+        backbone is trained gently on your pictures, in the "first" update or in each ("always"): for pictures unlike
+        photographs, and dozens of each class.
         """
         _check_effort(epochs, budget)
         options = dict(options or {})
         backbone, width = options.pop("backbone", backbone), options.pop("width", width)
-        request = Request(method, backbone, width, size, weights, frozen, seed, val_fraction).completed()
-        self._config = resolve(request, options)
+        request, gentle = Request(method, backbone, width, size, weights, frozen, seed, val_fraction, adapt).adapting()
+        request = request.completed()
+        self._config = resolve(request, gentle | options)
         self._backend = Backend.choose(device, precision, compile=False)
         self.epochs, self.budget, self.progress = epochs, budget, progress
         learner = self._new_learner()
@@ -362,6 +367,8 @@ class IncrementalClassifier:
                 "add classes or give weights"
             )
 
+        if not freeze_backbone and self._config.published is not None:
+            _warn_of_few(names)
         plan = UpdatePlan(
             freeze_backbone=freeze_backbone,
             imprint=freeze_backbone and not is_frozen,
@@ -678,6 +685,16 @@ class _ReportProgress(TrainingCallback):
 
     def on_training_end(self, task: int) -> None:
         self.report(Progress("solving", 0, 1, "updating statistics, fitting the classifier"))
+
+
+def _warn_of_few(names: Sequence[str]) -> None:
+    """Warn where pictures are too few to adapt a pretrained backbone to."""
+    name, count = min(Counter(names).items(), key=lambda item: item[1])
+    if count < FEW:
+        pictures = f"{count} picture{'s' * (count != 1)}"
+        warn(
+            f"adapting the backbone to {pictures} of class {name}: with fewer than {FEW} a class, adapt=none is better"
+        )
 
 
 def _check_effort(epochs: int | None, budget: float | None) -> None:

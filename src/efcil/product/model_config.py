@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 from efcil import methods, models
 from efcil.config import Options, Values, build, flat, preset_values
@@ -24,6 +24,21 @@ SMALL_IMAGES = 40  # pixels up to which the first layer keeps the size
 METHOD, BACKBONE = "slda", "efficientnet-lite0"  # by default: pretrained and frozen
 TRAINED_METHOD, TRAINED_BACKBONE, TRAINED_SIZE = "dpcr", "resnet10", 64  # where a backbone is trained from scratch
 SCRATCH = "scratch"  # the word for TRAINED_BACKBONE, where a backbone could be named instead
+Adapt = Literal["none", "first", "always"]
+ADAPTING: dict[str, tuple[str, Values]] = {  # method and options: gentle, and small batches, as a teaching is small
+    "first": ("adapt-first+none+slda", {"batch_size": 16, "first.epochs": 10, "first.lr": 0.005}),
+    "always": (
+        "dpcr",
+        {
+            "batch_size": 16,
+            "first.epochs": 10,
+            "first.lr": 0.005,
+            "later.epochs": 5,
+            "later.lr": 0.002,
+            "gram_storage": "factors",
+        },
+    ),
+}
 NO_WEIGHTS = "none"  # the word for a backbone from scratch, where a file of weights could be named instead
 
 
@@ -39,6 +54,25 @@ class Request:
     frozen: bool | None = None
     seed: int = 0
     val_fraction: float = 0.1
+    adapt: Adapt = "none"
+
+    def adapting(self) -> tuple[Request, Values]:
+        """Return the request with the method that adapts the backbone as asked for, and the options of its training.
+
+        >>> request, options = Request(adapt="first").adapting()
+        >>> request.completed().method, options["first.epochs"]
+        ('adapt-first+none+slda', 10)
+        """
+        if self.adapt == "none":
+            return self, {}
+        if self.adapt not in ADAPTING:
+            raise ConfigError(f"adapt={self.adapt}: unknown; take none, {', '.join(ADAPTING)}")
+        if self.method is not None or self.frozen is not None:
+            given = f"method {self.method}" if self.method is not None else f"frozen={self.frozen}"
+            raise ConfigError(f"adapt={self.adapt} and {given} are exclusive; leave one out")
+        method, options = ADAPTING[self.adapt]
+        frozen = None if self.adapt == "first" else False
+        return replace(self, method=method, backbone=self.backbone or BACKBONE, frozen=frozen), options
 
     def completed(self) -> Request:
         """Choose what was left open.
