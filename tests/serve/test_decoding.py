@@ -184,20 +184,17 @@ def test_where_the_system_has_no_limits_somebody_watches(monkeypatch):
         "PYTHONPATH",
         os.pathsep.join([os.path.join(os.path.dirname(__file__), "..", "support", "without_posix"), *sys.path]),
     )
-    decoders = Decoders(Limits(decode_seconds=1, decode_memory=100 * MIB), 1)
-    decoders.start()
-    try:
-        slow, large = (
-            many_scans(6000, 6000, 8000),
-            saved(Image.new("RGBA", (6000, 6000)), "WEBP", lossless=True, method=0, quality=0),
-        )
-        with pytest.raises(DataError, match="takes too long"):
-            decoders.submit(lambda: slow, 16, SLOW).result(LONG)
-        with pytest.raises(DataError, match="too much memory"):
-            decoders.submit(lambda: large, 16, SLOW).result(LONG)
-        assert decoders.submit(lambda: png(32, 32, 8, 2), 16, SLOW).result(LONG).shape == (3, 16, 16)
-    finally:
-        decoders.close()
+    slow = many_scans(6000, 6000, 8000)
+    large = saved(Image.new("RGBA", (6000, 6000)), "WEBP", lossless=True, method=0, quality=0)
+    for seconds, data, why in ((1, slow, "takes too long"), (60, large, "too much memory")):
+        decoders = Decoders(Limits(decode_seconds=seconds, decode_memory=100 * MIB), 1)
+        decoders.start()
+        try:
+            with pytest.raises(DataError, match=why):
+                decoders.submit(lambda data=data: data, 16, SLOW).result(LONG)
+            assert decoders.submit(lambda: png(32, 32, 8, 2), 16, SLOW).result(LONG).shape == (3, 16, 16)
+        finally:
+            decoders.close()
 
 
 def test_a_decoder_that_dies_is_replaced(decoders):

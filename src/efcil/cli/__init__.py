@@ -99,3 +99,17 @@ def main() -> None:
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         sys.exit(130)
+    except (MemoryError, OverflowError, RuntimeError) as error:
+        if (why := _too_much(error)) is None:
+            raise
+        _complain(f"efcil: {why}")
+        sys.exit(3)
+
+
+def _too_much(error: BaseException) -> str | None:
+    """Return what to say of memory or numbers that a value on the command line has gone beyond; else None."""
+    if isinstance(error, OverflowError):
+        return f"a number is out of range: {error}; take a smaller one"
+    if isinstance(error, MemoryError) or "can't allocate memory" in str(error):
+        return "out of memory; take smaller sizes, fewer images or a smaller network"
+    return None

@@ -11,6 +11,8 @@ from efcil.cli.options import (
     LIMITS,
     MACHINE,
     MODELS,
+    MOST_SEED,
+    MOST_THREADS,
     NEW_MODEL,
     OUTPUT,
     SETTINGS,
@@ -92,7 +94,7 @@ def teach(
         ),
     ] = None,
     seed: Annotated[
-        int | None, typer.Option(min=0, metavar="N", help="Random seed.", rich_help_panel=NEW_MODEL)
+        int | None, typer.Option(min=0, max=MOST_SEED, metavar="N", help="Random seed.", rich_help_panel=NEW_MODEL)
     ] = None,
     val_fraction: Annotated[
         float | None,
@@ -330,31 +332,52 @@ def serve(
         typer.Option(metavar="NAME", help="Host name by which clients may call the service, e.g. that of a proxy."),
     ] = None,
     max_mib: Annotated[
-        int, typer.Option(min=1, metavar="N", help="Maximum request size (MiB).", rich_help_panel=LIMITS)
+        int, typer.Option(min=1, max=2**14, metavar="N", help="Maximum request size (MiB).", rich_help_panel=LIMITS)
     ] = 64,
     max_unpacked_mib: Annotated[
         int,
-        typer.Option(min=1, metavar="N", help="Maximum size of an unpacked zip file (MiB).", rich_help_panel=LIMITS),
+        typer.Option(
+            min=1, max=2**14, metavar="N", help="Maximum size of an unpacked zip file (MiB).", rich_help_panel=LIMITS
+        ),
     ] = 256,
     max_megapixels: Annotated[
-        int, typer.Option(min=1, metavar="N", help="Maximum image size (megapixels).", rich_help_panel=LIMITS)
+        int,
+        typer.Option(min=1, max=10_000, metavar="N", help="Maximum image size (megapixels).", rich_help_panel=LIMITS),
     ] = 40,
     max_predict_files: Annotated[
-        int, typer.Option(min=1, metavar="N", help="Maximum images per /predict request.", rich_help_panel=LIMITS)
+        int,
+        typer.Option(
+            min=1, max=10_000, metavar="N", help="Maximum images per /predict request.", rich_help_panel=LIMITS
+        ),
     ] = 64,
     max_teach_files: Annotated[
-        int, typer.Option(min=1, metavar="N", help="Maximum images per /teach request.", rich_help_panel=LIMITS)
+        int,
+        typer.Option(
+            min=1, max=100_000, metavar="N", help="Maximum images per /teach request.", rich_help_panel=LIMITS
+        ),
     ] = 1000,
     tls_cert: Annotated[Path | None, typer.Option(metavar="FILE", help="TLS certificate (PEM).")] = None,
     tls_key: Annotated[Path | None, typer.Option(metavar="FILE", help="TLS private key (PEM).")] = None,
     device: Device = "auto",
     threads: Annotated[
         int | None,
-        typer.Option(min=1, metavar="N", help="CPU threads for predictions; default: all.", rich_help_panel=MACHINE),
+        typer.Option(
+            min=1,
+            max=MOST_THREADS,
+            metavar="N",
+            help="CPU threads for predictions; default: all.",
+            rich_help_panel=MACHINE,
+        ),
     ] = None,
     teach_threads: Annotated[
         int | None,
-        typer.Option(min=1, metavar="N", help="CPU threads for training; default: half.", rich_help_panel=MACHINE),
+        typer.Option(
+            min=1,
+            max=MOST_THREADS,
+            metavar="N",
+            help="CPU threads for training; default: half.",
+            rich_help_panel=MACHINE,
+        ),
     ] = None,
 ) -> None:
     """Serve a model over HTTP with a drag-and-drop web UI. Needs the extra `serve`."""

@@ -58,9 +58,12 @@ Orders = Annotated[
         rich_help_panel=PROBLEM,
     ),
 ]
+MOST_SEED, MOST_THREADS = 2**63 - 1, 4096
 Seed = Annotated[
     int,
-    typer.Option(min=0, metavar="N", help="Seed of weights, batches and augmentation.", rich_help_panel=PROBLEM),
+    typer.Option(
+        min=0, max=MOST_SEED, metavar="N", help="Seed of weights, batches and augmentation.", rich_help_panel=PROBLEM
+    ),
 ]
 Learner = Annotated[
     str | None,
@@ -187,7 +190,9 @@ SyncBN = Annotated[
 ]
 Threads = Annotated[
     int | None,
-    typer.Option(min=1, metavar="N", help="CPU threads; equal counts give equal bits.", rich_help_panel=MACHINE),
+    typer.Option(
+        min=1, max=MOST_THREADS, metavar="N", help="CPU threads; equal counts give equal bits.", rich_help_panel=MACHINE
+    ),
 ]
 ConcurrentRuns = Annotated[
     int | None,

@@ -31,7 +31,7 @@ class GlyphsOptions(Options):
 
     classes: int = Field(default=20, ge=2)
     """Number of classes."""
-    size: int = Field(default=16, ge=8)
+    size: int = Field(default=16, ge=8, le=4096)
     """Side of the images in pixels."""
     train_per_class: int = Field(default=150, ge=1)
     """Training images per class."""

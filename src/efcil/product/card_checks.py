@@ -10,9 +10,8 @@ from torch import Tensor
 
 from efcil import models
 from efcil.errors import ModelError
-from efcil.product.model_config import ModelConfig
+from efcil.product.model_config import MOST_SIZE, ModelConfig
 
-MOST_SIZE = 4096  # pixels of a side
 TRUST = "EFCIL_TRUST_BACKBONES"  # environment variable by which a user agrees to what a card names
 _EXPANDED = ("buffer", "expansion")  # options that make a feature map as large as the statistics behind it
 _BACKBONE = "backbone."

@@ -431,6 +431,7 @@ class IncrementalClassifier:
         features = self._features(snapshot, read_images(images, self.preprocessing))
         with torch.no_grad():
             scores = snapshot.logits(features).double()
+            scores -= scores.amax(1, keepdim=True)  # or the temperature might make them infinite
         probabilities: npt.NDArray[np.float64] = torch.softmax(scores / snapshot.state.temperature, 1).cpu().numpy()
         return probabilities
 
@@ -702,8 +703,8 @@ def _check_effort(epochs: int | None, budget: float | None) -> None:
         raise ConfigError(f"epochs={epochs} and budget={budget} are exclusive; give one of them")
     if epochs is not None and epochs < 1:
         raise ConfigError(f"epochs is {epochs}; wanted one or more")
-    if budget is not None and not budget > 0:
-        raise ConfigError(f"budget is {budget} seconds; wanted more than zero")
+    if budget is not None and not 0 < budget < float("inf"):
+        raise ConfigError(f"budget is {budget} seconds; wanted more than zero, and an end")
 
 
 def _weights(learner: Learner, with_backbone: bool = True) -> dict[str, Tensor]:

@@ -20,6 +20,7 @@ from efcil.resolution import RequestedMethod, collected
 from efcil.resolution import resolve as resolve_options
 
 TEACHABLE = ("lwf", "first-task", "pseudo-replay", "pretrained", "adapt-first")  # learners that need no old image
+MOST_SIZE = 4096  # pixels of a side
 SMALL_IMAGES = 40  # pixels up to which the first layer keeps the size
 METHOD, BACKBONE = "slda", "efficientnet-lite0"  # by default: pretrained and frozen
 TRAINED_METHOD, TRAINED_BACKBONE, TRAINED_SIZE = "dpcr", "resnet10", 64  # where a backbone is trained from scratch
@@ -180,10 +181,10 @@ def resolve(request: Request, options: Mapping[str, Any] | None) -> ModelConfig:
     assert request.size is not None
     found = find_method(request.method)
     size, errors = request.size, list[str]()
-    if size < 8:
-        errors.append(f"size is {size}; wanted 8 pixels or more")
-    if request.seed < 0:
-        errors.append(f"seed is {request.seed}; wanted zero or more")
+    if not 8 <= size <= MOST_SIZE:
+        errors.append(f"size is {size}; wanted 8 to {MOST_SIZE} pixels")
+    if not 0 <= request.seed < 2**63:
+        errors.append(f"seed is {request.seed}; wanted zero or more, less than 2**63")
     if not 0 <= request.val_fraction <= 0.5:
         errors.append(f"val_fraction is {request.val_fraction}; wanted a share from 0 (measure no recall) to 0.5")
     derived: Values = {"backbone": request.backbone, "stem": "cifar" if size <= SMALL_IMAGES else "imagenet"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import hmac
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
@@ -21,6 +22,7 @@ from efcil.serve import forms, metrics
 from efcil.serve.archive import LimitExceeded
 from efcil.serve.batching import Overloaded
 from efcil.serve.guard import Guard
+from efcil.serve.images import public
 from efcil.serve.jobs import JobNotFound
 from efcil.serve.reference import reference_page
 from efcil.serve.schemas import (
@@ -41,6 +43,7 @@ from efcil.serve.service import ClassNotFound, Service
 from efcil.serve.store import Conflict
 
 T = TypeVar("T")
+_NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EMFILE, errno.ENFILE}
 PAGE = Path(__file__).parent / "page"
 # First match decides; other EfcilErrors are client errors.
 _STATUS: tuple[tuple[type[EfcilError], int], ...] = (
@@ -135,19 +138,29 @@ def create_app(service: Service, token: str, hosts: frozenset[str] = frozenset([
         redirect_slashes=False,  # such a redirect would go to whatever the Host header names
     )
     app.add_middleware(Guard, limits=service.limits, metrics=service.metrics, hosts=hosts)
-    _handle_errors(app)
+    _handle_errors(app, service)
     _add_reading(app, service)
     _add_writing(app, service, token)
     _add_page(app)
     return app
 
 
-def _handle_errors(app: FastAPI) -> None:
+def _handle_errors(app: FastAPI, service: Service) -> None:
     @app.exception_handler(EfcilError)
     async def efcil_error(request: Request, error: EfcilError) -> JSONResponse:
         status = next(code for kind, code in _STATUS if isinstance(error, kind))
         headers = {"Retry-After": "1"} if status == 503 else None
-        return JSONResponse({"detail": str(error)}, status, headers)
+        return JSONResponse({"detail": public(str(error), str(service.store.directory))}, status, headers)
+
+    @app.exception_handler(OSError)
+    async def no_room(request: Request, error: OSError) -> JSONResponse:
+        if error.errno not in _NO_ROOM:
+            return await unforeseen(request, error)
+        return JSONResponse({"detail": "the machine of the service has no room for this; the model is unchanged"}, 507)
+
+    @app.exception_handler(MemoryError)
+    async def no_memory(request: Request, error: MemoryError) -> JSONResponse:
+        return JSONResponse({"detail": "the service has not enough memory for this; send less at once"}, 507)
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:

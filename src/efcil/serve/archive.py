@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import stat
+import struct
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
@@ -43,7 +44,7 @@ class Entry:
                     found += chunk
                     if len(found) > room:
                         raise LimitExceeded(f"archive: {self.name} decompresses to more than the remaining limit")
-        except _DAMAGED as error:
+        except (*_DAMAGED, ValueError, OverflowError, MemoryError) as error:
             raise DataError(f"cannot be decompressed: {error}") from None
         return bytes(found)
 
@@ -61,7 +62,7 @@ def open_archive(file: IO[bytes], limits: Limits) -> zipfile.ZipFile:
     file.seek(0)
     try:
         return zipfile.ZipFile(file)
-    except (zipfile.BadZipFile, NotImplementedError, ValueError, OSError) as error:
+    except (*_DAMAGED, ValueError, IndexError, struct.error, OverflowError, MemoryError) as error:
         raise DataError(f"archive: not a readable zip file ({error})") from None
 
 
@@ -81,6 +82,8 @@ def entries_of(archive: zipfile.ZipFile, limits: Limits) -> tuple[list[Entry], l
         suffix = PurePosixPath(parts[-1]).suffix.lower()
         if suffix in _ARCHIVES:
             raise DataError(f"archive: {printable(info.filename)} is a nested archive; send its folders")
+        if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):  # others take memory as the file says
+            raise DataError(f"archive: {printable(info.filename)} is packed in a way that is not read; use deflate")
         unpacked += info.file_size
         if unpacked > limits.unpacked:
             raise LimitExceeded(f"archive: decompresses to more than {limits.unpacked:,} bytes; send it in parts")

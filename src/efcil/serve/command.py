@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from efcil.errors import ConfigError
+from efcil.errors import ConfigError, printable
 from efcil.platform_support import open_files
 from efcil.serve.connections import Connections, protocol_type
 from efcil.serve.hosts import allowed_names, is_loopback
@@ -71,6 +71,7 @@ def serve(
     connections = Connections(_most_connections(limits.connections), limits.connections_per_address)
     server = make_server(create_app(service, token, names), connections, tls)
     with _bind(host, port) as listener:
+        service.store.hold()  # until the server has stopped; another service is refused before an address is printed
         place = f"[{host}]" if ":" in host else host
         address = f"http{'s' * bool(tls)}://{place}:{listener.getsockname()[1]}"
         if not is_loopback(host) and not tls:
@@ -78,7 +79,9 @@ def serve(
             print(f"efcil: warning: {address} is reachable from other machines without TLS: {risk}", file=sys.stderr)
         count = len(service.store.current.names)
         what = f"{count} class{'es' * (count != 1)}" if count else "no classes yet: the page teaches the first ones"
-        print(f"serving {model} ({what}) at {address}", flush=True)
+        if service.store.read_only:
+            print(f"efcil: note: the model cannot be changed: {service.store.read_only}", file=sys.stderr)
+        print(f"serving {printable(str(model))} ({what}) at {address}", flush=True)
         if generated:
             print(f"token for changes, shown only once: {token}", flush=True)
         server.run(sockets=[listener])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import re
 
 import numpy as np
 import numpy.typing as npt
@@ -11,6 +12,7 @@ import numpy.typing as npt
 from efcil.data.decode import read_image
 from efcil.data.preprocessing import Preprocessing
 from efcil.errors import DataError
+from efcil.errors import printable as escaped
 
 ImageArray = npt.NDArray[np.uint8]
 LONGEST_NAME = 200
@@ -24,6 +26,26 @@ def printable(name: str) -> str:
     """
     clean = "".join(c if c.isprintable() else "?" for c in name)
     return clean if len(clean) <= LONGEST_NAME else clean[: LONGEST_NAME - 3] + "..."
+
+
+_PATH = re.compile(r"(?<![\w.])(?:[A-Za-z]:)?(?:[/\\][^\s/\\:;,'\"()<>]+){2,}[/\\]?")
+_OBJECT = re.compile(r"<[\w.]+ (?:object )?at 0x[0-9a-f]+>|\[Errno -?\d+\] |\b(?:Posix|Windows)Path\b")
+LONGEST_REASON = 1000
+
+
+def public(text: str, directory: str = "") -> str:
+    """Return what an answer may say of an error: one line, without places on this machine or Python's names of things.
+
+    >>> public("cannot save to /srv/my models/pets/x: [Errno 28] No space left on device", "/srv/my models/pets")
+    'cannot save to the model/x: No space left on device'
+    >>> public("/tmp/x1/y: an image of 3 x 2 at /predict")
+    '(a file): an image of 3 x 2 at /predict'
+    """
+    text = text.replace(directory, "the model") if directory else text
+    text = _OBJECT.sub("", text)
+    if not text.startswith("archive: "):  # whose paths are the client's
+        text = _PATH.sub("(a file)", text)
+    return escaped(text[:LONGEST_REASON])
 
 
 def decode_image(data: bytes, size: int | Preprocessing, max_pixels: int) -> ImageArray:

@@ -14,8 +14,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from efcil.errors import EfcilError, RunError, describe_exit
+from efcil.errors import EfcilError, RunError, describe_exit, printable
 from efcil.platform_support import own_group
+from efcil.serve.images import public
 from efcil.serve.metrics import Metrics
 from efcil.serve.store import Conflict, ModelStore
 from efcil.serve.uploads import UploadedImages
@@ -137,7 +138,11 @@ class Jobs:
         finally:
             await asyncio.to_thread(shutil.rmtree, place, ignore_errors=True)
             self.store.release()
-            job.status, job.message, job.ended = status, message.replace(str(place), "upload"), _now()
+            job.status, job.message, job.ended = (
+                status,
+                public(message.replace(str(place), "upload"), str(self.store.directory)),
+                _now(),
+            )
             job.progress = 1.0 if status == "done" else job.progress
             self.metrics.jobs.labels(status).inc()
             log.info("job %s: %s: %s", job.id, status, job.message)
@@ -166,7 +171,7 @@ class Jobs:
             async for line in process.stdout:
                 event = json.loads(line)
                 if event["event"] == "progress":
-                    job.progress, job.message = max(job.progress, event["share"]), event["message"]
+                    job.progress, job.message = max(job.progress, event["share"]), public(event["message"])
                 elif event["event"] == "failed":
                     reason = event["reason"]
             code = await process.wait()
@@ -181,7 +186,7 @@ class Jobs:
             raise _Cancelled
         if code:
             if reason is None:
-                log.error("job %s: process output:\n%s", job.id, output)
+                log.error("job %s: process output:\n%s", job.id, "\n".join(map(printable, output.splitlines())))
             raise RunError(reason or _why(code, output))
 
 

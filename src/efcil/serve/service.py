@@ -19,7 +19,7 @@ from efcil.platform_support import cores
 from efcil.product import IncrementalClassifier
 from efcil.serve.batching import Batcher, Confidences, Overloaded, Scorer
 from efcil.serve.decoding import LANES, MEDIUM, QUICK, SLOW, Decoders, lane_of
-from efcil.serve.images import ImageArray
+from efcil.serve.images import ImageArray, public
 from efcil.serve.jobs import Job, Jobs
 from efcil.serve.limits import Limits
 from efcil.serve.metrics import Metrics
@@ -140,7 +140,7 @@ class Service:
                 pixels = await asyncio.wrap_future(submit())
         except DataError as error:
             self.metrics.refused.inc()
-            return {"file": name, "error": str(error)}
+            return {"file": name, "error": public(str(error))}
         answer = {"file": name, **best(await self.batcher.score(pixels))}
         self.metrics.predictions.inc()
         return answer

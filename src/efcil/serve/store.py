@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -15,6 +16,8 @@ from efcil.errors import RunError
 from efcil.files import working_directory
 from efcil.product import IncrementalClassifier
 from efcil.product.model_directory import fingerprint, is_vacant, save_lock
+
+_NOT_WRITABLE = (errno.EROFS, errno.EACCES, errno.EPERM)
 
 
 class Conflict(RunError):
@@ -45,10 +48,21 @@ class ModelStore:
         self._fingerprint = fingerprint(self.directory)  # before loading, to detect concurrent changes
         self.current = self._served_model(self._load(), 1)
         self._claimed: str | None = None
+        self._place: contextlib.ExitStack | None = None  # the working directory, while it is held
+        self.read_only: str | None = None  # why the model cannot be changed
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """Lock and clean the working directory; remove it at the end."""
+        """Hold the working directory (`hold`), if it is not held yet; remove it at the end."""
+        if self._place is None:
+            self.hold()
+        try:
+            yield
+        finally:
+            self.let_go()
+
+    def hold(self) -> None:
+        """Lock and clean the working directory. Where nothing can be written, the model cannot be changed."""
         with contextlib.ExitStack() as held:
             try:
                 self.work.parent.mkdir(parents=True, exist_ok=True)
@@ -57,8 +71,16 @@ class ModelStore:
                 raise RunError(f"cannot serve {self.directory}: another service does ({self.work})") from None
             except OSError as error:
                 why = f"{self.work} cannot be written: {error.strerror or error}"
-                raise RunError(f"cannot serve {self.directory}: {why}") from None
-            yield
+                if not self._fingerprint or error.errno not in _NOT_WRITABLE:
+                    raise RunError(f"cannot serve {self.directory}: {why}") from None
+                self.read_only = why
+            self._place = held.pop_all()
+
+    def let_go(self) -> None:
+        """Remove the working directory and its lock."""
+        if self._place is not None:
+            self._place.close()
+            self._place = None
 
     @property
     def size(self) -> int:
@@ -72,6 +94,8 @@ class ModelStore:
 
     def check_free(self) -> None:
         """Raise Conflict while the model is being changed."""
+        if self.read_only:
+            raise Conflict("the model's place is read-only: it can be asked, not changed")
         if self._claimed is not None:
             raise Conflict(f"{self._claimed}; wait or cancel it, then try again")
 

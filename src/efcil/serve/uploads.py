@@ -14,7 +14,7 @@ from efcil.data.dataset import format_list
 from efcil.errors import DataError
 from efcil.product.names import check_names
 from efcil.serve.archive import LimitExceeded, NamedImage, iter_images, open_archive
-from efcil.serve.images import ImageArray, printable
+from efcil.serve.images import ImageArray, printable, public
 from efcil.serve.limits import Limits
 
 Decode = Callable[[bytes], ImageArray]  # raises DataError for an unreadable picture
@@ -66,7 +66,7 @@ def _decode_images(
         except LimitExceeded:
             raise
         except DataError as error:
-            refused.append((name, str(error)))
+            refused.append((name, public(str(error))))
         else:
             labels.append(label)
     readable = set(labels)

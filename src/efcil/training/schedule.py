@@ -22,7 +22,7 @@ class Schedule(Options):
 
     epochs: int = Field(ge=1)
     """Number of epochs."""
-    lr: float = Field(gt=0)
+    lr: float = Field(gt=0, le=1e6)
     """Learning rate of the first epoch."""
     lr_schedule: Literal["steps", "cosine"] = "steps"
     """How the rate falls: in steps, at `milestones`, or along a cosine to zero."""
