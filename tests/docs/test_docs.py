@@ -198,7 +198,9 @@ def test_option_tables_are_those_of_the_command():
 EXAMPLES = [
     pytest.param(block, id=f"{name(path)}-{number}")
     for path in DOCS
-    if path.is_file() and not path.name.startswith("tutorial-")  # those run whole, in tests/docs/test_tutorials.py
+    if path.is_file()
+    and not path.name.startswith("tutorial-")  # those run whole, in tests/docs/test_tutorials.py
+    and path != ROOT / "README.md"  # tests/docs/test_readme.py
     for number, (language, block) in enumerate(FENCE.findall(path.read_text(encoding="utf-8")))
     if language in ("python", "pycon")
 ]
