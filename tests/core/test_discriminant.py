@@ -7,7 +7,15 @@ from sklearn.covariance import OAS, empirical_covariance
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 
 from efcil.core.class_stats import ClassStats
-from efcil.core.discriminant import HEAVIER, discriminant, oas_shrinkage, shared_discriminant, shrunk_covariance
+from efcil.core.discriminant import (
+    HEAVIER,
+    SharedMetric,
+    discriminant,
+    oas_shrinkage,
+    shared_discriminant,
+    shrunk_covariance,
+)
+from efcil.core.gram_storage import SHARED
 
 
 def classes_of(sizes=(9, 4, 1, 30), dim=5, seed=0):
@@ -158,3 +166,27 @@ def test_a_class_of_few_images_does_not_lose_to_one_of_many():
             missed[c] += int(((points @ weight + bias).argmax(1) != c).sum())
     assert sum(missed) < 600
     assert 0.5 < missed[0] / missed[1] < 2
+
+
+def test_scores_without_an_image_are_those_of_statistics_without_it():
+    """Of the same shrinkage, and the middle and the share of the means as they were: what the formula leaves alone."""
+    source = torch.Generator().manual_seed(4)
+    labels = torch.tensor([0] * 7 + [1] * 5 + [2] * 9)
+    features = torch.randn(21, 6, generator=source, dtype=torch.float64)
+    features += 2 * torch.nn.functional.one_hot(labels, 6)
+    stats = ClassStats.from_features(features, labels, SHARED)
+    metric = SharedMetric.of(stats)
+    scores, familiarity = metric.leave_one_out(stats, features, labels)
+    covariance = torch.linalg.inv(metric.inverse)
+    center = stats.mean.mean(0)
+    for row in (0, 8, 20):
+        kept = torch.arange(21) != row
+        less = ClassStats.from_features(features[kept], labels[kept], SHARED)
+        scatters = [part.deviations()[0] for part in (stats, less)]
+        inverse = torch.linalg.inv(covariance - metric.step * (scatters[0] - scatters[1]))
+        x, means = features[row] - center, less.mean - center
+        own = (means @ inverse * means).sum(1)
+        expected = means @ inverse @ x - own / 2 + metric.noise / (2 * less.count.double())
+        assert torch.allclose(scores[row], expected, rtol=1e-8)
+        ways = (means @ inverse @ x) / own * ((own + metric.noise) / (x @ inverse @ x)).sqrt()
+        assert torch.allclose(familiarity[row], ways.max(), rtol=1e-8)

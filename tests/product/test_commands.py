@@ -134,7 +134,9 @@ def test_summary(efcil, taught):
 
 
 def test_forget_rename_and_undo(efcil, model, lessons):
-    code, out, err = efcil("forget", model, "class 1", "class 4")
+    assert efcil("forget", model, "class 0")[0] == 0
+    assert efcil("undo", model)[0] == 0
+    code, out, err = efcil("forget", model, "class 1", "class 4", "--for-good")
     assert code == 0, err
     assert "removed class 1, class 4; 4 classes left" in out
     assert IncrementalClassifier.load(model, progress=False).classes_.tolist() == [f"class {c}" for c in (0, 2, 3, 5)]
@@ -150,7 +152,7 @@ def test_forget_rename_and_undo(efcil, model, lessons):
 
 def test_merge_equals_one_model_taught_on_both(efcil, taught, lessons, tmp_path):
     """Two models with one frozen backbone, each taught one lesson, against one taught both."""
-    weights = ["--weights", taught / "weights.safetensors", "--frozen", *SMALL[:4]]
+    weights = ["--method", "dpcr", "--weights", taught / "weights.safetensors", "--frozen", *SMALL[:4]]
     for name, numbers in (("a", [0]), ("b", [1]), ("both", [0, 1])):
         for i, number in enumerate(numbers):
             code, _, err = efcil("teach", tmp_path / name, lessons / f"lesson{number}", *(weights if i == 0 else []))

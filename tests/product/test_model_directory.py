@@ -23,7 +23,7 @@ from efcil.product import IncrementalClassifier, commands, model_directory
 from efcil.product.calibration import CalibrationOffset
 from efcil.product.model_config import ModelConfig, Request, resolve
 from efcil.product.model_directory import CARD, PREVIOUS, STATISTICS, WEIGHTS
-from efcil.product.state import ClassRecord, State
+from efcil.product.state import UNDO_STEPS, ClassRecord, State
 from messages import raises
 
 CONFIG = resolve(Request("dpcr", width=2, size=8, val_fraction=0.0).completed(), None)
@@ -89,8 +89,12 @@ def disturb(model: Path, draw: random.Random, kind: str) -> str:
         (folder / name).mkdir()
         (folder / name / WEIGHTS).write_text("years of work")
         return name
-    if kind == "two levels":
-        shutil.copytree(model / PREVIOUS, model / PREVIOUS / PREVIOUS)
+    if kind == "too many levels":
+        shutil.copytree(model / PREVIOUS, model.parent / "earlier")
+        place = model / PREVIOUS
+        for _ in range(UNDO_STEPS):
+            place /= PREVIOUS
+            shutil.copytree(model.parent / "earlier", place)
         return PREVIOUS
     if kind == "another tool's card":
         (folder / CARD).write_text(draw.choice(['{"kind": "keras"}', "[]", "", "{", "1", '{"model_type": "bert"}']))
@@ -117,7 +121,7 @@ def disturb(model: Path, draw: random.Random, kind: str) -> str:
     return victim
 
 
-KINDS = ["file", "folder", "two levels", "another tool's card", "no card", "another model's", "link to a folder"]
+KINDS = ["file", "folder", "too many levels", "another tool's card", "no card", "another model's", "link to a folder"]
 KINDS += ["link", "FIFO", "folder for a file"]
 
 

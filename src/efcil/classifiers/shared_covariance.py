@@ -23,7 +23,7 @@ from torch import Tensor
 from efcil.classifiers.base import Classifier
 from efcil.config import Options
 from efcil.core.class_stats import ClassStats
-from efcil.core.discriminant import shared_discriminant
+from efcil.core.discriminant import SharedMetric
 from efcil.core.feature_maps import FeatureMap, UnitPower
 
 
@@ -52,8 +52,9 @@ class SharedCovariance(Classifier):
 
     def fit(self, stats: ClassStats) -> None:  # type: ignore[override]
         """Shrink the covariance, and solve."""
-        self.weight, self.bias = shared_discriminant(stats, self.options.shrinkage)
-        self.means = stats.mean
+        self.metric = SharedMetric.of(stats, self.options.shrinkage)
+        self.weight, self.bias = self.metric.scores_of(stats)
+        self.stats, self.means = stats, stats.mean
 
     def logits(self, features: Tensor) -> Tensor:
         """Return the log-density of each class, but for what is the same for all."""
@@ -62,6 +63,14 @@ class SharedCovariance(Classifier):
     def mapped_logits(self, features: Tensor) -> Tensor:
         """Do the same for features behind the map."""
         return features.to(self.weight) @ self.weight + self.bias
+
+    def leave_one_out(self, features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Return scores and familiarity of learned features, behind the map, as if each had not been learned."""
+        return self.metric.leave_one_out(self.stats, features, labels)
+
+    def familiarity(self, features: Tensor) -> Tensor:
+        """Return how much features look like those of one of the classes; about 1 for images of the classes."""
+        return self.metric.familiarity(self.stats, self.feature_maps[0](features, ()))
 
     @property
     def prototypes(self) -> Tensor:

@@ -139,6 +139,14 @@ def predict(
         float | None,
         typer.Option(metavar="P", help='Answer "none of these" below this confidence.', rich_help_panel=OUTPUT),
     ] = None,
+    reject_strange: Annotated[
+        float | None,
+        typer.Option(
+            metavar="P",
+            help='Answer "none of these" to images stranger than all but this share of those of the classes; try 0.05.',
+            rich_help_panel=OUTPUT,
+        ),
+    ] = None,
     device: Device = "auto",
     json: JsonFlag = False,
     csv: Annotated[bool, typer.Option("--csv", metavar="", help="Print CSV.", rich_help_panel=OUTPUT)] = False,
@@ -146,7 +154,7 @@ def predict(
     """Classify images."""
     from efcil.product import commands
 
-    answers = commands.predict(model, paths, top=top, reject_below=reject_below, device=device)
+    answers = commands.predict(model, paths, top=top, device=device, reject=(reject_below, reject_strange))
     if json:
         print(commands.to_json(answers))
     elif csv:
@@ -169,19 +177,26 @@ def evaluate(
     ],
     device: Device = "auto",
     skip_bad: SkipBad = False,
+    skip_unknown: Annotated[
+        bool, typer.Option("--skip-unknown", metavar="", help="Leave out classes that the model does not know.")
+    ] = False,
     json: JsonFlag = False,
 ) -> None:
     """Report overall and per-class accuracy on an image folder."""
     from efcil.product import commands
 
-    found = commands.evaluate(model, folder, device=device, skip_bad=skip_bad)
+    found = commands.evaluate(model, folder, device=device, skip_bad=skip_bad, skip_unknown=skip_unknown)
     if json:
         print(commands.to_json(found))
         return
     width = max(map(len, found["recall"]))
-    for name, recall in found["recall"].items():
-        print(f"{name:{width}}  {recall:6.2f} %")
+    for name, (right, total) in found["counts"].items():
+        print(f"{name:{width}}  {right:>4} of {total:<4}  {found['recall'][name]:6.2f} %")
     print(f"accuracy: {found['accuracy']:.2f} % of {found['images']} images")
+    for name, answer, count in found["confused"][:10]:
+        print(f"{count} of {name} taken for {answer}")
+    for name, count in found["skipped"].items():
+        print(f"left out: {count} of {name}, which the model does not know")
 
 
 @app.command(rich_help_panel=MODELS)
@@ -197,12 +212,20 @@ def summary(model: ModelDir, json: JsonFlag = False) -> None:
 def forget(
     model: ModelDir,
     classes: Annotated[list[str], typer.Argument(help="Classes to remove.", show_default=False)],
+    for_good: Annotated[
+        bool, typer.Option("--for-good", metavar="", help="Keep no earlier state: `undo` cannot bring them back.")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", metavar="", help="Do not ask.")] = False,
     device: Device = "auto",
 ) -> None:
     """Remove classes and refit the classifier; the backbone's weights stay."""
+    import sys
+
     from efcil.product import commands
 
-    changed = commands.change(model, device, "forget", classes)
+    if sys.stdin.isatty() and not yes:
+        typer.confirm(f"Remove {', '.join(classes)} from {model}{' for good' if for_good else ''}?", abort=True)
+    changed = commands.change(model, device, "forget", classes, for_good=for_good)
     print(f"removed {', '.join(classes)}; {_classes(changed)} left")
 
 

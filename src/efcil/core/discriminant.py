@@ -13,6 +13,8 @@ differ: images say less of the covariance than OAS believes. `HEAVIER` makes up 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
@@ -102,16 +104,83 @@ def shared_discriminant(stats: ClassStats, shrinkage: float | None = None) -> tu
     >>> (torch.tensor([[4.0], [7.0]]).double() @ weight + bias).argmax(1).tolist()
     [0, 1]
     """
-    scatter, within = stats.deviations()
-    moment = float(stats.mean.square().mean()) if len(stats) else 0.0
-    share = len(stats) / max(1, int(stats.count.sum()))
-    apart = stats.mean - stats.mean.mean(0)
-    scatter, freedom = scatter + share * symmetrize(apart.T @ apart), within + share * (len(stats) - 1)
-    if shrinkage is None:
-        share = oas_shrinkage(scatter, freedom)
-        shrinkage = HEAVIER * share / (1 + (HEAVIER - 1) * share)
-    covariance = shrunk_covariance(scatter, freedom, moment, shrinkage)
-    inverse = _inverse(covariance)
-    weight, bias = _scores_of(stats.mean, inverse)
-    noise = float((inverse * scatter).sum()) / freedom if freedom > 0 else 0.0  # of a mean of one image
-    return weight, bias + noise / (2 * stats.count.clamp_min(1).to(DTYPE))
+    return SharedMetric.of(stats, shrinkage).scores_of(stats)
+
+
+@dataclass(frozen=True, eq=False)
+class SharedMetric:
+    """The inverse of the covariance that all classes share, and what one image contributes to the covariance."""
+
+    inverse: Tensor  # (dim, dim)
+    step: float  # weight of a deviation u in the covariance: step u'u
+    noise: float  # tr(S^-1 C), squared distance of an image from the mean of its class
+
+    @classmethod
+    def of(cls, stats: ClassStats, shrinkage: float | None = None) -> SharedMetric:
+        """Shrink the covariance of statistics, and invert it."""
+        scatter, within = stats.deviations()
+        moment = float(stats.mean.square().mean()) if len(stats) else 0.0
+        share = len(stats) / max(1, int(stats.count.sum()))
+        apart = stats.mean - stats.mean.mean(0)
+        scatter, freedom = scatter + share * symmetrize(apart.T @ apart), within + share * (len(stats) - 1)
+        if shrinkage is None:
+            share = oas_shrinkage(scatter, freedom)
+            shrinkage = HEAVIER * share / (1 + (HEAVIER - 1) * share)
+        inverse = _inverse(shrunk_covariance(scatter, freedom, moment, shrinkage))
+        if freedom <= 0:
+            return cls(inverse, 0.0, 0.0)
+        return cls(inverse, (1 - shrinkage) / freedom, float((inverse * scatter).sum()) / freedom)
+
+    def scores_of(self, stats: ClassStats) -> tuple[Tensor, Tensor]:
+        """Return weight (dim, k) and bias (k,) of the classes."""
+        weight, bias = _scores_of(stats.mean, self.inverse)
+        return weight, bias + self.noise / (2 * stats.count.clamp_min(1).to(DTYPE))
+
+    def leave_one_out(self, stats: ClassStats, features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Return scores (n, k) and `familiarity` (n,) of learned features, each as if it had not been learned.
+
+        Without x, of n images of class c, the mean is mu - u / (n - 1) for u = x - mu, and the covariance S - b u'u
+        with b = step n / (n - 1); its inverse follows from Sherman and Morrison. The shrinkage, and the share of the
+        means in the covariance, stay. A class of one image has no score without it: it is not a number.
+        """
+        center, row = stats.mean.mean(0), torch.arange(len(features), device=features.device)
+        apart, others = features.to(DTYPE) - center, stats.mean - center
+        u = apart - others[labels]
+        through = u @ self.inverse
+        count = stats.count[labels].to(DTYPE)[:, None]
+        factor = self.step * count / (count - 1)
+        gain = factor / (1 - factor * _rows(u, through))
+
+        def inner(one: Tensor, other: Tensor) -> Tensor:
+            """<one_i, other_i> in the metric without x_i."""
+            return _rows(one @ self.inverse, other) + gain * _rows(through, one) * _rows(through, other)
+
+        onto = through @ others.T
+        forward = apart @ self.inverse @ others.T + gain * _rows(through, apart) * onto  # (n, k)
+        own = _rows(others @ self.inverse, others)[:, 0] + gain * onto.square()
+        mean = others[labels] - u / (count - 1)  # of its class without it
+        forward[row, labels], own[row, labels] = inner(apart, mean)[:, 0], inner(mean, mean)[:, 0]
+        sizes = stats.count.to(DTYPE).expand(len(features), -1).clone()
+        sizes[row, labels] -= 1
+        scores = forward - own / 2 + self.noise / (2 * sizes)
+        return scores, _familiarity(forward, own, inner(apart, apart), self.noise)
+
+    def familiarity(self, stats: ClassStats, features: Tensor) -> Tensor:
+        """Return how much features (n, dim) look like those of the class that they look most like.
+
+        How far an image is on the way from the middle of all classes to the mean of the class, for how far it is from
+        the middle at all; 1 for what is expected of an image of the class.
+        """
+        center = stats.mean.mean(0)
+        apart, others = features.to(DTYPE) - center, stats.mean - center
+        forward = apart @ self.inverse @ others.T
+        own = _rows(others @ self.inverse, others)[:, 0]
+        return _familiarity(forward, own, _rows(apart @ self.inverse, apart), self.noise)
+
+
+def _rows(one: Tensor, other: Tensor) -> Tensor:
+    return (one * other).sum(1, keepdim=True)
+
+
+def _familiarity(forward: Tensor, own: Tensor, square: Tensor, noise: float) -> Tensor:
+    return (forward / own * ((own + noise) / square).sqrt()).max(1).values

@@ -27,12 +27,23 @@ from efcil.methods import METHODS
 from efcil.platform_support import memory
 from efcil.product import model_directory
 from efcil.product.calibration import CalibrationOffset
+from efcil.product.evidence import ENOUGH, Evidence, expected_errors
+from efcil.product.evidence import temperature as temperature_of
 from efcil.product.inputs import BATCH, CHANNELS, Images, map_labeled_images, read_images, read_labeled_images
 from efcil.product.model_config import TEACHABLE, Adapt, ModelConfig, Request, resolve
 from efcil.product.names import check_names
 from efcil.product.progress import Callback, Progress, progress_callbacks
 from efcil.product.state import ClassRecord, State
-from efcil.product.teaching import UpdateBatch, UpdatePlan, UpdateResult, calibrate, label_of, pixels_of, teach
+from efcil.product.teaching import (
+    UpdateBatch,
+    UpdatePlan,
+    UpdateResult,
+    calibrate,
+    discriminant_of,
+    label_of,
+    pixels_of,
+    teach,
+)
 from efcil.tensor_files import digest, to_cpu
 from efcil.training.callbacks import Callback as TrainingCallback
 from efcil.training.callbacks import EpochReport
@@ -43,6 +54,7 @@ from efcil.trajectory import Trajectory
 
 REJECTED = ""
 FEW = 30  # pictures of a class: with fewer, adapting a pretrained backbone loses (results/benchmarks.jsonl)
+LEAST_CONFUSED = 0.01  # share of the images of a class that is worth telling
 SIMILAR = 10  # number of class pairs in a summary
 SIMILAR_ROWS = 512  # classes compared with all at once
 _UNFIT = (KeyError, RuntimeError, EfcilError, TypeError, ValueError, IndexError, AttributeError)
@@ -374,6 +386,7 @@ class IncrementalClassifier:
             imprint=freeze_backbone and not is_frozen,
             frozen=state.frozen,
             calibration_offset=state.calibration_offset,
+            evidence=state.evidence,
             epochs=epochs,
             deadline=deadline,
         )
@@ -384,6 +397,7 @@ class IncrementalClassifier:
             statistics=to_cpu(trajectory.state_dict()),
             temperature=learned.temperature,
             calibration_offset=learned.calibration_offset,
+            evidence=learned.evidence,
             backbone_updates=state.backbone_updates + (not freeze_backbone),
             updates=state.updates + 1,
         )
@@ -411,24 +425,66 @@ class IncrementalClassifier:
 
     # --- prediction ---------------------------------------------------------------------------------------------------
 
-    def predict(self, images: Any, *, reject_below: float | None = None) -> npt.NDArray[np.str_]:
-        """Predict class names; "" if the confidence is below `reject_below` (0 to 1)."""
-        if reject_below is not None and not 0 <= reject_below <= 1:
-            raise ConfigError(f"reject_below is {reject_below}; wanted a confidence from 0 to 1")
+    def predict(
+        self, images: Any, *, reject_below: float | None = None, reject_strange: float | None = None
+    ) -> npt.NDArray[np.str_]:
+        """Predict class names, "" for "none of these": images that are unlikely to be of one of the classes.
+
+        `reject_below`: those whose confidence is below this one (0 to 1). `reject_strange`: those that look stranger
+        than this share of images of the classes do, as `strangeness` tells; 0.05 turns away about one image in twenty
+        that is of a class, and most of those that are of none.
+        """
+        for name, value in (("reject_below", reject_below), ("reject_strange", reject_strange)):
+            if value is not None and not 0 <= value <= 1:
+                raise ConfigError(f"{name} is {value}; wanted a number from 0 to 1")
         snapshot = self._require_classes()
-        probabilities = self._probabilities(snapshot, images)
+        features = self._features(snapshot, read_images(images, self.preprocessing))
+        probabilities = self._scored(snapshot, features)
         names = np.array([*snapshot.state.names, REJECTED], dtype=np.str_)
         best = probabilities.argmax(1)
         if reject_below is not None:
             best[probabilities.max(1, initial=0.0) < reject_below] = len(names) - 1
+        if reject_strange is not None:
+            best[self._share_as_strange(snapshot, features) < reject_strange] = len(names) - 1
         return names[best]
+
+    def scored(
+        self, images: Any, strangeness: bool = False
+    ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64] | None]:
+        """Return `predict_proba` and, if asked for, `strangeness` of images that are looked at once."""
+        snapshot = self._require_classes()
+        features = self._features(snapshot, read_images(images, self.preprocessing))
+        return self._scored(snapshot, features), self._share_as_strange(snapshot, features) if strangeness else None
+
+    def strangeness(self, images: Any) -> npt.NDArray[np.float64]:
+        """Return the share of images of the classes that look at least as strange (n,), 0 to 1; small: of no class.
+
+        Calibrated on learned images, each scored as if it had not been learned; no image is kept for it. Needs `slda`
+        with two classes and 10 images.
+        """
+        snapshot = self._require_classes()
+        return self._share_as_strange(snapshot, self._features(snapshot, read_images(images, self.preprocessing)))
+
+    def _share_as_strange(self, snapshot: _Snapshot, features: Tensor) -> npt.NDArray[np.float64]:
+        discriminant, evidence = discriminant_of(snapshot.trajectory), snapshot.state.evidence
+        if discriminant is None or not snapshot.state.frozen:
+            raise ModelError(f"{self.method} does not tell images of no class; use reject_below, or a model of slda")
+        if len(snapshot.state.classes) < 2 or evidence.images < ENOUGH:
+            raise ModelError(
+                f"what images of the classes look like was measured on {evidence.images} of them; teach two classes or "
+                f"more, of {ENOUGH} images together, with val_fraction above 0"
+            )
+        share: npt.NDArray[np.float64] = evidence.share_as_strange(discriminant.familiarity(features)).cpu().numpy()
+        return share
 
     def predict_proba(self, images: Any) -> npt.NDArray[np.float64]:
         """Return class probabilities (n, classes), with columns as in `classes_`."""
         return self._probabilities(self._require_classes(), images)
 
     def _probabilities(self, snapshot: _Snapshot, images: Any) -> npt.NDArray[np.float64]:
-        features = self._features(snapshot, read_images(images, self.preprocessing))
+        return self._scored(snapshot, self._features(snapshot, read_images(images, self.preprocessing)))
+
+    def _scored(self, snapshot: _Snapshot, features: Tensor) -> npt.NDArray[np.float64]:
         with torch.no_grad():
             scores = snapshot.logits(features).double()
             scores -= scores.amax(1, keepdim=True)  # or the temperature might make them infinite
@@ -477,10 +533,11 @@ class IncrementalClassifier:
 
     # --- changing classes ---------------------------------------------------------------------------------------------
 
-    def forget(self, names: str | Iterable[str]) -> IncrementalClassifier:
-        """Remove classes (statistics, rows of the head and the state for `undo`) and refit the classifier.
+    def forget(self, names: str | Iterable[str], *, for_good: bool = False) -> IncrementalClassifier:
+        """Remove classes (statistics and rows of the head) and refit the classifier.
 
-        The backbone, which was trained on these classes, is unchanged.
+        `undo` brings them back, unless they are forgotten `for_good`: then no earlier state is kept. A backbone that
+        was trained on these classes is unchanged.
         """
         state = self._require_classes().state
         gone = self._check_known([names] if isinstance(names, str) else names)
@@ -502,14 +559,17 @@ class IncrementalClassifier:
             temperature=self._recalibrate(trajectory, state) if kept else 1.0,
             previous=None,
         )
+        after = after if for_good else after.with_previous(state)
         self._snapshot = self._for_serving(after, trajectory if kept else self._trajectory(after, learner))
         return self
 
     def undo(self) -> IncrementalClassifier:
-        """Restore the state before the last update or merge; one step only, also after `load`."""
+        """Restore the state before the last update, merge or `forget`; some steps back, also after `load`."""
         before = self._snapshot.state.previous
         if before is None:
-            raise ModelError("there is nothing to undo: no update yet, already undone, or a class was forgotten")
+            raise ModelError(
+                "there is nothing to undo: no update yet, all kept ones undone, or a class was forgotten for good"
+            )
         try:
             self._snapshot = self._checked(before)
         except _UNFIT as error:
@@ -529,8 +589,11 @@ class IncrementalClassifier:
         def renamed(one: State) -> tuple[ClassRecord, ...]:
             return tuple(replace(record, name=mapping.get(record.name, record.name)) for record in one.classes)
 
-        previous = state.previous and state.previous.updated(classes=renamed(state.previous))
-        self._snapshot = replace(self._snapshot, state=state.updated(classes=renamed(state), previous=previous))
+        def earlier(one: State | None) -> State | None:
+            return one and one.updated(classes=renamed(one), previous=earlier(one.previous))
+
+        changed = state.updated(classes=renamed(state), previous=earlier(state.previous))
+        self._snapshot = replace(self._snapshot, state=changed)
         return self
 
     def merge(self, other: IncrementalClassifier) -> IncrementalClassifier:
@@ -552,7 +615,8 @@ class IncrementalClassifier:
         after = mine.updated(
             classes=table,
             statistics=to_cpu(trajectory.state_dict()),
-            temperature=self._recalibrate(trajectory, mine),
+            temperature=self._recalibrate(trajectory, mine, mine.evidence.merge(theirs.evidence)),
+            evidence=mine.evidence.merge(theirs.evidence),
             updates=mine.updates + theirs.updates,
         )
         self._snapshot = self._for_serving(after.with_previous(mine))
@@ -591,7 +655,10 @@ class IncrementalClassifier:
             able = [m.name for m in METHODS.values() if capability in m.supports and m.learner in TEACHABLE]
             raise ModelError(f"{self.method} cannot {what}; use one of {', '.join(able)}")
 
-    def _recalibrate(self, trajectory: Trajectory, state: State) -> float:
+    def _recalibrate(self, trajectory: Trajectory, state: State, evidence: Evidence | None = None) -> float:
+        discriminant = discriminant_of(trajectory)
+        if state.frozen and discriminant is not None:
+            return temperature_of(discriminant, evidence or state.evidence)
         return calibrate(trajectory, state.calibration_offset, self._config.seed) or state.temperature
 
     # --- summary ------------------------------------------------------------------------------------------------------
@@ -599,10 +666,6 @@ class IncrementalClassifier:
     def summary(self) -> dict[str, Any]:
         """Return a summary of the model as plain values."""
         snapshot = self._snapshot
-        size = sum(
-            t.numel() * t.element_size()
-            for t in (*snapshot.state.weights.values(), *snapshot.state.statistics.values())
-        )
         return {
             "format": model_directory.FORMAT,
             "method": self.method,
@@ -610,10 +673,11 @@ class IncrementalClassifier:
             "frozen": snapshot.state.frozen,
             "size": self.size,
             "dim": self.dim,
-            "classes": [dict(vars(record)) for record in snapshot.state.classes],
+            "classes": _described(snapshot),
             "updates": snapshot.state.updates,
-            "bytes": size,
+            "bytes": snapshot.state.size,
             "similar": _similar(snapshot),
+            "confused": _confused(snapshot),
         }
 
     # --- saving and loading -------------------------------------------------------------------------------------------
@@ -720,9 +784,39 @@ def _table(state: State, names: list[str], new: list[str], learned: UpdateResult
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
     count = Counter(names)
     old = (replace(record, images=record.images + count[record.name]) for record in state.classes)
-    first = len(state.classes)
-    fresh = (ClassRecord(name, count[name], today, learned.recall.get(first + place)) for place, name in enumerate(new))
-    return (*old, *fresh)
+    table = [*old, *(ClassRecord(name, count[name], today, None) for name in new)]
+    for place, (right, checked) in learned.recall.items():
+        table[place] = replace(table[place], recall=round(100 * right / checked, 2), checked=checked)
+    return tuple(table)
+
+
+def _errors(snapshot: _Snapshot) -> Tensor | None:
+    """Return what share of images of each class is expected to be taken for each other one, now."""
+    discriminant = discriminant_of(snapshot.trajectory)
+    if discriminant is None or not snapshot.state.frozen or not snapshot.state.classes:
+        return None
+    return expected_errors(discriminant, snapshot.state.evidence)
+
+
+def _described(snapshot: _Snapshot) -> list[dict[str, Any]]:
+    """Return the class table, with the recall to expect now, in percent: None where too little is known."""
+    errors = _errors(snapshot)
+    expected = [None] * len(snapshot.state.classes) if errors is None else (100 * (1 - errors).prod(1)).tolist()
+    return [
+        {**vars(record), "expected": None if share is None or record.images < ENOUGH else round(share, 1)}
+        for record, share in zip(snapshot.state.classes, expected, strict=True)
+    ]
+
+
+def _confused(snapshot: _Snapshot) -> list[list[Any]]:
+    """Return the pairs (class, taken for, percent of its images) that are expected to be confused most."""
+    errors = _errors(snapshot)
+    if errors is None:
+        return []
+    names, k = snapshot.state.names, len(errors)
+    values, places = errors.flatten().topk(min(SIMILAR, k * (k - 1)))
+    found = zip(values.tolist(), places.tolist(), strict=True)
+    return [[names[i // k], names[i % k], round(100 * share, 1)] for share, i in found if share >= LEAST_CONFUSED]
 
 
 def _similar(snapshot: _Snapshot) -> list[list[Any]]:

@@ -8,6 +8,7 @@ import io
 import json
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,12 @@ from typing import Any
 import numpy as np
 
 from efcil.data.cache import SUFFIXES
+from efcil.data.dataset import format_list
 from efcil.data.folder import is_hidden
 from efcil.errors import ConfigError, DataError, ModelError
 from efcil.files import exclusive_lock
 from efcil.product.classifier import REJECTED, IncrementalClassifier
-from efcil.product.inputs import read_labeled_images
+from efcil.product.inputs import read_images, read_labeled_images
 from efcil.product.model_directory import check_replaceable, exists, fingerprint, save_lock
 from efcil.product.progress import Progress
 
@@ -124,22 +126,35 @@ def _images_below(folder: Path) -> Iterator[Path]:
 
 
 def predict(
-    directory: Path, paths: Sequence[Path], *, top: int, reject_below: float | None, device: str
+    directory: Path,
+    paths: Sequence[Path],
+    *,
+    top: int,
+    device: str,
+    reject: tuple[float | None, float | None] = (None, None),
 ) -> list[dict[str, Any]]:
-    """Classify images: file, label (None: none of these), confidence and the `top` best classes of each."""
-    if reject_below is not None and not 0 <= reject_below <= 1:
-        raise ConfigError(f"--reject-below {reject_below}: must be a confidence between 0 and 1")
+    """Classify images: file, label (None: none of these), confidence and the `top` best classes of each.
+
+    `reject`: below which confidence, and beyond which strangeness, an image is none of these.
+    """
+    for option, value in zip(("--reject-below", "--reject-strange"), reject, strict=True):
+        if value is not None and not 0 <= value <= 1:
+            raise ConfigError(f"{option} {value}: must be a number between 0 and 1")
     model = load_model(directory, device)
     files = image_files(paths)
     names = model.classes_
     answers = []
-    for begin in range(0, len(files), 1024):  # a million images need not fit into memory
-        part = files[begin : begin + 1024]
-        for file, row in zip(part, model.predict_proba(part), strict=True):
-            order = np.argsort(-row, kind="stable")[:top]
-            confidence = round(float(row[order[0]]), 6)
-            best = [{"label": str(names[i]), "confidence": round(float(row[i]), 6)} for i in order]
-            label = best[0]["label"] if reject_below is None or confidence >= reject_below else None
+    for begin in range(0, len(files), 256):  # a million images need not fit into memory
+        part = files[begin : begin + 256]
+        sure, strange = model.scored(read_images(part, model.preprocessing), strangeness=reject[1] is not None)
+        for row, file in enumerate(part):
+            order = np.argsort(-sure[row], kind="stable")[:top]
+            confidence = round(float(sure[row, order[0]]), 6)
+            best = [{"label": str(names[i]), "confidence": round(float(sure[row, i]), 6)} for i in order]
+            rejected = reject[0] is not None and confidence < reject[0]
+            if strange is not None and reject[1] is not None:
+                rejected = rejected or bool(strange[row] < reject[1])
+            label = None if rejected else best[0]["label"]
             answers.append({"file": str(file), "label": label, "confidence": confidence, "top": best})
     return answers
 
@@ -153,26 +168,54 @@ def to_csv(answers: Sequence[Mapping[str, Any]]) -> str:
     return text.getvalue()
 
 
-def evaluate(directory: Path, folder: Path, *, device: str, skip_bad: bool) -> dict[str, Any]:
-    """Return the accuracy on the images of a folder and the recall of each class, in percent."""
+def evaluate(
+    directory: Path, folder: Path, *, device: str, skip_bad: bool, skip_unknown: bool = False
+) -> dict[str, Any]:
+    """Return accuracy and recall of each class on the images of a folder, in percent, and what was confused.
+
+    `counts`: right ones and all of each class. `confused`: class, what its images were taken for, how many. `wrong`:
+    the number of an image within its class, in the order of the folder, class, answer and confidence.
+    """
     model = load_model(directory, device)
     images, names = read_labeled_images(folder, None, model.preprocessing, "test", skip_bad=skip_bad)
     known = set(model.classes_.tolist())
     strange = sorted(set(names) - known)
-    if strange:
-        listed = ", ".join(strange[:5]) + (f" and {len(strange) - 5} more" if len(strange) > 5 else "")
-        raise DataError(f"the model does not know {listed}; teach it, or leave these images out")
-    truth = np.array(names)
-    right = model.predict(images) == truth
-    each = {str(name): round(100 * float(right[truth == name].mean()), 2) for name in sorted(set(names))}
-    return {"images": len(names), "accuracy": round(100 * float(right.mean()), 2), "recall": each}
+    if strange and not skip_unknown:
+        raise DataError(
+            f"the model does not know {format_list(strange)}; teach it, leave these images out, or pass --skip-unknown"
+        )
+    kept = [row for row, name in enumerate(names) if name in known]
+    if not kept:
+        raise DataError(f"{folder}: the model knows none of its classes ({format_list(strange)}); teach them")
+    truth = np.array(names)[kept]
+    sure = model.predict_proba(images[kept])
+    answers = model.classes_[sure.argmax(1)]
+    right = answers == truth
+    classes = sorted(set(truth.tolist()))
+    counts = {name: [int(right[truth == name].sum()), int((truth == name).sum())] for name in classes}
+    numbers = {row: number for name in classes for number, row in enumerate(np.flatnonzero(truth == name).tolist(), 1)}
+    wrong = [
+        {"class": str(truth[row]), "number": numbers[row], "answer": str(answers[row])}
+        | {"confidence": round(float(sure[row].max()), 4)}
+        for row in np.flatnonzero(~right).tolist()
+    ]
+    pairs = Counter((one["class"], one["answer"]) for one in wrong)
+    return {
+        "images": len(truth),
+        "accuracy": round(100 * float(right.mean()), 2),
+        "recall": {name: round(100 * good / total, 2) for name, (good, total) in counts.items()},
+        "counts": counts,
+        "confused": [[name, answer, count] for (name, answer), count in pairs.most_common()],
+        "wrong": wrong,
+        "skipped": {name: names.count(name) for name in strange},
+    }
 
 
-def change(directory: Path, device: str, action: str, *arguments: Any) -> IncrementalClassifier:
+def change(directory: Path, device: str, action: str, *arguments: Any, **options: Any) -> IncrementalClassifier:
     """Load a model, call `forget`, `undo`, `rename` or `merge`, and save it."""
     with change_lock(directory) as save:
         model = load_model(directory, device)
-        getattr(model, action)(*arguments)
+        getattr(model, action)(*arguments, **options)
         save(model)
     return model
 
@@ -186,10 +229,14 @@ def summary_text(found: Mapping[str, Any]) -> str:
     ]
     width = max([5, *(len(c["name"]) for c in found["classes"])])
     if found["classes"]:
-        lines.append(f"{'class':{width}}  images  learned     recall")
+        lines.append(f"{'class':{width}}  images  learned     expected  when learned")
     for c in found["classes"]:
-        recall = "-" if c["recall"] is None else f"{c['recall']:.0f} %"
-        lines.append(f"{c['name']:{width}}  {c['images']:>6}  {c['learned']}  {recall:>6}")
+        recall = "-" if c["recall"] is None else f"{round(c['recall'] * c['checked'] / 100)} of {c['checked']}"
+        expected = "-" if c["expected"] is None else f"{c['expected']:.0f} %"
+        lines.append(f"{c['name']:{width}}  {c['images']:>6}  {c['learned']}  {expected:>8}  {recall:>12}")
+    if found["confused"]:
+        pairs = ", ".join(f"{share:.0f} % of {a} for {b}" for a, b, share in found["confused"][:3])
+        lines.append(f"expected to be taken for another: {pairs}")
     if found["similar"]:
         pairs = ", ".join(f"{a} and {b} ({cosine:.2f})" for a, b, cosine in found["similar"][:3])
         lines.append(f"most similar: {pairs}")

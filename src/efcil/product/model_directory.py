@@ -3,12 +3,13 @@
 model.json               format, method, options, class table, checksums of the other files
 weights.safetensors      backbone and auxiliary head
 statistics.safetensors   class statistics and classifier
-previous/                the same three files before the last update
+previous/                the same before the last change, with another previous/ in it, a few deep
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import hashlib
 import os
 import secrets
@@ -40,9 +41,10 @@ from efcil.files import (
 from efcil.platform_support import HeldDirectory, exchange, identity
 from efcil.product.calibration import CalibrationOffset
 from efcil.product.card_checks import check_config
+from efcil.product.evidence import Evidence
 from efcil.product.model_config import ModelConfig
 from efcil.product.names import check_name, check_names
-from efcil.product.state import ClassRecord, State
+from efcil.product.state import UNDO_STEPS, ClassRecord, State
 from efcil.tensor_files import check_finite, read_tensors, to_cpu
 
 FORMAT = 5  # earlier ones were not released
@@ -61,6 +63,10 @@ class _Class(Options):
     images: int = Field(ge=1, lt=2**53)
     learned: str = Field(pattern=r"^[0-9]{4}-[0-9]{2}-[0-9]{2}$")
     recall: float | None = Field(ge=0, le=100)
+    checked: int = Field(default=0, ge=0, lt=2**53)
+
+
+_Sum = Annotated[float, Field(ge=-1e18, le=1e18)]
 
 
 class _Card(Options):
@@ -76,6 +82,7 @@ class _Card(Options):
     updates: int = Field(ge=0, lt=2**53)
     temperature: float = Field(ge=1e-12, le=1e12)
     calibration_offset: tuple[Annotated[float, Field(ge=-100, le=100)], Annotated[int, Field(ge=0, lt=2**53)]]
+    evidence: tuple[Annotated[int, Field(ge=0, lt=2**53)], _Sum, _Sum, _Sum, _Sum] = (0, 0.0, 0.0, 0.0, 0.0)
     classes: list[_Class] = Field(max_length=MOST_CLASSES)
     files: dict[str, str] = Field(max_length=2)  # SHA-256
 
@@ -147,13 +154,13 @@ def check_replaceable(directory: StrPath) -> None:
             raise _unwritten(place, error) from error
 
 
-def _check_ours(held: HeldDirectory, model: str | None = None) -> None:
+def _check_ours(held: HeldDirectory, model: str | None = None, depth: int = 0) -> None:
     """Raise ModelError for a directory that holds anything but one model, with `model` as its identity."""
     refused = "give a new directory or a model directory"
     kept = held.path if model is None else held.path.parent
     for name in held.names():
         found = held.status(name)
-        known = name in _FILES or (name == PREVIOUS and model is None)
+        known = name in _FILES or (name == PREVIOUS and depth < UNDO_STEPS)
         if not known:
             raise ModelError(f"{kept} contains other files ({held.path / name}); {refused}")
         wanted = stat.S_ISDIR if name == PREVIOUS else stat.S_ISREG
@@ -173,7 +180,7 @@ def _check_ours(held: HeldDirectory, model: str | None = None) -> None:
         raise ModelError(f"{held.path} holds another model; {refused}")
     if held.status(PREVIOUS) is not None:
         with held.directory(PREVIOUS) as inner:
-            _check_ours(inner, str(identity))
+            _check_ours(inner, str(identity), depth + 1)
 
 
 def save(directory: StrPath, config: ModelConfig, state: State) -> None:
@@ -241,6 +248,7 @@ def _write(folder: HeldDirectory, config: ModelConfig, state: State) -> None:
         updates=state.updates,
         temperature=state.temperature,
         calibration_offset=(state.calibration_offset.log_ratio, state.calibration_offset.images),
+        evidence=dataclasses.astuple(state.evidence),
         classes=[_Class(**vars(record)) for record in state.classes],
         files=sums,
     )
@@ -350,10 +358,7 @@ def load(directory: StrPath) -> tuple[ModelConfig, State]:
                 if isinstance(problem, OSError):
                     raise ModelError(f"cannot read {place}: {problem.strerror or problem}") from None
                 raise
-            config, state = _read(held.path, files)
-            if files.previous is not None:
-                state = state.with_previous(_read(held.path / PREVIOUS, files.previous)[1])
-            return config, state
+            return _read_chain(held.path, files)
 
 
 def _was_replaced(held: HeldDirectory) -> bool:
@@ -372,7 +377,7 @@ class _Files:
     previous: _Files | None = None
 
 
-def _open(held: HeldDirectory, opened: contextlib.ExitStack) -> _Files:
+def _open(held: HeldDirectory, opened: contextlib.ExitStack, depth: int = 0) -> _Files:
     """Open all files of a model before one is read: from then on it cannot change."""
     files = {}
     for name in _FILES:
@@ -385,9 +390,17 @@ def _open(held: HeldDirectory, opened: contextlib.ExitStack) -> _Files:
             raise ModelError(f"{held.path}: {name} is missing; restore the directory from a backup") from None
         except OSError as error:
             raise ModelError(f"cannot read {held.path / name}: {error.strerror or error}") from None
-    if held.status(PREVIOUS) is None:
+    if held.status(PREVIOUS) is None or depth == UNDO_STEPS:
         return _Files(files)
-    return _Files(files, _open(opened.enter_context(held.directory(PREVIOUS)), opened))
+    return _Files(files, _open(opened.enter_context(held.directory(PREVIOUS)), opened, depth + 1))
+
+
+def _read_chain(place: Path, opened: _Files) -> tuple[ModelConfig, State]:
+    """Read a model with its earlier states."""
+    config, state = _read(place, opened)
+    if opened.previous is not None:
+        state = state.updated(previous=_read_chain(place / PREVIOUS, opened.previous)[1])
+    return config, state
 
 
 def _read(place: Path, opened: _Files) -> tuple[ModelConfig, State]:
@@ -417,6 +430,7 @@ def _read(place: Path, opened: _Files) -> tuple[ModelConfig, State]:
         statistics=tensors[STATISTICS],
         temperature=card.temperature,
         calibration_offset=CalibrationOffset(*card.calibration_offset),
+        evidence=Evidence(*card.evidence),
         backbone_updates=card.backbone_updates,
         updates=card.updates,
         frozen=card.frozen,

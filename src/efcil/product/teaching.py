@@ -13,12 +13,16 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from efcil.accel.backend import Backend
+from efcil.classifiers.shared_covariance import SharedCovariance
+from efcil.core.linear_algebra import DTYPE
 from efcil.data.dataset import ImageSet
 from efcil.data.preprocessing import Preprocessing
 from efcil.features import TaskFeatures
 from efcil.learners import Learner
 from efcil.models.heads import CosineHead
 from efcil.product.calibration import CalibrationOffset, draw_features, fit_temperature
+from efcil.product.evidence import NO_EVIDENCE, Evidence, gather
+from efcil.product.evidence import temperature as temperature_of
 from efcil.product.inputs import Images
 from efcil.randomness import RngStream, generator
 from efcil.tasks import Task
@@ -45,8 +49,13 @@ class UpdatePlan:
     imprint: bool  # set head rows of new classes without training, as the backbone is trained again later
     frozen: bool  # the backbone is frozen permanently
     calibration_offset: CalibrationOffset
+    evidence: Evidence = NO_EVIDENCE  # of earlier updates
     epochs: int | None = None  # None: as in the options
     deadline: float | None = None  # on the `time.monotonic` clock; limits the number of epochs
+
+    def frozen_discriminant(self, trajectory: Trajectory) -> bool:
+        """Whether learned images can be scored as new ones, so that none need be held out."""
+        return self.frozen and discriminant_of(trajectory) is not None
 
 
 @dataclass(frozen=True)
@@ -83,9 +92,10 @@ class UpdateBatch:
 class UpdateResult:
     """Result of an update, which changes the trajectory in place."""
 
-    recall: dict[int, float]  # class position -> percent
+    recall: dict[int, tuple[int, int]]  # class position -> right, of so many held-out images
     temperature: float
     calibration_offset: CalibrationOffset
+    evidence: Evidence = NO_EVIDENCE  # of all updates
 
 
 def pixels_of(images: Images, backend: Backend, preprocessing: Preprocessing) -> ImageBatches:
@@ -111,7 +121,7 @@ def teach(batch: UpdateBatch, trajectory: Trajectory, plan: UpdatePlan, callback
             _imprint(learner, features, batch)
         elif batch.num_old and not plan.freeze_backbone:
             features.old()
-        if bool(validation.any()):
+        if bool(validation.any()) and not plan.frozen_discriminant(trajectory):
             found = _validate(trajectory, features, validation.to(backend.device), plan.calibration_offset, seed)
             if plan.frozen:  # depend only on statistics, so that merging equals joint training
                 found = replace(found, calibration_offset=plan.calibration_offset)
@@ -132,11 +142,31 @@ def teach(batch: UpdateBatch, trajectory: Trajectory, plan: UpdatePlan, callback
         fit = None if plan.freeze_backbone else partial(_train, learner, batch, ~validation, plan, callback)
         on_training_end = partial(callback.on_training_end, batch.update)
         features = trajectory.learn_task(data, fit, on_training_end, measure)
+    if plan.frozen_discriminant(trajectory):
+        return _gathered(trajectory, features, batch, plan)
     temperature = calibrate(trajectory, found.calibration_offset, seed)
     if temperature is None:  # without Grams: fit on held-out images, or on all if there are none
         scores = trajectory.logits(label_of(trajectory), features.new())
         temperature = found.temperature or fit_temperature(scores, features.labels)
     return UpdateResult(found.recall, temperature, found.calibration_offset)
+
+
+def discriminant_of(trajectory: Trajectory) -> SharedCovariance | None:
+    """Return the classifier of a trajectory if it can say how it would score learned images as new ones."""
+    classifier = trajectory.parts[label_of(trajectory)].classifier
+    return classifier if isinstance(classifier, SharedCovariance) else None
+
+
+def _gathered(trajectory: Trajectory, features: TaskFeatures, batch: UpdateBatch, plan: UpdatePlan) -> UpdateResult:
+    """Score the images as if each had not been learned."""
+    classifier = discriminant_of(trajectory)
+    assert classifier is not None
+    evidence, recall = plan.evidence, dict[int, tuple[int, int]]()
+    if batch.val_fraction:
+        mapped = classifier.feature_maps[0](features.new(), ()).to(DTYPE)
+        found, recall = gather(classifier, mapped, features.labels)
+        evidence = evidence.merge(found)
+    return UpdateResult(recall, temperature_of(classifier, evidence), plan.calibration_offset, evidence)
 
 
 def _train(learner: Learner, batch: UpdateBatch, chosen: Tensor, plan: UpdatePlan, callback: Callback) -> None:
@@ -179,7 +209,7 @@ def _validate(
     trial = trajectory.preview(features.subset((~validation).nonzero()[:, 0]))
     scores, labels = trial.logits(label, features.new()[validation]), features.labels[validation]
     right = (scores.argmax(1) == labels).double()
-    recall = {c: round(100 * float(right[labels == c].mean()), 2) for c in labels.unique().tolist()}
+    recall = {c: (int(right[labels == c].sum()), int((labels == c).sum())) for c in labels.unique().tolist()}
     temperature, stats = fit_temperature(scores, labels), trial.stats(label)
     if stats is not None and scores.shape[1] > 1:
         drawn, places = draw_features(stats.select(labels.unique()), seed)

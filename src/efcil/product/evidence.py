@@ -1,0 +1,120 @@
+"""What learned images say of new ones: each is scored as if it had not been learned (SLDA, `leave_one_out`).
+
+Of these scores three sums are kept, of all images together, and no score: how far the margins of images (score of their
+class less that of the class most similar to it) are from those of the class's mean, in units of what the covariance
+predicts. With the sums, the statistics of the classes tell what to expect of the model as it is now, in closed form:
+
+    P(j instead of c) = Phi(-(sqrt(delta / 2) + z) / s),     delta: margin of c's mean against j; z, s: mean and
+    temperature       = s^2 delta / (delta + z sqrt(2 delta))       standard deviation of the residuals
+
+Under linear discriminant analysis with the true covariance the margin has mean delta and variance 2 delta, so z = 0 and
+s = 1. The same sums of `familiarity` give the share of images of known classes that look as strange as a new one.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import astuple, dataclass
+
+import torch
+from torch import Tensor
+
+from efcil.classifiers.shared_covariance import SharedCovariance
+from efcil.core.linear_algebra import DTYPE
+
+ENOUGH = 10  # images of a class from which on its accuracy is foretold
+PRIOR = (4.0, -1.0, 2.0)  # images, mean and standard deviation of the residuals before any is seen
+WARMEST = 4.5  # the temperature is at most the margin of a class's mean through this
+_MOST = 2000  # classes of which all pairs are compared
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """Sums over images that were scored as if they had not been learned.
+
+    >>> Evidence(2, 1.0, 3.0, 1.6, 1.3).merge(Evidence(1, 2.0, 4.0, 0.8, 0.7)).images
+    3
+    """
+
+    images: int = 0
+    residual: float = 0.0
+    residual_square: float = 0.0
+    familiarity: float = 0.0
+    familiarity_square: float = 0.0
+
+    def merge(self, other: Evidence) -> Evidence:
+        """Return the sums over both."""
+        return Evidence(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
+
+    @property
+    def spread(self) -> tuple[float, float]:
+        """Mean and standard deviation of the residuals."""
+        before, mean, deviation = PRIOR
+        total = before + self.images
+        center = (before * mean + self.residual) / total
+        square = (before * (deviation**2 + mean**2) + self.residual_square) / total
+        return center, math.sqrt(max(square - center**2, 0.25))
+
+    def share_as_strange(self, familiarity: Tensor) -> Tensor:
+        """Return the share of images of known classes that look at least as strange, 0 to 1."""
+        if self.images < ENOUGH:
+            return torch.ones_like(familiarity)
+        mean = self.familiarity / self.images
+        deviation = math.sqrt(max(self.familiarity_square / self.images - mean**2, 1e-12))
+        return torch.special.ndtr((familiarity - mean) / deviation)
+
+
+NO_EVIDENCE = Evidence()
+
+
+def gather(
+    classifier: SharedCovariance, features: Tensor, labels: Tensor
+) -> tuple[Evidence, dict[int, tuple[int, int]]]:
+    """Score learned features (n, dim), behind the map, as new ones; return sums, and right ones of all by class.
+
+    Classes of one image are left out: without it, nothing is known of them.
+    """
+    known = classifier.stats.count[labels] > 1
+    features, labels = features[known], labels[known]
+    if len(classifier.stats) < 2 or len(labels) == 0:
+        return Evidence(), {}
+    scores, familiarity = classifier.leave_one_out(features, labels)
+    right = scores.argmax(1) == labels
+    found = {int(c): (int(right[labels == c].sum()), int((labels == c).sum())) for c in labels.unique()}
+    margins = class_margins(classifier)
+    rival = margins.argmin(1)[labels]
+    margin = scores.gather(1, labels[:, None])[:, 0] - scores.gather(1, rival[:, None])[:, 0]
+    delta = margins[labels, rival]
+    rest = (margin - delta) / (2 * delta).sqrt()
+    usable = (delta > 0) & rest.isfinite() & familiarity.isfinite()
+    rest, familiarity = rest[usable], familiarity[usable]
+    sums = [float(x.sum()) for x in (rest, rest.square(), familiarity, familiarity.square())]
+    return Evidence(len(rest), *sums), found
+
+
+def class_margins(classifier: SharedCovariance) -> Tensor:
+    """Return by how much each class's mean scores more for its class than for each other one, (k, k); itself: inf."""
+    scores = classifier.mapped_logits(classifier.means)
+    return (scores.diag()[:, None] - scores).fill_diagonal_(float("inf"))
+
+
+def temperature(classifier: SharedCovariance, evidence: Evidence) -> float:
+    """Return the temperature of probabilities that are as often right as they say."""
+    if len(classifier.means) < 2:
+        return 1.0
+    delta = class_margins(classifier).min(1).values
+    delta = delta[delta > 0].to(DTYPE)
+    if len(delta) == 0:
+        return 1.0
+    mean, deviation = evidence.spread
+    warm = deviation**2 * delta / (delta + mean * (2 * delta).sqrt()).clamp_min(1e-6 * delta)
+    return float(torch.minimum(warm, delta / WARMEST).mean().clamp_min(1e-6))
+
+
+def expected_errors(classifier: SharedCovariance, evidence: Evidence) -> Tensor | None:
+    """Return the share of images of each class that would be taken for each other one, (k, k); None: not known."""
+    if not 2 <= len(classifier.means) <= _MOST or evidence.images < ENOUGH:
+        return None
+    mean, deviation = evidence.spread
+    delta = class_margins(classifier).clamp_min(0)
+    return torch.special.ndtr(-((delta / 2).sqrt() + mean) / deviation).fill_diagonal_(0)
