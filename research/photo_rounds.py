@@ -3,6 +3,7 @@
     python research/photo_rounds.py features PETS FLOWERS CACHE     features of all photos, once, through the model
     python research/photo_rounds.py measure CACHE                   accuracy, calibration, "none of these"; stored
     python research/photo_rounds.py teach PETS                      time, memory and size of `efcil teach`; stored
+    python research/photo_rounds.py page                            the table in docs/classifiers.md
 
 PETS is the folder of images of `shlim2210/oxford-pets-datasets` (Abyssinian_1.jpg, ...), FLOWERS that of
 `Oldpel/flower_photos` with train/ and val/. Results go to results/photo-rounds.jsonl, one line for each measurement,
@@ -34,11 +35,13 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 
 from efcil.errors import DataError
-from efcil.files import read_json_lines, write_json_lines
+from efcil.files import atomic_write_text, read_json_lines, write_json_lines
 from efcil.product import IncrementalClassifier
 from efcil.product.inputs import read_images
 
-STORED = Path(__file__).resolve().parent.parent / "results" / "photo-rounds.jsonl"
+ROOT = Path(__file__).resolve().parent.parent
+STORED, PAGE = ROOT / "results" / "photo-rounds.jsonl", ROOT / "docs" / "classifiers.md"
+BEGIN, END = "<!-- rounds: begin -->", "<!-- rounds: end -->"
 PETS = (
     ("Abyssinian", "beagle", "Bombay", "pug"),
     ("Persian", "samoyed", "Siamese"),
@@ -212,22 +215,24 @@ def command(pets: Path) -> None:
     """Measure `efcil teach` in three rounds of 80 photos a class, as a user starts it."""
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
-        seconds, images = [], []
+        seconds, busy, images = [], [], []
         for number, kinds in enumerate(PETS):
             for kind in kinds:
                 home = root / f"round{number}" / kind
                 home.mkdir(parents=True)
                 for file in sorted(pets.glob(f"{kind}_*.jpg"))[:80]:
                     shutil.copy(file, home)
-            begin = time.perf_counter()
+            begin, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
             arguments = [sys.executable, "-m", "efcil", "teach", str(root / "model"), str(root / f"round{number}")]
             subprocess.run([*arguments, "--device", "cpu", "--quiet"], check=True)
             seconds.append(round(time.perf_counter() - begin, 1))
+            after = resource.getrusage(resource.RUSAGE_CHILDREN)
+            busy.append(round(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, 1))
             images.append(80 * len(kinds))
         size = sum(file.stat().st_size for file in (root / "model").rglob("*") if file.is_file())
     peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
     about = {"images": images, "peak_gb": round(peak / 1e9, 2), "model_mb": round(size / 1e6, 1)}
-    store({"set": "pets", "shots": "efcil teach"}, {"seconds": seconds} | about)
+    store({"set": "pets", "shots": "efcil teach"}, {"seconds": seconds, "cpu_seconds": busy} | about)
 
 
 def store(key: dict[str, Any], values: dict[str, Any]) -> None:
@@ -242,6 +247,35 @@ def store(key: dict[str, Any], values: dict[str, Any]) -> None:
     print(json.dumps(lines[-1], indent=1))
 
 
+def page(text: str) -> str:
+    """Return the page with the table of the stored results."""
+    lines = read_json_lines(STORED)
+    rounds = [line for line in lines if "accuracy" in line]
+    rows = [["", *(f"{line['set']}, {line['shots']} per class" for line in rounds)], ["---", *["---:"] * len(rounds)]]
+    steps = zip(*([_spread(step) for step in zip(*line["accuracy"], strict=True)] for line in rounds), strict=True)
+    rows += [[f"accuracy after round {number}", *step] for number, step in enumerate(steps, 1)]
+    told = [_spread([draw[-1] for draw in line["expected"]]) for line in rounds]
+    rows.append(["foretold after the last round", *told])
+    rows.append(["logistic regression, all features stored", *(_spread(line["logistic"]) for line in rounds)])
+    rows.append(["calibration error (ECE, 10 bins)", *(_spread(line["ece"], 3) for line in rounds)])
+    rows.append(['AUROC of "none of these", classes never taught', *(_spread(line["auroc"], 3) for line in rounds)])
+    table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    (command,) = (line for line in lines if "peak_gb" in line)
+    words = [f"{images} photos in {s:.0f} s" for images, s in zip(command["images"], command["seconds"], strict=True)]
+    busy = ", ".join(f"{s:.0f}" for s in command["cpu_seconds"])
+    cost = (
+        f"`efcil teach`, a process for each round of pets ({command['machine']}): {', '.join(words)}; {busy} s of CPU "
+        f"time. Peak memory {command['peak_gb']} GB; the model of ten classes, with what `undo` needs, "
+        f"{command['model_mb']} MB."
+    )
+    before, rest = text.split(BEGIN)
+    return f"{before}{BEGIN}\n\n{table}\n\n{cost}\n\n{END}{rest.split(END)[1]}"
+
+
+def _spread(values: Any, digits: int = 1) -> str:
+    return f"{statistics.fmean(values):.{digits}f} ± {statistics.stdev(values):.{digits}f}"
+
+
 def main() -> None:
     """Run the command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -251,8 +285,11 @@ def main() -> None:
         one.add_argument(name, type=Path)
     commands.add_parser("measure").add_argument("cache", type=Path)
     commands.add_parser("teach").add_argument("pets", type=Path)
+    commands.add_parser("page")
     options = parser.parse_args()
-    if options.command == "features":
+    if options.command == "page":
+        atomic_write_text(PAGE, page(PAGE.read_text(encoding="utf-8")))
+    elif options.command == "features":
         extract(options.pets, options.flowers, options.cache)
     elif options.command == "measure":
         measure(options.cache)

@@ -8,8 +8,9 @@
 
 results/<data set>.jsonl has one summary per line with the name of its run, results/benchmarks.jsonl named benchmark
 records, results/research.jsonl the summaries behind docs/dev/research-log.md and results/frozen-features.jsonl those of
-docs/classifiers.md (research/frozen_classifiers.py). All printed numbers are values of
-summaries, their means, spreads or medians, or published results in src/efcil/reproduce/paper.yaml.
+docs/classifiers.md (research/frozen_classifiers.py), as results/photo-rounds.jsonl (research/photo_rounds.py). All
+printed numbers are values of summaries, their means, spreads or medians, or published results in
+src/efcil/reproduce/paper.yaml.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ from readme_tables import headline_text, photos_text, readme_text
 ROOT = Path(__file__).resolve().parent.parent
 UNMEASURED = "not measured yet"
 METRICS = ("A_f", "A_avg")
-OTHERS = (BENCHMARKS, "research.jsonl", "frozen-features.jsonl")
+OTHERS = (BENCHMARKS, "research.jsonl", "frozen-features.jsonl", "photo-rounds.jsonl")
 ABLATION = "ablation"  # prefix of runs that evaluate ablations on one trajectory
 ABLATED = {
     "gaussian=0": "no Gaussians",

@@ -362,3 +362,30 @@ def test_a_method_that_trains_has_its_classifier_on_the_frozen_backbone(lessons,
     for kind, images in lessons.items():
         model.learn(images, [kind] * len(images))
     assert (model.predict(lessons["bars"]) == "bars").all()
+
+
+def test_a_teaching_says_what_to_expect_and_of_what_too_little_is_known(efcil, small, tmp_path):
+    for kind, count in (("ring", 12), ("cross", 12), ("bars", 3)):
+        (tmp_path / "may" / kind).mkdir(parents=True)
+        for number, image in enumerate(pictures(kind, count)):
+            image.save(tmp_path / "may" / kind / f"{number}.png")
+    options = ["--backbone", "resnet10", "--width", 2, "--size", 16, "--weights", small["weights"], "--device", "cpu"]
+    code, out, err = efcil("teach", tmp_path / "model", tmp_path / "may", *options)
+    assert code == 0, err
+    assert "expected accuracy: " in out
+    assert "fewer than 10 pictures, too few to foretell: bars" in out
+    (tmp_path / "may" / "star").mkdir()
+    pictures("ring", 1, first=40)[0].save(tmp_path / "may" / "star" / "1.png")
+    code, _, err = efcil("evaluate", tmp_path / "model", tmp_path / "may")
+    assert code == 2
+    assert "star" in err
+    found = json.loads(efcil("evaluate", tmp_path / "model", tmp_path / "may", "--skip-unknown", "--json")[1])
+    assert found["skipped"] == {"star": 1}
+    assert found["images"] == 27
+    assert {name: total for name, (_, total) in found["counts"].items()} == {"ring": 12, "cross": 12, "bars": 3}
+    assert len(found["wrong"]) == sum(total - right for right, total in found["counts"].values())
+    assert sum(count for _, _, count in found["confused"]) == len(found["wrong"])
+    out = efcil("summary", tmp_path / "model")[1]
+    assert "12 of 12" in out or " of 12" in out
+    label = json.loads(efcil("predict", tmp_path / "model", tmp_path / "may", "--reject-strange", 1, "--json")[1])
+    assert {answer["label"] for answer in label} == {None}

@@ -21,6 +21,7 @@ from efcil.data.folder import is_hidden
 from efcil.errors import ConfigError, DataError, ModelError
 from efcil.files import exclusive_lock
 from efcil.product.classifier import REJECTED, IncrementalClassifier
+from efcil.product.evidence import ENOUGH
 from efcil.product.inputs import read_images, read_labeled_images
 from efcil.product.model_directory import check_replaceable, exists, fingerprint, save_lock
 from efcil.product.progress import Progress
@@ -89,8 +90,22 @@ def teach(
     count = len(model.classes_)
     return (
         f"{events[-1].message} in {time.monotonic() - began:.0f} s; "
-        f"{directory} knows {count} class{'es' * (count != 1)} now"
+        f"{directory} knows {count} class{'es' * (count != 1)} now{_outlook(model)}"
     )
+
+
+def _outlook(model: IncrementalClassifier) -> str:
+    """Say what accuracy to expect of a model now, and of which classes little."""
+    rows = model.summary()["classes"]
+    told = [row for row in rows if row["expected"] is not None]
+    words = []
+    if told:
+        words.append(f"expected accuracy: {np.mean([row['expected'] for row in told]):.0f} %")
+        if lost := [row["name"] for row in told if row["expected"] < 150 / len(rows)]:
+            words.append(f"hardly better than chance: {format_list(lost)}; are these pictures of what they are called?")
+    if model.frozen and (few := [row["name"] for row in rows if row["images"] < ENOUGH]):
+        words.append(f"fewer than {ENOUGH} pictures, too few to foretell: {format_list(few)}")
+    return "".join(f"\n{one}" for one in words)
 
 
 def image_files(paths: Sequence[Path]) -> list[Path]:
