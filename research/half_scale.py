@@ -71,6 +71,7 @@ def add(run: Path, what: str, stored: Path = STORED) -> None:
     found = [{"name": name, "what": what, **{key: s[key] for key in KEPT}} for s in given]
     for summary in found:
         summary["command"] = re.sub(r"(--data|--out|efcil reevaluate) \S+", r"\1 DIR", summary["command"])
+        summary["command"] = re.sub(r"(efcil ensemble \S+)( [^-]\S*)+", r"\1 DIR ...", summary["command"])
     orders = {s["order"] for s in found}
     lines = read_json_lines(stored, error=RunError) if stored.exists() else []
     before = [s for s in lines if (s["name"], s.get("what")) != (name, what) or s["order"] not in orders]

@@ -41,13 +41,14 @@ def test_runs_are_stored_once_and_without_where_they_lay(tmp_path):
     (tmp_path / "run").mkdir()
     for A_f in (31.0, 32.5):
         command = "efcil run dpcr folder --data /somewhere/half --out /else/where --seed 0"
-        command += "; efcil reevaluate /a/b dpcr"
+        command += "; efcil reevaluate /a/b dpcr; efcil ensemble dpcr /a/b /a/c --set ridge=1"
         shown = summary(A_f=A_f, command=command, old=[None, 30.0], new=[50.0, 40.0], dataset="folder")
         write_json(tmp_path / "run" / "summary.json", shown)
         tool.add(tmp_path / "run", "as it is", tmp_path / "research.jsonl")
     (only,) = read_json_lines(tmp_path / "research.jsonl")
     assert (only["name"], only["what"], only["A_f"], only["commit"]) == ("half-scale", "as it is", 32.5, "abc123")
-    assert only["command"] == "efcil run dpcr folder --data DIR --out DIR --seed 0; efcil reevaluate DIR dpcr"
+    assert only["command"].startswith("efcil run dpcr folder --data DIR --out DIR --seed 0; ")
+    assert only["command"].endswith("; efcil reevaluate DIR dpcr; efcil ensemble dpcr DIR ... --set ridge=1")
     assert "| as it is | dpcr | 1993 | 10 | 32.50 | 60.00 | 30.00 | 40.00 | 100 |" in tool.table([only])
     write_json(tmp_path / "run" / "summary.json", {**shown, "order": "7"})
     tool.add(tmp_path / "run", "as it is", tmp_path / "research.jsonl")
