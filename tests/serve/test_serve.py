@@ -655,6 +655,8 @@ def test_teach_a_zip_and_undo(client, drawn, model):
     undone = client.post("/undo", headers=AUTH)
     assert undone.json() == {"model": shown(3, 3)}
     assert list(IncrementalClassifier.load(model, device="cpu").classes_) == KNOWN
+    earlier = client.post("/undo", headers=AUTH)
+    assert earlier.json()["model"]["classes"] == 0, "before its first update it had none"
     again = client.post("/undo", headers=AUTH)
     assert again.status_code == 409
     assert "nothing to undo" in again.json()["detail"]
