@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -60,7 +61,8 @@ class Decoders:
     def __init__(self, limits: Limits, quick: int):
         self._limits = limits
         self._lanes: tuple[deque[_Picture], ...] = tuple(deque() for _ in LANES)
-        self._changed = threading.Condition()
+        lock = threading.Lock()
+        self._changed, self._changed_slow = threading.Condition(lock), threading.Condition(lock)
         self._closed = threading.Event()
         own = [_Process(limits, 0) for _ in range(quick)]
         self._processes = [*own, _Process(limits, _NICE)]
@@ -83,6 +85,7 @@ class Decoders:
                 while lane:
                     lane.popleft().pixels.cancel()
             self._changed.notify_all()
+            self._changed_slow.notify_all()
         for process in self._processes:
             process.kill("the service is stopping")
         for thread in self._threads:
@@ -96,7 +99,7 @@ class Decoders:
                 picture.pixels.cancel()
             else:
                 self._lanes[lane].append(picture)
-                self._changed.notify_all()
+                (self._changed_slow if lane == SLOW else self._changed).notify()
         return picture.pixels
 
     def decode(self, data: bytes, size: int | Preprocessing) -> ImageArray:
@@ -117,7 +120,7 @@ class Decoders:
                         picture = self._lanes[lane].popleft()
                         if picture.pixels.set_running_or_notify_cancel():  # else its client has gone
                             return picture
-                self._changed.wait()
+                (self._changed_slow if lanes == (SLOW,) else self._changed).wait()
         return None
 
     def _work(self, process: _Process, lanes: tuple[int, ...]) -> None:
@@ -135,6 +138,13 @@ class Decoders:
         while not self._closed.wait(_WATCH):
             for process in self._processes:
                 process.watch()
+
+
+@lru_cache(16)
+def _order(seconds: int, max_pixels: int, preprocessing: Preprocessing) -> str:
+    """Return all of an order but the length of the file."""
+    order = {"seconds": seconds, "max_pixels": max_pixels, "preprocessing": preprocessing.to_dict()}
+    return json.dumps(order)[1:]
 
 
 class _Process:
@@ -197,15 +207,10 @@ class _Process:
         assert process is not None
         assert process.stdin is not None
         assert process.stdout is not None
-        order = {
-            "length": len(data),
-            "seconds": seconds,
-            "max_pixels": self._limits.pixels,
-            "preprocessing": preprocessing.to_dict(),
-        }
+        order = f'{{"length": {len(data)}, {_order(seconds, self._limits.pixels, preprocessing)}\n'
         self._deadline = time.monotonic() + _PATIENCE * seconds
         try:
-            process.stdin.write(json.dumps(order).encode() + b"\n")
+            process.stdin.write(order.encode())
             process.stdin.write(data)
             process.stdin.flush()
             head = process.stdout.read(ANSWER.size)

@@ -25,7 +25,7 @@ from efcil.serve.uploads import Decode, UploadedImages, from_archive, from_files
 
 B = TypeVar("B", bound=BaseModel)
 T = TypeVar("T")
-NamedImage = tuple[str | None, Callable[[], bytes]]  # name and function to read the bytes
+NamedImage = tuple[str | None, Callable[[], bytes], int]  # name, function to read the bytes, about how many
 MAX_JSON = 16 * MIB  # bytes of a JSON body, which takes several times that when parsed
 MAX_ELEMENTS = 20_000  # of a JSON body: values, keys, lists and objects
 # One large body is parsed at a time, which bounds the memory that it takes; small ones do not wait for it.
@@ -119,13 +119,13 @@ async def read_images(request: Request, limits: Limits) -> list[NamedImage]:
         if len(given) > limits.predict_files:
             most = limits.predict_files
             raise HTTPException(413, f"{len(given):,} images; send at most {most:,} at once")
-        return [(None, partial(from_base64, text)) for text in given]
+        return [(None, partial(from_base64, text), len(text)) for text in given]
     if content_type(request) != "multipart/form-data":
         raise HTTPException(415, "send multipart/form-data with files, or application/json with images in base64")
     uploads = _uploads(await read_form(request, limits.predict_files, ("files",)), "files")
     if not uploads:
         raise HTTPException(422, f"files: no images; send 1 to {limits.predict_files} files")
-    return [(printable(upload.name) or None, partial(bytes, upload.data)) for upload in uploads]
+    return [(printable(upload.name) or None, partial(bytes, upload.data), len(upload.data)) for upload in uploads]
 
 
 @dataclass(frozen=True)

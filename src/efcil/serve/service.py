@@ -29,6 +29,7 @@ from efcil.serve.uploads import Decode, UploadedImages
 # Images per forward pass. Larger batches do not speed up a CPU and delay reading other requests.
 LARGEST_BATCH = {"cpu": 16}
 LARGEST_ELSEWHERE = 64
+_SMALL = 2**17  # bytes of images whose heads are looked at on the event loop
 
 
 class ClassNotFound(ConfigError):
@@ -86,13 +87,16 @@ class Service:
         return now.names, lambda pixels: now.model.predict_proba(torch.from_numpy(pixels))
 
     async def predict(
-        self, images: Sequence[tuple[str | None, Callable[[], bytes]]], top: int, reject_below: float | None
+        self, images: Sequence[tuple[str | None, Callable[[], bytes], int]], top: int, reject_below: float | None
     ) -> list[dict[str, Any]]:
-        """Classify images, given as names and read functions; unreadable ones get an error entry."""
+        """Classify images, given as names, read functions and lengths; unreadable ones get an error entry."""
         if not self.store.current.names:
             raise Conflict("the model has no classes yet; add some with POST /teach")
         loop, at_once = asyncio.get_running_loop(), asyncio.Semaphore(self.limits.decode_at_once)
-        lanes = await loop.run_in_executor(self._readers, lambda: [_lane(read) for _, read in images])
+        if sum(length for *_, length in images) < _SMALL:
+            lanes = [_lane(read) for _, read, _ in images]
+        else:
+            lanes = await loop.run_in_executor(self._readers, lambda: [_lane(read) for _, read, _ in images])
         self._check_room(Counter(lanes))
         waiting = list(lanes)
         for lane in lanes:
@@ -110,7 +114,7 @@ class Service:
         try:
             async with asyncio.TaskGroup() as group:  # ends the others if one fails, or if the client goes
                 given = zip(images, lanes, strict=True)
-                tasks = [group.create_task(answer(name, read, lane)) for (name, read), lane in given]
+                tasks = [group.create_task(answer(name, read, lane)) for (name, read, _), lane in given]
         except ExceptionGroup as errors:
             raise errors.exceptions[0] from None
         finally:
