@@ -6,6 +6,7 @@ Where the system has no such limits, the process that has started another one wa
 from __future__ import annotations
 
 import ctypes
+import functools
 import importlib.util
 import math
 import mmap
@@ -15,6 +16,7 @@ import time
 from typing import Any
 
 
+@functools.cache
 def has_process_limits() -> bool:
     """Whether the system stops a process that takes more than it may (Linux); elsewhere somebody has to watch it."""
     return importlib.util.find_spec("resource") is not None and os.path.exists("/proc/self/statm")

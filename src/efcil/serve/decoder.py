@@ -2,7 +2,8 @@
 no harm: its time and memory are limited by the system, and whatever happens to the process happens to nobody else.
 
 Its arguments are the niceness and the bytes of memory that it may take. It reads from standard input, for each picture
-one line of JSON and the bytes of the file, and writes a status byte, a length and the pixels or the reason why not.
+one line (its length, and JSON) and the bytes of the file, and writes a status byte, a length and the pixels or the
+reason why not.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import json
 import os
 import struct
 import sys
+from functools import lru_cache
 
 from efcil.data.preprocessing import Preprocessing
 from efcil.errors import DataError
@@ -28,12 +30,12 @@ def main() -> None:
     lower_priority(int(sys.argv[1]))
     limit_memory(int(sys.argv[2]))
     while line := sys.stdin.buffer.readline():
-        order = json.loads(line)
-        data = sys.stdin.buffer.read(order["length"])
-        limit_processor_time(order["seconds"])
-        preprocessing = Preprocessing.from_dict(order["preprocessing"])
+        length, _, order = line.partition(b" ")
+        data = sys.stdin.buffer.read(int(length))
+        seconds, max_pixels, preprocessing = _parsed(order)
+        limit_processor_time(seconds)
         try:
-            answer = decode_image(data, preprocessing, order["max_pixels"]).tobytes()
+            answer = decode_image(data, preprocessing, max_pixels).tobytes()
             done = True
         except DataError as error:
             answer, done = str(error).encode("utf-8", "replace"), False
@@ -41,6 +43,12 @@ def main() -> None:
         output.write(ANSWER.pack(done, len(answer)))
         output.write(answer)
         output.flush()
+
+
+@lru_cache(16)
+def _parsed(order: bytes) -> tuple[int, int, Preprocessing]:
+    found = json.loads(order)
+    return found["seconds"], found["max_pixels"], Preprocessing.from_dict(found["preprocessing"])
 
 
 if __name__ == "__main__":

@@ -143,8 +143,7 @@ class Decoders:
 @lru_cache(16)
 def _order(seconds: int, max_pixels: int, preprocessing: Preprocessing) -> str:
     """Return all of an order but the length of the file."""
-    order = {"seconds": seconds, "max_pixels": max_pixels, "preprocessing": preprocessing.to_dict()}
-    return json.dumps(order)[1:]
+    return json.dumps({"seconds": seconds, "max_pixels": max_pixels, "preprocessing": preprocessing.to_dict()})
 
 
 class _Process:
@@ -207,7 +206,7 @@ class _Process:
         assert process is not None
         assert process.stdin is not None
         assert process.stdout is not None
-        order = f'{{"length": {len(data)}, {_order(seconds, self._limits.pixels, preprocessing)}\n'
+        order = f"{len(data)} {_order(seconds, self._limits.pixels, preprocessing)}\n"
         self._deadline = time.monotonic() + _PATIENCE * seconds
         try:
             process.stdin.write(order.encode())
