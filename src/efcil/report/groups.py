@@ -214,11 +214,21 @@ def _distinct_settings(own: Settings, every: Collection[Settings]) -> list[str]:
     >>> first, second = (("lr", "1"), ("width", "2")), (("lr", "5"), ("width", "2"))
     >>> _distinct_settings(first, [first, second])
     ['lr=1']
+    >>> short, long = [tuple((f"{stage}.epochs", n) for stage in ("first", "later")) for n in ("5", "9")]
+    >>> _distinct_settings(short, [short, long])
+    ['epochs=5']
     """
     configurations = [dict(one) for one in dict.fromkeys(every)]
     keys = dict.fromkeys(key for one in configurations for key in one)
     differing = [key for key in keys if len({one.get(key) for one in configurations}) > 1]
-    texts = [f"{key}={dict(own).get(key, '?')}" for key in differing]
+    values = {key: dict(own).get(key, "?") for key in differing}
+    texts = []
+    for key, value in values.items():
+        stage, _, rest = key.partition(".")
+        if stage not in ("first", "later") or values.get(f"first.{rest}") != values.get(f"later.{rest}"):
+            texts.append(f"{key}={value}")
+        elif stage == "first":  # the same in all tasks
+            texts.append(f"{rest}={value}")
     if len(texts) <= 4:
         return texts
     return [*texts[:3], f"{len(texts) - 3} more", f"configuration {configurations.index(dict(own)) + 1}"]
