@@ -4,6 +4,8 @@
 
 Both forms alternate in one run, in one process with OMP_NUM_THREADS threads (1 unless set) that sleep while they wait:
 
+Seconds are those of computing, not of the clock, which shows what else the machine does.
+
 - plain  contiguous weights, frozen networks as they are, features in batches of up to 1,024 images: as it was before
 - ours   what `Backend` does: channels-last, frozen networks folded, features in batches that fit the caches
 
@@ -81,7 +83,7 @@ NETWORKS = {
     "resnet18-16": Network("resnet18", 16, 32, 128, (1.2, 1.4)),
     "resnet10-32": Network("resnet10", 32, 64, 32, (0.95, 0.95)),
     "resnet18-64": Network("resnet18", 64, 32, 64, (0.95, 0.95)),
-    "digits": Network("resnet10", 16, 8, 64, (0.95, 0.95), 1),
+    "digits": Network("resnet10", 16, 8, 64, (0.95, 0.75), 1),  # folding takes 2 ms, and its images 15
     "efficientnet-lite0": Network("efficientnet-lite0", None, 224, 16, (0.95, 0.95)),
 }
 TEACH_BOUND = 1.2
@@ -93,10 +95,10 @@ def forms() -> dict[str, Backend]:
 
 
 def timed(work: Callable[[], object]) -> float:
-    """Return the seconds of a call."""
-    began = time.perf_counter()
+    """Return the seconds that all threads computed in a call: other programs change them little."""
+    began = time.process_time()
     work()
-    return time.perf_counter() - began
+    return time.process_time() - began
 
 
 class Trial:
