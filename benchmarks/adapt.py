@@ -9,6 +9,7 @@ pictures a class; accuracy on test pictures of all classes after each.
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 from typing import Any
 
@@ -63,7 +64,7 @@ def main() -> None:
                     row = {"set": name, "pictures": pictures, "adapt": adapt, "seed": seed}
                     found.append(row | measure(data, adapt, pictures, seed))
                     print(found[-1], flush=True)
-    write_record(options, __file__, [], rows=found)
+    write_record(options, __file__, sys.argv[1:], adapted=found)
 
 
 if __name__ == "__main__":

@@ -112,6 +112,18 @@ def _augment(raw: Raw) -> list[str]:
     return [f"Augmentation: {rate}, {raw['augment']['ratio']['median']:.1f} times Pillow's on one core."]
 
 
+def _extraction(raw: Raw) -> list[str]:
+    rates = {name: statistics.median(found) for name, found in raw["pictures_per_cpu_second"].items()}
+    words = f"{rates['cached']:.0f} pictures for each second of computing, a bare loop over the same network"
+    return [f"Features into the cache: {words} {rates['bare']:.0f}; ratio {raw['ratio']:.2f}, at least 0.85 is wanted."]
+
+
+def _adapted(raw: Raw) -> list[str]:
+    rows = [{**row, "after": " / ".join(f"{value:.1f}" for value in row["accuracy"])} for row in raw["adapted"]]
+    heads = "Set | Pictures a class | adapt | >Accuracy after each of three teachings, % | >Seconds of computing"
+    return filled(heads, "{set} | {pictures} | {adapt} | {after} | {cpu_seconds:.0f}", rows)
+
+
 def _stream(raw: Raw) -> list[str]:
     found = raw["stream"]
     alone, streamed, ratio = (statistics.median(found[key]) for key in ("alone", "streamed", "ratio"))
@@ -259,6 +271,8 @@ MEASURED: dict[str, Callable[[Raw], list[str]]] = {  # by key of the record, in 
     ],
     "naive_seconds": _update,
     "scale": _scale,
+    "pictures_per_cpu_second": _extraction,
+    "adapted": _adapted,
 }
 
 

@@ -88,8 +88,8 @@ def teach(
         str | None,
         typer.Option(
             metavar="WHEN",
-            help="Train the pretrained backbone gently: none (default), first (teaching) or always; for pictures "
-            "unlike photographs, dozens of each class.",
+            help="Train the pretrained backbone gently: none (default), first (teaching) or always; where we measured "
+            "it, none was best.",
             rich_help_panel=NEW_MODEL,
         ),
     ] = None,

@@ -160,8 +160,8 @@ class IncrementalClassifier:
         state dict, a model, a checkpoint). `size`: side of the pictures; the backbone's own by default. `width`: of a
         ResNet trained from scratch. `options`: dotted keys of training and method, as in `--set`. `epochs` or `budget`
         (seconds) apply to each update that trains and can also be passed to `learn`. `adapt`: whether the pretrained
-        backbone is trained gently on your pictures, in the "first" update or in each ("always"): for pictures unlike
-        photographs, and dozens of each class.
+        backbone is trained gently on your pictures, in the "first" update or in each ("always"); with ten or forty
+        pictures a class of digits and glyphs "none" was better (docs/dev/performance.md).
         """
         _check_effort(epochs, budget)
         options = dict(options or {})

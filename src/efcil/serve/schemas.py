@@ -43,6 +43,7 @@ class ClassRow(BaseModel):
     images: int
     learned: str = Field(description="Date, ISO 8601.")
     recall: float | None = Field(description="Percent, on images held out when learned; null if too few.")
+    checked: int | None = Field(default=None, description="Number of these images, where it is known.")
 
 
 class Classes(BaseModel):

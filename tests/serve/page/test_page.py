@@ -161,6 +161,12 @@ def test_from_an_empty_model_to_three_classes_at_once_on_a_phone(driver, tmp_pat
         assert page.errors() == []
 
 
+def test_what_was_found_again_is_said_in_true_counts(driver):
+    with StandIn([Known("apple", (200.0, 30.0, 40.0), 40, "2026-10-01", 50.0, 4)]) as standin:
+        page = Page(driver, standin.url).open()
+        assert page.rows()[0][3] == "2 of 4"
+
+
 def test_a_class_that_was_put_aside_can_be_taken_back(page, greens):
     page.click("#teach-go")
     assert page.text("#teach-error") == "Give the class a name."

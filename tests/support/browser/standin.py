@@ -54,6 +54,7 @@ class Known:
     images: int
     learned: str
     recall: float | None
+    checked: int | None = None
 
 
 @dataclass
@@ -161,7 +162,7 @@ class StandIn:
 
     def listing(self) -> dict[str, Any]:
         """GET /classes."""
-        keys = ("name", "images", "learned", "recall")
+        keys = ("name", "images", "learned", "recall", "checked")
         return {
             "classes": [{key: getattr(known, key) for key in keys} for known in self.classes],
             "similar": self.similar(),

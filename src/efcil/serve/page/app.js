@@ -44,9 +44,10 @@ function percent(share) {
 
 const known = (value) => value !== null && value !== undefined && !Number.isNaN(value);
 
-/** "9 of 10" for a recall in percent; said with care where it is not exactly that. */
-function foundAgain(recall) {
+/** "2 of 4" for a recall in percent of so many checked pictures; "about 9 of 10" where their number is not known. */
+function foundAgain({ recall, checked }) {
   if (!known(recall)) return "too few to say";
+  if (checked) return `${Math.round((recall * checked) / 100)} of ${checked}`;
   const tenths = Math.round(recall / 10);
   if (Math.abs(recall - tenths * 10) < 0.05) return `${tenths} of 10`;
   if (tenths === 10) return "over 9 of 10";
@@ -821,7 +822,7 @@ async function finish(job, mine) {
     const learned = names.length === 1 ? state.classes?.find((one) => one.name === names[0]) : null;
     const checked =
       !learned ? "Ask about pictures now."
-      : known(learned.recall) ? `Found again: ${foundAgain(learned.recall)}.`
+      : known(learned.recall) ? `Found again: ${foundAgain(learned)}.`
       : "There were too few pictures to check it. Ask about some now.";
     const note = checked + leftOut(mine);
     showJob("done", `${what} ${names.length === 1 ? "is" : "are"} learned`, note, 1);
@@ -949,7 +950,7 @@ function row(one) {
     track.append(fill);
     found.append(track);
   }
-  found.append(make("span", "unit", "found again: "), make("span", "", foundAgain(one.recall)));
+  found.append(make("span", "unit", "found again: "), make("span", "", foundAgain(one)));
   const forget = make("button", "quiet", "Forget");
   forget.type = "button";
   forget.dataset.forget = one.name;
