@@ -46,7 +46,15 @@ ALONE = ("reference",)  # literal transcription of the paper, neither imported b
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 
 DOOR = ("accel/", "cli/doctor.py")  # modules that may use CUDA
-BEHIND = ("torch.cuda", "torch.compile", "torch._dynamo", "torch._inductor", "triton")
+BEHIND = (
+    "torch.cuda",
+    "torch.mps",
+    "torch.backends.mps",
+    "torch.compile",
+    "torch._dynamo",
+    "torch._inductor",
+    "triton",
+)
 ANYWHERE = ("CUDAGraph",)  # forbidden even as attributes
 IMPORTERS = ("import_module", "__import__", "find_spec")  # functions that take a module name
 

@@ -11,7 +11,7 @@ from efcil.errors import ConfigError
 
 
 @pytest.mark.parametrize(
-    ("device", "words"), [("mps", "float64"), ("mps:0", "--device cpu"), ("meta", "cpu"), ("moon", "cpu")]
+    ("device", "words"), [("mps", "cpu"), ("mps:0", "--device cpu"), ("meta", "cpu"), ("moon", "cpu")]
 )
 def test_a_device_that_cannot_do_it_is_one_line(device, words):
     with pytest.raises(ConfigError, match=f"--device {device}.*{words}") as caught:

@@ -85,14 +85,12 @@ class Backend:
         # three runs have twenty streams.
         os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
         if device == "auto":
-            device = "cuda" if torch.cuda.is_available() else "cpu"
+            device = "cuda" if torch.cuda.is_available() else "mps" if _has_mps(world, note) else "cpu"
         if world.size > 1 and device.startswith("cuda"):
             device = _local_gpu(device, world)
         try:
             with warnings.catch_warnings(action="ignore"):  # of what torch means to give up
                 place = torch.device(device)
-            if place.type == "mps":
-                raise ConfigError(f"--device {device}: MPS has no float64, which statistics need; use --device cpu")
             torch.zeros(1, device=place).item()  # meta has no numbers
         except (RuntimeError, AssertionError, NotImplementedError):
             have = " or ".join(["cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))])
@@ -112,6 +110,8 @@ class Backend:
             raise ConfigError(
                 f"--sync-bn needs CUDA devices, not {place}: leave it out, and each process normalizes its own share"
             )
+        if place.type == "mps":
+            return _mps(place, precision, world, note)
         if not on_gpu:
             if precision == "bf16" and (problem := bf16_problem()) is not None:
                 note(f"--precision bf16: {problem}; leave it out")
@@ -256,6 +256,28 @@ class Backend:
     def synchronize(self) -> None:
         """Wait until the device is done."""
         synchronize(self.device)
+
+
+def _has_mps(world: World, note: Callable[[str], None]) -> bool:
+    """Return whether there is a Mac's GPU that computes what the CPU computes; note it if it does not."""
+    if world.size > 1 or not torch.backends.mps.is_available():
+        return False
+    from efcil.accel.mps import mps_problem
+
+    problem = mps_problem()
+    if problem is not None:
+        note(f"the GPU of this Mac {problem}; the CPU is used")
+    return problem is None
+
+
+def _mps(place: torch.device, precision: str, world: World, note: Callable[[str], None]) -> Backend:
+    from efcil.accel.mps import Mps
+
+    if world.size > 1:
+        raise ConfigError(f"--device {place}: several processes cannot share it; use --device cpu")
+    if precision != "fp32":
+        raise ConfigError(f"--precision {precision} is not supported on {place}; leave it out")
+    return Mps(torch.device("cpu"), precision, world, note, place)
 
 
 def _local_gpu(device: str, world: World) -> str:
