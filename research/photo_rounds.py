@@ -255,7 +255,7 @@ def page(text: str) -> str:
     steps = zip(*([_spread(step) for step in zip(*line["accuracy"], strict=True)] for line in rounds), strict=True)
     rows += [[f"accuracy after round {number}", *step] for number, step in enumerate(steps, 1)]
     told = [_spread([draw[-1] for draw in line["expected"]]) for line in rounds]
-    rows.append(["foretold after the last round", *told])
+    rows.append(["expected after the last round", *told])
     rows.append(["logistic regression, all features stored", *(_spread(line["logistic"]) for line in rounds)])
     rows.append(["calibration error (ECE, 10 bins)", *(_spread(line["ece"], 3) for line in rounds)])
     rows.append(['AUROC of "none of these", classes never taught', *(_spread(line["auroc"], 3) for line in rounds)])

@@ -9,7 +9,7 @@ from efcil.errors import ConfigError
 from efcil.experiment.specification import ExperimentSpec
 from efcil.experiment.specification import resolve as resolve_run
 from efcil.methods import METHODS, find
-from efcil.product.model_config import ModelConfig
+from efcil.product.model_config import ModelConfig, Request
 from efcil.product.model_config import resolve as resolve_model
 from efcil.resolution import RequestedMethod, parse_label, resolve
 from messages import raises
@@ -22,7 +22,8 @@ def run_training(*overrides, method="dpcr", dataset="digits", preset=None):
 
 
 def model_config(method="dpcr", backbone="resnet10", width=None, size=64, **options):
-    return resolve_model(method, backbone, width, size, 0, 0.1, options)
+    request = Request(method, backbone, width, size, weights="none")
+    return resolve_model(request.completed(), options)
 
 
 def requested(*labels):
@@ -102,7 +103,8 @@ def test_the_width_of_a_preset_goes_with_its_backbone():
     assert model_config().training.width == 32
     for backbone in ("timm/vit_small_patch16_224", "resnet18"):
         assert model_config(backbone=backbone).training.width is None
-        assert resolve_model("dpcr", "resnet10", None, 64, 0, 0.1, {"backbone": backbone}).training.width is None
+        request = Request("dpcr", "resnet10").completed()
+        assert resolve_model(request, {"backbone": backbone}).training.width is None
     assert model_config(width=5).training.width == model_config(backbone="resnet18", width=5).training.width == 5
 
 
@@ -143,7 +145,7 @@ def test_all_mistakes_are_reported_together():
     with raises(ConfigError, "first.epochs=-1", "ridge='wide'", "glyphs", "size=1"):
         run_training("first.epochs=-1", "ridge=wide", "data.size=1", dataset="glyphs")
     with raises(ConfigError, "size", 4, "seed", -1, "rigde", "'ridge'"):
-        resolve_model("dpcr", "resnet10", None, 4, -1, 0.1, {"rigde": 1})
+        resolve_model(Request("dpcr", "resnet10", size=4, seed=-1).completed(), {"rigde": 1})
 
 
 @pytest.mark.parametrize("resolved", [run_training, lambda setting: model_config(**dict([setting.split("=")]))])

@@ -559,7 +559,9 @@ def test_loss_that_is_not_finite(one_line, efcil, tmp_path, monkeypatch):
         "--out",
         out,
         "--set",
-        "later.lr=1e30",
+        "later.lr=1e6",
+        "--set",
+        "later.weight_decay=1e6",
         "--checkpoint-seconds",
         0,
     ]

@@ -975,7 +975,7 @@ def test_an_error_anywhere_leaves_the_model_as_it_was(monkeypatch):
     model = taught((0, 1))
     before = bits(model)
     hasty = copy.copy(model)
-    hasty._config = tiny(options={"later.lr": 1e30})._config
+    hasty._config = tiny(options={"later.lr": 1e6, "later.weight_decay": 1e6})._config
     with raises(TrainingError, "task 2"):
         hasty.learn(*lesson(2, 3))
     assert bits(hasty) == before

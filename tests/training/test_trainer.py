@@ -388,9 +388,9 @@ def test_loss_that_is_not_finite_stops(data):
     learner = make_learner()
     task = stream(data)[0]
     seen = []
-    schedule = Schedule(epochs=9, lr=1e30)
+    schedule = Schedule(epochs=9, lr=1e6, weight_decay=1e6)
     with pytest.raises(
-        TrainingError, match=r"the loss is nan in task 1, epoch 1 \(learning rate 1e\+30\).*lower the rate"
+        TrainingError, match=r"the loss is nan in task 1, epoch 1 \(learning rate 1e\+06\).*lower the rate"
     ):
         fit(learner, task, data, lambda report, _: seen.append(report), schedule=schedule)
     assert not seen, "an epoch whose loss is not finite must not reach a checkpoint"

@@ -184,7 +184,7 @@ class LineReporter(Reporter):
 
     def progress(self, what: str, done: int, total: int | None) -> None:
         """Print how far something countable is, when it begins and then not too often."""
-        begins = what != self._what
+        begins = what != self._what and done != total  # what is done at once needs no line
         if begins or time.monotonic() - self._last >= self.EVERY:
             self._what, self._last = what, time.monotonic()
             self._print(f"{what}: {done:,}" + ("" if total is None else f" of {total:,}"))

@@ -175,7 +175,7 @@ def parameter_count(name: str, stem: str, width: int | None) -> int | None:
     """Return how many numbers the state of a ResNet or a timm model has, without taking memory; None for others.
 
     >>> parameter_count("resnet18", "cifar", 64)
-    11178432
+    11178452
     """
     if not (is_resnet(name) or is_timm(name)):
         return None

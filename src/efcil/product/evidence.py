@@ -22,7 +22,7 @@ from torch import Tensor
 from efcil.classifiers.shared_covariance import SharedCovariance
 from efcil.core.linear_algebra import DTYPE
 
-ENOUGH = 10  # images of a class from which on its accuracy is foretold
+ENOUGH = 10  # images of a class from which on its accuracy is predicted
 PRIOR = (4.0, -1.0, 2.0)  # images, mean and standard deviation of the residuals before any is seen
 WARMEST = 4.5  # the temperature is at most the margin of a class's mean through this
 _MOST = 2000  # classes of which all pairs are compared
