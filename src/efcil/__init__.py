@@ -7,13 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from efcil.classifiers import register_classifier
+    from efcil.classifiers.cross_validated_ridge import CrossValidatedRidge, RandomProjection
     from efcil.classifiers.dual_stream import DualStreamRidge
-    from efcil.classifiers.gaussian import RidgeAndGaussian
+    from efcil.classifiers.gaussian import Gaussian, RidgeAndGaussian
     from efcil.classifiers.learner_head import LearnerHead
     from efcil.classifiers.mahalanobis import Mahalanobis
     from efcil.classifiers.nearest_mean import NearestMean
     from efcil.classifiers.random_features import RandomFeatureRidge
     from efcil.classifiers.ridge import Ridge
+    from efcil.classifiers.shared_covariance import SharedCovariance
     from efcil.data import register_dataset
     from efcil.estimators import NearestMeanClassifier, RidgeReconstructionClassifier
     from efcil.experiment.api import compare, run
@@ -22,7 +24,18 @@ if TYPE_CHECKING:
     from efcil.models import register_backbone
     from efcil.product import IncrementalClassifier
     from efcil.results import Result, Results
-    from efcil.session import PASS, Finetune, FirstTask, Joint, LearnerConfig, LwF, Method, PseudoReplay
+    from efcil.session import (
+        PASS,
+        AdaptFirst,
+        Finetune,
+        FirstTask,
+        Joint,
+        LearnerConfig,
+        LwF,
+        Method,
+        Pretrained,
+        PseudoReplay,
+    )
     from efcil.shift import register_shift
     from efcil.shift.adc import AdversarialDrift
     from efcil.shift.dual_projection import DualProjection, TaskShift
@@ -33,11 +46,14 @@ if TYPE_CHECKING:
 __version__ = "0.2.0"
 __all__ = [
     "PASS",
+    "AdaptFirst",
     "AdversarialDrift",
+    "CrossValidatedRidge",
     "DualProjection",
     "DualStreamRidge",
     "Finetune",
     "FirstTask",
+    "Gaussian",
     "IncrementalClassifier",
     "Joint",
     "KernelDrift",
@@ -49,13 +65,16 @@ __all__ = [
     "Method",
     "NearestMean",
     "NearestMeanClassifier",
+    "Pretrained",
     "PseudoReplay",
     "RandomFeatureRidge",
+    "RandomProjection",
     "Result",
     "Results",
     "Ridge",
     "RidgeAndGaussian",
     "RidgeReconstructionClassifier",
+    "SharedCovariance",
     "TaskShift",
     "TaskStream",
     "__version__",
@@ -72,13 +91,15 @@ __all__ = [
 
 _PUBLIC = {  # module -> its public names
     "classifiers": ("register_classifier",),
+    "classifiers.cross_validated_ridge": ("CrossValidatedRidge", "RandomProjection"),
     "classifiers.dual_stream": ("DualStreamRidge",),
-    "classifiers.gaussian": ("RidgeAndGaussian",),
+    "classifiers.gaussian": ("Gaussian", "RidgeAndGaussian"),
     "classifiers.learner_head": ("LearnerHead",),
     "classifiers.mahalanobis": ("Mahalanobis",),
     "classifiers.nearest_mean": ("NearestMean",),
     "classifiers.random_features": ("RandomFeatureRidge",),
     "classifiers.ridge": ("Ridge",),
+    "classifiers.shared_covariance": ("SharedCovariance",),
     "data": ("register_dataset",),
     "estimators": ("NearestMeanClassifier", "RidgeReconstructionClassifier"),
     "experiment.api": ("compare", "run"),
@@ -87,7 +108,18 @@ _PUBLIC = {  # module -> its public names
     "models": ("register_backbone",),
     "product": ("IncrementalClassifier",),
     "results": ("Result", "Results"),
-    "session": ("Finetune", "FirstTask", "Joint", "LearnerConfig", "LwF", "Method", "PASS", "PseudoReplay"),
+    "session": (
+        "AdaptFirst",
+        "Finetune",
+        "FirstTask",
+        "Joint",
+        "LearnerConfig",
+        "LwF",
+        "Method",
+        "PASS",
+        "Pretrained",
+        "PseudoReplay",
+    ),
     "shift": ("register_shift",),
     "shift.adc": ("AdversarialDrift",),
     "shift.dual_projection": ("DualProjection", "TaskShift"),

@@ -30,7 +30,18 @@ from efcil.training.state import TaskData
 from efcil.training.trainer import Trainer
 from efcil.trajectory import Trajectory
 
-__all__ = ["PASS", "Finetune", "FirstTask", "Joint", "LearnerConfig", "LwF", "Method", "PseudoReplay"]
+__all__ = [
+    "PASS",
+    "AdaptFirst",
+    "Finetune",
+    "FirstTask",
+    "Joint",
+    "LearnerConfig",
+    "LwF",
+    "Method",
+    "Pretrained",
+    "PseudoReplay",
+]
 
 Backbone = str | nn.Module | Callable[[int], nn.Module]
 SMALL_IMAGES = 40  # pixels up to which a ResNet's first layer keeps the size
@@ -109,6 +120,26 @@ class FirstTask(_Named):
     """
 
     name = "first-task"
+
+
+class Pretrained(_Named):
+    """A pretrained backbone, frozen from the start.
+
+    >>> Method(learner=Pretrained(backbone="efficientnet-lite0"), classifier="slda")
+    Method('pretrained+none+slda', backbone=efficientnet-lite0)
+    """
+
+    name = "pretrained"
+
+
+class AdaptFirst(_Named):
+    """A pretrained backbone, fine-tuned on the first task, then frozen.
+
+    >>> AdaptFirst(epochs=5, first={"lr": 0.0005})
+    AdaptFirst(epochs=5, first.lr=0.0005)
+    """
+
+    name = "adapt-first"
 
 
 class PseudoReplay(_Named):

@@ -33,7 +33,16 @@ class GaussianOptions(Options):
 
 
 class Gaussian(Classifier):
-    """Class-conditional Gaussian log-densities as scores."""
+    """Class-conditional Gaussian log-densities as scores.
+
+    >>> import torch
+    >>> from efcil.core.class_stats import ClassStats
+    >>> features = torch.tensor([[4.0, 0.0], [2.0, 0.1], [0.0, 1.0], [0.1, 3.0]])
+    >>> gaussian = Gaussian()
+    >>> gaussian.fit(ClassStats.from_features(features, torch.tensor([0, 0, 1, 1])))
+    >>> gaussian.logits(torch.tensor([[5.0, 1.0], [1.0, 5.0]])).argmax(1).tolist()
+    [0, 1]
+    """
 
     options_type = GaussianOptions
     stats: ClassStats

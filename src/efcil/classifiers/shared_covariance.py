@@ -1,18 +1,18 @@
-"""SLDA: linear discriminant analysis with one covariance for all classes, kept up to date as images come.
+"""SLDA: streaming linear discriminant analysis, with one covariance for all classes.
 
 Hayes and Kanan, "Lifelong Machine Learning with Deep Streaming Linear Discriminant Analysis", CVPR Workshops 2020.
 
-Idea: a nearest mean that knows in which directions images of a class differ anyway. With few images the covariance is
-drawn towards a multiple of the identity, and the classifier towards the nearest mean; how far, OAS says from the
-covariance itself and the number of images behind it (`efcil.core.discriminant`). Features are of length one, to a
-power that makes them less skewed; power and shrinkage were chosen on training images of photo sets
+Idea: a nearest-mean classifier that discounts the directions in which images of one class differ. With few images the
+covariance is shrunk towards a multiple of the identity, and so the classifier towards the nearest mean; OAS sets the
+amount from the covariance and the number of images (`efcil.core.discriminant`). Features are L2-normalized and raised
+to a power that makes them less skewed; power and shrinkage were chosen on training images of photo sets
 (docs/classifiers.md).
 
 State between tasks: per class its count and mean; one scatter for all classes, dim (dim + 1) / 2 numbers, 6.5 MB at
-1,280 dimensions. One class at a time, in any order, is all at once.
+1,280 dimensions. Learning one class at a time, in any order, equals learning all at once.
 
-Differences from the authors' code: there the shrinkage is 1e-4 whatever the data, and the covariance moves with a
-running mean; here it is the exact one within classes.
+Differences from the authors' code: there the shrinkage is 1e-4 for all data, and the covariance follows a running
+mean; here it is the exact within-class covariance.
 """
 
 from __future__ import annotations
@@ -31,13 +31,22 @@ class SharedCovarianceOptions(Options):
     """Options of the discriminant analysis."""
 
     shrinkage: float | None = Field(default=None, ge=0, le=1)
-    """Share of the identity in the covariance; None chooses it from the statistics."""
+    """Weight of the identity in the covariance; None chooses it from the statistics."""
     feature_power: float = Field(default=0.7, gt=0, le=1)
-    """Power that features of length one are raised to; 1 leaves them unchanged."""
+    """Power of the L2-normalized features; 1 leaves them unchanged."""
 
 
 class SharedCovariance(Classifier):
-    """Log-densities of Gaussians with one covariance: features @ weight + bias."""
+    """Log-densities of Gaussians that share one covariance: features @ weight + bias.
+
+    >>> import torch
+    >>> from efcil.core.class_stats import ClassStats
+    >>> features = torch.tensor([[4.0, 0.0], [2.0, 0.1], [0.0, 1.0], [0.1, 3.0]])
+    >>> slda = SharedCovariance()
+    >>> slda.fit(ClassStats.from_features(slda.feature_maps[0](features), torch.tensor([0, 0, 1, 1])))
+    >>> slda.logits(torch.tensor([[5.0, 1.0], [1.0, 5.0]])).argmax(1).tolist()
+    [0, 1]
+    """
 
     needs = "shared"
     options_type = SharedCovarianceOptions
@@ -47,32 +56,32 @@ class SharedCovariance(Classifier):
 
     @property
     def feature_maps(self) -> tuple[FeatureMap, ...]:
-        """Powers of features of length one."""
+        """Return the power of the L2-normalized features."""
         return (UnitPower(self.options.feature_power),)
 
     def fit(self, stats: ClassStats) -> None:  # type: ignore[override]
-        """Shrink the covariance, and solve."""
+        """Shrink the covariance and solve for the weight."""
         self.metric = SharedMetric.of(stats, self.options.shrinkage)
         self.weight, self.bias = self.metric.scores_of(stats)
         self.stats, self.means = stats, stats.mean
 
     def logits(self, features: Tensor) -> Tensor:
-        """Return the log-density of each class, but for what is the same for all."""
+        """Return class log-densities up to a constant."""
         return self.mapped_logits(self.feature_maps[0](features, ()))
 
     def mapped_logits(self, features: Tensor) -> Tensor:
-        """Do the same for features behind the map."""
+        """Return the logits of features that are already mapped."""
         return features.to(self.weight) @ self.weight + self.bias
 
     def leave_one_out(self, features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Return scores and familiarity of learned features, behind the map, as if each had not been learned."""
+        """Return leave-one-out logits and familiarity of mapped training features."""
         return self.metric.leave_one_out(self.stats, features, labels)
 
     def familiarity(self, features: Tensor) -> Tensor:
-        """Return how much features look like those of one of the classes; about 1 for images of the classes."""
+        """Return how well features fit the nearest class; about 1 for images of known classes."""
         return self.metric.familiarity(self.stats, self.feature_maps[0](features, ()))
 
     @property
     def prototypes(self) -> Tensor:
-        """The means."""
+        """Return the means."""
         return self.means

@@ -1,12 +1,12 @@
-"""A pretrained backbone that is never trained, and one that is trained gently on the first task and then frozen.
+"""A pretrained backbone that is never trained, and one that is fine-tuned gently on the first task and then frozen.
 
-With features that do not change, a method is its classifier: class statistics add, and one class at a time is all at
-once. Features of an image are computed once (`efcil.training.feature_cache`).
+With a frozen backbone a method is its classifier: class statistics add, so learning one class at a time equals learning
+all at once. Features of an image are computed once (`efcil.training.feature_cache`).
 
 Zhou et al., "Revisiting Class-Incremental Learning with Pre-Trained Models: Generalizability and Adaptivity are All You
-Need", IJCV 2024: SimpleCIL is the nearest mean on a frozen backbone; APER adapts the backbone on the first task before.
+Need", IJCV 2024: SimpleCIL is the nearest mean on a frozen backbone; APER first adapts the backbone on the first task.
 
-State between tasks: none beside the backbone.
+State between tasks: none but the backbone.
 """
 
 from __future__ import annotations
@@ -31,43 +31,44 @@ SHORT = Schedule(epochs=10, lr=0.001, milestones=(), lr_schedule="cosine", weigh
 
 
 class InputOptions(Options):
-    """What the network sees of an image, where it is not what its weights were trained to see (null)."""
+    """Preprocessing that replaces that of the pretrained weights; null keeps it."""
 
     size: int | None = Field(default=None, ge=1)
     """Side in pixels."""
     crop: float | None = Field(default=None, gt=0, le=1)
-    """Share of the short side that the central square takes."""
+    """Side of the center crop, as a fraction of the short side."""
     interpolation: Interpolation | None = None
-    """How pixels are resampled: nearest, bilinear, bicubic or lanczos."""
+    """Interpolation of the resize: nearest, bilinear, bicubic or lanczos."""
     mean: tuple[float, ...] | None = None
-    """Subtracted from each channel of pixels in [0, 1]."""
+    """Mean of each channel, for pixels in [0, 1]."""
     std: tuple[float, ...] | None = None
-    """By which each channel is divided."""
+    """Standard deviation of each channel."""
 
 
 class PretrainedOptions(LwFOptions):
-    """Options of training, of which only the backbone's count."""
+    """Training options, of which only those of the backbone have an effect."""
 
     backbone: BackboneSource = "efficientnet-lite0"
     """Network that computes the features."""
     weights: str | None = PRETRAINED
-    """Weights that it begins with: pretrained (its published ones), or a file; null: random."""
+    """Initial weights: pretrained (the published ones), a file, or null for random."""
     input: InputOptions = InputOptions()
-    """What the network sees of an image."""
+    """Preprocessing of images."""
 
     def preprocessing(self) -> Preprocessing | None:
-        """Return what the network sees of an image: what its weights were trained with, and what `input` replaces."""
+        """Return the preprocessing of the weights, with the values of `input` replaced."""
         given = self.input.model_dump(exclude_none=True)
         known = super().preprocessing()
         if known is None and given:
             if "size" not in given:
-                raise ConfigError(f"input.size is missing: what {backbone_name(self.backbone)} sees is not known")
+                name = backbone_name(self.backbone)
+                raise ConfigError(f"input.size is missing: the preprocessing of {name} is unknown")
             return Preprocessing(**given)
         return None if known is None else replace(known, **given)
 
 
 class Pretrained(FirstTask):
-    """Frozen from the start; features of an image are computed once, by whichever run."""
+    """Frozen from the start; features of an image are computed once and shared by all runs."""
 
     options_type = PretrainedOptions
     trains = False
@@ -79,12 +80,12 @@ class Pretrained(FirstTask):
         return ()
 
     def prepare(self, pixels: ImageBatches, progress: Callable[[int, int], None]) -> None:
-        """Compute the features of images that are not cached yet."""
+        """Compute features of images that are not in the cache."""
         if self.backend.world.size == 1:
             self._features.features(pixels, progress)
 
     def features_of(self, backbone: nn.Module, pixels: ImageBatches, crop: int | None) -> Tensor:
-        """Return features, from the cache where they are there."""
+        """Return features, from the cache if possible."""
         if pixels.augmentation is not None or self.backend.world.size > 1:
             return super().features_of(backbone, pixels, crop)
         return self._features.features(pixels)
