@@ -197,6 +197,30 @@ def test_where_the_system_has_no_limits_somebody_watches(monkeypatch):
             decoders.close()
 
 
+def test_the_start_of_a_process_counts_for_no_picture(monkeypatch, tmp_path):
+    """On a busy machine a start takes seconds; an honest picture after a killed process must not pay for it."""
+    (tmp_path / "sitecustomize.py").write_text("import time\ntime.sleep(1.5)\n")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
+    monkeypatch.setattr(decoding, "_PATIENCE", 1)
+    decoders = Decoders(Limits(decode_seconds=1, decode_memory=200 * MIB), 1)
+    decoders.start()
+    try:
+        assert decoders.submit(lambda: png(32, 32, 8, 2), 16, SLOW).result(LONG).shape == (3, 16, 16)
+    finally:
+        decoders.close()
+
+
+def test_a_process_that_does_not_start_is_a_refused_picture(monkeypatch):
+    monkeypatch.setattr(sys, "executable", shutil.which("false"))
+    decoders = Decoders(Limits(), 1)
+    decoders.start()
+    try:
+        with pytest.raises(DataError, match="decoder failed"):
+            decoders.submit(lambda: png(32, 32, 8, 2), 16, SLOW).result(LONG)
+    finally:
+        decoders.close()
+
+
 def test_a_decoder_that_dies_is_replaced(decoders):
     data = png(32, 32, 8, 2)
     decoders.submit(lambda: data, 16, QUICK).result(LONG)

@@ -1,9 +1,9 @@
 """Decoding process `python -m efcil.serve.decoder`, started by the service (decoding.py), in which one picture can do
 no harm: its time and memory are limited by the system, and whatever happens to the process happens to nobody else.
 
-Its arguments are the niceness and the bytes of memory that it may take. It reads from standard input, for each picture
-one line (its length, and JSON) and the bytes of the file, and writes a status byte, a length and the pixels or the
-reason why not.
+Its arguments are the niceness and the bytes of memory that it may take. When it is ready it writes an empty answer. It
+reads from standard input, for each picture one line (its length, and JSON) and the bytes of the file, and writes a
+status byte, a length and the pixels or the reason why not.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ def main() -> None:
     os.dup2(2, 1)  # keep output of libraries out of the answers
     lower_priority(int(sys.argv[1]))
     limit_memory(int(sys.argv[2]))
+    output.write(ANSWER.pack(True, 0))
+    output.flush()
     while line := sys.stdin.buffer.readline():
         length, _, order = line.partition(b" ")
         data = sys.stdin.buffer.read(int(length))

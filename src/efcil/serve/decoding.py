@@ -28,7 +28,7 @@ from efcil.platform_support import own_group
 from efcil.process_limits import has_process_limits, resident_memory
 from efcil.serve.decoder import ANSWER
 from efcil.serve.images import ImageArray
-from efcil.serve.limits import MIB, Limits
+from efcil.serve.limits import Limits
 
 QUICK, MEDIUM, SLOW = LANES = range(3)
 _UP_TO = (0.03, 0.3)  # estimated seconds of the first two lanes
@@ -36,6 +36,7 @@ _SECONDS = 2  # of one core that a picture of the first two lanes may take, what
 _PATIENCE = 3  # how much longer it may take on a busy machine
 _WATCH = 0.1  # seconds between looks at processes
 _NICE = 10  # of the process for the slow lane
+_START = 60  # seconds that the start of a process may take
 
 
 def lane_of(data: bytes) -> int:
@@ -124,7 +125,7 @@ class Decoders:
         return None
 
     def _work(self, process: _Process, lanes: tuple[int, ...]) -> None:
-        with contextlib.suppress(OSError):  # tried again for the first picture
+        with contextlib.suppress(OSError, DataError):  # tried again for the first picture
             process.start()
         while (picture := self._next(lanes)) is not None:
             seconds = min(_SECONDS, self._limits.decode_seconds) if picture.lane < SLOW else self._limits.decode_seconds
@@ -158,15 +159,24 @@ class _Process:
         self._why: str | None = None
 
     def start(self) -> None:
-        """Start the process."""
+        """Start the process and wait until it is ready: its start counts for no picture."""
         memory = self._limits.decode_memory
         command = [sys.executable, "-m", "efcil.serve.decoder", str(self._nice), str(memory)]
         process = subprocess.Popen(  # nosec B603 # a module of this package; libtiff would fill the log with warnings
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, **own_group()
         )
+        assert process.stdout is not None
         with self._lock:
             self._process, self._why = process, None
-        self._most = (resident_memory(process.pid) or 0) + memory + 64 * MIB  # of an interpreter with its modules
+        self._most = sys.maxsize
+        self._deadline = time.monotonic() + _START
+        try:
+            ready = process.stdout.read(ANSWER.size)
+        finally:
+            self._deadline = None
+        if len(ready) < ANSWER.size:
+            raise DataError(self._end(process))
+        self._most = (resident_memory(process.pid) or 0) + memory
 
     def kill(self, why: str) -> None:
         """End it at once; whoever waits for a picture is told the reason."""
