@@ -614,22 +614,18 @@ def _make_download(folder: Path) -> None:
         with tarfile.open(folder / name, mode) as archive:
             archive.add(folder / "set", "set")
     shutil.rmtree(folder / "set")
-    (folder / "plain.tar.part.json").write_text(json.dumps({"url": "http://x/y", "version": "1"}))
 
 
-@target("download", "*.tar", "*.gz", "*.json", make=_make_download)
+@target("download", "*.tar", "*.gz", make=_make_download)
 def read_download(folder: Path) -> None:
-    """Read downloaded archives and partial downloads."""
+    """Unpack downloaded archives."""
     from efcil.data import fetch
 
     def unpack(path: Path) -> None:
         remote = fetch.Remote("http://x/y", path.name, "md5:" + "0" * 32, unpack="set")
         shutil.rmtree(fetch._unpack(remote, path, folder / "set"))
 
-    calls: list[Callable[[], object]] = [
-        lambda p=p: unpack(p) for p in sorted(folder.glob("*.tar*")) if p.suffix != ".json"
-    ]
-    _each([*calls, lambda: fetch._read_label(folder / "plain.tar.part.json")])
+    _each([lambda p=p: unpack(p) for p in sorted(folder.glob("*.tar*"))])
 
 
 # -- running -----------------------------------------------------------------------------------------------------------

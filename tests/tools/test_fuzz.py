@@ -21,7 +21,7 @@ from safetensors.torch import load_file, save_file
 
 from efcil.cli.config_file import merged
 from efcil.config import load_yaml, nested, parse_overrides
-from efcil.data import cifar100, fetch
+from efcil.data import cifar100
 from efcil.errors import CheckpointError, ConfigError, DataError, ModelError, RunError
 from efcil.experiment.specification import ExperimentSpec, resolve
 from efcil.product import IncrementalClassifier
@@ -277,11 +277,6 @@ def test_numbers_too_large_to_be_numbers(tmp_path):
     summary = {"method": "a", "dataset": "b", "A_t": [50.0], "seconds": 10**400, "A_f": 50.0}
     (tmp_path / "summary.json").write_text(json.dumps(summary))
     assert load_summaries(tmp_path)[0]["A_f"] == 50.0
-
-
-def test_a_note_about_a_download_that_is_damaged(tmp_path):
-    (tmp_path / "label").write_text("[" * 5000)
-    assert fetch._read_label(tmp_path / "label") == {}
 
 
 @pytest.mark.parametrize("kept", [{"files": 1}, {"bad": 3}, {"files": None, "labels": 3}, []])

@@ -1,8 +1,8 @@
 """Resumable downloads with checksum verification and atomic extraction.
 
-Data is downloaded to `<name>.part`; `<name>.part.json` identifies the version of the remote file. After the checksum is
-verified the part is renamed to `<name>`, and an extracted folder is renamed when it is complete. Files with final names
-are therefore always complete, even after a crash.
+Data is downloaded to `<name>.part`, which is renamed to `<name>` when its checksum is verified; an extracted folder is
+renamed when it is complete. Files with final names are therefore always complete, even after a crash. The checksum is
+known beforehand, so it alone decides whether a resumed file is the right one; if not, it is downloaded from the start.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import errno
 import gzip
 import hashlib
 import http.client
-import json
 import os
 import re
 import shutil
@@ -71,11 +70,8 @@ def tree_digest(folder: Path) -> str:
     The archive of a commit may be packed differently from day to day; its files may not.
     """
     names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir())
-    lines = hashlib.sha256()
-    for name in names:
-        with (folder / name).open("rb") as file:
-            lines.update(f"{hashlib.file_digest(file, 'sha256').hexdigest()}  {name}\n".encode())
-    return f"tree:{lines.hexdigest()}"
+    lines = (f"{_digest(folder / name, 'sha256').removeprefix('sha256:')}  {name}\n" for name in names)
+    return f"tree:{hashlib.sha256(''.join(lines).encode()).hexdigest()}"
 
 
 def fetch(
@@ -97,139 +93,111 @@ def fetch(
             lock = exclusive_lock(directory / ".lock", remove=True)
         except BlockingIOError:
             raise DataError(f"{directory}: another process is downloading into this folder; wait for it") from None
-    with lock:
-        if target.exists():  # finished by another process
-            return _checked(source, target)
-        if archive.exists():
-            _checked(source, archive)
-        else:
-            _download(source, archive, progress or (lambda done, total: None), timeout)
-        return archive if source.unpack is None else _unpack(source, archive, target)
+        with lock:
+            if target.exists():  # finished by another process
+                return _checked(source, target)
+            if archive.exists():
+                _checked(source, archive)
+            else:
+                _download(source, archive, progress or (lambda done, total: None), timeout)
+            return archive if source.unpack is None else _unpack(source, archive, target)
 
 
 def _checked(source: Remote, path: Path) -> Path:
     """Return an existing complete file or folder; raise DataError if it is something else."""
-    wrong = ""
-    if path.name == source.unpack:
-        wrong = _wrong_files(source, path)
-    elif not source.is_tree and (wrong := _other_checksum(path, source.checksum)):
-        wrong = f"it is another file (expected {source.checksum}, got {wrong})"
-    if wrong:
+    if wrong := _problem(source, path):
         remedy = "move it away and run the same command again to fetch the official files"
         raise DataError(f"{path} exists, but {wrong}; {remedy}")
     return path
 
 
-def _wrong_files(source: Remote, folder: Path) -> str:
-    """Describe the first problem of the extracted files; empty if there is none."""
-    if not folder.is_dir():
-        return "it is not a folder"
-    for name, checksum in source.files.items():
-        if not (folder / name).is_file():
+def _problem(source: Remote, path: Path) -> str:
+    """Describe what is wrong with a downloaded file or an extracted folder; empty if nothing is."""
+    wanted = {"": source.checksum}
+    if path.name == source.unpack:
+        if not path.is_dir():
+            return "it is not a folder"
+        wanted = dict(source.files) | (wanted if source.is_tree else {})
+    elif source.is_tree:
+        return ""
+    for name, checksum in wanted.items():
+        if name and not (path / name).is_file():
             return f"its file {name} is missing"
-        if got := _other_checksum(folder / name, checksum):
-            return f"its file {name} has {got}, expected {checksum}"
-    if source.is_tree:
-        with _disk(folder):
-            got = tree_digest(folder)
-        return "" if got == source.checksum else f"its files have {got}, expected {source.checksum}"
+        got = _digest(path / name, checksum.partition(":")[0])
+        if got != checksum:
+            return f"{f'its file {name}' if name else path.name} has {got}, expected {checksum}"
     return ""
 
 
-def _other_checksum(path: Path, checksum: str) -> str:
-    """Return the checksum of a file if it differs from the given one, else an empty string."""
-    algorithm = checksum.partition(":")[0]
-    with _disk(path), path.open("rb") as file:
+def _digest(path: Path, algorithm: str) -> str:
+    if algorithm == "tree":
+        return tree_digest(path)
+    with path.open("rb") as file:
         # The authors published md5, which detects damage but not tampering.
-        digest = hashlib.file_digest(file, lambda: hashlib.new(algorithm, usedforsecurity=False)).hexdigest()
-    return "" if f"{algorithm}:{digest}" == checksum else f"{algorithm}:{digest}"
-
-
-class _StaleError(Exception):
-    """The partial file does not match the file on the server; restart the download."""
+        digest = hashlib.file_digest(file, lambda: hashlib.new(algorithm, usedforsecurity=False))
+    return f"{algorithm}:{digest.hexdigest()}"
 
 
 def _download(source: Remote, archive: Path, progress: Progress, timeout: float) -> None:
     part, bad = (archive.with_name(archive.name + suffix) for suffix in (".part", ".bad"))
-    label = part.with_name(part.name + ".json")
-    for attempt in (1, 2):
-        try:
-            _receive(source, part, label, progress, timeout)
-            break
-        except _StaleError as error:
-            if attempt == 2:
-                raise DataError(f"{source.url}: {error}; try again later") from None
-            with _disk(part):
-                part.unlink(missing_ok=True)
-    got = "" if source.is_tree else _other_checksum(part, source.checksum)
-    with _disk(archive):
-        replace(part, bad if got else archive)
-        label.unlink(missing_ok=True)
-        sync_directory(archive.parent)
-    if got:
-        remedy = f"the file was moved to {bad}; run the same command again to download it anew"
-        raise DataError(f"{source.url}: wrong checksum, expected {source.checksum}, got {got}; {remedy}")
-
-
-def _receive(source: Remote, part: Path, label: Path, progress: Progress, timeout: float) -> None:
-    """Download to `part`, resuming if the server still has the same version."""
     done = part.stat().st_size if part.exists() else 0
-    known = _read_label(label) if done else {}
-    size = None if source.is_tree else source.size
-    if known.get("url", source.url) != source.url or done > (size or done):
-        raise _StaleError("the partial file belongs to another file")
-    if done and done == size:
-        return  # interrupted before the rename
-    headers = {"User-Agent": "efcil", "Accept-Encoding": "identity"}
-    if done:
-        headers["Range"] = f"bytes={done}-"
-        if "version" in known:
-            headers["If-Range"] = known["version"]  # if the file has changed, the server sends all of it
+    resumed = 0 < done <= (source.size or done) and not source.is_tree  # a tree's archive has no checksum
+    with _disk(part):
+        if not (resumed and done == source.size):  # else interrupted before the rename
+            resumed = _receive(source, part, done if resumed else 0, progress, timeout)
+        wrong = _problem(source, part)
+        if wrong and resumed:
+            _receive(source, part, 0, progress, timeout)
+            wrong = _problem(source, part)
+        replace(part, bad if wrong else archive)
+        sync_directory(archive.parent)
+    if wrong:
+        remedy = f"the file was moved to {bad}; run the same command again to download it anew"
+        raise DataError(f"{source.url}: {wrong}; {remedy}")
+
+
+def _receive(source: Remote, part: Path, done: int, progress: Progress, timeout: float) -> bool:
+    """Download to `part`, after the `done` bytes that it has; return whether they were kept."""
+    headers = {"User-Agent": "efcil", "Accept-Encoding": "identity"} | ({"Range": f"bytes={done}-"} if done else {})
     with _network(source, part):
         request = urllib.request.Request(source.url, headers=headers)  # Remote allows only http and https
-        response = urllib.request.urlopen(request, timeout=timeout)  # nosec B310 # scheme checked, see above
+        try:
+            response = urllib.request.urlopen(request, timeout=timeout)  # nosec B310 # scheme checked, see above
+        except urllib.error.HTTPError as error:
+            error.close()
+            if error.code != 416 or not done:
+                raise
+            return _receive(source, part, 0, progress, timeout)  # the part is longer than the server's file
     with response:
-        tag = response.headers.get("ETag", "W/")
-        version = response.headers.get("Last-Modified") if tag.startswith("W/") else tag
-        if response.status == 206:
-            span = re.fullmatch(r"bytes (\d+)-\d+/(\d+|\*)", response.headers.get("Content-Range", "").strip())
-            if span is None or int(span[1]) != done or (version or "") != known.get("version", version or ""):
-                raise _StaleError("the server sent another range than requested")
-            length = span[2]
-        else:  # full file: first attempt, no resume support, or the file has changed
-            done, length = 0, response.headers.get("Content-Length", "")
-        total = int(length) if length.isdecimal() else size
+        done = done if response.status == 206 else 0
+        kept, size = done > 0, None if source.is_tree else source.size
+        length = response.headers.get("Content-Length", "")
+        total = done + int(length) if length.isdecimal() else size
         if total is not None and size not in (None, total):
+            if kept:  # it sends another part than asked for, or of another file
+                return _receive(source, part, 0, progress, timeout)
             what = f"the server has {total:,} bytes, expected {size:,}"
             raise DataError(f"{source.url}: {what}; its file has changed")
-        with _disk(part), part.open("ab" if done else "wb") as file:
-            if not done:
-                label.write_text(json.dumps({"url": source.url, "version": version}), encoding="utf-8")
+        most = 2 * source.size if total is None and source.size is not None else total
+        with part.open("ab" if kept else "wb") as file:
             progress(done, total)
-            while True:
-                with _network(source, part):
-                    chunk = response.read1(_CHUNK)  # returns available bytes, so a broken connection loses none
-                if not chunk:
-                    break
+            while chunk := _read(response, source, part):
                 file.write(chunk)
                 done += len(chunk)
-                most = total if total is not None else None if source.size is None else 2 * source.size
                 if most is not None and done > most:
-                    raise _StaleError(f"the server sent more than the {most:,} bytes of the file")
+                    raise DataError(f"{source.url}: the server sent more than {most:,} bytes; try again later")
                 progress(done, total)
             file.flush()
             os.fsync(file.fileno())
     if total is not None and done < total:
         what = f"the connection ended after {done:,} of {total:,} bytes"
         raise DataError(f"{source.url}: {what}; run the same command again to resume from {part}")
+    return kept
 
 
-def _read_label(label: Path) -> dict[str, str]:
-    try:
-        read = json.loads(label.read_text(encoding="utf-8"))
-        return {key: value for key, value in read.items() if isinstance(value, str)}
-    except (OSError, ValueError, AttributeError, RecursionError):
-        return {}  # the checksum of the finished file is still verified
+def _read(response: http.client.HTTPResponse, source: Remote, part: Path) -> bytes:
+    with _network(source, part):
+        return response.read1(_CHUNK)  # what has come, so that a broken connection loses nothing
 
 
 # Errors of reading an archive; the last two occur if a header claims an excessive length.
@@ -240,13 +208,12 @@ def _unpack(source: Remote, archive: Path, target: Path) -> Path:
     working = target.with_name(f".{target.name}.unpacking")
     folder = working / target.name
     with _disk(target):
-        if working.exists():
-            shutil.rmtree(working)  # from a killed process
+        shutil.rmtree(working, ignore_errors=True)  # from a killed process
         working.mkdir()
         try:
             with tarfile.open(archive) as tar:
                 _extract(tar, working, source.size if source.is_tree else None)
-            if wrong := _wrong_files(source, folder) if folder.is_dir() else f"it contains no folder {target.name}":
+            if wrong := _problem(source, folder):
                 remedy = "; remove it and run the same command again" if source.is_tree else ""
                 raise DataError(f"{archive}: {wrong}; nothing was extracted{remedy}")
             for path in (*folder.rglob("*"), folder):
@@ -261,8 +228,7 @@ def _unpack(source: Remote, archive: Path, target: Path) -> Path:
 
 
 def _extract(tar: tarfile.TarFile, folder: Path, most: int | None) -> None:
-    """Extract regular files and folders of at most `most` bytes; raise TarError for more, other members and paths
-    outside the folder.
+    """Extract regular files and folders of at most `most` bytes; raise TarError for anything else.
 
     The standard extraction filter is missing in Python 3.11.2 of Debian 12.
     """
@@ -288,20 +254,10 @@ def _network(source: Remote, part: Path) -> Iterator[None]:
     """Convert network errors to one-line DataErrors."""
     try:
         yield
-        return
-    except urllib.error.HTTPError as error:
-        error.close()
-        if error.code == 416:
-            raise _StaleError("the server refuses to resume (HTTP 416)") from None
-        what = f"the server answered HTTP {error.code} {error.reason}"
-    except TimeoutError:
-        what = "the server does not respond"
-    except urllib.error.URLError as error:
-        what = f"no connection ({error.reason!r})"
     except (OSError, http.client.HTTPException) as error:
-        what = f"the connection broke ({error!r})"
-    resume = f"run the same command again to resume from {part}"
-    raise DataError(f"{source.url}: {what}; {resume if part.exists() else 'run the same command again later'}")
+        what = str(error) if isinstance(error, urllib.error.HTTPError) else f"no connection ({error!r})"
+        resume = f"to resume from {part}" if part.exists() else "later"
+        raise DataError(f"{source.url}: {what}; run the same command again {resume}") from None
 
 
 @contextlib.contextmanager
