@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import signal
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from efcil.accel.backend import Backend
 from efcil.classifiers.gaussian import RidgeAndGaussian
 from efcil.classifiers.mahalanobis import Mahalanobis
 from efcil.core.linear_algebra import pack_symmetric
+from efcil.core.mahalanobis import LowRankMetric
 from efcil.data import glyphs
 from efcil.data.dataset import ImageSet
 from efcil.errors import ModelError
@@ -51,7 +52,7 @@ def _kept(trajectory: Trajectory, label: str) -> dict[str, str]:
     state = part.classifier.state_dict()
     if isinstance(part.classifier, Mahalanobis):
         c = part.classifier
-        return {"centers": digest(c.centers), "factors_packed": digest(pack_symmetric(c.factors.mT))}
+        return {"centers": digest(c.centers), **_factors(c.factors)}
     if part.tracks:
         stats = trajectory.tracks[part.tracks[0]].stats
         assert stats is not None
@@ -59,6 +60,13 @@ def _kept(trajectory: Trajectory, label: str) -> dict[str, str]:
         if isinstance(part.classifier, RidgeAndGaussian):
             state["moves"] = stats.moves
     return {KNOWN_AS.get(key, key): digest(value) for key, value in state.items()}
+
+
+def _factors(factors: Sequence[Tensor | LowRankMetric]) -> dict[str, str]:
+    """Return the digest of the Cholesky factors, together, and of each metric of low rank, by position."""
+    whole = [factor for factor in factors if isinstance(factor, Tensor)]
+    found = {"factors_packed": digest(pack_symmetric(torch.stack(whole).mT))} if whole else {}
+    return found | {f"metric {i}": digest(f._asdict()) for i, f in enumerate(factors) if not isinstance(f, Tensor)}
 
 
 def _logits(values: Tensor) -> dict[str, Any]:
