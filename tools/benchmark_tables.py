@@ -257,7 +257,7 @@ MEASURED: dict[str, Callable[[Raw], list[str]]] = {  # by key of the record, in 
         raw["cpu_forms"],
     ),
     "runs": lambda raw: filled(
-        "From prompt to prompt | >Seconds | >GPU memory at most, MiB",
+        "Command | >Wall-clock time, s | >GPU memory at most, MiB",
         "`{what}` | {seconds:.1f} | {peak_gpu_mib}",
         ({"peak_gpu_mib": NONE, **row} for row in raw["runs"]),
     ),

@@ -395,10 +395,10 @@ def compact_text(sections: list[Section]) -> str:
 def _without_device(seconds: str, devices: dict[str, None]) -> str:
     """Take the device out of a time, and note it.
 
-    >>> _without_device("155 (NVIDIA H200, bf16)", {}), _without_device("9 (GPU, bf16, 4 runs at once)", {})
+    >>> _without_device("155 (NVIDIA H200, bf16)", {}), _without_device("9 (GPU, bf16, 4 concurrent runs)", {})
     ('155', '9 (4)')
     """
-    found = re.fullmatch(r"(\S+) \((.+?)(?:, (\d+) runs at once)?\)", seconds)
+    found = re.fullmatch(r"(\S+) \((.+?)(?:, (\d+) concurrent runs)?\)", seconds)
     if found is None:
         return seconds
     devices[found[2]] = None

@@ -318,12 +318,12 @@ def test_the_machine_is_described_in_words_and_in_columns():
     about = {"device": "x86_64 CPU", "precision": "fp32", "threads": 2, "world_size": 3, "concurrent_runs": 4}
     cpu, gpu, unknown = parse_runs([summary(**about), summary(device="H200", precision="bf16"), summary(device=None)])
     assert cpu.execution == "x86_64 CPU, 2 threads, fp32, 3 processes"
-    assert cpu.timed_on == f"{cpu.execution}, 4 runs at once"
+    assert cpu.timed_on == f"{cpu.execution}, 4 concurrent runs"
     assert gpu.timed_on == gpu.execution == "H200, bf16"
     assert unknown.timed_on == ""
     (row,) = csv.DictReader(io.StringIO(csv_table([summary(**about)])))
     assert {key: row[key] for key in about} == {key: str(value) for key, value in about.items()}
-    assert "x86_64 CPU, 2 threads, fp32, 3 processes, 4 runs at once" in html_page([summary(**about)])
+    assert "x86_64 CPU, 2 threads, fp32, 3 processes, 4 concurrent runs" in html_page([summary(**about)])
 
 
 # --- figures ---------------------------------------------------------------------------------------------------

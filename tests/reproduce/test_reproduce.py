@@ -157,8 +157,8 @@ def test_seconds_of_a_device_that_was_shared_say_so(tmp_path):
     for name, one in (("a", slow), ("b", fast)):
         (tmp_path / name).mkdir()
         stored(tmp_path / name, one)
-    assert read(tmp_path).get("cifar100", 10, "1993", "dpcr").timed_on == "GPU, bf16, 4 runs at once"
-    assert read(tmp_path / "b").get("cifar100", 10, "1993", "dpcr").timed_on == "GPU, bf16, 4 runs at once"
+    assert read(tmp_path).get("cifar100", 10, "1993", "dpcr").timed_on == "GPU, bf16, 4 concurrent runs"
+    assert read(tmp_path / "b").get("cifar100", 10, "1993", "dpcr").timed_on == "GPU, bf16, 4 concurrent runs"
     assert read(tmp_path / "a").get("cifar100", 10, "1993", "dpcr").timed_on == "old GPU"
 
 

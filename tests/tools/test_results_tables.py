@@ -503,10 +503,10 @@ def test_another_arithmetic_stands_apart(root):
 def test_what_shared_the_device_is_said_beside_the_seconds(root, tmp_path):
     write_json(tmp_path / "summary.json", summary(seconds=300.0))
     assert run(root, "--add", str(tmp_path), "--name", "beside", "--concurrent-runs", "3") == 0
-    assert "300 (GPU, bf16, 3 runs at once)" in cells(root, "dpcr")
+    assert "300 (GPU, bf16, 3 concurrent runs)" in cells(root, "dpcr")
     write_json(tmp_path / "summary.json", summary(seconds=500.0, concurrent_runs=4, order="1992"))
     assert run(root, "--add", str(tmp_path), "--name", "more", "--concurrent-runs", "3") == 0
-    assert cells(root, "dpcr")[6] == "300 (GPU, bf16, 3 runs at once); 500 (GPU, bf16, 4 runs at once)"
+    assert cells(root, "dpcr")[6] == "300 (GPU, bf16, 3 concurrent runs); 500 (GPU, bf16, 4 concurrent runs)"
 
 
 def test_many_classes_are_counted_and_all_are_printed(served):

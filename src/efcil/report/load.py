@@ -125,7 +125,7 @@ class Run:
     @property
     def timed_on(self) -> str:
         """Device and number of concurrent runs, for comparing times."""
-        shared = f"{self.concurrent_runs} runs at once" if self.concurrent_runs > 1 else ""
+        shared = f"{self.concurrent_runs} concurrent runs" if self.concurrent_runs > 1 else ""
         return ", ".join(filter(None, (self.execution, shared)))
 
     @property
