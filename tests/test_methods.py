@@ -217,7 +217,7 @@ def test_memory_of_the_recursive_ridge_is_what_the_file_says(results, name, stre
 
 
 def test_frozen_methods_read_the_first_backbone_of_an_lwf_trajectory(backend, data, results):
-    """Alone, with a backbone that rests, and beside DPCR, whose backbone goes on, they measure the same."""
+    """Alone, with a frozen backbone, and beside DPCR, whose backbone is trained on, they measure the same."""
     names = ["dpcr", "acil", "ds-al", "fecam"]
     trajectory, matrices, _ = experiment(names, backend, data)
     for name in names:
@@ -312,33 +312,33 @@ def test_ablations_differ_where_they_should():
 def test_methods_with_the_same_shift_share_one_track():
     tasks = feature_tasks()
     alone = learned("dpcr", tasks).weight
-    company = following(tasks, resolved("rrcr", "dpcr", "dp-ncm", "lwf+dual-projection+gaussian", "lwf-ncm", "ldc"))
-    assert torch.equal(company.parts["dpcr"].classifier.weight, alone)
-    assert company.stats("dpcr") is company.stats("dp-ncm") is company.stats("lwf+dual-projection+gaussian")
-    assert company.stats("rrcr") is company.tracks[company.parts["lwf-ncm"].tracks[0]].stats, "neither moves"
-    assert len(company.tracks) == 3, "the dual projection, none, and LDC's map"
+    compared = following(tasks, resolved("rrcr", "dpcr", "dp-ncm", "lwf+dual-projection+gaussian", "lwf-ncm", "ldc"))
+    assert torch.equal(compared.parts["dpcr"].classifier.weight, alone)
+    assert compared.stats("dpcr") is compared.stats("dp-ncm") is compared.stats("lwf+dual-projection+gaussian")
+    assert compared.stats("rrcr") is compared.tracks[compared.parts["lwf-ncm"].tracks[0]].stats, "neither moves"
+    assert len(compared.tracks) == 3, "the dual projection, none, and LDC's map"
 
 
 def test_other_options_of_a_shift_are_another_track():
     tasks = feature_tasks()
     methods = {f"dpcr:{ridge}": resolved("dpcr", shift_ridge=ridge)["dpcr"] for ridge in (1e-9, 5.0)}
-    company = following(tasks, methods | resolved("dp-ncm"))
-    assert company.stats("dpcr:1e-09") is company.stats("dp-ncm")
-    assert company.stats("dpcr:5.0") is not company.stats("dp-ncm")
+    compared = following(tasks, methods | resolved("dp-ncm"))
+    assert compared.stats("dpcr:1e-09") is compared.stats("dp-ncm")
+    assert compared.stats("dpcr:5.0") is not compared.stats("dp-ncm")
     for ridge in (1e-9, 5.0):
-        got = company.parts[f"dpcr:{ridge}"].classifier.weight
+        got = compared.parts[f"dpcr:{ridge}"].classifier.weight
         assert torch.equal(got, learned("dpcr", tasks, shift_ridge=ridge).weight)
 
 
 @pytest.mark.parametrize("name", ["dpcr", "ldc", "adc", "sdc", "lwf-ncm", "lwf", "rrcr+tssp", "icarl", "dpcr-plus"])
-def test_company_changes_nothing(backend, data, results, name):
+def test_a_comparison_changes_no_method(backend, data, results, name):
     """A method alone on its trajectory has the numbers that it has beside all others of its learner."""
     trajectory, matrices, _ = experiment([name], backend, data)
     for label in trajectory.parts:
-        company, matrix = results[label]
+        compared, matrix = results[label]
         assert matrices[label] == matrix
         features = torch.rand(5, trajectory.learner.backbone.num_features)
-        assert torch.equal(trajectory.logits(label, features), company.logits(label, features))
+        assert torch.equal(trajectory.logits(label, features), compared.logits(label, features))
 
 
 # --- free combinations ------------------------------------------------------------------------------------------------
@@ -534,8 +534,8 @@ def test_ablations_leave_out_what_their_names_leave_out():
     }
 
 
-def test_company_of_other_rank_rules_changes_nothing():
+def test_other_rank_rules_in_a_comparison_change_nothing():
     tasks = feature_tasks(dim=40)
-    company = following(tasks, {r: resolved("dpcr", rank_rule=r)["dpcr"] for r in ("none", "numerical")})
-    for rule, part in company.parts.items():
+    compared = following(tasks, {r: resolved("dpcr", rank_rule=r)["dpcr"] for r in ("none", "numerical")})
+    for rule, part in compared.parts.items():
         assert torch.equal(part.classifier.weight, learned("dpcr", tasks, rank_rule=rule).weight), rule

@@ -17,7 +17,7 @@ from torch.nn.functional import cross_entropy, log_softmax, normalize, softmax
 Criterion = Callable[[Tensor, Tensor, Any], Tensor]
 """Map features, labels and the teacher's outputs to a loss."""
 
-UNLABELLED = -100  # label of pseudo-samples, ignored by cross_entropy
+UNLABELED = -100  # label of pseudo-samples, ignored by cross_entropy
 
 
 def new_class_loss(logits: Tensor, labels: Tensor, old: int) -> Tensor:
@@ -99,7 +99,7 @@ class TaskClassLoss:
     pseudo_share: float = 0.0  # pseudo-samples per image of the task
 
     def __call__(self, features: Tensor, labels: Tensor, teacher: Tensor | None) -> Tensor:
-        """Return the loss of features (n, dim) and labels (n,), `UNLABELLED` for pseudo-samples."""
+        """Return the loss of features (n, dim) and labels (n,), `UNLABELED` for pseudo-samples."""
         logits = self.whole.head(features)
         loss = self.classification(logits, labels)
         return loss if teacher is None else loss + self.whole.distillation(features, logits, teacher)
@@ -121,6 +121,6 @@ class TaskClassLoss:
         else:
             logits = logits[:, self.task_classes]
             targets = torch.searchsorted(self.task_classes, labels.clamp_min(0))
-        targets = torch.where(labels == UNLABELLED, UNLABELLED, targets)
-        total = cross_entropy(logits.float(), targets, ignore_index=UNLABELLED, reduction="sum")
+        targets = torch.where(labels == UNLABELED, UNLABELED, targets)
+        total = cross_entropy(logits.float(), targets, ignore_index=UNLABELED, reduction="sum")
         return total * (1 + self.pseudo_share) / len(labels)

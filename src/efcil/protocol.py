@@ -25,7 +25,7 @@ from efcil.trajectory import Trajectory
 
 
 class Evaluator:
-    """The only one that holds test data: measures every readout on all classes seen so far."""
+    """Hold the test images, alone, and measure every classifier on all classes seen so far."""
 
     def __init__(self, data: DataSet, stream: TaskStream, backend: Backend):
         positions = stream.positions(data.test.labels)

@@ -206,7 +206,7 @@ class Trajectory:
     # --- changing the classes -----------------------------------------------------------------------------------------
 
     def retain(self, positions: Tensor) -> None:
-        """Keep only the classes at these positions (k,), renumbered 0 to k - 1."""
+        """Keep only the classes at these positions (k,), relabeled 0 to k - 1."""
         self._change(lambda key, stats: stats.select(positions).relabel(range(len(positions))))
         for part in self.parts.values():
             if part.classifier.needs == "learner":

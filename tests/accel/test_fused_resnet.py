@@ -189,7 +189,9 @@ def test_training_hands_weights_over_and_ends_it(monkeypatch, kind):
     assert lwf.student_features.gradient_sink is None
 
 
-@pytest.mark.parametrize("case", ["a part rests", "a weight rests", "no gradient is asked for", "one of the images is"])
+@pytest.mark.parametrize(
+    "case", ["a part is frozen", "a weight is frozen", "no gradient is asked for", "one of the images is"]
+)
 def test_what_is_not_a_whole_network_learning_takes_another_way(case):
     net, asked = network(), []
     images = drawn(4, 3, 16, 16)
@@ -197,9 +199,9 @@ def test_what_is_not_a_whole_network_learning_takes_another_way(case):
     assert mine(images).grad_fn is not None
     assert not asked
     with torch.no_grad() if case == "no gradient is asked for" else contextlib.nullcontext():
-        if case == "a part rests":
+        if case == "a part is frozen":
             net.layer1.eval()
-        elif case == "a weight rests":
+        elif case == "a weight is frozen":
             net.conv1.weight.requires_grad_(False)
         elif case == "one of the images is":
             images.requires_grad_()

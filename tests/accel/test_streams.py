@@ -222,7 +222,7 @@ def test_what_a_run_waits_for_goes_first(streams):
     fused_resnet._branch_stream.cache_clear()
 
 
-def test_convolutions_of_runs_at_once_are_tried_out_in_one_thread(streams):
+def test_convolutions_of_concurrent_runs_are_tuned_in_one_thread(streams):
     """Each on its own streams: runs whose steps one thread records on shared ones spoil each other's weights."""
     place = torch.device("cpu")
     backend, meet = Cuda(place, cuda_graphs=True), threading.Barrier(3, timeout=SOON)

@@ -36,7 +36,7 @@ def test_a_captured_step_with_branches_is_the_step(steps, gpu):
 
 
 @pytest.mark.cuda
-def test_steps_of_runs_at_once_are_those_of_each_alone(steps, gpu):
+def test_steps_of_concurrent_runs_are_those_of_each_alone(steps, gpu):
     """To the bit: what the graph of one run writes, a library's workspace too, none of another reads."""
     size, alone, meet = gpu.Size(classes=1000, per_class=2), threading.Lock(), threading.Barrier(3, timeout=200)
 
@@ -62,5 +62,5 @@ def test_steps_of_runs_at_once_are_those_of_each_alone(steps, gpu):
                 return ends(ways, call, kept, alone), ends(ways, call, kept, contextlib.nullcontext())
 
     with ThreadPoolExecutor(3) as pool:
-        for in_turn, at_once in pool.map(one, range(3)):
-            assert all(torch.equal(a, b) for a, b in zip(in_turn, at_once, strict=True))
+        for in_turn, together in pool.map(one, range(3)):
+            assert all(torch.equal(a, b) for a, b in zip(in_turn, together, strict=True))

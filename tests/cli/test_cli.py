@@ -225,7 +225,7 @@ def test_compare_is_one_trajectory(efcil, tmp_path):
     alone = tmp_path / "alone"
     efcil("run", "dpcr", "digits", "--tasks", 2, "--out", alone, *TINY)
     ours, theirs = (json.loads((p / "summary.json").read_text()) for p in (out / "dpcr", alone))
-    assert ours["matrix"] == theirs["matrix"], "a method must score the same alone and in company"
+    assert ours["matrix"] == theirs["matrix"], "a method must score the same alone and in a comparison"
 
 
 def test_a_label_that_begins_another_resumes_as_itself(efcil, tmp_path):
@@ -264,7 +264,7 @@ def test_compare_several_orders_at_once(efcil, tmp_path):
     alone = tmp_path / "alone"
     assert efcil("run", "dpcr", "digits", "--order", "1993", "--tasks", 2, "--out", alone, "--quiet", *TINY)[0] == 0
     both = [json.loads(p.read_text())["matrix"] for p in (alone / "summary.json", places["1993"])]
-    assert both[0] == both[1], "company changes nothing"
+    assert both[0] == both[1], "a comparison changes no result"
 
 
 def test_config_file_and_what_is_typed_wins(efcil, tmp_path):

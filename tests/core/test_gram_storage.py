@@ -206,7 +206,7 @@ def test_grams_and_factors_of_one_class_add(features: Tensor) -> None:
     assert isinstance(both.parts[0], PackedGrams)
 
 
-def test_classes_are_taken_dropped_and_renumbered_in_any_form(pair) -> None:
+def test_classes_are_selected_dropped_and_relabeled_in_any_storage(pair) -> None:
     for call in (
         lambda s: s.select([0, 4, 8]),
         lambda s: s.drop([0, 1, 2]),

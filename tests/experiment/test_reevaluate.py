@@ -1,4 +1,4 @@
-"""Reading other methods from a finished run: the same numbers as in its company, and what cannot be had is refused."""
+"""Other methods evaluated on a finished run: results identical to a joint run; what needs images is refused."""
 
 import importlib.util
 import json
@@ -77,7 +77,7 @@ def test_settings_and_place_can_be_given(efcil, kept, tmp_path):
     assert not (kept / "reevaluation").exists()
 
 
-def test_a_replay_says_what_it_was_read_from_and_has_its_arithmetic(efcil, tmp_path):
+def test_a_reevaluation_names_its_run_and_computes_in_its_precision(efcil, tmp_path):
     code, _, err = run(
         efcil, "compare", "dpcr", "digits", "--precision", "fp32", "--save-features", "--out", tmp_path / "r"
     )
@@ -114,7 +114,7 @@ def test_features_are_those_of_the_task_and_of_the_test_images_seen(kept):
         ("dpcr:rigde=1", ("rigde", "'ridge'")),
     ],
 )
-def test_what_cannot_be_replayed_is_refused(efcil, kept, methods, named):
+def test_what_cannot_be_reevaluated_is_refused(efcil, kept, methods, named):
     code, _, err = efcil("reevaluate", kept, methods, "--device", "cpu")
     assert code == 2
     assert_names(err, *named)

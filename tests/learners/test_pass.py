@@ -298,7 +298,7 @@ def test_scores_are_the_rows_of_images_that_are_not_rotated(backend, data):
     assert METHODS["pass"].memory_formula == "5d + 4"
 
 
-# --- what learns, what rests ------------------------------------------------------------------------------------------
+# --- what learns, what stays ------------------------------------------------------------------------------------------
 
 
 def test_teacher_and_prototypes_rest_while_all_of_the_student_learns(backend, data):
@@ -318,10 +318,10 @@ def test_teacher_and_prototypes_rest_while_all_of_the_student_learns(backend, da
     run(learner, data, watch)
     one, two = seen[0], seen[1]
     for name, value in after_first[0].items():
-        rests = name in ("prototypes", "radius")
-        taught = two[name if rests else name.replace("student.", "teacher.")]
+        stays = name in ("prototypes", "radius")
+        taught = two[name if stays else name.replace("student.", "teacher.")]
         assert torch.equal(taught, value), name  # the teacher is the student after the first task, and stays so
-        assert rests or not torch.equal(two[name], one[name]), name
+        assert stays or not torch.equal(two[name], one[name]), name
     old_rows = slice(0, 4 * SIZES[0])
     assert not torch.equal(two["student.head.weight"][old_rows], after_first[0]["student.head.weight"])
     assert torch.equal(learner.prototypes[: SIZES[0]], after_first[0]["prototypes"])

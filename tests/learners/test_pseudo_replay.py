@@ -23,7 +23,7 @@ from efcil.experiment.specification import ExperimentSpec, resolve
 from efcil.features import TaskFeatures
 from efcil.learners.lwf import LwF, LwFOptions
 from efcil.learners.pseudo_replay import PseudoReplay, PseudoReplayOptions, select_seeds_and_targets
-from efcil.losses import UNLABELLED
+from efcil.losses import UNLABELED
 from efcil.methods import METHODS, find
 from efcil.models import build
 from efcil.models.multi_stage import MultiStageFeatures
@@ -169,7 +169,7 @@ def test_pseudo_images_look_like_old_classes_to_the_old_backbone(backend, data, 
     assert max(max(each) for each in nearness.values()) < 0.9
 
 
-def test_images_are_made_in_the_machines_precision(backend, data, second, monkeypatch):
+def test_pseudo_images_are_generated_in_the_precision_of_the_run(backend, data, second, monkeypatch):
     """In bfloat16 the gradient is another one and points the same way: as near to the means, within a tenth."""
     pixels, labels = task_of(data, [2, 3, 4], backend)
     distances, made, lower = [], [], []
@@ -183,7 +183,7 @@ def test_images_are_made_in_the_machines_precision(backend, data, second, monkey
         other = copy.copy(second)
         other.backend = dataclasses.replace(backend, precision=precision)
         other.options = other.options.model_copy(update={"pseudo_noise": 0.0})
-        other.made = None
+        other.generated = None
         other.training_data(0, pixels, labels)
         made.append(other.pseudo_images())
         goals = other.old_stats.mean.repeat_interleave(len(made[-1]) // 2, 0)
@@ -193,16 +193,16 @@ def test_images_are_made_in_the_machines_precision(backend, data, second, monkey
     assert distances[1] < 1.1 * distances[0]
 
 
-def test_images_that_are_read_when_asked_for_make_the_same(backend, data, second):
+def test_lazily_loaded_images_give_the_same_pseudo_images(backend, data, second):
     pixels, labels = task_of(data, [2, 3, 4], backend)
     streamed = pixels.with_images(LazyImages(HostImages(pixels.images.numpy()), backend.device))
     made = []
     for source in (pixels, streamed):
         other = copy.copy(second)
-        other.made = None
-        both, with_made = other.training_data(0, source, labels)
+        other.generated = None
+        both, targets_of_all = other.training_data(0, source, labels)
         made.append(other.pseudo_images())
-        assert torch.equal(both.images[torch.arange(len(labels), len(with_made))], made[-1])
+        assert torch.equal(both.images[torch.arange(len(labels), len(targets_of_all))], made[-1])
     assert torch.equal(*made)
 
 
@@ -213,15 +213,15 @@ def test_the_loss_is_its_equation(backend, data, second):
     """Cross-entropy of those with a label over the task's share of the batch; distillation over all of them."""
     r = copy.copy(second)
     pixels, labels = task_of(data, [2, 3, 4], backend)
-    both, with_made = r.training_data(0, pixels, labels)
+    both, targets_of_all = r.training_data(0, pixels, labels)
     rows = torch.tensor([0, 1, len(labels), 2, len(labels) + 1, 3, len(labels) + 2])
-    images, targets = both.normalize(both.images[rows]), with_made[rows]
-    assert (targets == UNLABELLED).tolist() == [False, False, True, False, True, False, True]
+    images, targets = both.normalize(both.images[rows]), targets_of_all[rows]
+    assert (targets == UNLABELED).tolist() == [False, False, True, False, True, False, True]
     r.eval()
     logits = r.student.head(r.student.backbone(images))
     known = r.teacher.head(r.teacher.backbone(images))
-    labeled = targets != UNLABELLED
-    share = len(labels) / (len(labels) + len(r.made))
+    labeled = targets != UNLABELED
+    share = len(labels) / (len(labels) + len(r.generated))
     new = cross_entropy(logits[labeled][:, 2:], targets[labeled] - 2, reduction="sum") / (share * 7)
     old = -(softmax(known / 2, 1) * log_softmax(logits[:, :2] / 2, 1)).sum(1).mean()
     torch.testing.assert_close(loss_of(r, images, targets), new + 10 * old, rtol=1e-5, atol=1e-5)
@@ -285,9 +285,9 @@ def test_the_shift_may_have_more_pseudo_images_than_are_learned(backend, data):
     learned = []
     for r, share in ((few, 0.5), (more, 1.5)):
         assert len(r.pseudo_images()) == 2 * (round(share * len(labels)) // 2)
-        both, with_made = r.training_data(0, pixels, labels)
-        assert (with_made == UNLABELLED).sum() == 2 * (round(0.5 * len(labels)) // 2)
-        learned.append(both.images[torch.arange(len(labels), len(with_made))].int())
+        both, targets_of_all = r.training_data(0, pixels, labels)
+        assert (targets_of_all == UNLABELED).sum() == 2 * (round(0.5 * len(labels)) // 2)
+        learned.append(both.images[torch.arange(len(labels), len(targets_of_all))].int())
     assert (learned[0] - learned[1]).abs().max() <= 1, "rounded, after another batch"
     task = TaskFeatures(1, labels, 0, more, pixels)
     assert [len(features) for features in task.old_new_pairs("pseudo")] == [len(labels) + len(more.pseudo_images())] * 2
@@ -480,20 +480,20 @@ def test_a_run_goes_on_as_if_it_had_not_stopped(backend, data, task, epoch):
 # --- the shift --------------------------------------------------------------------------------------------------------
 
 
-def test_pairs_are_the_tasks_images_and_the_made_ones(backend, data, second):
+def test_pairs_are_of_the_tasks_images_and_of_pseudo_images(backend, data, second):
     pixels, labels = task_of(data, [2, 3, 4], backend)
     task = TaskFeatures(1, labels, 0, second, pixels)
     old, new = task.old_new_pairs("pseudo")
-    assert len(old) == len(new) == len(labels) + len(second.made)
+    assert len(old) == len(new) == len(labels) + len(second.generated)
     assert torch.equal(old[: len(labels)], task.old())
-    assert torch.equal(new[len(labels) :], extract(second.backbone, pixels.with_images(second.made), backend))
+    assert torch.equal(new[len(labels) :], extract(second.backbone, pixels.with_images(second.generated), backend))
     assert task.old_new_pairs("pseudo")[0] is old, "computed once"
     assert [len(x) for x in task.old_new_pairs("clean")] == [len(labels)] * 2
     none = SimpleNamespace(pseudo_images=lambda: None, backbone=second.backbone, old_backbone=second.old_backbone)
     none.options, none.backend, none.feature_extractor = second.options, backend, lambda backbone: backbone
     none.feature_layout, none.features_of = second.feature_layout, second.features_of
     plain = TaskFeatures(1, labels, 0, none, pixels)
-    assert torch.equal(plain.old_new_pairs("pseudo")[0], task.old()), "where none were made those of the task are all"
+    assert torch.equal(plain.old_new_pairs("pseudo")[0], task.old()), "without pseudo-images those of the task are all"
 
 
 def test_the_classifier_is_dpcrs_with_another_shift(backend, data):
@@ -821,7 +821,7 @@ def test_multi_stage_features_are_pooled_maps_averaged_over_flips(backend, data,
     assert make_learner(backend).feature_extractor(backbone) is backbone
 
 
-def test_reading_more_changes_the_classifier_and_not_the_backbone(backend, data):
+def test_multi_stage_features_change_the_classifier_and_not_the_backbone(backend, data):
     """Without pseudo-images, whose targets are all extracted features."""
     plain, wide = (
         make_learner(backend, feature_distill_weight=1.0, pseudo_ratio=0.0, intermediate_stages=more) for more in (0, 1)
@@ -877,11 +877,11 @@ def test_methods_that_use_all_stages_share_one_track(backend, data, extracted):
 
 def test_pseudo_images_are_used_where_fewer_stages_are(backend, data):
     ways = ({"use_stages": 1}, {"use_stages": 1, "shift_view": "clean"})
-    with_made, without = (run(make_learner(backend, intermediate_stages=2), data, options=way)[0] for way in ways)
-    assert not torch.allclose(with_made.stats("it").mean[0], without.stats("it").mean[0])
+    with_pseudo, without = (run(make_learner(backend, intermediate_stages=2), data, options=way)[0] for way in ways)
+    assert not torch.allclose(with_pseudo.stats("it").mean[0], without.stats("it").mean[0])
 
 
-def test_the_last_stage_is_read_as_a_whole(backend):
+def test_the_last_stage_is_pooled_to_one_vector(backend):
     """A network of three stages has two before it."""
     with raises(ConfigError, "intermediate_stages=3", "resnet32"):
         make_learner(backend, backbone="resnet32", width=4, intermediate_stages=3)
@@ -889,7 +889,7 @@ def test_the_last_stage_is_read_as_a_whole(backend):
     assert reading.feature_extractor(reading.backbone)(torch.zeros(1, 3, 16, 16)).shape == (1, 16 + 4 * 8 + 4 * 4)
 
 
-def test_of_a_timm_model_no_maps_are_read(backend):
+def test_timm_models_have_no_multi_stage_features(backend):
     for name in ("intermediate_stages", "flip_tta"):
         with raises(ConfigError, name, "timm/x"):
             make_learner(backend, backbone="timm/x", width=None, **{name: True})

@@ -295,11 +295,11 @@ def test_small_stems_are_laid_out_and_larger_ones_are_not(stem, channels, small)
 
 def test_the_frozen_network_is_what_the_backbone_was():
     backbone, images = lived("resnet10", "cifar"), torch.ones(2, 3, 8, 8)
-    rests = FoldedResNet(backbone)
-    before = rests(images)
+    folded = FoldedResNet(backbone)
+    before = folded(images)
     for parameter in backbone.parameters():
         parameter.data.mul_(2)
-    assert torch.equal(rests(images), before)
+    assert torch.equal(folded(images), before)
     assert not before.requires_grad
 
 

@@ -339,7 +339,7 @@ def test_recall_is_that_of_a_classifier_that_has_not_seen_them():
 
 
 @pytest.mark.parametrize("method", ["dpcr", "dpcr-plus", "dp-ncm", "lwf-ncm", "sdc", "adc", "ldc", "acil", "fecam"])
-def test_more_pictures_of_old_classes_add_up_and_the_backbone_rests(method):
+def test_more_pictures_of_old_classes_add_up_and_the_backbone_stays_frozen(method):
     images, names = lesson(0, 1, 2)
     half = np.arange(len(names)) % 2 == 0
     parts = [(images[half], np.array(names)[half]), (images[~half], np.array(names)[~half])]
@@ -493,7 +493,7 @@ def test_one_picture_of_a_class_is_enough(model):
 
 
 def test_ten_thousand_pictures_of_a_class_beside_one_of_another(weights):
-    """No class is too large or too small; the backbone rests, so that it takes seconds."""
+    """No class is too large or too small; the backbone is frozen, so that it takes seconds."""
     rng = np.random.default_rng(0)
     dark = rng.integers(0, 60, (10_000, 3, 8, 8), dtype=np.uint8)
     bright = np.full((1, 3, 8, 8), 240, np.uint8)

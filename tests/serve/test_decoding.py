@@ -243,18 +243,18 @@ def test_memory_of_a_process_is_known_on_every_system(monkeypatch):
 
 def test_one_request_does_not_hold_all_decoders(taught, drawn, tmp_path):
     with client_of(shutil.copytree(taught, tmp_path / "model")) as client:
-        at_once, most = 0, 0
+        running, most = 0, 0
         submit = client.service.decoders.submit
 
         def counted(*given):
-            nonlocal at_once, most
-            at_once += 1
-            most = max(most, at_once)
+            nonlocal running, most
+            running += 1
+            most = max(most, running)
             future = submit(*given)
 
             def less(_):
-                nonlocal at_once
-                at_once -= 1
+                nonlocal running
+                running -= 1
 
             future.add_done_callback(less)
             return future
@@ -265,7 +265,7 @@ def test_one_request_does_not_hold_all_decoders(taught, drawn, tmp_path):
         finally:
             del client.service.decoders.submit
     assert answer.status_code == 200
-    assert 1 < most <= Limits().decode_at_once
+    assert 1 < most <= Limits().concurrent_decodes
 
 
 @pytest.fixture(scope="module")

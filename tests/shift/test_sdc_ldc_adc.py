@@ -300,7 +300,7 @@ def literal_adc(means, images, old, new, step, iterations, samples):
 def test_adc_is_its_equation(backend, step, iterations, samples):
     task = image_task(backend, Conv(0).train(), Conv(1).train())
     means = old_means(task)
-    task.new()  # features are there already when a company of methods learns: whether the backbone rests is open
+    task.new()  # features are there already where several methods are compared: whether the backbone is frozen is open
     pixels = task.pixels()
     normalized = pixels.normalize(pixels.images)
     r = task.learner

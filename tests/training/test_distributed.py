@@ -362,7 +362,7 @@ def undisturbed(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_torchrun_runs_and_the_first_process_alone_tells_and_writes(undisturbed):
+def test_under_torchrun_only_the_main_process_reports_and_writes(undisturbed):
     out, said = undisturbed
     events = [json.loads(line)["event"] for line in said.splitlines()]
     assert events.count("started") == events.count("finished") == 1

@@ -141,7 +141,7 @@ def _branch_stream(device: torch.device, name: str) -> torch.cuda.Stream:
 class FusedResNet:
     """The features of a ResNet as it learns, products in a given precision; the parameters are the network's own.
 
-    Only a whole network learns this way. Where a part of it rests, and where gradients of the images are asked for,
+    Only a whole network learns this way. Where a part of it is frozen, and where gradients of the images are asked for,
     `fallback` computes them.
     """
 

@@ -210,10 +210,10 @@ def _backward_reduce(
     BM: tl.constexpr,
     BC: tl.constexpr,
 ):
-    """Gradients of weight and offset, and what _back_apply multiplies with, into `grads` (5, C).
+    """Gradients of weight and offset, and what `_backward_apply` multiplies with, into `grads` (5, C).
 
-    GIVEN: 0 one gradient for every `area` rows, 1 one a row, 2 two a row. RELU: 0 none, 1 told from z, 2 from `out`,
-    3 from its bits, which stand in its place.
+    GIVEN: 0 one gradient for every `area` rows, 1 one a row, 2 two a row. RELU: 0 none, 1 from the sign of z, 2 from
+    `out`, 3 from its bits, which stand in its place.
     KEEP: the gradient before the ReLU goes into `masked`.
     """
     i, j = tl.program_id(0), tl.program_id(1)

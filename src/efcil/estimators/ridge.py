@@ -98,8 +98,8 @@ class RidgeReconstructionClassifier(IncrementalEstimator):
     >>> model.predict([[5, 0], [0, 5], [-5, -5]])
     array(['cat', 'dog', 'hen'], dtype='<U3')
     >>> rows, labels = np.vstack([hens, cats, dogs]), np.repeat(["hen", "cat", "dog"], 50)
-    >>> at_once = RidgeReconstructionClassifier().fit(rows, labels)
-    >>> np.allclose(model.coef_, at_once.coef_, rtol=0, atol=1e-12)
+    >>> joint = RidgeReconstructionClassifier().fit(rows, labels)
+    >>> np.allclose(model.coef_, joint.coef_, rtol=0, atol=1e-12)
     True
 
     Change the ridge without the rows:

@@ -1,7 +1,7 @@
 """Evaluate other methods on a run whose backbones and images are gone, from the saved features of every task.
 
 `efcil compare dpcr cifar100 ... --save-features` saves them; `efcil reevaluate RUN dpcr:ridge=2000,ldc` evaluates
-other methods on the same trajectory, with the numbers they would have had in its company. What needs images (ADC's
+other methods on the same trajectory, with results identical to a joint run. What needs images (ADC's
 adversarial ones, augmented views) cannot be computed from features, and is refused.
 """
 

@@ -22,7 +22,7 @@ from efcil.core.gaussian import pooled_covariance
 from efcil.core.linear_algebra import DTYPE, covariance_root
 from efcil.errors import ConfigError
 from efcil.learners.lwf import LwF, LwFOptions
-from efcil.losses import UNLABELLED, Criterion, FeatureDistillLoss, LwFLoss, TaskClassLoss
+from efcil.losses import UNLABELED, Criterion, FeatureDistillLoss, LwFLoss, TaskClassLoss
 from efcil.models import ResNet, is_resnet
 from efcil.models.multi_stage import MultiStageFeatures
 from efcil.randomness import RngStream, generator
@@ -33,7 +33,7 @@ from efcil.training.image_batches import ImageBatches
 from efcil.training.image_store import concat
 from efcil.training.memory import memory_guard
 
-AT_ONCE = 2000  # pseudo-images per chunk
+CHUNK = 2000  # pseudo-images per chunk
 
 
 class PseudoReplayOptions(LwFOptions):
@@ -73,7 +73,7 @@ class PseudoReplay(LwF):
             raise ConfigError(
                 f"intermediate_stages={stages}: {options.backbone} has three stages with the last; use 2 or fewer"
             )
-        self.made: Tensor | None = None  # pseudo-images (m, c, h, w) uint8, equally many per class, nearest seeds first
+        self.generated: Tensor | None = None  # uint8 pseudo-images (m, c, h, w), as many per class, nearest seeds first
         self._own = self._learned = 0  # number of images and pseudo-images in the training set
         num_features: int = self.backbone.num_features  # type: ignore[assignment]
         self.projector = (
@@ -109,7 +109,7 @@ class PseudoReplay(LwF):
     def before_task(self, task: Task) -> None:
         """Prepare the teacher and head as in LwF; reset the linear projector to the identity."""
         super().before_task(task)
-        self.made = None
+        self.generated = None
         if self.projector is not None:
             nn.init.eye_(self.projector.weight)
             nn.init.zeros_(self.projector.bias)
@@ -129,11 +129,11 @@ class PseudoReplay(LwF):
         self.old_backbone.eval()
         chunks = []
         with memory_guard("generating pseudo-images of old classes"):
-            for part in torch.arange(len(rows), device=rows.device).split(AT_ONCE):
+            for part in torch.arange(len(rows), device=rows.device).split(CHUNK):
                 (images,) = pixels.batches_of([rows[part]])
                 chunks.append(self._invert(pixels, images, goals[part].clamp_min(self.feature_floor)))
-        self.made = torch.cat(chunks)
-        self.backend.world.broadcast_([self.made])  # rounding differs between GPUs
+        self.generated = torch.cat(chunks)
+        self.backend.world.broadcast_([self.generated])  # rounding differs between GPUs
 
     def _invert(self, pixels: ImageBatches, images: Tensor, goals: Tensor) -> Tensor:
         """Optimize images until their features match `goals`, and round them to uint8."""
@@ -147,20 +147,20 @@ class PseudoReplay(LwF):
 
     def pseudo_images(self) -> Tensor | None:
         """Return the pseudo-images of this task."""
-        return self.made
+        return self.generated
 
     def training_data(self, stage: int, pixels: ImageBatches, labels: Tensor) -> tuple[ImageBatches, Tensor]:
         """Return the task's images and the unlabeled pseudo-images."""
-        if self.made is None:
+        if self.generated is None:
             self._generate(pixels, labels)
         self._own, self._learned = len(labels), 0
         total = round(self.options.pseudo_ratio * len(labels))
-        if self.made is None or not total:
+        if self.generated is None or not total:
             return pixels, labels
         classes = self.num_old_classes
-        pseudo = self.made.unflatten(0, (classes, -1))[:, : max(1, total // classes)].flatten(0, 1)
+        pseudo = self.generated.unflatten(0, (classes, -1))[:, : max(1, total // classes)].flatten(0, 1)
         self._learned = len(pseudo)
-        none = labels.new_full((len(pseudo),), UNLABELLED)
+        none = labels.new_full((len(pseudo),), UNLABELED)
         return pixels.with_images(concat(pixels.images, pseudo)), torch.cat([labels, none])
 
     def lwf_loss(self) -> LwFLoss:
@@ -180,8 +180,8 @@ class PseudoReplay(LwF):
     def state(self, teacher: bool) -> dict[str, Tensor]:
         """Return the tensors of the networks and, within a task, its pseudo-images."""
         tensors = super().state(teacher)
-        if teacher and self.made is not None:
-            tensors["made"] = self.made
+        if teacher and self.generated is not None:
+            tensors["pseudo_images"] = self.generated
         if teacher and self.projector is not None:
             tensors |= {f"projector.{k}": v for k, v in self.projector.state_dict().items()}
         return tensors
@@ -189,7 +189,7 @@ class PseudoReplay(LwF):
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Restore what `state` returned."""
         super().load_state(state)
-        self.made = state.get("made")
+        self.generated = state.get("pseudo_images")
         projector_state = {k.removeprefix("projector."): v for k, v in state.items() if k.startswith("projector.")}
         if projector_state and self.projector is not None:
             self.projector.load_state_dict(projector_state)

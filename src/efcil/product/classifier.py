@@ -330,7 +330,7 @@ class IncrementalClassifier:
     def _read(
         self, data: Any, labels: Any, skip_bad: bool, reading: Callable[[int, int], None]
     ) -> tuple[Images | Tensor, list[str]]:
-        """Read the pictures of an update; where the backbone rests, their features, without keeping the pictures."""
+        """Read the pictures of an update; with a frozen backbone their features, without keeping the pictures."""
         given = (data, labels, self.preprocessing)
         trajectory = self._snapshot.trajectory
         views = {part.classifier.stats_view for part in trajectory.parts.values()}

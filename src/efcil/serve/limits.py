@@ -23,7 +23,7 @@ class Limits:
     waiting_slow: int = 64  # ... and fewer of the slow ones
     decode_seconds: int = 10  # of one core, per image
     decode_memory: int = 640 * MIB  # per image
-    decode_at_once: int = 4  # images of one request
+    concurrent_decodes: int = 4  # images of one request
     connections: int = 1_024  # at once
     connections_per_address: int = 256
 

@@ -92,7 +92,7 @@ class Service:
         """Classify images, given as names, read functions and lengths; unreadable ones get an error entry."""
         if not self.store.current.names:
             raise Conflict("the model has no classes yet; add some with POST /teach")
-        loop, at_once = asyncio.get_running_loop(), asyncio.Semaphore(self.limits.decode_at_once)
+        loop, slots = asyncio.get_running_loop(), asyncio.Semaphore(self.limits.concurrent_decodes)
         if sum(length for *_, length in images) < _SMALL:
             lanes = [_lane(read) for _, read, _ in images]
         else:
@@ -105,7 +105,7 @@ class Service:
         async def answer(name: str | None, read: Callable[[], bytes], lane: int) -> dict[str, Any]:
             try:
                 submit = partial(self.decoders.submit, read, self.store.preprocessing, lane)
-                return await self._answer(name, submit, at_once, best)
+                return await self._answer(name, submit, slots, best)
             finally:
                 waiting.remove(lane)
                 self._waiting[lane] -= 1
@@ -136,11 +136,11 @@ class Service:
         self,
         name: str | None,
         submit: Callable[[], Future[ImageArray]],
-        at_once: asyncio.Semaphore,
+        slots: asyncio.Semaphore,
         best: Callable[[Confidences], dict[str, Any]],
     ) -> dict[str, Any]:
         try:
-            async with at_once:
+            async with slots:
                 pixels = await asyncio.wrap_future(submit())
         except DataError as error:
             self.metrics.refused.inc()

@@ -15,7 +15,7 @@ def driver(tmp_path_factory):
 
 @pytest.fixture
 def standin():
-    """Three classes that are told apart by colour."""
+    """Three classes that are told apart by color."""
     classes = [
         Known("apple", (200.0, 30.0, 40.0), 24, "2026-10-01", 90.0),
         Known("banana", (230.0, 210.0, 60.0), 3, "2026-11-02", None),

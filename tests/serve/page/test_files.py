@@ -73,17 +73,17 @@ def test_every_button_says_what_it_is():
 
 
 def palette(dark):
-    """The colours of a scheme by name."""
+    """The colors of a scheme by name."""
     blocks = re.findall(r":root\{(.*?)\}", CSS, re.DOTALL)
     found = dict(re.findall(r"--([\w-]+):(#\w+)", blocks[0]))
     return {**found, **dict(re.findall(r"--([\w-]+):(#\w+)", blocks[1]))} if dark else found
 
 
 def contrast(one, other):
-    def light(colour):
-        if len(colour) == 4:
-            colour = "#" + "".join(letter * 2 for letter in colour[1:])
-        parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    def light(color):
+        if len(color) == 4:
+            color = "#" + "".join(letter * 2 for letter in color[1:])
+        parts = [int(color[at : at + 2], 16) / 255 for at in (1, 3, 5)]
         parts = [v / 12.92 if v <= 0.03928 else ((v + 0.055) / 1.055) ** 2.4 for v in parts]
         return 0.2126 * parts[0] + 0.7152 * parts[1] + 0.0722 * parts[2]
 
@@ -93,15 +93,15 @@ def contrast(one, other):
 
 @pytest.mark.parametrize("dark", [False, True])
 def test_contrast_of_the_palette(dark):
-    colours = palette(dark)
+    colors = palette(dark)
     assert contrast("#000", "#ffffff") == pytest.approx(21)
     backs = {"page", "card", "soft"}
     pairs = [(text, back) for text in ("ink", "muted", "accent", "bad", "warn") for back in backs]
     pairs += [("on-accent", "accent"), ("card", "bad"), ("ink", "bad-back"), ("bad", "bad-back")]
-    low = {pair: contrast(*(colours[name] for name in pair)) for pair in pairs}
+    low = {pair: contrast(*(colors[name] for name in pair)) for pair in pairs}
     assert {pair: value for pair, value in low.items() if value < 4.5} == {}
     drawn = [("edge", "card"), ("good", "card"), ("warn", "card"), ("accent", "soft"), ("edge", "soft")]
-    assert all(contrast(colours[a], colours[b]) >= 3 for a, b in drawn)  # borders, bars and dots
+    assert all(contrast(colors[a], colors[b]) >= 3 for a, b in drawn)  # borders, bars and dots
 
 
 def test_names_from_outside_never_become_markup():

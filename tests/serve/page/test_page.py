@@ -682,8 +682,8 @@ const linear = (v) => (v / 255 <= 0.03928 ? v / 255 / 12.92 : ((v / 255 + 0.055)
 const light = ([r, g, b]) => 0.2126 * linear(r) + 0.7152 * linear(g) + 0.0722 * linear(b);
 const behind = (e) => {
   for (; e; e = e.parentElement) {
-    const colour = channels(getComputedStyle(e).backgroundColor);
-    if (colour.length < 4 || colour[3] > 0.5) return colour;
+    const color = channels(getComputedStyle(e).backgroundColor);
+    if (color.length < 4 || color[3] > 0.5) return color;
   }
   return [255, 255, 255];
 };
