@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from benchmark_tables import table
+from paper_gaps import is_far, note_of
 
 from efcil.report.groups import NONE
 from efcil.report.tables import md as escaped
@@ -29,16 +30,9 @@ TITLES = {  # label in the ledger -> name, exemplars
     "foster:memory=1000/boosted": ("FOSTER", "1,000 images"),
     "icarl:memory=1000/nme": ("iCaRL", "1,000 images"),
 }
-NOTES = {  # method -> why it differs from the paper; docs/fidelity.md has the experiments
-    "ds-al": "We do not know why ours is higher; the buffer is the paper's.",
-    "acil": "We do not know why ours is higher; the buffer is the paper's.",
-    "fecam": "FeCAM's own settings, not those of the paper's appendix, give four points more on one order.",
-    "foster": "Ours shares its images among the classes, PyCIL's file fixes them per class: not measured yet.",
-}
 MARKS = ("¹", "²", "³", "⁴", "⁵", "⁶")
 SHOTS, HEADS = 20, ("slda", "logistic")  # images per class; what is compared in results/frozen-features.jsonl
 PHOTOS = {"flowers102": "40 flower species", "cars": "40 car models"}  # sets that had no part in choosing constants
-APART = 3.0  # points of A_f beyond which a difference gets its note
 
 
 def _row(sections: Iterable[Section], label: str) -> tuple[Section, Row] | None:
@@ -98,9 +92,8 @@ def readme_text(sections: Sequence[Section]) -> str:
         assert final is not None
         assert average is not None
         difference = NONE if numbers is None else f"{final.mean - numbers['A_f']:+.1f}"
-        note = NOTES.get(label.partition(":")[0])
-        if numbers is not None and note and abs(final.mean - numbers["A_f"]) > APART:
-            difference += " " + notes.setdefault(note, MARKS[len(notes)])
+        if numbers is not None and is_far(final.mean - numbers["A_f"]):
+            difference += " " + notes.setdefault(note_of(label), MARKS[len(notes)])
         published = NONE if numbers is None else f"{numbers['A_f']:.2f} / {numbers['A_avg']:.2f}"
         orders = ", ".join(sorted(row.orders))
         lines.append([title, exemplars, published, final.text(), average.text(), escaped(orders), difference])

@@ -75,6 +75,20 @@ def test_ensembles_are_of_runs_that_keep_their_features():
         assert list(experiment_of(runs[0], [options["methods"]], []).methods) == ["dpcr-plus"]
 
 
+def test_every_open_question_of_the_paper_has_its_command():
+    gaps = (ROOT / "docs" / "fidelity.md").read_text(encoding="utf-8").partition("<!-- /gaps -->")[0]
+    asked = [row.strip("| ").split(" | ") for row in gaps.splitlines() if "| open:" in row]
+    assert asked
+    measured = set()
+    for words in [w for w in WORDS if w[:2] in (["efcil", "compare"], ["efcil", "tune"])]:
+        for _, experiment in experiments(words):
+            at = (experiment.dataset, len(experiment.sizes(CLASSES[experiment.dataset])))
+            measured |= {(*at, method.name) for method, _ in experiment.methods.values()}
+    for title, label, *_ in asked:
+        dataset, tasks = re.fullmatch(r"(\S+), T = (\d+)", title).groups()
+        assert (dataset, int(tasks), re.split("[:/]", label)[0]) in measured, f"{label} on {title}"
+
+
 def test_scripts_exist():
     for words in WORDS:
         if words[0] == "python":

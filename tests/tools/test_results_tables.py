@@ -12,6 +12,7 @@ import pytest
 from efcil.experiment.specification import ExperimentSpec, resolve
 from efcil.files import write_json, write_json_lines
 from summaries import summary
+from tools import paper_gaps
 from tools import results_tables as tool
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -90,6 +91,24 @@ def test_gaps_to_the_paper_are_listed_lowest_first():
     assert min(abs(value) for value in differences) > tool.FAR
     assert "imagenet100, T = 10" in text.splitlines()[0]
     assert "cifar100" not in text.splitlines()[0], "it is measured"
+
+
+def test_no_gap_is_published_without_its_cause():
+    entries = tool.read_entries(ROOT / "results")
+    rows = [row for row in tool.gaps_text(tool.sections_of(entries, tool.read_paper())).splitlines() if "|" in row]
+    assert all(len(re.split(r"(?<!\\)\|", row)) == 9 for row in rows)
+    assert paper_gaps.UNKNOWN not in "".join(rows)
+    assert paper_gaps.cause_of("cifar100, T = 20", "icarl:memory=500/nme") == "no AutoAugment (one order)"
+    assert paper_gaps.cause_of("cifar100, T = 20", "ldc") == paper_gaps.UNKNOWN
+    assert "Not examined" not in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(("A_f", "marks"), [(52.2, 0), (52.3, 1), (48.2, 1)])
+def test_a_row_of_the_readme_has_a_footnote_beyond_two_points(root, A_f, marks):
+    store(root, "a", summary(A_f=A_f, order="1993"))
+    text = tool.readme_text(tool.sections_of(tool.read_entries(root / "results"), tool.read_paper()))
+    assert text.count("¹ Not examined yet.") == marks
+    assert len(re.findall(r"[+-]\d\.\d ¹ \|", text)) == marks
 
 
 def test_repeats_of_an_order_are_averaged_before_the_orders(root):
