@@ -30,7 +30,7 @@ LAYERS = (
     ("shift", "classifiers"),
     ("methods",),
     ("resolution",),
-    ("trajectory",),
+    ("freezing", "trajectory"),
     ("protocol",),
     ("session",),
     ("product",),

@@ -51,7 +51,7 @@ class TaskFeatures:
         self.backbone_unchanged = False  # the backbone was not trained in this task
         self._learner, self._transform = learner, transform
         self._pixels: dict[ImageView, ImageBatches] = {} if pixels is None else {"clean": pixels}
-        self._newest = "new"  # or "first": the backbone of `new`
+        self._newest = "new"  # or "first", "old": the backbone of `new`
         self._map: FeatureMap | None = None
         self._saved_pseudo = False
         self._cache: dict[Hashable, Any] = {}
@@ -63,6 +63,7 @@ class TaskFeatures:
         features.layout = tuple(layout)
         features._cache = {key: tensors[name] for name, key in SAVED.items() if name in tensors}
         features._saved_pseudo = "old_pseudo" in tensors
+        features.backbone_unchanged = "old" in tensors and torch.equal(tensors["old"], tensors["new"])
         return features
 
     # --- derived tasks ------------------------------------------------------------------------------------------------
@@ -71,6 +72,13 @@ class TaskFeatures:
         """Return the task with features of the backbone after the first task."""
         other = copy.copy(self)
         other._newest, other._cache = "first", {k: v for k, v in self._cache.items() if k == ("first", "clean")}
+        return other
+
+    def before(self) -> TaskFeatures:
+        """Return the task with features of the backbone before it, as if that had not been trained."""
+        other = copy.copy(self)
+        other._newest, other.backbone_unchanged = "old", True
+        other._cache = {k: v for k, v in self._cache.items() if k == ("old", "clean")}
         return other
 
     def subset(self, rows: Tensor) -> TaskFeatures:

@@ -20,6 +20,7 @@ from efcil.core.feature_maps import FeatureMap, simplified
 from efcil.core.gram_storage import MEANS, StorageSpec
 from efcil.errors import ConfigError
 from efcil.features import TaskFeatures
+from efcil.freezing import estimate
 from efcil.learners.base import Learner
 from efcil.methods import Method
 from efcil.shift.base import Shift
@@ -142,8 +143,11 @@ class Trajectory:
             learner.keep_first()
         on_training_end()
         features = TaskFeatures(data.task.index, data.labels, learner.seed, learner, data.images, data.transform)
-        features.backbone_unchanged = fit is None
+        features.backbone_unchanged = fit is None or learner.frozen
         with learner.backend.prevent_capture():
+            if learner.can_freeze and not features.backbone_unchanged and not self._is_worth_moving(features):
+                learner.freeze()
+                features = features.before()
             on_features(features)
             self.update(features)
         return features
@@ -170,6 +174,17 @@ class Trajectory:
             else:
                 part.classifier.fit(*(self._fitted_to(key, part.classifier, view, shifted[key]) for key in part.tracks))
 
+    def _is_worth_moving(self, features: TaskFeatures) -> bool:
+        """Whether the first method, for which the learner decides, should keep the backbone that the task trained."""
+        learner = self.learner
+        assert learner is not None
+        old = learner.num_old_classes
+        label = next((label for label, part in self.parts.items() if part.tracks and not part.first_backbone), None)
+        if not old or label is None or int(features.labels.min()) < old:
+            return True  # the first task, or one that has old classes, too
+        worth = estimate(self, label, features, old)
+        return worth is not None and worth.move > worth.stay
+
     def _fitted_to(
         self, key: TrackKey, classifier: Classifier, features: TaskFeatures, shifted: ClassStats | None
     ) -> ClassStats:
@@ -188,6 +203,13 @@ class Trajectory:
             label: replace(part, classifier=copy.deepcopy(part.classifier)) for label, part in self.parts.items()
         }
         other.update(features, preview=True)
+        return other
+
+    def only(self, label: str) -> Trajectory:
+        """Return this trajectory with one classifier, to preview it alone."""
+        other = copy.copy(self)
+        other.parts = {label: self.parts[label]}
+        other.tracks = {key: track for key, track in self.tracks.items() if key in self.parts[label].tracks}
         return other
 
     def logits(self, label: str, features: Tensor) -> Tensor:

@@ -46,7 +46,8 @@ def experiments(words):
 def test_there_are_commands_and_each_says_what_it_costs():
     assert len(LINES) > 30
     assert [line for line, cost in zip(LINES, COSTS, strict=True) if cost is None] == []
-    assert len({words[words.index("--out") + 1] for words in WORDS}) == len(WORDS), "each has its own place"
+    places = [words[words.index("--out") + 1] for words in WORDS if "--out" in words]
+    assert len({*places}) == len(places), "each has its own place"
 
 
 @pytest.mark.parametrize("words", [w for w in WORDS if w[:2] in (["efcil", n] for n in ("run", "compare", "tune"))])
@@ -89,10 +90,13 @@ def test_every_open_question_of_the_paper_has_its_command():
         assert (dataset, int(tasks), re.split("[:/]", label)[0]) in measured, f"{label} on {title}"
 
 
-def test_scripts_exist():
+def test_scripts_exist_and_read_what_is_kept():
+    kept = {words[words.index("--out") + 1]: words for words in WORDS if "--save-features" in words}
     for words in WORDS:
         if words[0] == "python":
             assert (ROOT / words[1]).is_file()
+        if words[1] == "research/added_scores.py":
+            assert {*words[3].split(",")} <= {*kept[words[2]][2].split(",")}
 
 
 @pytest.mark.parametrize("wrong", ["--set rigde=1", "--preset papers", "--tasks 10 --try width=0"])

@@ -29,6 +29,7 @@ from efcil.learners.base import Learner
 from efcil.learners.first_task import FirstTask
 from efcil.learners.foster import FOSTER
 from efcil.learners.pass_ import PASS, TURNS
+from efcil.learners.self_freezing import SelfFreezing
 from efcil.models.heads import CosineHead, GrowingHead, head_from_state
 
 
@@ -48,7 +49,7 @@ class LearnerHead(Classifier):
     @classmethod
     def reads(cls, learner: type[Learner]) -> bool:
         """Return whether the head has one row per class on the evaluated features."""
-        others = issubclass(learner, PASS | FOSTER | FirstTask)  # PASS and FOSTER have their own classifiers below
+        others = issubclass(learner, PASS | FOSTER | FirstTask | SelfFreezing)  # PASS and FOSTER have their own below
         return super().reads(learner) and (cls.learner_type is not Learner or not others)
 
     def head_of(self, learner: Learner) -> GrowingHead:

@@ -77,6 +77,7 @@ class Run(Callback):
         self.matrices: dict[str, AccuracyMatrix] = {}
         self.training = False  # from here on a signal waits for the end of a step
         self.stop = threading.Event()  # set from outside: the run ends after this step, and saves it
+        self.frozen = False  # whether the learner had frozen its backbone after the task before
         self.started = threading.Event()  # of several concurrent runs the next may begin
 
     def execute(self, resume: bool) -> list[Summary]:
@@ -173,6 +174,7 @@ class Run(Callback):
             self.reporter.on_finished(summaries, str(self.out))
             return summaries
         state = checkpointer.restore(point)
+        self.frozen = self.learner.frozen
         epochs = [sum(stage.epochs for stage in self.learner.stages(task)) for task in range(len(self.stream))]
         if self.world.is_main:
             self.log.truncate(state.task, state.epoch)
@@ -217,8 +219,13 @@ class Run(Callback):
         return callbacks
 
     def on_task_end(self, task: int) -> None:
-        """Write the summaries of the tasks so far."""
+        """Write the summaries of the tasks so far, and say where the learner froze."""
         self._write_summaries()
+        if self.learner.frozen and not self.frozen:
+            self.reporter.note(
+                f"the backbone stays as it was before task {task + 1}, which cost more than it gained"
+            )
+        self.frozen = self.learner.frozen
 
     def _finished(self, checkpointer: Checkpointer, point: Checkpoint | None) -> list[Summary] | None:
         """Return the summaries of a finished run, if all exist and agree with the last checkpoint."""

@@ -14,6 +14,7 @@ from efcil.learners.pass_ import PASS
 from efcil.learners.podnet import PODNet
 from efcil.learners.pretrained import AdaptFirst, Pretrained
 from efcil.learners.pseudo_replay import PseudoReplay
+from efcil.learners.self_freezing import SelfFreezing
 from efcil.plugins import Registry, subclass_of
 
 __all__ = ["LEARNERS", "Learner", "register_learner"]
@@ -21,6 +22,7 @@ __all__ = ["LEARNERS", "Learner", "register_learner"]
 OWN: dict[str, type[Learner]] = {
     "finetune": Finetune,
     "lwf": LwF,
+    "lwf-self-freezing": SelfFreezing,
     "first-task": FirstTask,
     "pretrained": Pretrained,
     "adapt-first": AdaptFirst,

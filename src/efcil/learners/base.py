@@ -101,6 +101,8 @@ class Learner(TeacherStudent, ABC):
     capturable = False  # of another package: whether a step may be captured; compared with the eager one first
     trains = True  # whether the backbone is trained in any task
     starts_pretrained = False  # the backbone has learned before the first task
+    can_freeze = False  # freezes its backbone where a task's training is not worth its shift
+    frozen = False  # whether it did
     same_features = True  # whether features keep their dimension from task to task, as statistics of them must
 
     def __init__(self, options: Any, channels: int, backend: Backend, seed: int, size: int | None = None):
@@ -146,6 +148,10 @@ class Learner(TeacherStudent, ABC):
     def training_data(self, stage: int, pixels: ImageBatches, labels: Tensor) -> tuple[ImageBatches, Tensor]:
         """Return the training images and labels of a stage."""
         return pixels, labels
+
+    def freeze(self) -> None:
+        """Go back to the backbone before this task, for good: for learners that `can_freeze`."""
+        raise NotImplementedError
 
     def pseudo_images(self) -> Tensor | None:
         """Return this task's pseudo-images of old classes (m, c, h, w), or None."""
