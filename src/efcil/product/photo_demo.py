@@ -14,6 +14,7 @@ import numpy.typing as npt
 from efcil.data.folder import scan
 from efcil.files import atomic_write_text
 from efcil.product.classifier import IncrementalClassifier
+from efcil.product.confusion_page import STYLE, matrix_table
 
 ROUNDS = (4, 3, 3)  # classes of each round
 PHOTOS = 80  # of a class, at most
@@ -84,36 +85,20 @@ def _line(number: int, done: Round, known: int) -> str:
 
 # --- the page ---------------------------------------------------------------------------------------------------------
 
-_STYLE = """
-:root{color-scheme:light dark}
-body{max-width:64rem;margin:2rem auto;padding:0 1rem;font:16px/1.5 system-ui,sans-serif}
-table{border-collapse:collapse;margin:1rem 0;font-variant-numeric:tabular-nums}
-th,td{padding:.3rem .7rem;text-align:right;border-bottom:1px solid #8885}
-th:first-child,td:first-child,td.t{text-align:left}
-.scroll{overflow-x:auto}
-code{font:14px ui-monospace,monospace}
-"""
-
 
 def page(
     rounds: Sequence[Round], names: Sequence[str], truth: npt.NDArray[np.str_], answers: npt.NDArray[np.str_]
 ) -> str:
     """Return the page: accuracy after each round, and which classes were taken for which after the last."""
-    counts = np.array([[int(((truth == one) & (answers == other)).sum()) for other in names] for one in names])
     lines = "".join(
         f"<tr><td>{number}</td><td class=t>{escape(', '.join(one.classes))}</td><td>{one.photos}</td>"
         f"<td>{one.seconds:.0f}</td><td>{one.right} of {one.tested}</td><td>{one.accuracy:.1f} %</td></tr>"
         for number, one in enumerate(rounds, 1)
     )
-    head = "".join(f"<th>{escape(name)}</th>" for name in names)
-    rows = "".join(
-        f"<tr><td>{escape(name)}</td>{''.join(_cell(count, row.sum()) for count in row)}</tr>"
-        for name, row in zip(names, counts, strict=True)
-    )
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
 <meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
-<title>Clothing in three rounds</title><style>{_STYLE}</style></head><body>
+<title>Clothing in three rounds</title><style>{STYLE}</style></head><body>
 <h1>Clothing in {len(rounds)} rounds</h1>
 <p>In each round new kinds of clothing were learned; the photos of earlier rounds were not needed any more. After each
 round the model was tested on photos, which it never saw, of all kinds so far.</p>
@@ -121,14 +106,9 @@ round the model was tested on photos, which it never saw, of all kinds so far.</
 <th>Accuracy</th></tr></thead><tbody>{lines}</tbody></table>
 <h2>What was taken for what</h2>
 <p>After the last round: each row has the test photos of a kind, each column what the model called them.</p>
-<div class="scroll"><table><thead><tr><th></th>{head}</tr></thead><tbody>{rows}</tbody></table></div>
+{matrix_table(names, truth, answers)}
 <h2>Go on</h2>
 <p>Ask it about a photo, or teach it a class of your own: <code>efcil predict {MODEL} photo.jpg</code>,
 <code>efcil teach {MODEL} FOLDER</code>, <code>efcil serve {MODEL}</code>.</p>
 </body></html>
 """
-
-
-def _cell(count: int, total: int) -> str:
-    share = count / total if total else 0.0
-    return f'<td style="background:rgb(0 114 178/{0.6 * share:.2f})">{count or ""}</td>'
