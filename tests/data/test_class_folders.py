@@ -141,6 +141,8 @@ def test_two_folders_with_the_same_pictures_are_refused():
     classes = [file.split("/")[0] for file in files]
     with raises(DataError, "all 2 pictures", "cat", "kitten"):
         check_duplicates(find_duplicates(noise(0, 1, 1, 0, 2, 3)), files, classes)
+    with pytest.warns(DataWarning, match="2 pictures are in two classes"):  # test images only count twice
+        check_duplicates(find_duplicates(noise(0, 1, 1, 0, 2, 3)), files, classes, refuse=False)
 
 
 def test_what_was_skipped_is_named(pets, efcil, tmp_path):

@@ -84,6 +84,34 @@ def test_taught_in_rounds_it_knows_all_classes(efcil, taught, lessons):
     assert 100 * model.score(lessons / "test") == pytest.approx(found["accuracy"], abs=0.01)
 
 
+def test_wrong_pictures_are_named_and_shown(efcil, taught, lessons, tmp_path):
+    """Pictures of a 0 among those of a 1: each is named with what it was taken for, and is on the page."""
+    shutil.copytree(lessons / "test" / "class 1", tmp_path / "test" / "class 1")
+    for i in range(3):
+        shutil.copy(lessons / "test" / "class 0" / f"{i}.png", tmp_path / "test" / "class 1" / f"zero {i}.png")
+    code, out, err = efcil("evaluate", taught, tmp_path / "test", "--html", tmp_path / "pages" / "a.html")
+    assert code == 0, err
+    found = json.loads(efcil("evaluate", taught, tmp_path / "test", "--json")[1])
+    answers = IncrementalClassifier.load(taught, progress=False).predict([one["file"] for one in found["wrong"]])
+    assert [one["answer"] for one in found["wrong"]] == answers.tolist()
+    sure = [one["confidence"] for one in found["wrong"]]
+    assert sure == sorted(sure, reverse=True)
+    assert len(sure) == 11 - found["counts"]["class 1"][0] >= 2
+    page = (tmp_path / "pages" / "a.html").read_text(encoding="utf-8")
+    assert page.count("<img ") == len(sure)
+    assert f">{found['counts']['class 1'][0]}</td>" in page, "the diagonal of the matrix"
+    for one in found["wrong"]:
+        assert f"wrong: {one['file']}: {one['answer']} " in out
+        assert f'alt="{one["file"].rpartition(os.sep)[2]}"' in page
+
+
+def test_a_test_picture_may_be_in_two_classes(efcil, taught, lessons, tmp_path):
+    shutil.copytree(lessons / "test", tmp_path / "test")
+    shutil.copytree(tmp_path / "test" / "class 1", tmp_path / "test" / "unknown")
+    code, out, err = efcil("evaluate", taught, tmp_path / "test", "--skip-unknown")
+    assert (code, "48 images" in out, "are in two classes" in err) == (0, True, True), err
+
+
 def test_answers_as_lines_json_and_csv(efcil, taught, lessons):
     folder = lessons / "test" / "class 3"
     one = folder / "0.png"

@@ -180,12 +180,20 @@ def evaluate(
     skip_unknown: Annotated[
         bool, typer.Option("--skip-unknown", metavar="", help="Leave out classes that the model does not know.")
     ] = False,
+    html: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Write a page: confusion matrix, wrong images, accuracy per class.",
+            rich_help_panel=OUTPUT,
+        ),
+    ] = None,
     json: JsonFlag = False,
 ) -> None:
-    """Report overall and per-class accuracy on an image folder."""
+    """Report overall and per-class accuracy on an image folder, and which images were wrong."""
     from efcil.product import commands
 
-    found = commands.evaluate(model, folder, device=device, skip_bad=skip_bad, skip_unknown=skip_unknown)
+    found = commands.evaluate(model, folder, device=device, skip_bad=skip_bad, skip_unknown=skip_unknown, html=html)
     if json:
         print(commands.to_json(found))
         return
@@ -195,6 +203,10 @@ def evaluate(
     print(f"accuracy: {found['accuracy']:.2f} % of {found['images']} images")
     for name, answer, count in found["confused"][:10]:
         print(f"{count} of {name} taken for {answer}")
+    for one in found["wrong"][:10]:
+        print(f"wrong: {printable(one['file'])}: {one['answer']} {100 * one['confidence']:.0f} %")
+    if len(found["wrong"]) > 10:
+        print(f"{len(found['wrong']) - 10} more wrong ones: --json lists all, --html FILE shows them")
     for name, count in found["skipped"].items():
         print(f"left out: {count} of {name}, which the model does not know")
 

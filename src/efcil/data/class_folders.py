@@ -151,8 +151,10 @@ def _check_not_test(folder: Path, level: _Level) -> None:
         )
 
 
-def check_duplicates(groups: Sequence[Sequence[int]], files: Sequence[str], names: Sequence[str]) -> None:
-    """Warn of pictures in several class folders; raise DataError if all pictures of a class are in another one.
+def check_duplicates(
+    groups: Sequence[Sequence[int]], files: Sequence[str], names: Sequence[str], *, refuse: bool = True
+) -> None:
+    """Warn of pictures in several class folders; `refuse` with DataError if all pictures of a class are in another one.
 
     `groups` are rows of the same picture (`efcil.data.duplicates`).
     """
@@ -163,7 +165,7 @@ def check_duplicates(groups: Sequence[Sequence[int]], files: Sequence[str], name
             shared.update((names[row], other) for other in {names[other] for other in group} - {names[row]})
     counts = Counter(names)
     for (name, other), count in shared.items():
-        if count == counts[name]:
+        if refuse and count == counts[name]:
             raise DataError(
                 f"all {count} pictures of {name} are in {other} as well, so nothing tells the classes apart; "
                 "remove one of the folders, or the pictures from one of them"

@@ -336,7 +336,7 @@ class IncrementalClassifier:
         views = {part.classifier.stats_view for part in trajectory.parts.values()}
         if not self.frozen or views != {"clean"}:
             return read_labeled_images(*given, skip_bad=skip_bad, on_progress=reading)
-        return map_labeled_images(*given, self._features_of_many, skip_bad=skip_bad, on_progress=reading)
+        return map_labeled_images(*given, self._features_of_many, skip_bad=skip_bad, on_progress=reading)[:2]
 
     def _features_of_many(self, images: Images) -> Tensor:
         """Return the features of a batch; it is filled up, as numbers depend on its size in their last bits."""
@@ -510,12 +510,15 @@ class IncrementalClassifier:
         Raise DataError for unknown classes.
         """
         snapshot = self._require_classes()
-        images, names = read_labeled_images(data, labels, self.preprocessing, "test", skip_bad=skip_bad)
+
+        def answered(images: Images) -> Tensor:
+            return torch.from_numpy(self._probabilities(snapshot, images).argmax(1))
+
+        answers, names, _ = map_labeled_images(data, labels, self.preprocessing, answered, "test", skip_bad=skip_bad)
         strange = sorted(set(names) - set(snapshot.state.names))
         if strange:
             raise DataError(f"unknown classes: {format_list(strange)}; learn them or exclude these images")
-        answers = np.array(snapshot.state.names)[self._probabilities(snapshot, images).argmax(1)]
-        return float((answers == np.array(names)).mean())
+        return float((np.array(snapshot.state.names)[answers.numpy()] == np.array(names)).mean())
 
     def network(self) -> Network:
         """Return the full model as one module for export: uint8 (n, 3, size, size) -> float32 probabilities."""

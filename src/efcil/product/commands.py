@@ -14,15 +14,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from efcil.data.cache import SUFFIXES
 from efcil.data.dataset import format_list
 from efcil.data.folder import is_hidden
 from efcil.errors import ConfigError, DataError, ModelError
-from efcil.files import exclusive_lock
+from efcil.files import atomic_write_text, exclusive_lock
 from efcil.product.classifier import REJECTED, IncrementalClassifier
+from efcil.product.confusion_page import evaluation_page
 from efcil.product.evidence import ENOUGH
-from efcil.product.inputs import read_images, read_labeled_images
+from efcil.product.inputs import Images, map_labeled_images, read_images
 from efcil.product.model_directory import check_replaceable, exists, fingerprint, save_lock
 from efcil.product.progress import Progress
 
@@ -184,15 +187,21 @@ def to_csv(answers: Sequence[Mapping[str, Any]]) -> str:
 
 
 def evaluate(
-    directory: Path, folder: Path, *, device: str, skip_bad: bool, skip_unknown: bool = False
+    directory: Path, folder: Path, *, device: str, skip_bad: bool, skip_unknown: bool = False, html: Path | None = None
 ) -> dict[str, Any]:
     """Return accuracy and recall of each class on the images of a folder, in percent, and what was confused.
 
     `counts`: right ones and all of each class. `confused`: class, what its images were taken for, how many. `wrong`:
-    the number of an image within its class, in the order of the folder, class, answer and confidence.
+    file, class, answer and confidence of each image that was not named rightly, the most confident first. `html`: a
+    page to write, with the matrix of classes and answers and the wrong images.
     """
     model = load_model(directory, device)
-    images, names = read_labeled_images(folder, None, model.preprocessing, "test", skip_bad=skip_bad)
+
+    def scored(images: Images) -> Tensor:
+        return torch.from_numpy(model.predict_proba(images))
+
+    every, names, files = map_labeled_images(folder, None, model.preprocessing, scored, "test", skip_bad=skip_bad)
+    assert files is not None
     known = set(model.classes_.tolist())
     strange = sorted(set(names) - known)
     if strange and not skip_unknown:
@@ -202,20 +211,19 @@ def evaluate(
     kept = [row for row, name in enumerate(names) if name in known]
     if not kept:
         raise DataError(f"{folder}: the model knows none of its classes ({format_list(strange)}); teach them")
-    truth = np.array(names)[kept]
-    sure = model.predict_proba(images[kept])
+    truth, sure = np.array(names)[kept], every[kept].numpy()
     answers = model.classes_[sure.argmax(1)]
     right = answers == truth
     classes = sorted(set(truth.tolist()))
     counts = {name: [int(right[truth == name].sum()), int((truth == name).sum())] for name in classes}
-    numbers = {row: number for name in classes for number, row in enumerate(np.flatnonzero(truth == name).tolist(), 1)}
     wrong = [
-        {"class": str(truth[row]), "number": numbers[row], "answer": str(answers[row])}
+        {"file": files[kept[row]], "class": str(truth[row]), "answer": str(answers[row])}
         | {"confidence": round(float(sure[row].max()), 4)}
         for row in np.flatnonzero(~right).tolist()
     ]
+    wrong.sort(key=lambda one: -float(str(one["confidence"])))
     pairs = Counter((one["class"], one["answer"]) for one in wrong)
-    return {
+    found = {
         "images": len(truth),
         "accuracy": round(100 * float(right.mean()), 2),
         "recall": {name: round(100 * good / total, 2) for name, (good, total) in counts.items()},
@@ -224,6 +232,10 @@ def evaluate(
         "wrong": wrong,
         "skipped": {name: names.count(name) for name in strange},
     }
+    if html is not None:
+        html.parent.mkdir(parents=True, exist_ok=True)
+        atomic_write_text(html, evaluation_page(directory.name, found))
+    return found
 
 
 def change(directory: Path, device: str, action: str, *arguments: Any, **options: Any) -> IncrementalClassifier:

@@ -1,13 +1,24 @@
-"""HTML pages about how well a model does: the style they share, and the matrix of what was taken for what."""
+"""HTML pages about how well a model does: the matrix of what was taken for what, and the images that were wrong."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import base64
+import io
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from html import escape
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from PIL import Image
 
+from efcil.data.decode import read_image
+
+MOST_CLASSES = 40  # in a matrix: those with the most wrong images
+MOST_IMAGES = 60  # wrong images that a page shows, the most confident first
+_THUMBNAIL = 112  # pixels of a side
 STYLE = """
 :root{color-scheme:light dark}
 body{max-width:64rem;margin:2rem auto;padding:0 1rem;font:16px/1.5 system-ui,sans-serif}
@@ -16,6 +27,9 @@ th,td{padding:.3rem .7rem;text-align:right;border-bottom:1px solid #8885}
 th:first-child,td:first-child,td.t{text-align:left}
 .scroll{overflow-x:auto}
 code{font:14px ui-monospace,monospace}
+.wrong{display:grid;grid-template-columns:repeat(auto-fill,minmax(9rem,1fr));gap:1rem;padding:0;list-style:none}
+.wrong img{display:block;width:7rem;height:7rem;border-radius:.4rem}
+.wrong li{overflow-wrap:anywhere;font-size:.85rem}
 """
 
 
@@ -33,3 +47,48 @@ def matrix_table(names: Sequence[str], truth: npt.NDArray[np.str_], answers: npt
 def _cell(count: int, total: int) -> str:
     share = count / total if total else 0.0
     return f'<td style="background:rgb(0 114 178/{0.6 * share:.2f})">{count or ""}</td>'
+
+
+def evaluation_page(model: str, found: Mapping[str, Any]) -> str:
+    """Return the page of what `efcil.product.commands.evaluate` found, complete in one file."""
+    wrong, counts = found["wrong"], found["counts"]
+    errors = Counter(name for one in wrong for name in (one["class"], one["answer"]))
+    names = sorted({*counts, *errors})
+    shown = sorted(sorted(names, key=lambda name: -errors[name])[:MOST_CLASSES])
+    truth, answers = [one["class"] for one in wrong], [one["answer"] for one in wrong]
+    for name, (right, _) in counts.items():
+        truth += [name] * right
+        answers += [name] * right
+    rows = "".join(
+        f"<tr><td>{escape(name)}</td><td>{right} of {total}</td><td>{100 * right / total:.1f} %</td></tr>"
+        for name, (right, total) in sorted(counts.items(), key=lambda item: item[1][0] / item[1][1])
+    )
+    of = "" if len(shown) == len(names) else f" The {len(shown)} classes with the most wrong images are shown."
+    more = len(wrong) - MOST_IMAGES
+    rest = f"<p>{more} more are in <code>efcil evaluate --json</code>.</p>" if more > 0 else ""
+    items = "".join(_item(one) for one in wrong[:MOST_IMAGES])
+    return f"""<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'; img-src data:">
+<title>{escape(model)}: {found["accuracy"]:.1f} % right</title><style>{STYLE}</style></head><body>
+<h1>{escape(model)}: {found["accuracy"]:.1f} % of {found["images"]:,} images right</h1>
+<h2>What was taken for what</h2>
+<p>Each row has the images of a class, each column what the model called them.{of}</p>
+{matrix_table(shown, np.array(truth, np.str_), np.array(answers, np.str_))}
+<h2>Wrong images</h2>
+<p>{"The most confident first." if wrong else "None."}</p>
+<ul class="wrong">{items}</ul>{rest}
+<h2>Each class, the hardest first</h2>
+<table><thead><tr><th>Class</th><th>Right</th><th>Recall</th></tr></thead><tbody>{rows}</tbody></table>
+</body></html>
+"""
+
+
+def _item(one: Mapping[str, Any]) -> str:
+    pixels = read_image(Path(one["file"]), _THUMBNAIL, 3, name=one["file"])
+    jpeg = io.BytesIO()
+    Image.fromarray(pixels.transpose(1, 2, 0)).save(jpeg, "JPEG", quality=80)
+    data = base64.b64encode(jpeg.getvalue()).decode("ascii")
+    said = f"{escape(one['class'])}, taken for {escape(one['answer'])} ({100 * one['confidence']:.0f} %)"
+    name = escape(Path(one["file"]).name)
+    return f'<li><img alt="{name}" src="data:image/jpeg;base64,{data}">{said}<br>{name}</li>'

@@ -82,10 +82,10 @@ def map_labeled_images(
     *,
     skip_bad: bool = False,
     on_progress: ReadCallback = lambda done, total: None,
-) -> tuple[Tensor, list[str]]:
-    """Return what `use` makes of the images, as rows of a tensor, and their class names; no image is kept.
+) -> tuple[Tensor, list[str], list[str] | None]:
+    """Return what `use` makes of the images, as rows of a tensor, their class names and, of a folder, their files.
 
-    Else as `read_labeled_images`.
+    No image is kept. Else as `read_labeled_images`.
     """
     pictures = _open(data, labels, wanted, split, skip_bad)
     found: list[Tensor] = []
@@ -101,7 +101,8 @@ def map_labeled_images(
             found.append(use(images))
         on_progress(min(begin + BATCH, total), total)
     kept = _keep_readable(pictures, bad, skip_bad, duplicates)
-    return torch.cat(found), [pictures.names[row] for row in kept]
+    files = None if pictures.files is None else [os.path.join(pictures.root, pictures.files[row]) for row in kept]
+    return torch.cat(found), [pictures.names[row] for row in kept], files
 
 
 class _Pictures(NamedTuple):
@@ -110,6 +111,8 @@ class _Pictures(NamedTuple):
     names: list[str]  # class names
     read: Callable[[slice, ReadCallback], tuple[Images, dict[int, str]]]  # images, and what is wrong with some of them
     files: list[str] | None = None  # of a folder
+    root: Path = Path()  # the folder
+    is_test: bool = False  # or to be learned
     strays: Sequence[str] = ()  # files of a folder that are no images
 
 
@@ -166,7 +169,7 @@ def _open_folder(
     def read(rows: slice, progress: ReadCallback) -> tuple[Images, dict[int, str]]:
         return decode_to_memory(tree.root, files[rows], size=wanted, progress=progress)
 
-    return _Pictures(names, read, files, tree.strays)
+    return _Pictures(names, read, files, tree.root, split == "test", tree.strays)
 
 
 def _keep_readable(pictures: _Pictures, bad: dict[int, str], skip_bad: bool, duplicates: Duplicates) -> list[int]:
@@ -188,7 +191,8 @@ def _keep_readable(pictures: _Pictures, bad: dict[int, str], skip_bad: bool, dup
     if pictures.files is not None:
         if left_out := [*pictures.strays, *bad.values()]:
             warn(f"skipped {len(left_out)} file{'s' * (len(left_out) > 1)}: {format_list(left_out)}")
-        check_duplicates(duplicates.groups(), [pictures.files[row] for row in good], [names[row] for row in good])
+        files = [pictures.files[row] for row in good]
+        check_duplicates(duplicates.groups(), files, [names[row] for row in good], refuse=not pictures.is_test)
     return good
 
 
