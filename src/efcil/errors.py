@@ -24,6 +24,10 @@ class ConfigError(EfcilError):
     """An unknown or impossible method, data set, preset, option or value."""
 
 
+class MissingPackageError(ConfigError):
+    """A package that is not installed, or does not fit the others, without which what was asked for cannot be made."""
+
+
 class DataError(EfcilError):
     """A data set that is missing, incomplete, damaged or unsuitable."""
 

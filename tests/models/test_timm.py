@@ -1,7 +1,9 @@
 """timm's models as backbones, with timm itself."""
 
 import builtins
+import socket
 
+import huggingface_hub
 import pytest
 import timm
 import torch
@@ -62,6 +64,33 @@ def test_a_model_without_pooling_is_refused(monkeypatch):
 def test_an_unknown_model_is_refused():
     with raises(ConfigError, "timm/no_such_model", "list_models"):
         build("timm/no_such_model")
+
+
+def test_without_a_network_it_is_said_in_a_line_before_anything_is_tried(monkeypatch, tmp_path):
+    """Before: a minute of retries, then an error of the Hub's in many lines."""
+
+    def no_address(*place, **_):
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", no_address)
+    monkeypatch.setattr("efcil.models.timm.getproxies", dict)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    tried = []
+    monkeypatch.setattr(timm, "create_model", lambda *names, **_: tried.append(names))
+    with raises(ConfigError, "timm/resnet18", "no network", "Name or service not known", "efficientnet-lite0"):
+        build("timm/resnet18", weights="pretrained")
+    assert tried == []
+
+
+def test_a_download_that_fails_is_said_in_a_line(monkeypatch):
+    def create_model(name, pretrained, **_):
+        assert pretrained
+        raise huggingface_hub.errors.LocalEntryNotFoundError("cannot find the file\nin the local cache")
+
+    monkeypatch.setattr("efcil.models.timm.getproxies", lambda: {"https": "http://proxy"})
+    monkeypatch.setattr(timm, "create_model", create_model)
+    with raises(ConfigError, "timm/resnet18", "cannot be downloaded", "cannot find the file"):
+        build("timm/resnet18", weights="pretrained")
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,15 @@ from efcil.data.cache import MEAN, STD
 from efcil.data.dataset import DataSet, ImageSet
 from efcil.data.decode import read_image
 from efcil.data.preprocessing import Preprocessing
-from efcil.errors import ConfigError, DataError, DataWarning, ModelError, NumericalError, TrainingError
+from efcil.errors import (
+    ConfigError,
+    DataError,
+    DataWarning,
+    MissingPackageError,
+    ModelError,
+    NumericalError,
+    TrainingError,
+)
 from efcil.features import TaskFeatures
 from efcil.learners import LEARNERS, pseudo_replay
 from efcil.losses import new_class_loss, task_class_loss
@@ -792,7 +800,7 @@ def test_merge_refuses_what_does_not_add(model, weights):
 
 
 def test_timm_backbones_by_name(monkeypatch, tmp_path):
-    """A module with the two functions that are called stands in for timm, whose weights need a network."""
+    """A module with the functions that are called stands in for timm, whose weights need a network."""
     asked = []
 
     def create_model(name, num_classes, pretrained=False, in_chans=3):
@@ -805,7 +813,8 @@ def test_timm_backbones_by_name(monkeypatch, tmp_path):
 
     config = {"input_size": (3, 8, 8), "interpolation": "bicubic", "crop_pct": 1.0, "mean": STD, "std": STD}
     resolved = types.SimpleNamespace(resolve_model_data_config=lambda model: config)
-    monkeypatch.setitem(sys.modules, "timm", types.SimpleNamespace(create_model=create_model, data=resolved))
+    stand_in = types.SimpleNamespace(create_model=create_model, data=resolved, get_pretrained_cfg=lambda name: None)
+    monkeypatch.setitem(sys.modules, "timm", stand_in)
     given = {"backbone": "timm/some_net", "device": "cpu", "progress": False}
     model = IncrementalClassifier(weights="none", epochs=2, **given)
     assert (model.method, model.frozen) == ("dpcr", False)
@@ -830,6 +839,9 @@ def test_timm_backbones_by_name(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "timm", None)
     with raises(ConfigError, "timm/some_net", "pip install 'efcil[timm]'"):
         IncrementalClassifier(backbone="timm/some_net", device="cpu")
+    with raises(MissingPackageError, "timm/some_net", "pip install 'efcil[timm]'") as said:
+        IncrementalClassifier.load(tmp_path / "p", device="cpu")
+    assert str(said.value).endswith("pip install 'efcil[timm]'"), "the model is sound: no word of a backup"
 
 
 def test_options_are_checked():

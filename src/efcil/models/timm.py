@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+import socket
 from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies
 
 import torch
 from torch import Tensor, nn
 
 from efcil.data.preprocessing import INTERPOLATIONS, Preprocessing
-from efcil.errors import ConfigError
+from efcil.errors import ConfigError, MissingPackageError
 from efcil.plugins import one_line
 
 PREFIX = "timm/"
@@ -34,10 +37,11 @@ def _timm(name: str) -> Any:
     try:
         import timm
     except ImportError as error:
-        raise ConfigError(f"backbone {name} needs timm ({error}): pip install 'efcil[timm]'") from None
+        raise MissingPackageError(f"backbone {name} needs timm ({error}): pip install 'efcil[timm]'") from None
     except RuntimeError as error:  # torchvision of another torch
         why = one_line(error)
-        raise ConfigError(f"backbone {name} needs timm, whose torchvision does not fit this torch ({why})") from None
+        what = f"backbone {name} needs timm, whose torchvision does not fit this torch ({why})"
+        raise MissingPackageError(what) from None
     return timm
 
 
@@ -56,11 +60,44 @@ def build_timm(
     return TimmBackbone(model, _num_features(model, channels, wanted.size, name), wanted)
 
 
-def _create(timm: Any, name: str, **options: Any) -> Any:
+def _create(timm: Any, name: str, *, pretrained: bool = False, **options: Any) -> Any:
+    if pretrained:
+        _check_reachable(timm, name)
     try:
-        return timm.create_model(name.removeprefix(PREFIX), num_classes=0, **options)
+        return timm.create_model(name.removeprefix(PREFIX), num_classes=0, pretrained=pretrained, **options)
     except RuntimeError as error:
         raise ConfigError(f"backbone {name}: {one_line(error)}; timm.list_models() lists the models") from None
+    except Exception as error:  # of the Hub, of its HTTP library, of the disk
+        if not pretrained:
+            raise
+        raise ConfigError(_no_weights(name, one_line(error))) from None
+
+
+def _check_reachable(timm: Any, name: str) -> None:
+    """Raise ConfigError if weights would have to be downloaded and the Hub has no address: its retries take a minute.
+
+    Behind a proxy the address is the proxy's business.
+    """
+    config = timm.get_pretrained_cfg(name.removeprefix(PREFIX))
+    repository = getattr(config, "hf_hub_id", None)
+    if repository is None or getproxies():
+        return
+    from huggingface_hub import constants, try_to_load_from_cache
+
+    files = (config.hf_hub_filename, constants.SAFETENSORS_SINGLE_FILE, constants.PYTORCH_WEIGHTS_NAME)
+    if any(isinstance(try_to_load_from_cache(repository, file), str) for file in files if file):
+        return
+    try:
+        socket.getaddrinfo(urlsplit(constants.ENDPOINT).hostname, 443)
+    except OSError as error:
+        raise ConfigError(_no_weights(name, f"no network: {error.strerror or error}")) from None
+
+
+def _no_weights(name: str, why: str) -> str:
+    return (
+        f"weights=pretrained: the weights of {name} are not here and cannot be downloaded ({why}); connect once, give "
+        "a file of weights, or take efficientnet-lite0, which needs no network"
+    )
 
 
 def _num_features(model: Any, channels: int, size: int, name: str) -> int:

@@ -20,7 +20,7 @@ from efcil import models
 from efcil.accel.backend import Backend
 from efcil.data.dataset import format_list
 from efcil.data.preprocessing import Preprocessing
-from efcil.errors import ConfigError, DataError, EfcilError, ModelError, nearest, warn
+from efcil.errors import ConfigError, DataError, EfcilError, MissingPackageError, ModelError, nearest, warn
 from efcil.files import StrPath
 from efcil.learners import LEARNERS, Learner
 from efcil.methods import METHODS
@@ -700,6 +700,8 @@ class IncrementalClassifier:
         model.epochs, model.budget, model.progress = None, None, progress
         try:
             model._snapshot = model._checked(state)
+        except MissingPackageError:  # the model is sound
+            raise
         except _UNFIT as error:
             what = f"weights or statistics do not fit its {model_directory.CARD}"
             raise ModelError(f"{directory}: {what}: {error}") from None

@@ -27,7 +27,7 @@ from safetensors.torch import save_file
 
 from efcil import __version__
 from efcil.config import Options
-from efcil.errors import DataError, EfcilError, ModelError
+from efcil.errors import DataError, EfcilError, MissingPackageError, ModelError
 from efcil.files import (
     JSON_LIMIT,
     StrPath,
@@ -421,6 +421,8 @@ def _read(place: Path, opened: _Files) -> tuple[ModelConfig, State]:
         if unknown := card.config.keys() - config.to_dict().keys():
             raise ModelError(f"config has the unknown {min(unknown)!r}")
         check_config(config, tensors[WEIGHTS], tensors[STATISTICS])
+    except MissingPackageError:  # the model is sound
+        raise
     except (EfcilError, KeyError, TypeError, ValueError, AttributeError, OverflowError, RuntimeError) as error:
         raise ModelError(f"{place / CARD}: {error}; restore it from a backup") from None
     records = tuple(ClassRecord(**record.model_dump()) for record in card.classes)
