@@ -25,7 +25,7 @@ extensions = [
     "sphinx_copybutton",
     "sphinx_gallery.gen_gallery",
 ]
-exclude_patterns = ["_build", "figures", "gallery_src", "**/*.py", "**/GALLERY_HEADER.rst", "sg_execution_times.rst"]
+exclude_patterns = ["_build", "figures", "gallery_src", "**/*.py", "**/GALLERY_HEADER.rst", "**sg_execution_times.rst"]
 source_suffix = {".md": "markdown", ".rst": "restructuredtext"}
 default_role = "code"
 html_math_renderer = "mathml"
@@ -51,6 +51,7 @@ sphinx_gallery_conf = {
     "filename_pattern": r"\.py$",
     "abort_on_example_error": True,
     "show_memory": False,
+    "ignore_repr_types": r"matplotlib\.(text|legend)",  # what the last line of a figure returns
     "show_signature": False,
     "download_all_examples": False,
     "min_reported_time": 10**6,

@@ -175,3 +175,33 @@ def draw_dpcr_plus(_: str, colors: Colors) -> Any:
     _arrow(axes, (3.55, 1.5), (4.0, 1.8), colors)
     _arrow(axes, (5.25, 1.6), (5.25, 1.15), colors)
     return figure
+
+
+def draw_lifecycle(_: str, colors: Colors) -> Any:
+    """Draw how a task flows from a data source through learner, features, statistics and classifier to a report."""
+    figure, axes = _canvas(6.6, 3.3)
+    _box(axes, (0.1, 2.45, 1.3, 0.7), "Data source\ndata/", colors)
+    _box(axes, (0.1, 1.3, 1.3, 0.7), "TaskStream\ntasks.py", colors)
+    _box(axes, (1.9, 2.45, 1.4, 0.7), "Learner\nlearners/, training/", colors, 0)
+    _box(axes, (1.9, 1.3, 1.4, 0.7), "TaskFeatures\nfeatures.py", colors)
+    _box(axes, (3.8, 2.45, 1.2, 0.7), "Shift\nshift/", colors, 2)
+    _box(axes, (3.8, 1.3, 1.2, 0.7), "Class statistics\ntrajectory.py", colors, 3)
+    _box(axes, (5.4, 1.3, 1.1, 0.7), "Classifier\nclassifiers/", colors, 1)
+    _box(axes, (3.8, 0.15, 1.2, 0.7), "Test images\nprotocol.py", colors)
+    _box(axes, (5.4, 0.15, 1.1, 0.7), "Results\nmetrics, report/", colors)
+    _arrow(axes, (0.75, 2.45), (0.75, 2.0), colors)
+    _arrow(axes, (1.4, 1.9), (1.9, 2.6), colors)
+    _arrow(axes, (1.4, 1.65), (1.9, 1.65), colors)
+    _arrow(axes, (2.6, 2.45), (2.6, 2.0), colors)
+    _arrow(axes, (3.3, 1.85), (3.8, 2.6), colors)
+    _arrow(axes, (3.3, 1.65), (3.8, 1.65), colors)
+    _arrow(axes, (4.25, 2.0), (4.25, 2.45), colors)
+    _arrow(axes, (4.55, 2.45), (4.55, 2.0), colors)
+    _arrow(axes, (5.0, 1.65), (5.4, 1.65), colors)
+    _arrow(axes, (5.0, 0.7), (5.45, 1.3), colors)
+    _arrow(axes, (5.95, 1.3), (5.95, 0.85), colors)
+    for x, y, text in ((1.48, 1.71, "images"), (2.66, 2.13, "old and new\nbackbone"), (3.44, 1.71, "new")):
+        axes.text(x, y, text, fontsize=6.5, color=colors.faint)
+    axes.text(4.62, 2.2, "shifted", fontsize=6.5, color=colors.faint)
+    axes.text(3.98, 2.2, "old", fontsize=6.5, color=colors.faint)
+    return figure

@@ -36,6 +36,7 @@ FIGURES: dict[str, tuple[Callable[[], Any], Callable[[Any, Colors], Any]]] = {
     "dpcr": (concepts.nothing, concepts.draw_dpcr),
     "methods": (concepts.methods, concepts.draw_methods),
     "dpcr-plus": (concepts.nothing, concepts.draw_dpcr_plus),
+    "lifecycle": (concepts.nothing, concepts.draw_lifecycle),
 }
 
 
