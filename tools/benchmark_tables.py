@@ -68,17 +68,17 @@ def _serve(found: Raw) -> list[str]:
     served = (
         (f"{found['clients']} clients", median),
         ("one client", meanwhile["alone"]),
-        ("one client, while it is taught", meanwhile["teaching"]),
+        ("one client, during training", meanwhile["teaching"]),
     )
     rows = [
-        ["bare loop over single JPEG files", f"{median['single']:.1f}", *[NONE] * 4],
-        ["bare loop over ready batches of 32", f"{median['batch']:.1f}", *[NONE] * 4],
+        ["plain loop over single JPEG files", f"{median['single']:.1f}", *[NONE] * 4],
+        ["plain loop over ready batches of 32", f"{median['batch']:.1f}", *[NONE] * 4],
         *([f"`efcil serve`, {who}", *latency.format(**one).split(" | ")] for who, one in served),
     ]
     what = f"{found['backbone']}, {found['threads']} threads, median of {len(found['rounds'])} rounds"
-    ratios = f"{found['ratio']:.2f} of the loop over single pictures, {found['ratio_to_batches']:.2f} of ready batches"
-    words = f"The service gives {ratios}; {median['size']:.1f} pictures a pass. The teaching: {meanwhile['job']}."
-    return [*table(f"{what} | >Pictures a second | >p50, ms | >p90, ms | >p99, ms | >Errors", rows), "", words]
+    ratios = f"{found['ratio']:.2f} times the loop over single files, {found['ratio_to_batches']:.2f} times ready batches"
+    words = f"Throughput of the service: {ratios}; {median['size']:.1f} images per pass. Training job: {meanwhile['job']}."
+    return [*table(f"{what} | >Images per second | >p50, ms | >p90, ms | >p99, ms | >Errors", rows), "", words]
 
 
 def _soak(found: Raw) -> list[str]:
@@ -86,9 +86,9 @@ def _soak(found: Raw) -> list[str]:
     sizes = found["mib"]
     return [
         f"{found['seconds'] / 60:.0f} minutes, {found['clients']} clients, {found['backbone']}: "
-        f"{found['per_second']:.1f} pictures a second, {found['errors']} errors, p99 {found['p99_ms']:.0f} ms. "
+        f"{found['per_second']:.1f} images per second, {found['errors']} errors, p99 {found['p99_ms']:.0f} ms. "
         f"Memory {min(sizes):.0f} to {max(sizes):.0f} MiB in "
-        f"{len(sizes)} readings; from the first third to the last {found['growth']:+.2f} %."
+        f"{len(sizes)} readings; change from the first to the last third {found['growth']:+.2f} %."
     ]
 
 

@@ -258,12 +258,12 @@ class Method(Description):
 
     @property
     def accuracy_matrix(self) -> npt.NDArray[np.float64]:
-        """Accuracies of all calls of `evaluate`, in percent: row t after task t; NaN where nothing was measured."""
+        """Accuracies of all calls of `evaluate` in percent, row t after task t; NaN where nothing was measured."""
         return self._session().matrix()
 
     @property
     def trajectory(self) -> Trajectory:
-        """The state: backbone, class statistics, classifier."""
+        """State between tasks, that is backbone, class statistics and classifier."""
         return self._session().trajectory
 
     def _session(self) -> _Session:

@@ -233,8 +233,8 @@ class TaskStream(Sequence[Task]):
         """Make a stream of a torch `Dataset`, arrays, a folder, a name and more (`efcil.data.sources.as_dataset`).
 
         Images are converted once. `order` is "identity", a seed, "hard" or "easy" (`efcil.similarity`), a list of class
-        names or labels, or a file. The split is that of the command line: a number of `tasks` (5 where nothing is
-        said), or `init_cls` classes in the first task and `increment` in each later one. `source` has name, size,
+        names or labels, or a file. The split is given as on the command line: a number of `tasks` (5 by
+        default), or `init_cls` classes in the first task and `increment` in each later one. `source` has name, size,
         class_names, directory, options and progress.
 
         >>> images = np.random.default_rng(0).integers(0, 256, (8, 6, 6, 3), dtype=np.uint8)

@@ -280,7 +280,8 @@ def test_the_readme_says_what_the_ledger_says(root):
     store(root, "c", summary("dpcr", 49, order="1993"), summary("acil", 45, order="1993"))
     assert run(root) == 0
     text = (root / "README.md").read_text()
-    assert "DPCR+ 62.0 %** final accuracy, DPCR 51.0 % on the same class orders;\nthe DPCR paper reports 50.2 %" in text
+    assert "DPCR+ 62.0 %** final accuracy; DPCR 51.0 % on the same class orders.\n" in text
+    assert "On class order 1993 DPCR reaches 49.0 %; the paper reports 50.2 %." in text
     rows = [
         [cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("| ")
     ]
@@ -423,15 +424,15 @@ def test_what_the_service_measured_stands_in_its_page_alone(served):
     assert text.startswith("top\n")
     assert text.endswith("end\n")
     assert "**Throughput.** `results/benchmarks.jsonl#cpu-serve`: `python x.py`, a machine, commit abc" in text
-    assert "| bare loop over single JPEG files | 40.0 |" in text
+    assert "| plain loop over single JPEG files | 40.0 |" in text
     assert "| `efcil serve`, 32 clients | 80.0 | 300 | 400 | 500 | 0 |" in text
-    assert "| `efcil serve`, one client, while it is taught | 80.0 | 22 |" in text
+    assert "| `efcil serve`, one client, during training | 80.0 | 22 |" in text
     assert (
-        "2.00 of the loop over single pictures, 0.67 of ready batches; 15.2 pictures a pass. The teaching: done."
+        "2.00 times the loop over single files, 0.67 times ready batches; 15.2 images per pass. Training job: done."
         in text
     )
-    assert "20 minutes, 8 clients, resnet18: 80.0 pictures a second, 0 errors, p99 500 ms." in text
-    assert "Memory 420 to 421 MiB in 3 readings; from the first third to the last +0.01 %." in text
+    assert "20 minutes, 8 clients, resnet18: 80.0 images per second, 0 errors, p99 500 ms." in text
+    assert "Memory 420 to 421 MiB in 3 readings; change from the first to the last third +0.01 %." in text
     assert "not measured yet" not in text
     assert "cpu-serve" not in (served / "docs" / "dev" / "performance.md").read_text()
 

@@ -74,7 +74,7 @@ def compare(
 ) -> Results:
     """Compare methods on the same tasks and class orders; see `run`.
 
-    Methods that share a learner share a trained backbone; others are trained apart. Each order is a run of its own, and
+    Methods that share a learner share a trained backbone; others are trained separately. Each order is a run, and
     the results are means over them.
 
     >>> results = compare(["dpcr", "lwf-ncm", "finetune"], "digits", epochs=1, progress=False)

@@ -102,30 +102,31 @@ class Network(nn.Module):
 class IncrementalClassifier:
     """Incremental image classifier that stores class statistics, but no images or file names.
 
-    By default the backbone is a pretrained EfficientNet-Lite0 (installed with efcil, no network needed) that is never
-    trained, and the classifier is SLDA: an update is one pass over its pictures and one solve. Classes taught one at a
-    time, in any order, or in models that are merged, give what all at once would. Pictures are resized, cropped and
-    normalized as the backbone's weights were trained.
+    By default the backbone is a pretrained, frozen EfficientNet-Lite0 (installed with efcil, no network needed) and the
+    classifier is SLDA: an update is one pass over the new images and one solve. Learning classes one at a time, in any
+    order, or merging models gives the same result as learning all classes at once. Images are resized, cropped and
+    normalized as for the training of the backbone's weights.
 
-    `method` and `backbone` choose otherwise, once, for a new model:
+    `method` and `backbone` select something else when a model is created:
 
     - `method="dpcr"` (or another one that trains), or `backbone="scratch"`: a ResNet-10 is trained from scratch on
-      pictures of 64 pixels, for pictures that are unlike photographs. Each call of `learn` is one task: the backbone is
+      images of 64 pixels, for images that are unlike photographs. Each call of `learn` is one task: the backbone is
       trained on the classes of the call with distillation of old ones, the statistics of old classes are shifted, and
       the classifier is refitted. A call without new classes, or with a single class, only updates statistics.
     - `method="dpcr", backbone="efficientnet-lite0"`: the method's classifier on the pretrained backbone, frozen. Other
       pretrained backbones: `efficientnet-lite1`, `-lite2`, `timm/NAME`, or any backbone with `weights=FILE`. With
-      `frozen=False` a method that can trains it on from there; `weights="none"` leaves out the weights.
+      `frozen=False` the backbone is trained further by methods that support it; `weights="none"` starts from random
+      weights.
 
-    After `freeze()` a backbone that was trained is frozen, too.
+    After `freeze()` a trained backbone is frozen as well.
 
     A fraction `val_fraction` of each new class with at least 5 images, at most 20 images, is held out from training to
     measure `recall` in the class table; afterwards they are included in the statistics. With `val_fraction=0` all
-    images are trained on, and updates equal the tasks of `efcil run`.
+    images are used for training, and updates equal the tasks of `efcil run`.
 
     `predict_proba` is calibrated without old images, see `efcil.product.calibration`.
 
-    `forget` does not change the backbone, which was trained on the class. To remove its influence completely, train a
+    `forget` does not change the backbone, which may have been trained on the class. To remove its influence completely, train a
     new model without the class.
 
     >>> import numpy as np
@@ -239,7 +240,7 @@ class IncrementalClassifier:
 
     @property
     def choice(self) -> str:
-        """What the model consists of, why, and what a teaching costs, in a line."""
+        """Components of the model, the reason for them, and the cost of an update, in one line."""
         config, frozen = self._config, self.frozen
         name, method = config.training.backbone, self.method
         if frozen:
@@ -260,12 +261,12 @@ class IncrementalClassifier:
 
     @property
     def size(self) -> int:
-        """Side of the pictures in pixels."""
+        """Side of the images in pixels."""
         return self._config.size
 
     @property
     def preprocessing(self) -> Preprocessing:
-        """What happens to a picture before the backbone: size, crop, resampling, normalization."""
+        """Image size, crop, resampling and normalization in front of the backbone."""
         return self._config.preprocessing
 
     @property
@@ -330,7 +331,7 @@ class IncrementalClassifier:
     def _read(
         self, data: Any, labels: Any, skip_bad: bool, reading: Callable[[int, int], None]
     ) -> tuple[Images | Tensor, list[str]]:
-        """Read the pictures of an update; with a frozen backbone their features, without keeping the pictures."""
+        """Return the images of an update or, with a frozen backbone, their features without keeping the images."""
         given = (data, labels, self.preprocessing)
         trajectory = self._snapshot.trajectory
         views = {part.classifier.stats_view for part in trajectory.parts.values()}
@@ -428,11 +429,11 @@ class IncrementalClassifier:
     def predict(
         self, images: Any, *, reject_below: float | None = None, reject_strange: float | None = None
     ) -> npt.NDArray[np.str_]:
-        """Predict class names, "" for "none of these": images that are unlikely to be of one of the classes.
+        """Predict class names, or "" for "none of these".
 
-        `reject_below`: those whose confidence is below this one (0 to 1). `reject_strange`: those that look stranger
-        than this share of images of the classes do, as `strangeness` tells; 0.05 turns away about one image in twenty
-        that is of a class, and most of those that are of none.
+        `reject_below` rejects images whose confidence is below this value (0 to 1). `reject_strange` rejects images
+        whose `strangeness` is below this value: 0.05 rejects about one in twenty images of known classes, and most
+        images of other classes.
         """
         for name, value in (("reject_below", reject_below), ("reject_strange", reject_strange)):
             if value is not None and not 0 <= value <= 1:
@@ -451,16 +452,16 @@ class IncrementalClassifier:
     def scored(
         self, images: Any, strangeness: bool = False
     ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64] | None]:
-        """Return `predict_proba` and, if asked for, `strangeness` of images that are looked at once."""
+        """Return `predict_proba` and, if requested, `strangeness` from a single pass over the images."""
         snapshot = self._require_classes()
         features = self._features(snapshot, read_images(images, self.preprocessing))
         return self._scored(snapshot, features), self._share_as_strange(snapshot, features) if strangeness else None
 
     def strangeness(self, images: Any) -> npt.NDArray[np.float64]:
-        """Return the share of images of the classes that look at least as strange (n,), 0 to 1; small: of no class.
+        """Return the share of known-class images that fit their class no better (n,), 0 to 1; small: of no class.
 
-        Calibrated on learned images, each scored as if it had not been learned; no image is kept for it. Needs `slda`
-        with two classes and 10 images.
+        Calibrated by leave-one-out scores of the training images, which need not be stored. Requires `slda` with at
+        least two classes and 10 images.
         """
         snapshot = self._require_classes()
         return self._share_as_strange(snapshot, self._features(snapshot, read_images(images, self.preprocessing)))
@@ -539,8 +540,8 @@ class IncrementalClassifier:
     def forget(self, names: str | Iterable[str], *, for_good: bool = False) -> IncrementalClassifier:
         """Remove classes (statistics and rows of the head) and refit the classifier.
 
-        `undo` brings them back, unless they are forgotten `for_good`: then no earlier state is kept. A backbone that
-        was trained on these classes is unchanged.
+        `undo` restores them, unless `for_good` deletes all earlier states. A backbone that was trained on these
+        classes is unchanged.
         """
         state = self._require_classes().state
         gone = self._check_known([names] if isinstance(names, str) else names)
@@ -567,7 +568,7 @@ class IncrementalClassifier:
         return self
 
     def undo(self) -> IncrementalClassifier:
-        """Restore the state before the last update, merge or `forget`; some steps back, also after `load`."""
+        """Restore the state before the last update, merge or `forget`; repeatable a few times, also after `load`."""
         before = self._snapshot.state.previous
         if before is None:
             raise ModelError(
@@ -731,9 +732,9 @@ class IncrementalClassifier:
         precision: str = "auto",
         progress: bool = True,
     ) -> IncrementalClassifier:
-        """Load a model from a directory or, where there is none of that name, from the Hugging Face Hub.
+        """Load a model from a directory or, if no such directory exists, from the Hugging Face Hub.
 
-        `repo`: OWNER/NAME, where `efcil push` has put it; needs the extra `hub`. `revision`: a branch, tag or commit.
+        `repo` is OWNER/NAME, as given to `efcil push`; it needs the extra `hub`. `revision` is a branch, tag or commit.
         """
         if model_directory.exists(repo):
             return cls.load(repo, device=device, precision=precision, progress=progress)
