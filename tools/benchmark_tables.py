@@ -76,8 +76,12 @@ def _serve(found: Raw) -> list[str]:
         *([f"`efcil serve`, {who}", *latency.format(**one).split(" | ")] for who, one in served),
     ]
     what = f"{found['backbone']}, {found['threads']} threads, median of {len(found['rounds'])} rounds"
-    ratios = f"{found['ratio']:.2f} times the loop over single files, {found['ratio_to_batches']:.2f} times ready batches"
-    words = f"Throughput of the service: {ratios}; {median['size']:.1f} images per pass. Training job: {meanwhile['job']}."
+    ratios = (
+        f"{found['ratio']:.2f} times the loop over single files, {found['ratio_to_batches']:.2f} times ready batches"
+    )
+    words = (
+        f"Throughput of the service: {ratios}; {median['size']:.1f} images per pass. Training job: {meanwhile['job']}."
+    )
     return [*table(f"{what} | >Images per second | >p50, ms | >p90, ms | >p99, ms | >Errors", rows), "", words]
 
 

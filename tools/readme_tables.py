@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from results_tables import Row, Section
 
 SPLIT = "cifar100, T = 10"
-ORDERS = {"identity", "1992", "1993"}  # of the paper
+PAPERS_ORDERS = {"identity", "1992", "1993"}
 TITLES = {  # label in the ledger -> name, exemplars
     "dpcr-plus (tuned)": ("**DPCR+** (ours)", "none"),
     "dpcr, orders 1, 2, 3": ("DPCR", "none"),
@@ -57,10 +57,12 @@ def headline_text(sections: Sequence[Section]) -> str:
     section, row = found
     again = row.value("A_f")
     assert again is not None
-    where = "the paper's class orders" if set(row.orders) == ORDERS else f"class order {', '.join(sorted(row.orders))}"
+    orders = "the paper's class orders"
+    if set(row.orders) != PAPERS_ORDERS:
+        orders = f"class order {', '.join(sorted(row.orders))}"
     return (
         f"**CIFAR-100 in ten tasks, no stored images: DPCR+ {ours:.1f} %** final accuracy; DPCR {same:.1f} % on the "
-        f"same class orders.\nOn {where} DPCR reaches {again.mean:.1f} %; the paper reports "
+        f"same class orders.\nOn {orders} DPCR reaches {again.mean:.1f} %; the paper reports "
         f"{section.paper['dpcr']['A_f']:.1f} %."
     )
 

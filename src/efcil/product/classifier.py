@@ -126,8 +126,8 @@ class IncrementalClassifier:
 
     `predict_proba` is calibrated without old images, see `efcil.product.calibration`.
 
-    `forget` does not change the backbone, which may have been trained on the class. To remove its influence completely, train a
-    new model without the class.
+    `forget` does not change the backbone, which may have been trained on the class. To remove its influence completely,
+    train a new model without the class.
 
     >>> import numpy as np
     >>> night, snow = np.zeros((8, 32, 32, 3), np.uint8), np.full((8, 32, 32, 3), 255, np.uint8)
