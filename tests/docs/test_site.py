@@ -32,7 +32,9 @@ MAIN_PATH = [
     ),
     *("howto-own-data.md", "howto-own-method.md", "howto-own-backbone.md", "from-pycil.md", "from-avalanche.md"),
     *("distributed.md", "privacy.md", "classifiers.md", "dpcr-plus.md", "notation.md", "formats.md"),
-    *("tutorial-research.md", "tutorial-scikit-learn.md", "results/README.md", "results/accuracy.md", "../README.md"),
+    *("tutorial-research.md", "tutorial-scikit-learn.md", "tutorial-folders.md", "notebooks.md", "serve.md"),
+    *("reliability.md", "fidelity.md", "architecture.md", "results/README.md", "results/accuracy.md"),
+    *("../README.md", "../CHANGELOG.md", "../CONTRIBUTING.md", "../SECURITY.md"),
 ]
 # Phrases that a reader of the field stumbles over.
 ODD = (
@@ -56,6 +58,9 @@ ODD = (
     ),
     *("goes on with", "not done again", "on pictures drawn", "prompt to prompt", "keep teaching", "a teaching"),
     *("image a class", "images a class", "number a class", "what is promised", "talk over", "half written"),
+    *("foretold", "foretell", "teachings", "the teaching", "while it is taught", "goes on", "mended", "which is which"),
+    *("pictures a second", "pictures a pass", "quick pictures", "names no place", "learned photos", "cut short"),
+    *("told apart", "to the last bit", "wants the header", "who may do what", "strangers", "is heard"),
 )
 
 
