@@ -438,15 +438,26 @@ def gaps_text(sections: list[Section]) -> str:
 
 
 def variants_text(sections: list[Section]) -> str:
-    """Return the block of docs/fidelity.md: DPCR's parts and rank rules for each measured split."""
-    measured = [s for s in sections if any(row.variant for row in s.rows)]
-    labels = dict.fromkeys(row.label for s in measured for row in s.rows)  # best first
-    rows = []
-    for label in labels:
-        found = [next((row for row in s.rows if row.label == label), None) for s in measured]
-        rows.append([escaped(label), *(_ours(row, m) for row in found for m in METRICS)])
-    head = f"Method{_titles(s.title for s in measured)}"
-    return "\n".join([BEGIN, "", *table(head, rows), "", END])
+    """Return the block of docs/fidelity.md: parts of DPCR, options and presets beside their method, by split."""
+    lines = []
+    for section in sections:
+        rows = [row for row in section.rows if _method_of(row) != "dpcr-plus" and not row.entries[0].kept_back]
+        varied = {_method_of(row) for row in rows if row.variant}
+        cells = [
+            [escaped(row.label), escaped(", ".join(sorted(row.orders))), *(_ours(row, m) for m in METRICS)]
+            for row in rows
+            if row.variant or _method_of(row) in varied
+        ]
+        if cells:
+            head = f"Method | Class orders{''.join(f' | >{escaped(metric)}' for metric in METRICS)}"
+            lines += [f"**{section.title}**", "", *table(head, cells), ""]
+    return "\n".join([BEGIN, "", *lines, END])
+
+
+def _method_of(row: Row) -> str:
+    """Return the method of a row without its options; ablations of DPCR are DPCR's."""
+    base = re.split(r"[:/]", row.entries[0].run.method)[0]
+    return "dpcr" if base.startswith("rrcr") else base
 
 
 def beyond_text(sections: list[Section]) -> str:
