@@ -6,10 +6,10 @@ FAR = 2.0
 OPEN = "open"  # how a cause begins that no experiment has shown yet; docs/dev/gpu-commands.md has the commands
 UNKNOWN = f"{OPEN}: not examined"
 NOTES = {  # method -> the README's footnote; docs/fidelity.md has the experiments
-    "ds-al": "We do not know why ours is higher; the buffer is the paper's.",
-    "acil": "We do not know why ours is higher; the buffer is the paper's.",
+    "ds-al": "We do not know why ours is higher; the buffer size is the paper's.",
+    "acil": "We do not know why ours is higher; the buffer size is the paper's.",
     "fecam": "FeCAM's own settings, not those of the paper's appendix, give four points more on one order.",
-    "foster": "Ours shares its images among the classes, PyCIL's file fixes them per class: not measured yet.",
+    "foster": "Ours shares the 1,000 images among all classes; PyCIL fixes the number per class, not measured yet.",
 }
 CAUSES = (  # (data set and tasks, method, cause), the first that fits
     ("cifar100, T = 10", "fecam", "open: FeCAM's own settings on all orders; the appendix's are ours"),

@@ -222,9 +222,7 @@ class Run(Callback):
         """Write the summaries of the tasks so far, and say where the learner froze."""
         self._write_summaries()
         if self.learner.frozen and not self.frozen:
-            self.reporter.note(
-                f"the backbone stays as it was before task {task + 1}, which cost more than it gained"
-            )
+            self.reporter.note(f"the backbone stays as it was before task {task + 1}, which cost more than it gained")
         self.frozen = self.learner.frozen
 
     def _finished(self, checkpointer: Checkpointer, point: Checkpoint | None) -> list[Summary] | None:
