@@ -139,6 +139,22 @@ def test_what_is_not_the_models_is_never_replaced(tmp_path: Path, seed: int) -> 
     assert entries(tmp_path) == before
 
 
+@pytest.mark.parametrize(("changed", "named"), [({"format": 1, "id": None}, "earlier version"), ({"format": 99}, "99")])
+def test_a_model_of_another_version_is_not_taught(tmp_path: Path, monkeypatch, changed, named) -> None:
+    monkeypatch.setattr(IncrementalClassifier, "learn", lambda *_, **__: pytest.fail("trained"))
+    model = tmp_path / "model"
+    model_directory.save(model, CONFIG, state(1))
+    for card in (model / CARD, model / PREVIOUS / CARD):
+        written = {**json.loads(card.read_text()), **changed}
+        card.write_text(json.dumps({key: value for key, value in written.items() if value is not None}))
+    before = entries(tmp_path)
+    with raises(ModelError, model / CARD, named):
+        commands.teach(model, tmp_path, {}, epochs=1, budget=None, device="cpu", skip_bad=False, quiet=True)
+    with raises(ModelError, model / CARD, named):
+        model_directory.save(model, CONFIG, state(2))
+    assert entries(tmp_path) == before | {".model.lock": b""}
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_commands_refuse_before_they_train(tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(IncrementalClassifier, "learn", lambda *_, **__: pytest.fail("trained"))

@@ -15,7 +15,7 @@ import os
 import secrets
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from io import BufferedReader
 from pathlib import Path
@@ -175,6 +175,7 @@ def _check_ours(held: HeldDirectory, model: str | None = None, depth: int = 0) -
         document = None
     if not isinstance(document, dict) or document.get("kind") != KIND:
         raise ModelError(f"{held.path / CARD} is not a model card of efcil; {refused}")
+    _check_format(held.path / CARD, document)
     identity = document.get("id")
     if model is not None and identity != model:
         raise ModelError(f"{held.path} holds another model; {refused}")
@@ -449,6 +450,18 @@ def _card(path: Path, file: BufferedReader) -> _Card:
         raise ModelError(f"{path} is damaged or not JSON: {' '.join(str(error).split())[:200]}") from None
     if not isinstance(document, dict) or document.get("kind") != KIND:
         raise ModelError(f"{path} is not a model card; give a saved model")
+    _check_format(path, document)
+    try:
+        return _Card.model_validate(document)
+    except DataError as error:
+        raise ModelError(f"{path}: {error}; restore it from a backup") from None
+    except ValidationError as error:
+        where = ".".join(str(part) for part in error.errors()[0]["loc"])
+        raise ModelError(f"{path}: {where}: {error.errors()[0]['msg'].lower()}; restore it from a backup") from None
+
+
+def _check_format(path: Path, document: Mapping[str, Any]) -> None:
+    """Raise ModelError for a model card of another version."""
     version = document.get("format")
     if not isinstance(version, int) or version < 1:
         raise ModelError(f"{path}: unknown format {version!r}; restore it from a backup")
@@ -463,13 +476,6 @@ def _card(path: Path, file: BufferedReader) -> _Card:
             f"{path}: format {version} was written by efcil {writer}; {__version__} supports formats up to "
             f"{FORMAT}: pip install --upgrade efcil"
         )
-    try:
-        return _Card.model_validate(document)
-    except DataError as error:
-        raise ModelError(f"{path}: {error}; restore it from a backup") from None
-    except ValidationError as error:
-        where = ".".join(str(part) for part in error.errors()[0]["loc"])
-        raise ModelError(f"{path}: {where}: {error.errors()[0]['msg'].lower()}; restore it from a backup") from None
 
 
 def _sha256(file: BufferedReader) -> str:
