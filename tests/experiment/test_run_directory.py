@@ -75,6 +75,17 @@ def test_a_run_of_another_version_is_refused_and_left_alone(copy, efcil, resume,
     assert listing(copy) == before
 
 
+def test_a_run_of_another_version_is_not_resumed_by_its_command(copy, efcil):
+    """The command is not even read: it may have options that are gone."""
+    config = copy / "run" / "config.yaml"
+    rewritten(config, format=None, command="efcil run dpcr digits --keep-everything")
+    before = listing(copy)
+    code, _, err = efcil("resume", copy / "run")
+    assert code == 2
+    assert_names(err, config, "earlier version")
+    assert listing(copy) == before
+
+
 def test_features_of_a_run_of_another_version_are_refused(copy, efcil):
     rewritten(copy / "compare" / "trajectory" / "config.yaml", format=None)
     code, _, err = efcil("reevaluate", copy / "compare", "rrcr")

@@ -111,9 +111,12 @@ def stored_command(directory: Path) -> tuple[list[str], Path, Path]:
     """Return the words of the command that made a directory, where it was started, and its whole output directory."""
     if not directory.is_dir():
         raise RunError(f"{directory}: no such directory; name one that `efcil run` or `efcil compare` has made")
+    from efcil.experiment.run_directory import check_format
+
     configs = sorted(directory.rglob("config.yaml"), key=lambda path: (len(path.parts), path))
     if not configs:
         raise RunError(f"{directory}: no run in it (config.yaml is missing); name the directory given to --out")
+    check_format(configs[0])  # options of another version's command may be unknown here
     command = str((_stored(configs[0]) or {}).get("command"))
     try:
         words = shlex.split(command)
