@@ -1,6 +1,7 @@
 """The contract of every method on one small problem, and DPCR against a literal Algorithm 1."""
 
 import itertools
+import re
 
 import numpy as np
 import pytest
@@ -382,6 +383,7 @@ def test_tssp_is_the_task_shift_without_a_projection():
         ("lwf+ldc+head", ("head", "ldc", "use shift none")),
         ("lwf+none+exemplar-means", ("exemplar-means", "lwf", "use icarl, foster, podnet")),
         ("lwf+ldc+mahalanobis", ("mahalanobis", "ldc", "use shift none")),
+        ("lwf+sdc+mahalanobis", ("mahalanobis", "sdc", "use shift none")),
         ("foster+none+ncm", ("ncm", "foster", "use finetune, lwf")),
         ("first-task+none+head", ("head", "first-task", "use finetune, lwf")),
         ("pass+none+head", ("head", "pass", "use finetune, lwf")),
@@ -405,6 +407,27 @@ def test_impossible_combinations_are_refused_with_their_parts_and_the_remedy(nam
 def test_a_misspelt_part_is_named_with_the_nearest(name, named):
     with raises(ConfigError, *named):
         find(name)
+
+
+def remedy(name):
+    """What a refusal says to use instead, the first of several; None if the combination is accepted."""
+    try:
+        find(name)
+    except ConfigError as error:
+        return re.split(" or |, ", str(error).rpartition("; use ")[2])[0].removeprefix("shift ")
+    return None
+
+
+@pytest.mark.parametrize("learner", LEARNERS)
+def test_remedies_of_refused_combinations_lead_to_one_that_works(learner):
+    """At the latest after three changes: of the learner, of the shift, and to a frozen backbone."""
+    for shift, classifier in itertools.product(SHIFTS, CLASSIFIERS):
+        parts, changes = [learner, shift, classifier], 0
+        while (other := remedy("+".join(parts))) is not None:
+            assert other in LEARNERS or other in SHIFTS, "+".join(parts)
+            parts[0 if other in LEARNERS else 1] = other
+            changes += 1
+            assert changes <= 3, f"{learner}+{shift}+{classifier}"
 
 
 def possible(learner):

@@ -130,17 +130,18 @@ class Method:
                 f"{named}{_name(CLASSIFIERS, classifier)} needs a frozen backbone, but "
                 f"{self.learner} trains it in every task; use {FROZEN[0]}"
             )
-        if shift is not None and shift.moves == "mean" and classifier.needs in ("gram", "shared"):
-            wanted = "Grams" if classifier.needs == "gram" else "scatter"
-            raise ConfigError(
-                f"{named}{_name(CLASSIFIERS, classifier)} needs the {wanted} of old classes, but "
-                f"{_name(SHIFTS, shift)} updates only means; use dual-projection or ldc"
-            )
-        maps = classifier().feature_maps if shift is not None and shift.moves == "gram" else ()
+        needs_grams = classifier.needs in ("gram", "shared")
+        maps = classifier().feature_maps if shift is not None and (needs_grams or shift.moves == "gram") else ()
         if any(feature_map is not None and not feature_map.is_linear for feature_map in maps):
             raise ConfigError(
                 f"{named}{_name(CLASSIFIERS, classifier)} uses a nonlinear feature map, but "
                 f"{_name(SHIFTS, shift)} is a linear shift; use shift none"
+            )
+        if needs_grams and shift is not None and shift.moves == "mean":
+            wanted = "Grams" if classifier.needs == "gram" else "scatter"
+            raise ConfigError(
+                f"{named}{_name(CLASSIFIERS, classifier)} needs the {wanted} of old classes, but "
+                f"{_name(SHIFTS, shift)} updates only means; use dual-projection or ldc"
             )
 
     # --- options ------------------------------------------------------------------------------------------------------
