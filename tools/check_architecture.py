@@ -154,9 +154,12 @@ def _names(node: ast.AST, known: Mapping[str, str]) -> list[str]:
         while isinstance(inner, ast.Attribute):
             words, inner = [inner.attr, *words], inner.value
         return [".".join([known.get(inner.id, inner.id) if isinstance(inner, ast.Name) else "?", *words])]
-    if isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
-        function = getattr(node.func, "attr", getattr(node.func, "id", None))
-        return [str(node.args[0].value)] if function in IMPORTERS else []
+    if isinstance(node, ast.Call):
+        match getattr(node.func, "attr", getattr(node.func, "id", None)), node.args:
+            case "getattr", [ast.Name(id=owner), ast.Constant(value=word), *_]:
+                return [f"{known.get(owner, owner)}.{word}"]
+            case function, [ast.Constant(value=word), *_] if function in IMPORTERS:
+                return [str(word)]
     return []
 
 

@@ -64,6 +64,7 @@ def test_only_accel_and_doctor_name_what_is_on_a_gpu(tool):
         ("from importlib import import_module\nimport_module('triton.runtime')", "triton"),
         ("def f(gpu):\n    return gpu.CUDAGraph()", "CUDAGraph"),
         ("import torch\ndef f(s: torch.cuda.Stream): ...", "torch.cuda"),
+        ("import torch as t\ngpu = getattr(t, 'cuda', None)", "torch.cuda"),
     ],
 )
 def test_a_name_from_behind_the_door_is_found(tool, tmp_path, code, named):
