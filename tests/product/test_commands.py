@@ -112,6 +112,13 @@ def test_a_test_picture_may_be_in_two_classes(efcil, taught, lessons, tmp_path):
     assert (code, "48 images" in out, "are in two classes" in err) == (0, True, True), err
 
 
+def test_options_of_a_new_model_are_refused_by_name_for_one_that_exists(efcil, model, lessons):
+    more = ("--width", 4, "--val-fraction", 0.1, "--set", "later.epochs=1")
+    code, _, err = efcil("teach", model, lessons / "test", *more)
+    assert code == 2
+    assert_names(err, model, "--width", "--val-fraction", "--set")
+
+
 def test_answers_as_lines_json_and_csv(efcil, taught, lessons):
     folder = lessons / "test" / "class 3"
     one = folder / "0.png"

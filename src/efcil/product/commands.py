@@ -82,7 +82,8 @@ def teach(
     with change_lock(directory) as save:
         if exists(directory):
             if new_model_options:
-                names = ", ".join(f"--{name.replace('_', '-')}" for name in new_model_options)
+                flags = ("set" if name == "options" else name.replace("_", "-") for name in new_model_options)
+                names = ", ".join(f"--{flag}" for flag in flags)
                 raise ConfigError(f"{directory} exists, and {names} can only be chosen for a new model; leave it out")
             model = load_model(directory, device, progress=not quiet)
         else:
