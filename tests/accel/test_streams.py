@@ -22,6 +22,7 @@ from efcil.accel.streams import SharedExclusiveLock, thread_stream
 from efcil.errors import Interrupted
 from efcil.experiment import concurrent
 from efcil.experiment.callbacks import Started
+from efcil.experiment.specification import ExperimentSpec, resolve
 from efcil.training.callbacks import EpochReport
 from efcil.training.image_batches import ImageBatches
 from efcil.training.state import TrainState
@@ -287,6 +288,9 @@ def test_what_fails_in_the_thread_of_convolutions_fails_where_it_was_asked_for(s
 
 class Fake:
     """A run of one task of twenty epochs, so far as `execute_all` sees it."""
+
+    experiment = resolve(ExperimentSpec(("lwf",), "digits"))
+    has_begun = True
 
     def __init__(self, said, number, fails=False):
         self.said, self.number, self.fails = said, number, fails

@@ -93,6 +93,24 @@ def test_an_unfinished_run_of_the_same_options_is_named_with_the_command_that_re
     assert found["matrix"] == summary(here / "whole")["matrix"]
 
 
+def test_a_run_that_is_interrupted_before_it_wrote_anything_is_started_again(efcil, here, monkeypatch):
+    from efcil.experiment.run import Run
+
+    def early(self, data):
+        raise KeyboardInterrupt
+
+    run = ["run", "lwf-ncm", "digits", "--tasks", 2, "--quiet", *SMALL]
+    with monkeypatch.context() as patch:
+        patch.setattr(Run, "_prepare", early)
+        code, _, err = efcil(*run)
+    assert code == 130
+    assert "resume" not in err, "there is nothing to resume"
+    assert_names(err, "start it again")
+    code, _, err = efcil(*run)
+    assert code == 0, err
+    assert [path.name for path in (here / "runs").iterdir()] == ["lwf-ncm-digits-2"]
+
+
 def test_a_comparison_in_several_orders_is_resumed_from_a_path_with_spaces_and_from_elsewhere(
     efcil, here, interrupted, monkeypatch
 ):

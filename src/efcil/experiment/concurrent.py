@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
 from efcil.accel.concurrent import Job, run_concurrently
+from efcil.errors import ConfigError
 from efcil.experiment.interruption import stoppable
 from efcil.experiment.run import Run
 from efcil.experiment.summaries import Summary
@@ -24,8 +26,29 @@ def execute_all(
 
     for run in runs:
         run.concurrent_runs = max(run.concurrent_runs, min(concurrent_runs, len(runs)))
-    with stoppable(runs, remedy, force_on_second=all(run.world.size == 1 for run in runs)):
+
+    def told() -> str:
+        return remedy if any(run.has_begun for run in runs) else "nothing was trained yet; start it again"
+
+    with stoppable(runs, told, force_on_second=all(run.world.size == 1 for run in runs)):
+        check_all(runs)
         if concurrent_runs <= 1:
             return [run.execute(resume) for run in runs]
         jobs = [Job(partial(execute, run), run.backend.device, run.started, run.stop) for run in runs]
         return run_concurrently(jobs, concurrent_runs)
+
+
+def check_all(runs: Sequence[Run]) -> None:
+    """Raise what any of several runs would be refused for, before the first one trains.
+
+    The first is refused by itself. Of runs that differ in their seeds alone, one is tried.
+    """
+    known = [runs[0].experiment]
+    for run in runs[1:]:
+        experiment = replace(run.experiment, seed=runs[0].experiment.seed)
+        if experiment not in known:
+            known.append(experiment)
+            try:
+                run.check()
+            except ConfigError as error:
+                raise ConfigError(f"{', '.join(experiment.methods)}: {error}") from None

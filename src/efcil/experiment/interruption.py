@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, Protocol
 
@@ -30,10 +30,13 @@ class Stoppable(Protocol):
 
 
 @contextmanager
-def stoppable(runs: Sequence[Stoppable], remedy: str, force_on_second: bool = True) -> Iterator[None]:
+def stoppable(
+    runs: Sequence[Stoppable], remedy: str | Callable[[], str], force_on_second: bool = True
+) -> Iterator[None]:
     """While runs go on, the first Ctrl-C or SIGTERM lets them finish their step and save; the second ends them at once.
 
-    Either ends as `Interrupted`, with the remedy. Inside it is a KeyboardInterrupt, which nothing on its way swallows.
+    Either ends as `Interrupted`, with the remedy, which may be a function that is called then. Inside it is a
+    KeyboardInterrupt, which nothing on its way swallows.
     Under torchrun a signal may come twice, from the cluster and from torchrun itself: without `force_on_second` a
     second one says nothing new.
     """
@@ -60,7 +63,8 @@ def stoppable(runs: Sequence[Stoppable], remedy: str, force_on_second: bool = Tr
         yield
     except KeyboardInterrupt:
         unknown = signal.SIGINT if force_on_second else signal.SIGTERM  # it was another process that was told
-        raise Interrupted(received[0] if received else unknown, remedy) from None
+        told = remedy if isinstance(remedy, str) else remedy()
+        raise Interrupted(received[0] if received else unknown, told) from None
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

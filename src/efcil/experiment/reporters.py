@@ -58,6 +58,13 @@ class NullReporter(Reporter):
         """Leave it to the first process."""
 
 
+class ProgressOnly(NullReporter):
+    """What another reporter says of downloads and decoding, and nothing else."""
+
+    def __init__(self, reporter: Reporter):
+        self.progress = reporter.progress  # type: ignore[method-assign]
+
+
 class JsonReporter(Reporter):
     """One JSON object a line on standard output."""
 

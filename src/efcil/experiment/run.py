@@ -6,7 +6,7 @@ import hashlib
 import threading
 from collections.abc import Collection, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from efcil.data.dataset import DataSet
 from efcil.errors import ConfigError
 from efcil.experiment.callbacks import Checkpointer, Clock, FeatureWriter, ProgressLog, SnapshotWriter, Started
 from efcil.experiment.checkpoints import Checkpoint, CheckpointStore
-from efcil.experiment.reporters import Reporter
+from efcil.experiment.reporters import ProgressOnly, Reporter
 from efcil.experiment.run_directory import MetricsLog, RunDirectory, io_errors
 from efcil.experiment.specification import Experiment, commit
 from efcil.experiment.summaries import Summary, same_result, summary_header, with_accuracies
@@ -32,7 +32,7 @@ from efcil.learners.lwf import LwF
 from efcil.methods import FROZEN
 from efcil.protocol import Evaluator, run_protocol
 from efcil.report import html_page
-from efcil.tasks import TaskStream, order_of
+from efcil.tasks import BY_SIMILARITY, TaskStream, order_of
 from efcil.training.callbacks import Callback
 from efcil.training.image_batches import ImageBatches
 from efcil.training.image_store import on_demand
@@ -79,6 +79,25 @@ class Run(Callback):
         self.stop = threading.Event()  # set from outside: the run ends after this step, and saves it
         self.frozen = False  # whether the learner had frozen its backbone after the task before
         self.started = threading.Event()  # of several concurrent runs the next may begin
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether there is something to resume."""
+        return self.directory.config.exists()
+
+    def check(self) -> None:
+        """Raise what `execute` would refuse before it trains, and write nothing.
+
+        Networks are built on the CPU, and an order by similarity, which has to be computed, is taken as given.
+        """
+        by_similarity = self.experiment.order in BY_SIMILARITY
+        experiment = replace(self.experiment, order="identity") if by_similarity else self.experiment
+        backend = Backend(torch.device("cpu"), world=self.world)
+        trial = Run(experiment, self.out, backend, ProgressOnly(self.reporter), self.options, self.data)
+        with self.world.sync_errors():
+            with self.world.local_main_first():
+                data = trial._load()
+            trial._prepare(data)
 
     def execute(self, resume: bool) -> list[Summary]:
         """Run to the end, from the start or from the last checkpoint; return the summaries."""
