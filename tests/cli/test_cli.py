@@ -145,6 +145,7 @@ def test_plain_lines_where_there_is_no_terminal(finished):
     assert "\x1b" not in done.stdout
     assert len(re.findall(r"^task \d of 5: A_t dpcr \d+\.\d\d$", done.stdout, re.M)) == 5
     assert re.search(r"^dpcr: A_f \d+\.\d\d, A_avg \d+\.\d\d, \d+ s$", done.stdout, re.M)
+    assert [done.stdout.count(f"{name}: ") for name in ("A_t", "A_f", "A_avg")] == [1, 1, 1], "explained once each"
     assert done.stderr == ""
 
 

@@ -13,6 +13,8 @@ from efcil.report.groups import CAPTION
 from efcil.report.load import split_heads
 from efcil.training.callbacks import EpochReport
 
+EXPLAINED = "A_t: accuracy over the classes seen so far, in %"
+
 
 def _print_line(text: str) -> None:
     """Print a line with its end in one piece: lines of runs that go on at once do not run together."""
@@ -165,7 +167,7 @@ class LineReporter(Reporter):
 
     def __init__(self) -> None:
         self._last, self._what = time.monotonic(), ""  # when the last line was, and what was counted there
-        self._pace = Pace((), 0)
+        self._pace, self._explained = Pace((), 0), False
 
     def _print(self, text: str) -> None:
         _print_line(text)
@@ -204,6 +206,9 @@ class LineReporter(Reporter):
     def on_task(self, task: int, tasks: int, accuracies: Mapping[str, float]) -> None:
         """Print the accuracies."""
         self._pace.restart()
+        if not self._explained:
+            self._explain(EXPLAINED)
+            self._explained = True
         words = ", ".join(f"{name} {value:.2f}" for name, value in accuracies.items())
         self._print(f"task {task + 1} of {tasks}: A_t {words}")
 
@@ -215,15 +220,22 @@ class LineReporter(Reporter):
         """Print the result of each method and where it lies."""
         for s in (one for summary in summaries for one in split_heads(summary)):
             self._print(f"{s['method']}: A_f {s['A_f']:.2f}, A_avg {s['A_avg']:.2f}, {s['seconds']:.0f} s")
+        self._explain(CAPTION)
         self._print(f"written to {where}")
+
+    def _explain(self, text: str) -> None:
+        self._print(text)
 
 
 class PrefixReporter(LineReporter):
-    """Plain lines of one of several runs that go on at once: each says which."""
+    """Plain lines of one of several runs that go on at once: each says which; the table at their end is explained."""
 
     def __init__(self, prefix: str) -> None:
         super().__init__()
         self.prefix = prefix
+
+    def _explain(self, text: str) -> None:
+        pass
 
     def _print(self, text: str) -> None:
         super()._print(f"{self.prefix}: {text}")
@@ -293,7 +305,7 @@ class TerminalReporter(Reporter):
         from rich.markup import escape
 
         if not self._explained:
-            self.console.print("A_t: accuracy over the classes seen so far, in %", style="dim", highlight=False)
+            self.console.print(EXPLAINED, style="dim", highlight=False)
             self._explained = True
         words = "  ".join(f"{escape(name)} [bold]{value:.2f}[/bold]" for name, value in accuracies.items())
         self.console.print(f"task {task + 1:>2}/{tasks}  A_t  {words}", highlight=False)
