@@ -1,6 +1,7 @@
 """Data sets of every source: the same pixels and labels whatever holds them, and one line for what cannot be used."""
 
 import numpy as np
+import pandas
 import pytest
 import torch
 from PIL import Image
@@ -155,6 +156,7 @@ def test_a_mapping_has_both_parts():
 def test_names_of_data_sets():
     data = as_dataset("digits")
     assert data.fingerprint() == digits.load().fingerprint()
+    assert as_dataset("Digits").fingerprint() == data.fingerprint(), "as on the command line"
     assert as_dataset(data) is data
     glyphs = as_dataset(
         "glyphs", size=10, options={"classes": 3, "train_per_class": 2, "test_per_class": 1}, name="mine"
@@ -168,6 +170,7 @@ def test_names_of_data_sets():
         (("cifar100",), {}, ("cifar100", "directory=...")),
         ((data, data), {}, ("digits", "test")),
         ((arrays(), arrays()), {"directory": "."}, ("directory", "tuple")),
+        ((pandas.DataFrame({"label": [1]}),) * 2, {}, ("DataFrame", "(images, labels)")),
     ]:
         with raises((ConfigError, DataError), *named):
             as_dataset(*args, **more)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import operator
 from collections.abc import Iterable, Mapping
 from functools import cache
 from importlib import resources
@@ -159,6 +160,22 @@ def parse_overrides(settings: Iterable[str]) -> Values:
                 value = float(value)
         values[key.strip()] = value
     return values
+
+
+def whole_number(name: str, value: Any, least: int | None = None) -> int:
+    """Return an argument as Python's int; raise ConfigError where it is none, or less than `least`.
+
+    >>> whole_number("epochs", "3", 1)
+    Traceback (most recent call last):
+    efcil.errors.ConfigError: epochs='3': give a whole number from 1 on
+    """
+    try:
+        number = None if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        number = None
+    if number is None or number >= 2**63 or (least is not None and number < least):
+        raise ConfigError(f"{name}={value!r:.60}: give a whole number" + ("" if least is None else f" from {least} on"))
+    return number
 
 
 def check_presets(part: Any, options: Iterable[str], what: str) -> None:

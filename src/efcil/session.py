@@ -13,7 +13,7 @@ from efcil.accel.backend import Backend
 from efcil.classifiers import CLASSIFIERS
 from efcil.classifiers.base import Classifier
 from efcil.components import Component
-from efcil.config import default_preset, preset_names, preset_values
+from efcil.config import default_preset, preset_names, preset_values, whole_number
 from efcil.data.dataset import COLORS, in_color
 from efcil.errors import ConfigError, DataError
 from efcil.learners import LEARNERS, Learner
@@ -63,7 +63,7 @@ class LearnerConfig:
     def __init__(self, name: str, backbone: Backbone | None = None, epochs: int | None = None, **options: Any):
         self.learner = LEARNERS.canonical(name)
         LEARNERS.find(self.learner)
-        self.epochs = epochs
+        self.epochs = None if epochs is None else whole_number("epochs", epochs, 1)
         self.settings = {} if backbone is None else {"backbone": backbone}
         for key, value in options.items():
             nested = {f"{key}.{inner}": v for inner, v in value.items()} if isinstance(value, Mapping) else {key: value}

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 import numpy.typing as npt
 
+from efcil.config import whole_number
 from efcil.data.dataset import DataSet, ImageSet, format_list
 from efcil.errors import ConfigError, DataError, as_keywords
 
@@ -95,6 +96,23 @@ def _listed_order(entries: Sequence[str], class_names: Sequence[str], what: str,
     return np.array(labels, dtype=np.int64)
 
 
+Split = tuple[int | None, int | None, int | list[int] | None]
+
+
+def whole_split(tasks: Any, init_cls: Any, increment: Any) -> Split:
+    """Return how classes are split, with Python's ints for those of other libraries; refuse what is no whole number.
+
+    >>> whole_split(None, 4, (np.int64(3), 3))
+    (None, 4, [3, 3])
+    """
+    if isinstance(increment, Sequence | np.ndarray) and not isinstance(increment, str):
+        increment = [whole_number("increment", size) for size in increment]
+    elif increment is not None:
+        increment = whole_number("increment", increment)
+    tasks = None if tasks is None else whole_number("tasks", tasks)
+    return tasks, None if init_cls is None else whole_number("init_cls", init_cls), increment
+
+
 def task_sizes(
     classes: int,
     tasks: int | None = None,
@@ -114,6 +132,7 @@ def task_sizes(
     >>> task_sizes(10, tasks=3, allow_uneven=True)
     (4, 3, 3)
     """
+    tasks, init_cls, increment = whole_split(tasks, init_cls, increment)
     if (tasks is None) == (init_cls is None and increment is None):
         raise ConfigError("give either --tasks, or --init-cls and --increment")
     if tasks is not None:

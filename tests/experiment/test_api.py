@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch
 
 import efcil
 from efcil.errors import ConfigError, RunError
@@ -42,7 +43,7 @@ def test_the_same_call_finds_its_results(kept, monkeypatch):
     again = efcil.compare(NAMES, "digits", **options, **BRIEF)
     for name in NAMES:
         assert np.array_equal(again[name].accuracy_matrix, results[name].accuracy_matrix, equal_nan=True)
-    with raises(RunError, out, "seed is 0 there and 1 here"):
+    with raises(RunError, f"{out}/order-3/lwf", "seed is 0 there and 1 here", "choose another out"):
         efcil.compare(NAMES, "digits", **options, **BRIEF, seed=1)
 
 
@@ -93,11 +94,40 @@ def test_settings_go_to_those_who_have_them():
         (lambda: efcil.run("dpcr", "digits", order=list("0123456789")), ("0, 1, 2", "TaskStream.from_dataset")),
         (lambda: efcil.compare(["dpcr"], "digits", orders="identity"), ("orders", "identity", "list")),
         (lambda: efcil.run("dpcr", efcil.TaskStream.from_dataset(blobs(), tasks=3), tasks=2), ("tasks", "TaskStream")),
+        (lambda: efcil.run(["dpcr"], "digits"), ("'dpcr'", "efcil.Method")),
+        (lambda: efcil.run(efcil.Method(learner="lfw", classifier="ridge"), "digits"), ("'lfw'", "'lwf'")),
+        (lambda: efcil.run("dpcr", "digits", tasks="5"), ("tasks='5'", "whole number")),
+        (lambda: efcil.run("dpcr", "digits", increment=[5, 2.5]), ("increment=2.5", "whole number")),
+        (lambda: efcil.run("dpcr", "digits", epochs=0), ("epochs=0", "1")),
+        (lambda: efcil.run("dpcr", "digits", seed=-1), ("seed=-1", "0")),
+        (lambda: efcil.run("dpcr", "digits", preset=3), ("preset=3", "'quick'")),
+        (lambda: efcil.run("dpcr", "digits", options=["ridge"]), ("options=['ridge']", "mapping")),
+        (lambda: efcil.run("dpcr", "digits", save_features=True), ("save_features=True", "out")),
+        (lambda: efcil.LwF(epochs=1.5), ("epochs=1.5", "whole number")),
     ],
 )
 def test_a_bad_call_is_refused_in_one_line(call, named):
     with raises(ConfigError, *named):
         call()
+
+
+def test_numbers_of_other_libraries_are_taken(kept):
+    _, options, results = kept
+    numbers = {"tasks": np.int64(2), "epochs": np.int32(1), "seed": np.uint8(0)}
+    found = efcil.run("finetune", "digits", order=np.str_("3"), options=options["options"], **{**BRIEF, **numbers})
+    assert np.array_equal(found["finetune"].accuracy_matrix, results["finetune", 3].accuracy_matrix, equal_nan=True)
+
+
+def test_what_is_refused_is_refused_before_any_method_trains(tmp_path, monkeypatch):
+    """A learner that the backbone does not go with, and a class order that is too short, behind what could train."""
+    monkeypatch.setattr("efcil.training.trainer.Trainer.fit", None)
+    net = torch.nn.Sequential(torch.nn.Conv2d(1, 4, 3), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten())
+    with raises(ConfigError, "podnet", "Sequential", "resnet10"):
+        efcil.compare(["lwf-ncm", "podnet"], "digits", options={"backbone": net}, out=tmp_path / "a", **BRIEF)
+    (tmp_path / "order.txt").write_text("1\n2\n")
+    with raises(ConfigError, tmp_path / "order.txt", "10"):
+        efcil.compare(["lwf-ncm"], "digits", orders=[1, tmp_path / "order.txt"], out=tmp_path / "b", **BRIEF)
+    assert not [*tmp_path.rglob("config.yaml")]
 
 
 def test_an_unknown_argument_is_a_type_error():

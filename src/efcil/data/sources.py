@@ -166,7 +166,9 @@ def _load_stored(
     progress: Progress | None,
 ) -> DataSet:
     """Load a data set by its name, or a folder of class folders."""
-    is_name = place in DATASETS and place != "folder"
+    name = DATASETS.canonical(place)
+    is_name = name in DATASETS and name != "folder"
+    place = name if is_name else place
     if not is_name and not os.path.isdir(place):
         raise DataError(f"'{place}' is not a data set or folder; {nearest(place, [*DATASETS])}")
     spec = DATASETS[place if is_name else "folder"]
@@ -212,7 +214,7 @@ def _read(source: Any, side: str, size: int | None, progress: Progress | None) -
     tensors = getattr(source, "tensors", None)  # of torch's TensorDataset
     if isinstance(tensors, tuple) and len(tensors) == 2:
         return _read_arrays(*tensors, side, size, progress)
-    if not hasattr(source, "__getitem__") and not isinstance(source, Iterable):
+    if (not hasattr(source, "__getitem__") and not isinstance(source, Iterable)) or hasattr(source, "iloc"):
         raise DataError(f"{side} data are {kind}; give a name, a folder, (images, labels) or a torch Dataset")
     names, stored = _class_names_of(source), _stored_arrays(source, size)
     if stored is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
@@ -14,7 +14,7 @@ from efcil import data as datasets
 from efcil.accel.backend import Backend
 from efcil.data.dataset import DataSet, format_list
 from efcil.data.sources import as_dataset
-from efcil.errors import ConfigError, DataError, Interrupted, as_keywords
+from efcil.errors import ConfigError, DataError, Interrupted, RunError, as_keywords
 from efcil.experiment.concurrent import execute_all
 from efcil.experiment.progress import ProgressBar, choose_bar
 from efcil.experiment.run import Run, RunOptions
@@ -83,13 +83,20 @@ def compare(
     """
     try:
         return _compare(methods, data, orders, dict(options))
-    except ConfigError as error:
-        raise ConfigError(as_keywords(str(error))) from None
+    except (ConfigError, DataError, RunError) as error:
+        raise type(error)(as_keywords(str(error))) from None
     except Interrupted:
         raise KeyboardInterrupt from None
 
 
 _SPLIT = ("tasks", "init_cls", "increment", "allow_uneven")
+_KINDS: dict[str, tuple[Any, str]] = {
+    "learner": (str, "the name of a learner, such as 'pretrained'"),
+    "preset": (str, "the name of a preset, such as 'quick'"),
+    "options": (Mapping, "a mapping, such as {'ridge': 200}"),
+    "directory": ((str, os.PathLike), "a path"),
+    "out": ((str, os.PathLike), "a path, or None to keep nothing"),
+}
 _KNOWN = tuple(ExperimentOptions.__annotations__)
 
 
@@ -104,6 +111,10 @@ def _compare(
         )
     if isinstance(methods, str | Method) or not methods:
         raise ConfigError(f"methods is {methods!r}: give a list, such as ['dpcr', 'lwf-ncm']")
+    for method in methods:
+        if not isinstance(method, str | Method):
+            raise ConfigError(f"method {method!r:.60}: give a name, such as 'dpcr', or an efcil.Method")
+    options = _checked(options)
     source = _source(data, options)
     if isinstance(source, TaskStream):
         given = [key for key in _SPLIT if key in options] + (["orders"] if orders is not None else [])
@@ -133,6 +144,17 @@ def _compare(
         if out is not None:
             results.report(place / "report.html")
         return results
+
+
+def _checked(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments that are given; refuse those of another kind."""
+    checked = {key: value for key, value in options.items() if value is not None}
+    for key, (kind, wanted) in _KINDS.items():
+        if key in checked and not isinstance(checked[key], kind):
+            raise ConfigError(f"{key}={checked[key]!r:.60}: give {wanted}")
+    if checked.get("save_features") and "out" not in checked:
+        raise ConfigError("save_features=True needs out=..., the directory to save them in")
+    return checked
 
 
 def _order_list(orders: Any) -> Sequence[Any]:

@@ -26,6 +26,7 @@ from efcil.config import (
     parse_overrides,
     preset_names,
     preset_values,
+    whole_number,
 )
 from efcil.data.dataset import DataSet
 from efcil.errors import ConfigError, nearest
@@ -34,7 +35,7 @@ from efcil.learners.base import TrainingOptions
 from efcil.methods import MOVABLE, Method, on_learner, plugin_presets
 from efcil.resolution import RequestedMethod, collected, parse_label, preset_method
 from efcil.resolution import resolve as resolve_options
-from efcil.tasks import task_sizes
+from efcil.tasks import task_sizes, whole_split
 
 NO_PRESET = "none"  # the options' own defaults, for data sets that no preset speaks of
 OWN_DATA = "model"  # for images that a program brings: what models that people teach have
@@ -135,7 +136,7 @@ def resolve(spec: ExperimentSpec) -> Experiment:
         preset,
         _split(spec),
         str(spec.order),
-        spec.seed,
+        whole_number("seed", spec.seed, 0),
         resolved.learner,
         resolved.training.with_epochs(_common_epochs(spec, methods)),
         spec.val_fraction,
@@ -235,7 +236,7 @@ def by_trajectory(spec: ExperimentSpec) -> dict[str, ExperimentSpec]:
 
 def _training_settings(request: RequestedMethod) -> str:
     """Return what makes the training of a method its own, for comparison."""
-    training = keys(LEARNERS[request.method.learner].options_type)
+    training = keys(LEARNERS.find(request.method.learner, f" of {request.method.name}").options_type)
     given = {key: value for key, value in request.settings.items() if key in training} | _epochs(request.method)
     return repr(sorted((key, id(value) if callable(value) else value) for key, value in given.items()))
 
@@ -292,7 +293,8 @@ def _data_options(source: datasets.DatasetSpec, preset: Values, overrides: Value
 
 def _split(spec: ExperimentSpec) -> dict[str, Any]:
     """Return how the classes are split; without a request into five tasks."""
-    split: dict[str, Any] = {"tasks": spec.tasks, "init_cls": spec.init_cls, "increment": spec.increment}
+    numbers = whole_split(spec.tasks, spec.init_cls, spec.increment)
+    split: dict[str, Any] = dict(zip(("tasks", "init_cls", "increment"), numbers, strict=True))
     split = {key: value for key, value in split.items() if value is not None} or {"tasks": 5}
     return split | ({"allow_uneven": True} if spec.allow_uneven else {})
 

@@ -11,7 +11,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from efcil.accel.backend import Backend
-from efcil.config import Options
+from efcil.config import Options, whole_number
 from efcil.core.class_stats import ClassStats
 from efcil.data import augment
 from efcil.data.preprocessing import Preprocessing
@@ -68,6 +68,7 @@ class TrainingOptions(Options):
         """Return the same options with another number of epochs per task."""
         if epochs is None:
             return self
+        epochs = whole_number("epochs", epochs, 1)
         return self.model_copy(update={"first": self.first.rescaled(epochs), "later": self.later.rescaled(epochs)})
 
 
