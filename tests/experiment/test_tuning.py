@@ -183,6 +183,18 @@ def test_bad_commands_are_refused_before_training(arguments, named, tmp_path):
     assert not (tmp_path / "t").exists()
 
 
+def test_what_was_tried_with_is_in_the_file(tmp_path):
+    """Epochs and a learner or backbone given beside --set change the training, too."""
+    given = {"learner": "first-task", "backbone": "resnet10", "epochs": 1}
+    more = [word for key, value in given.items() for word in (f"--{key}", str(value))]
+    small = ["--set", "width=2", "--tasks", "2", "--orders", "5", "--quiet", "--out", str(tmp_path)]
+    result = CliRunner().invoke(app, ["tune", "lwf-ncm", "digits", "--try", "momentum=0.5", *small, *more])
+    assert result.exit_code == 0, result.output
+    best = yaml.safe_load((tmp_path / "best.yaml").read_text())
+    assert best["set"] == {"width": 2, "momentum": 0.5}
+    assert {key: best[key] for key in given} == given
+
+
 def test_the_order_that_is_recommended_was_not_used_for_the_selection(tuned):
     out, text, _ = tuned
     (line,) = [line for line in text.splitlines() if "best.yaml --order" in line]

@@ -448,6 +448,7 @@ def tune(
     seed: Seed = 0,
     learner: Learner = None,
     backbone: Backbone = None,
+    epochs: Epochs = None,
     preset: Preset = None,
     overrides: Overrides = [],  # noqa: B006
     config: ConfigFile = None,

@@ -59,6 +59,7 @@ def search(options: Mapping[str, Any], grid: Sequence[str]) -> list[TrialResult]
     experiment = runs[0].experiment
     title = f"{method} on {experiment.eval_split}, orders {', '.join(orders)}"
     best = {"method": method, "dataset": dataset, "preset": experiment.preset, **experiment.tasks}
+    best |= {key: options[key] for key in ("learner", "backbone", "epochs") if options[key] is not None}
     best["set"] = options["overrides"]
     written = write(result, out, title, best)
     if not silent:
