@@ -28,7 +28,7 @@ def list_() -> None:
 
 @app.command()
 def fetch(
-    name: Annotated[str, typer.Argument(help="Data set.", show_default=False)],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Data set.", show_default=False)],
     data: Annotated[Path, typer.Option("--data", metavar="DIR", help="Directory to download to.")] = Path("data"),
     quiet: QuietFlag = False,
 ) -> None:
@@ -57,7 +57,7 @@ def fetch(
 
 @app.command()
 def verify(
-    name: Annotated[str, typer.Argument(help="Data set.", show_default=False)],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Data set.", show_default=False)],
     place: Annotated[
         Path | None, typer.Argument(metavar="[DIR]", help="Dataset directory, as --data.", show_default=False)
     ] = None,

@@ -387,7 +387,9 @@ def compare(
 
 @app.command(rich_help_panel=EXPERIMENTS)
 def resume(
-    directory: Annotated[Path, typer.Argument(help="Directory of a run or comparison.", show_default=False)],
+    directory: Annotated[
+        Path, typer.Argument(metavar="DIRECTORY", help="Directory of a run or comparison.", show_default=False)
+    ],
     data: DataDir = None,
     quiet: QuietFlag = False,
     json: JsonLinesFlag = False,

@@ -31,7 +31,10 @@ app = typer.Typer()
 @app.command(rich_help_panel=MODELS)
 def teach(
     model: ModelDir,
-    folder: Annotated[Path, typer.Argument(help="Image folder with one subfolder per class.", show_default=False)],
+    folder: Annotated[
+        Path,
+        typer.Argument(metavar="FOLDER", help="Image folder with one subfolder per class.", show_default=False),
+    ],
     method: Annotated[
         str | None,
         typer.Option(
@@ -133,7 +136,9 @@ def teach(
 @app.command(rich_help_panel=MODELS)
 def predict(
     model: ModelDir,
-    paths: Annotated[list[Path], typer.Argument(help="Images, or folders of images.", show_default=False)],
+    paths: Annotated[
+        list[Path], typer.Argument(metavar="PATHS", help="Images, or folders of images.", show_default=False)
+    ],
     top: Annotated[int, typer.Option(min=1, metavar="K", help="Print the K best classes.", rich_help_panel=OUTPUT)] = 1,
     reject_below: Annotated[
         float | None,
@@ -173,7 +178,10 @@ def predict(
 def evaluate(
     model: ModelDir,
     folder: Annotated[
-        Path, typer.Argument(help="Image folder with one subfolder per class (its test/, if any).", show_default=False)
+        Path,
+        typer.Argument(
+            metavar="FOLDER", help="Image folder with one subfolder per class (its test/, if any).", show_default=False
+        ),
     ],
     device: Device = "auto",
     skip_bad: SkipBad = False,
@@ -223,7 +231,7 @@ def summary(model: ModelDir, json: JsonFlag = False) -> None:
 @app.command(rich_help_panel=MODELS)
 def forget(
     model: ModelDir,
-    classes: Annotated[list[str], typer.Argument(help="Classes to remove.", show_default=False)],
+    classes: Annotated[list[str], typer.Argument(metavar="CLASSES", help="Classes to remove.", show_default=False)],
     for_good: Annotated[
         bool, typer.Option("--for-good", metavar="", help="Keep no earlier state: `undo` cannot bring them back.")
     ] = False,
@@ -253,8 +261,8 @@ def undo(model: ModelDir, device: Device = "auto") -> None:
 @app.command(rich_help_panel=MODELS)
 def rename(
     model: ModelDir,
-    old: Annotated[str, typer.Argument(help="Class.", show_default=False)],
-    new: Annotated[str, typer.Argument(help="New name.", show_default=False)],
+    old: Annotated[str, typer.Argument(metavar="OLD", help="Class.", show_default=False)],
+    new: Annotated[str, typer.Argument(metavar="NEW", help="New name.", show_default=False)],
     device: Device = "auto",
 ) -> None:
     """Rename a class."""
@@ -267,7 +275,9 @@ def rename(
 @app.command(rich_help_panel=MODELS)
 def merge(
     model: ModelDir,
-    other: Annotated[Path, typer.Argument(help="Model whose classes are added; not changed.", show_default=False)],
+    other: Annotated[
+        Path, typer.Argument(metavar="OTHER", help="Model whose classes are added; not changed.", show_default=False)
+    ],
     device: Device = "auto",
 ) -> None:
     """Add the classes of another model with the same frozen backbone."""

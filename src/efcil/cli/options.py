@@ -160,7 +160,7 @@ MarkdownFlag = Annotated[
     bool, typer.Option("--markdown", metavar="", help="Print the table as Markdown.", rich_help_panel=OUTPUT)
 ]
 Device = Annotated[
-    str, typer.Option("--device", metavar="DEVICE", help="auto, cpu, cuda, cuda:1 ...", rich_help_panel=MACHINE)
+    str, typer.Option("--device", metavar="DEVICE", help="auto, cpu, cuda, cuda:1, mps.", rich_help_panel=MACHINE)
 ]
 Precision = Annotated[
     str, typer.Option("--precision", metavar="PRECISION", help="auto, fp32 or bf16.", rich_help_panel=MACHINE)

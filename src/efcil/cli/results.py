@@ -28,10 +28,16 @@ app = typer.Typer()
 @app.command(rich_help_panel=EXPERIMENTS)
 def reevaluate(
     source: Annotated[
-        Path, typer.Argument(help="Directory of a run or comparison made with --save-features.", show_default=False)
+        Path,
+        typer.Argument(
+            metavar="SOURCE", help="Directory of a run or comparison made with --save-features.", show_default=False
+        ),
     ],
     methods: Annotated[
-        str, typer.Argument(help="Comma-separated methods; a variant is name:key=value.", show_default=False)
+        str,
+        typer.Argument(
+            metavar="METHODS", help="Comma-separated methods; a variant is name:key=value.", show_default=False
+        ),
     ],
     overrides: Overrides = [],  # noqa: B006
     out: Annotated[
@@ -50,7 +56,10 @@ def reevaluate(
 @app.command(rich_help_panel=EXPERIMENTS)
 def ensemble(
     methods: Annotated[
-        str, typer.Argument(help="Comma-separated methods; a variant is name:key=value.", show_default=False)
+        str,
+        typer.Argument(
+            metavar="METHODS", help="Comma-separated methods; a variant is name:key=value.", show_default=False
+        ),
     ],
     sources: Annotated[
         list[Path],
@@ -74,7 +83,8 @@ def ensemble(
 @app.command(rich_help_panel=EXPERIMENTS)
 def report(
     directories: Annotated[
-        list[Path], typer.Argument(help="Run directories, searched recursively.", show_default=False)
+        list[Path],
+        typer.Argument(metavar="DIRECTORIES", help="Run directories, searched recursively.", show_default=False),
     ],
     out: Annotated[Path, typer.Option(metavar="DIR", help="Output directory.", rich_help_panel=OUTPUT)] = Path(
         "report"
@@ -99,7 +109,10 @@ def report(
 @app.command(rich_help_panel=EXPERIMENTS)
 def reproduce(
     names: Annotated[
-        str, typer.Argument(help="Comma-separated tables and figures; without any, list them.", show_default=False)
+        str,
+        typer.Argument(
+            metavar="NAMES", help="Comma-separated tables and figures; without any, list them.", show_default=False
+        ),
     ] = "",
     data: Annotated[
         list[str],

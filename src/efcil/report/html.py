@@ -97,7 +97,7 @@ def _tiles(benchmark: Benchmark) -> str:
         who = lead + ", ".join(shorten(group.label, 34) for group in chosen[:3])
         if chosen[0].partial:
             who += f", {chosen[0].status}"
-        spread = "" if value.spread is None else f"<small> ± {value.spread:.2f}</small>"
+        spread = "" if value.spread is None else f" <small>± {value.spread:.2f}</small>"
         tiles.append(
             f'<div class="tile"><span>{title}</span><strong>{value.mean:.2f}{spread}</strong>'
             f"<em>{escape(who)}</em></div>"
