@@ -158,7 +158,8 @@ def make_run(
 def _execute(methods: Sequence[str], dataset: str, o: Mapping[str, Any], orders: Sequence[str], compare: bool) -> None:
     """Execute a run for each order and backbone, and leave the screen tidy; under torchrun, this process's part."""
     from efcil.experiment.concurrent import execute_all
-    from efcil.experiment.reporters import NullReporter, PrefixReporter, choose_reporter
+    from efcil.experiment.reporters import NullReporter, choose_reporter
+    from efcil.experiment.shared_terminal import reporters_of_runs
     from efcil.experiment.specification import joining_methods
     from efcil.training.distributed import init_distributed
 
@@ -194,12 +195,12 @@ def _execute(methods: Sequence[str], dataset: str, o: Mapping[str, Any], orders:
                     stem = directory_stem([name], {**o, "dataset": first.dataset}, orders)
                     out = o["out"] or new_directory(stem, homes, o["resume"])
             out = Path(world.broadcast_object(str(out)))
+            keys = list(experiments)
+            tells = reporters_of_runs(reporter, [_title(key, keys) for key in keys])
             runs = []
             with world.sync_errors():
-                for key, experiment in experiments.items():
-                    title = _title(key, list(experiments))
-                    tells = PrefixReporter(title) if several and not silent and world.is_main else reporter
-                    runs.append(make_run(experiment, {**o, "out": out}, out / places[key], compare, tells, world))
+                for (key, experiment), own in zip(experiments.items(), tells, strict=True):
+                    runs.append(make_run(experiment, {**o, "out": out}, out / places[key], compare, own, world))
             parallel = (concurrent or runs[0].backend.concurrent_runs) if several else 1
             execute_all(runs, o["resume"], parallel, f"resume with: {resume_command(out)}")
         finally:

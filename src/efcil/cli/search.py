@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import shlex
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ from efcil.cli.directories import directory_stem, new_directory, resume_command
 from efcil.cli.experiments import make_run, resolve_options
 from efcil.errors import ConfigError
 from efcil.experiment.concurrent import execute_all
-from efcil.experiment.reporters import PrefixReporter, Reporter, choose_reporter
+from efcil.experiment.reporters import Reporter, choose_reporter
+from efcil.experiment.shared_terminal import reporters_of_runs
 from efcil.experiment.specification import Experiment
 from efcil.experiment.tuning import Trial, TrialResult, parse_grid, table, trial_results, trials, unused_order, write
 from efcil.resolution import parse_label
@@ -43,11 +45,12 @@ def search(options: Mapping[str, Any], grid: Sequence[str]) -> list[TrialResult]
     out = options["out"] or new_directory(
         directory_stem(["tune", method], {**options, "dataset": dataset}, []), homes, resume=True
     )
-    with init_distributed() as world:
+    titles = [" ".join([f"order {order}", *members[0].training]) for _, members, order in planned.values()]
+    with init_distributed() as world, closing(reporter):
         runs = []
-        for place, (experiment, members, order) in planned.items():
-            lines = Reporter() if silent else PrefixReporter(" ".join([f"order {order}", *members[0].training]))
-            runs.append(make_run(experiment, {**options, "out": out}, out / place, True, lines, world))
+        tells = [Reporter()] * len(titles) if silent else reporters_of_runs(reporter, titles)
+        for (place, (experiment, _, _)), own in zip(planned.items(), tells, strict=True):
+            runs.append(make_run(experiment, {**options, "out": out}, out / place, True, own, world))
         concurrent = options["concurrent_runs"] or runs[0].backend.concurrent_runs
         found = execute_all(runs, True, concurrent, f"resume with: {resume_command(out)}")
     summaries = {

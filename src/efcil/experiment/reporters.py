@@ -245,6 +245,7 @@ class TerminalReporter(Reporter):
     """Bars and a table, drawn with rich (imported here: a process without a terminal does not need it)."""
 
     EVERY = 0.1  # seconds between two looks of the bar
+    SHOWS_LOSS = True
 
     def __init__(self) -> None:
         from rich.console import Console
@@ -281,7 +282,7 @@ class TerminalReporter(Reporter):
 
     def on_epoch(self, report: EpochReport) -> None:
         """Advance the bar."""
-        self._loss = f"loss {report.loss:.3f}"
+        self._loss = f"loss {report.loss:.3f}" if self.SHOWS_LOSS else ""
         self._pace.advance(report.task, report.epoch + 1)
         if time.monotonic() - self._shown >= self.EVERY or report.epoch + 1 == report.epochs:
             self._show(report.task, f"epoch {report.epoch + 1}/{report.epochs}")
@@ -293,8 +294,10 @@ class TerminalReporter(Reporter):
             self._pace.measure()
         self._shown = now
         words = "  ".join(filter(None, (where, self._loss, self._pace.words.replace(", ", "  "))))
-        label = f"task {task + 1}/{len(self._pace.epochs)}"
-        self.bars.update(self._bar, completed=self._pace.done, description=label, words=words)
+        self.bars.update(self._bar, completed=self._pace.done, description=self._label(task), words=words)
+
+    def _label(self, task: int) -> str:
+        return f"task {task + 1}/{len(self._pace.epochs)}"
 
     def on_solve(self, task: int) -> None:
         """Say what happens now."""
@@ -302,17 +305,21 @@ class TerminalReporter(Reporter):
 
     def on_task(self, task: int, tasks: int, accuracies: Mapping[str, float]) -> None:
         """Print the accuracies above the bar."""
+        self.print_task(f"task {task + 1:>2}/{tasks}", accuracies)
+        self._pace.restart()
+        if task + 1 < tasks:
+            self._loss = ""
+            self._show(task + 1, "")
+
+    def print_task(self, label: str, accuracies: Mapping[str, float]) -> None:
+        """Print A_t of each method, which is explained the first time."""
         from rich.markup import escape
 
         if not self._explained:
             self.console.print(EXPLAINED, style="dim", highlight=False)
             self._explained = True
         words = "  ".join(f"{escape(name)} [bold]{value:.2f}[/bold]" for name, value in accuracies.items())
-        self.console.print(f"task {task + 1:>2}/{tasks}  A_t  {words}", highlight=False)
-        self._pace.restart()
-        if task + 1 < tasks:
-            self._loss = ""
-            self._show(task + 1, "")
+        self.console.print(f"{escape(label)}  A_t  {words}", highlight=False)
 
     def progress(self, what: str, done: int, total: int | None) -> None:
         """Show or advance the bar of something countable."""
