@@ -176,7 +176,7 @@ def test_scores_without_an_image_are_those_of_statistics_without_it():
     features += 2 * torch.nn.functional.one_hot(labels, 6)
     stats = ClassStats.from_features(features, labels, SHARED)
     metric = SharedMetric.of(stats)
-    scores, familiarity = metric.leave_one_out(stats, features, labels)
+    scores, (familiarity, distance) = metric.leave_one_out(stats, features, labels)
     covariance = torch.linalg.inv(metric.inverse)
     center = stats.mean.mean(0)
     for row in (0, 8, 20):
@@ -190,3 +190,5 @@ def test_scores_without_an_image_are_those_of_statistics_without_it():
         assert torch.allclose(scores[row], expected, rtol=1e-8)
         ways = (means @ inverse @ x) / own * ((own + metric.noise) / (x @ inverse @ x)).sqrt()
         assert torch.allclose(familiarity[row], ways.max(), rtol=1e-8)
+        squares = [(x - mean) @ inverse @ (x - mean) for mean in means]
+        assert torch.allclose(distance[row], (min(squares) / metric.noise).log(), rtol=1e-8)

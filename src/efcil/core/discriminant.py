@@ -14,6 +14,7 @@ differ: images say less of the covariance than OAS believes. `HEAVIER` makes up 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -107,6 +108,19 @@ def shared_discriminant(stats: ClassStats, shrinkage: float | None = None) -> tu
     return SharedMetric.of(stats, shrinkage).scores_of(stats)
 
 
+class Looks(NamedTuple):
+    """How much images look like those of a class: two numbers for each, which see different things.
+
+    `familiarity`: how far it is on the way from the middle of all classes to the mean of one, for how far it is from
+    the middle at all; 1 for what is expected of an image of the class. Low for kinds that are similar to the classes.
+    `distance`: log of its squared distance from the nearest mean, in units of what is expected. High for what has
+    nothing to do with the classes and lies in directions in which they do not differ.
+    """
+
+    familiarity: Tensor  # (n,)
+    distance: Tensor  # (n,)
+
+
 @dataclass(frozen=True, eq=False)
 class SharedMetric:
     """The inverse of the covariance that all classes share, and what one image contributes to the covariance."""
@@ -136,8 +150,8 @@ class SharedMetric:
         weight, bias = _scores_of(stats.mean, self.inverse)
         return weight, bias + self.noise / (2 * stats.count.clamp_min(1).to(DTYPE))
 
-    def leave_one_out(self, stats: ClassStats, features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Return scores (n, k) and `familiarity` (n,) of learned features, each as if it had not been learned.
+    def leave_one_out(self, stats: ClassStats, features: Tensor, labels: Tensor) -> tuple[Tensor, Looks]:
+        """Return scores (n, k) and `looks` of learned features, each as if it had not been learned.
 
         Without x, of n images of class c, the mean is mu - u / (n - 1) for u = x - mu, and the covariance S - b u'u
         with b = step n / (n - 1); its inverse follows from Sherman and Morrison. The shrinkage, and the share of the
@@ -163,24 +177,21 @@ class SharedMetric:
         sizes = stats.count.to(DTYPE).expand(len(features), -1).clone()
         sizes[row, labels] -= 1
         scores = forward - own / 2 + self.noise / (2 * sizes)
-        return scores, _familiarity(forward, own, inner(apart, apart), self.noise)
+        return scores, _looks(forward, own, inner(apart, apart), self.noise)
 
-    def familiarity(self, stats: ClassStats, features: Tensor) -> Tensor:
-        """Return how much features (n, dim) look like those of the class that they look most like.
-
-        How far an image is on the way from the middle of all classes to the mean of the class, for how far it is from
-        the middle at all; 1 for what is expected of an image of the class.
-        """
+    def looks(self, stats: ClassStats, features: Tensor) -> Looks:
+        """Return how features (n, dim) look beside those of the class that they look most like."""
         center = stats.mean.mean(0)
         apart, others = features.to(DTYPE) - center, stats.mean - center
         forward = apart @ self.inverse @ others.T
         own = _rows(others @ self.inverse, others)[:, 0]
-        return _familiarity(forward, own, _rows(apart @ self.inverse, apart), self.noise)
+        return _looks(forward, own, _rows(apart @ self.inverse, apart), self.noise)
 
 
 def _rows(one: Tensor, other: Tensor) -> Tensor:
     return (one * other).sum(1, keepdim=True)
 
 
-def _familiarity(forward: Tensor, own: Tensor, square: Tensor, noise: float) -> Tensor:
-    return (forward / own * ((own + noise) / square).sqrt()).max(1).values
+def _looks(forward: Tensor, own: Tensor, square: Tensor, noise: float) -> Looks:
+    familiarity = (forward / own * ((own + noise) / square).sqrt()).max(1).values
+    return Looks(familiarity, ((square - 2 * forward + own).min(1).values.clamp_min(0) / noise).log())

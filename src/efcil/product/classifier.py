@@ -475,7 +475,7 @@ class IncrementalClassifier:
                 f"what images of the classes look like was measured on {evidence.images} of them; teach two classes or "
                 f"more, of {ENOUGH} images together, with val_fraction above 0"
             )
-        share: npt.NDArray[np.float64] = evidence.share_as_strange(discriminant.familiarity(features)).cpu().numpy()
+        share: npt.NDArray[np.float64] = evidence.share_as_strange(discriminant.looks(features)).cpu().numpy()
         return share
 
     def predict_proba(self, images: Any) -> npt.NDArray[np.float64]:

@@ -8,7 +8,9 @@ predicts. With the sums, the statistics of the classes tell what to expect of th
     temperature       = s^2 delta / (delta + z sqrt(2 delta))       standard deviation of the residuals
 
 Under linear discriminant analysis with the true covariance the margin has mean delta and variance 2 delta, so z = 0 and
-s = 1. The same sums of `familiarity` give the share of images of known classes that look as strange as a new one.
+s = 1. The same sums of `familiarity` and `distance` (`efcil.core.discriminant.Looks`) give the share of images of known
+classes that look as strange as a new one: what is similar to the classes shows in the first, anything else in the
+second.
 """
 
 from __future__ import annotations
@@ -20,11 +22,15 @@ import torch
 from torch import Tensor
 
 from efcil.classifiers.shared_covariance import SharedCovariance
+from efcil.core.discriminant import Looks
 from efcil.core.linear_algebra import DTYPE
 
 ENOUGH = 10  # images of a class from which on its accuracy is predicted
 PRIOR = (4.0, -1.0, 2.0)  # images, mean and standard deviation of the residuals before any is seen
 WARMEST = 4.5  # the temperature is at most the margin of a class's mean through this
+OF_DISTANCE = (
+    0.2  # part of the known images that are turned away which distance may turn away, chosen on training images
+)
 _MOST = 2000  # classes of which all pairs are compared
 
 
@@ -32,7 +38,7 @@ _MOST = 2000  # classes of which all pairs are compared
 class Evidence:
     """Sums over images that were scored as if they had not been learned.
 
-    >>> Evidence(2, 1.0, 3.0, 1.6, 1.3).merge(Evidence(1, 2.0, 4.0, 0.8, 0.7)).images
+    >>> Evidence(2, 1.0, 3.0, 1.6, 1.3, 0.1, 0.2).merge(Evidence(1, 2.0, 4.0, 0.8, 0.7, 0.1, 0.1)).images
     3
     """
 
@@ -41,6 +47,8 @@ class Evidence:
     residual_square: float = 0.0
     familiarity: float = 0.0
     familiarity_square: float = 0.0
+    distance: float = 0.0
+    distance_square: float = 0.0
 
     def merge(self, other: Evidence) -> Evidence:
         """Return the sums over both."""
@@ -55,13 +63,22 @@ class Evidence:
         square = (before * (deviation**2 + mean**2) + self.residual_square) / total
         return center, math.sqrt(max(square - center**2, 0.25))
 
-    def share_as_strange(self, familiarity: Tensor) -> Tensor:
+    def share_as_strange(self, looks: Looks) -> Tensor:
         """Return the share of images of known classes that look at least as strange, 0 to 1."""
         if self.images < ENOUGH:
-            return torch.ones_like(familiarity)
-        mean = self.familiarity / self.images
-        deviation = math.sqrt(max(self.familiarity_square / self.images - mean**2, 1e-12))
-        return torch.special.ndtr((familiarity - mean) / deviation)
+            return torch.ones_like(looks.familiarity)
+        unlike = self._share_below(looks.familiarity, self.familiarity, self.familiarity_square)
+        far = self._share_below(-looks.distance, -self.distance, self.distance_square)
+        limit = torch.minimum(unlike / (1 - OF_DISTANCE), far / OF_DISTANCE)
+        parts = [1 - (share * limit).clamp_max(1) for share in (1 - OF_DISTANCE, OF_DISTANCE)]
+        return (
+            1 - parts[0] * parts[1]
+        )  # known images that are beyond one limit or the other, which say different things
+
+    def _share_below(self, values: Tensor, total: float, square: float) -> Tensor:
+        mean = total / self.images
+        deviation = math.sqrt(max(square / self.images - mean**2, 1e-12))
+        return torch.special.ndtr((values - mean) / deviation)
 
 
 NO_EVIDENCE = Evidence()
@@ -78,7 +95,7 @@ def gather(
     features, labels = features[known], labels[known]
     if len(classifier.stats) < 2 or len(labels) == 0:
         return Evidence(), {}
-    scores, familiarity = classifier.leave_one_out(features, labels)
+    scores, (familiarity, distance) = classifier.leave_one_out(features, labels)
     right = scores.argmax(1) == labels
     found = {int(c): (int(right[labels == c].sum()), int((labels == c).sum())) for c in labels.unique()}
     margins = class_margins(classifier)
@@ -86,10 +103,9 @@ def gather(
     margin = scores.gather(1, labels[:, None])[:, 0] - scores.gather(1, rival[:, None])[:, 0]
     delta = margins[labels, rival]
     rest = (margin - delta) / (2 * delta).sqrt()
-    usable = (delta > 0) & rest.isfinite() & familiarity.isfinite()
-    rest, familiarity = rest[usable], familiarity[usable]
-    sums = [float(x.sum()) for x in (rest, rest.square(), familiarity, familiarity.square())]
-    return Evidence(len(rest), *sums), found
+    usable = (delta > 0) & rest.isfinite() & familiarity.isfinite() & distance.isfinite()
+    sums = [float(part.sum()) for x in (rest, familiarity, distance) for part in (x[usable], x[usable].square())]
+    return Evidence(int(usable.sum()), *sums), found
 
 
 def class_margins(classifier: SharedCovariance) -> Tensor:
