@@ -89,7 +89,7 @@ accuracy = model.score("pictures/test")
 print(f"accuracy {100 * accuracy:.0f} %")
 
 # %% [markdown]
-# ## Forget a class, undo a teaching, save
+# ## Forget a class, save the model
 
 # %%
 model.forget("yellow square")

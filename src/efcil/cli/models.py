@@ -48,7 +48,7 @@ def teach(
         typer.Option(
             metavar="NAME",
             help="Pretrained and frozen: efficientnet-lite0 (default), -lite1, -lite2, timm/NAME; resnet10 or "
-            "scratch: trained on your pictures alone.",
+            "scratch: trained on your images only.",
             rich_help_panel=NEW_MODEL,
         ),
     ] = None,
@@ -83,7 +83,7 @@ def teach(
         typer.Option(
             "--frozen/--no-frozen",
             metavar="",
-            help="Freeze a pretrained backbone (default), or train it on, with a method that can.",
+            help="Freeze a pretrained backbone (default), or keep training it if the method can.",
             rich_help_panel=NEW_MODEL,
         ),
     ] = None,
@@ -91,8 +91,8 @@ def teach(
         str | None,
         typer.Option(
             metavar="WHEN",
-            help="Train the pretrained backbone gently: none (default), first (teaching) or always; where we measured "
-            "it, none was best.",
+            help="Fine-tune the pretrained backbone with a small learning rate: none (default, best in our "
+            "measurements), first (update) or always.",
             rich_help_panel=NEW_MODEL,
         ),
     ] = None,
@@ -148,7 +148,7 @@ def predict(
         float | None,
         typer.Option(
             metavar="P",
-            help='Answer "none of these" to images stranger than all but this share of those of the classes; try 0.05.',
+            help='Answer "none of these" to images less typical than all but this share of training images; try 0.05.',
             rich_help_panel=OUTPUT,
         ),
     ] = None,
@@ -186,7 +186,7 @@ def evaluate(
     device: Device = "auto",
     skip_bad: SkipBad = False,
     skip_unknown: Annotated[
-        bool, typer.Option("--skip-unknown", metavar="", help="Leave out classes that the model does not know.")
+        bool, typer.Option("--skip-unknown", metavar="", help="Ignore classes that the model does not know.")
     ] = False,
     html: Annotated[
         Path | None,
@@ -233,7 +233,7 @@ def forget(
     model: ModelDir,
     classes: Annotated[list[str], typer.Argument(metavar="CLASSES", help="Classes to remove.", show_default=False)],
     for_good: Annotated[
-        bool, typer.Option("--for-good", metavar="", help="Keep no earlier state: `undo` cannot bring them back.")
+        bool, typer.Option("--for-good", metavar="", help="Delete earlier states: `undo` cannot restore them.")
     ] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", metavar="", help="Do not ask.")] = False,
     device: Device = "auto",
@@ -310,7 +310,7 @@ def export(
         typer.Option(
             "--int8",
             metavar="PICTURES",
-            help="Quantize to int8 with these pictures, files or folders; repeatable.",
+            help="Quantize to int8, calibrated with these images (files or folders); repeatable.",
             show_default=False,
             rich_help_panel=OUTPUT,
         ),

@@ -26,7 +26,7 @@ DataDir = Annotated[
 ]
 Tasks = Annotated[
     int | None,
-    typer.Option(metavar="N", help="Number of equal tasks; 5 where nothing is given.", rich_help_panel=PROBLEM),
+    typer.Option(metavar="N", help="Number of equal tasks; 5 by default.", rich_help_panel=PROBLEM),
 ]
 InitCls = Annotated[
     int | None, typer.Option("--init-cls", metavar="N", help="Classes in the first task.", rich_help_panel=PROBLEM)
@@ -82,7 +82,7 @@ Epochs = Annotated[
     typer.Option(
         min=1,
         metavar="N",
-        help="Epochs per task instead of the preset's; its learning rates follow.",
+        help="Epochs per task instead of the preset's; its learning-rate schedules are scaled.",
         rich_help_panel=SETTINGS,
     ),
 ]
@@ -191,7 +191,11 @@ SyncBN = Annotated[
 Threads = Annotated[
     int | None,
     typer.Option(
-        min=1, max=MOST_THREADS, metavar="N", help="CPU threads; equal counts give equal bits.", rich_help_panel=MACHINE
+        min=1,
+        max=MOST_THREADS,
+        metavar="N",
+        help="CPU threads; results are bit-identical for equal counts.",
+        rich_help_panel=MACHINE,
     ),
 ]
 ConcurrentRuns = Annotated[
