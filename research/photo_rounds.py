@@ -179,7 +179,7 @@ def _strangers(
     others: np.ndarray,
     tests: np.ndarray,
 ) -> dict[str, Any]:
-    """AUROC of "none of these" on classes that were never taught: other breeds, or each flower left out in turn."""
+    """AUROC of "none of these" on unknown classes: other breeds, or each flower left out in turn."""
     if len(others):
         return _told_apart(model, photos, tests, others)
     found = []
@@ -255,17 +255,17 @@ def page(text: str) -> str:
     steps = zip(*([_spread(step) for step in zip(*line["accuracy"], strict=True)] for line in rounds), strict=True)
     rows += [[f"accuracy after round {number}", *step] for number, step in enumerate(steps, 1)]
     told = [_spread([draw[-1] for draw in line["expected"]]) for line in rounds]
-    rows.append(["expected after the last round", *told])
+    rows.append(["estimated after the last round", *told])
     rows.append(["logistic regression, all features stored", *(_spread(line["logistic"]) for line in rounds)])
     rows.append(["calibration error (ECE, 10 bins)", *(_spread(line["ece"], 3) for line in rounds)])
-    rows.append(['AUROC of "none of these", classes never taught', *(_spread(line["auroc"], 3) for line in rounds)])
+    rows.append(['AUROC of "none of these", unknown classes', *(_spread(line["auroc"], 3) for line in rounds)])
     table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
     (command,) = (line for line in lines if "peak_gb" in line)
     words = [f"{images} photos in {s:.0f} s" for images, s in zip(command["images"], command["seconds"], strict=True)]
     busy = ", ".join(f"{s:.0f}" for s in command["cpu_seconds"])
     cost = (
-        f"`efcil teach`, a process for each round of pets ({command['machine']}): {', '.join(words)}; {busy} s of CPU "
-        f"time. Peak memory {command['peak_gb']} GB; the model of ten classes, with what `undo` needs, "
+        f"`efcil teach` for pets, one process per round ({command['machine']}): {', '.join(words)}; {busy} s of CPU "
+        f"time. Peak memory {command['peak_gb']} GB; the model of ten classes, including earlier states for `undo`, "
         f"{command['model_mb']} MB."
     )
     before, rest = text.split(BEGIN)
