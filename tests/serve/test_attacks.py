@@ -118,6 +118,41 @@ def test_forms_are_utf_8(reader, charset):
     assert len(answer.content) < 1000
 
 
+def header_variants():
+    """Parameters of a header that almost match, as long as a header may be."""
+    rng = random.Random(SEED)
+    blanks = [" ", "\t", " \t", "  "]
+    for number in range(MANY):
+        blank, size = rng.choice(blanks), rng.randrange(50_000, 60_000)
+        key = "".join(rng.choices("ab-_9", k=rng.randrange(1, 9)))
+        yield (
+            f";{key}=" + blank * (size // len(blank)) + '"',  # before: quadratic, minutes on the event loop
+            f";{key}=x" + blank * (size // len(blank)) + "x",
+            f";{key}" + blank * (size // len(blank)) + "x",
+            ";" + blank * (size // len(blank)) + "!",
+            f";{key * (size // len(key))}",
+            f';{key}="' * (size // (len(key) + 3)),
+            f';{key}="' + "\\a" * (size // 2),
+            f";{key}=" * (size // (len(key) + 2)),
+        )[number % 8]
+
+
+def test_headers_that_almost_match(reader, drawn):
+    """The time to read one is linear: on the event loop for a request, in a thread for a part of a form."""
+    names = f"files{MAX_LENGTH}"
+    for tail in header_variants():
+        with Watched(reader) as others:
+            for content_type in (f"multipart/form-data{tail}", f"multipart/form-data; boundary=b{tail}"):
+                answer = reader.post("/predict", content=b"--b--", headers={"content-type": content_type})
+                assert answer.status_code in (400, 415, 422), answer.text
+                assert len(answer.content) < 1000
+            head = f'--b\r\nContent-Disposition: form-data; name="{names}"; filename=a{tail[:3900]}\r\n\r\n\r\n'
+            kind = {"content-type": "multipart/form-data; boundary=b"}
+            answer = reader.post("/predict", content=f"{head * 64}--b--\r\n".encode(), headers=kind)
+            assert answer.status_code in (400, 422), answer.text
+        assert others.longest < 3
+
+
 def form_variants():
     """Forms whose parts, headers and names are too many, too long or not what they seem."""
     rng = random.Random(SEED)

@@ -9,6 +9,7 @@ import threading
 import time
 
 import httpx2 as httpx
+import numpy as np
 import pytest
 
 from efcil.errors import ConfigError
@@ -20,7 +21,7 @@ from efcil.serve.connections import Connections
 from efcil.serve.hosts import allowed_names
 from efcil.serve.service import Service
 from messages import raises
-from served import LONG, TOKEN, Served, as_files, until
+from served import LONG, TOKEN, Served, as_files, png, until
 
 SEED = 29
 MANY = 24
@@ -120,6 +121,103 @@ def test_a_client_that_takes_no_answer_is_ended(taught, monkeypatch):
                 ask_for_ever(connection)
             connection.close()
         assert answers(server)
+
+
+def test_of_a_body_that_is_too_slow_nothing_more_is_read(taught, monkeypatch):
+    monkeypatch.setattr(guard, "READ_TIMEOUT", TIMEOUT)
+    monkeypatch.setattr(guard, "DRAIN_TIMEOUT", LONG)
+    head = b"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n"
+    with listening(taught) as server, opened(server, head + b"x") as connection:
+        began, answer = time.monotonic(), b""
+        while part := connection.recv(1000):
+            answer += part
+        assert answer.startswith(b"HTTP/1.1 408 ")
+        assert time.monotonic() - began < LONG / 2
+
+
+def small_chunks():
+    """Chunked bodies of a few MB: what each chunk costs adds up to minutes of the event loop."""
+    rng = random.Random(SEED)
+    for number in range(MANY):
+        size = rng.randrange(1, 9)
+        blank = (b"", b"0" * rng.randrange(1, 4), b"")[number % 3]
+        extension = (b"", b"", b";a=b")[number % 3]
+        data = rng.choice([b"[", b"x", b"-", b"\r"]) * size
+        yield (
+            rng.choice(["/predict", "/teach", "/health", "/nowhere"]),
+            (blank + b"%x" % size + extension + b"\r\n" + data + b"\r\n") * (2_000_000 // (size + 5)),
+        )
+
+
+def test_bodies_of_small_chunks_are_ended(taught):
+    """Before: eight such clients stopped the service; one request held it for 44 s."""
+    with listening(taught) as server:
+        parsed, stop = [0.0], threading.Event()
+
+        def watch():
+            while not stop.is_set():
+                began = time.monotonic()
+                assert answers(server)
+                parsed.append(time.monotonic() - began)
+
+        watcher = threading.Thread(target=watch)
+        watcher.start()
+        try:
+            for path, body in small_chunks():
+                head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+                connection = opened(server, f"{head}Transfer-Encoding: chunked\r\n\r\n".encode())
+                with contextlib.suppress(ConnectionError):
+                    connection.sendall(body)
+                with contextlib.suppress(ConnectionError):
+                    while connection.recv(65536):  # it is closed, although the body has not ended
+                        pass
+                connection.close()
+        finally:
+            stop.set()
+            watcher.join()
+        assert max(parsed) < 5
+
+
+def test_chunks_as_clients_send_them_are_read(taught, drawn):
+    """A client that streams a form sends a chunk for each head and each file, or for some hundred bytes."""
+    noise = np.random.default_rng(SEED).integers(0, 256, (3, 320, 320), np.uint8)
+    pictures = [*(drawn["0"][number % 6] for number in range(40)), png(noise)]
+
+    def parts():
+        for data in pictures:
+            yield b'--b\r\nContent-Disposition: form-data; name="files"; filename="a"\r\n\r\n'
+            for at in range(0, len(data), 200):
+                yield data[at : at + 200]
+            yield b"\r\n"
+        yield b"--b--\r\n"
+
+    assert sum(1 for _ in parts()) > connections_module.SMALL_CHUNKS * 1.3
+    with listening(taught) as server:
+        url, kind = f"http://127.0.0.1:{server.port}/predict", {"content-type": "multipart/form-data; boundary=b"}
+        with httpx.Client(timeout=LONG) as client:
+            for _ in range(3):  # in one connection: each request is counted alone
+                assert client.post(url, content=parts(), headers=kind).status_code == 200
+
+
+def test_what_strangers_send_is_not_logged(taught, caplog):
+    """Before: a traceback for what is no HTTP after the head of a request, as often as somebody sends it."""
+    rng = random.Random(SEED)
+    with listening(taught) as server:
+        for number in range(MANY):
+            path = ("/page/app.js", "/openapi.json", "/health", "/predict")[number % 4]
+            expect = ("", "Expect: 100-continue\r\n")[number // 4 % 2]
+            connection = opened(server)
+            connection.settimeout(1)
+            with contextlib.suppress(ConnectionError, TimeoutError), connection:
+                head = f"GET {path} HTTP/1.1\r\nHost: localhost\r\n{expect}Transfer-Encoding: chunked\r\n\r\n"
+                connection.sendall(head.encode())
+                time.sleep(rng.random() / 100)
+                connection.sendall(
+                    rng.choice([b"zz\r\n\r\n", b"5\r\nabcdefgh\r\n", b"\0\0", rng.randbytes(30) + b"\r\n"])
+                )
+                connection.recv(100)
+        assert answers(server)
+    assert [record for record in caplog.records if record.levelname in ("WARNING", "ERROR")] == []
 
 
 def test_who_keeps_the_service_waiting_makes_room(taught):

@@ -94,6 +94,7 @@ def make_server(app: FastAPI, connections: Connections, tls: tuple[Path, Path] |
     config = uvicorn.Config(
         app,
         http=protocol_type(connections),
+        loop="asyncio",  # whose messages about descriptors `Connections.handle_exception` knows
         ws="none",
         log_config=None,
         log_level="error",  # a warning for every wrong request would let strangers fill the disk

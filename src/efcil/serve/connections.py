@@ -11,6 +11,8 @@ from typing import Any
 
 HEADER_TIMEOUT = 10.0  # seconds from the connection, or the first byte of a further request, to the end of its headers
 WRITE_TIMEOUT = 30.0  # seconds in which a client takes nothing of its answer
+SMALL_CHUNKS = 1000  # chunks of a body, whatever their size; each takes time of the event loop
+BYTES_PER_CHUNK = 128  # on average of all further chunks
 SAID_AGAIN = 600.0  # seconds until the log says again that there are too many connections
 _FULL = b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 log = logging.getLogger("efcil.serve")
@@ -100,14 +102,45 @@ class Connections:
 
 
 def protocol_type(connections: Connections) -> type[asyncio.Protocol]:
-    """Return uvicorn's protocol with the limits of `connections` and timeouts for each connection."""
-    from uvicorn.protocols.http.auto import AutoHTTPProtocol
+    """Return uvicorn's protocol with the limits of `connections` and timeouts for each connection.
 
-    base: Any = AutoHTTPProtocol
+    It is the one of h11, which bounds the head of a request at 64 KiB; httptools takes as much as comes.
+    """
+    import h11
+    from uvicorn.protocols.http.h11_impl import H11Protocol
+
+    base: Any = H11Protocol
 
     class BoundedProtocol(base, Connection):  # type: ignore[misc]
         _header_timer: asyncio.TimerHandle | None = None
         _write_timer: asyncio.TimerHandle | None = None
+
+        def __init__(self, *arguments: Any, **given: Any):
+            super().__init__(*arguments, **given)
+            self._next_event, self.conn.next_event = self.conn.next_event, self._next_bounded
+            self._chunks = self._bytes = 0
+
+        def _next_bounded(self) -> Any:
+            """Return the next event of the request; refuse a body of many small chunks."""
+            event = self._next_event()
+            if isinstance(event, h11.Request):
+                self._chunks = self._bytes = 0
+            elif isinstance(event, h11.Data):
+                self._chunks += event.chunk_start
+                self._bytes += len(event.data)
+                if self._chunks > SMALL_CHUNKS + self._bytes // BYTES_PER_CHUNK:
+                    raise h11.RemoteProtocolError("too many small chunks")
+            return event
+
+        def send_400_response(self, msg: str) -> None:
+            """Answer what is no HTTP, or end the connection if an answer to the request is on its way already."""
+            if self.cycle is not None:  # whose answer nobody can be sent any more
+                self.cycle.disconnected = True
+                self.cycle.message_event.set()
+            if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+                super().send_400_response(msg)
+            else:
+                self.drop()
 
         def connection_made(self, transport: asyncio.Transport) -> None:
             peer = transport.get_extra_info("peername")

@@ -41,7 +41,7 @@ def content_type(request: Request) -> str:
 async def _read(request: Request, most: int | None = None) -> bytearray:
     """Return a body of at most `most` bytes; the guard limits every body."""
     body = bytearray()
-    if most is not None and request.headers.get("content-length", "").isdigit():
+    if most is not None and request.headers.get("content-length", "").isdecimal():
         _check_length(int(request.headers["content-length"]), most)
     try:
         async for chunk in request.stream():

@@ -61,11 +61,11 @@ class _Body:
     def __init__(self, receive: Receive, headers: Headers, limit: int, held: HeldBytes):
         self._receive, self._limit, self._held = receive, limit, held
         length = headers.get("content-length", "")
-        self._declared = int(length[:20]) if length.isdigit() else 0
+        self._declared = int(length[:20]) if length.isdecimal() else 0
         self._expects_continue = "expect" in headers
         self._started = time.monotonic()
         self._timeout: asyncio.Timeout | None = None
-        self.count, self.evicted = 0, False
+        self.count, self.evicted, self._slow = 0, False, False
         self.ended = not self._declared and "transfer-encoding" not in headers  # one empty message is still to come
 
     async def receive(self) -> Message:
@@ -81,6 +81,7 @@ class _Body:
         except TimeoutError:
             if self.evicted:
                 raise _no_room() from None
+            self._slow = True
             raise HTTPException(
                 408, f"less than {SLOWEST:,} bytes per second, or none for {READ_TIMEOUT:.0f} seconds; send it again"
             ) from None
@@ -117,7 +118,8 @@ class _Body:
         """
         if self.ended:
             return True
-        if self.evicted or max(self._declared, self.count) > self._limit or (self._expects_continue and not self.count):
+        unread = self.evicted or self._slow or (self._expects_continue and not self.count)
+        if unread or max(self._declared, self.count) > self._limit:
             return False
         count = self.count
         with contextlib.suppress(TimeoutError):
