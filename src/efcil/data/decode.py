@@ -128,8 +128,10 @@ def read_image(
         except Exception as error:  # decoders raise arbitrary errors for damaged data
             if isinstance(error, OSError) and error.errno is not None:
                 raise DataError(f"cannot read {name}: {error.strerror}") from error
-            what = "truncated" if "truncated" in str(error).lower() else "damaged"
-            raise DataError(f"{name}: {what} image ({str(error) or type(error).__name__})") from error
+            given = error.args[0] if error.args else ""  # bytes from some, which must not be shown as Python's
+            why = given.decode("ascii", "replace") if isinstance(given, bytes) else str(error)
+            what = "truncated" if "truncated" in why.lower() else "damaged"
+            raise DataError(f"{name}: {what} image ({why or type(error).__name__})") from error
 
 
 def _refuse_empty(data: bytes | Path) -> None:
