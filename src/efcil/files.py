@@ -19,6 +19,7 @@ from efcil.platform_support import NO_LOCKS, HeldDirectory, StrPath, lock_type, 
 
 JSON_LIMIT = 1 << 26  # bytes of a JSON file
 MARKER = ".efcil.json"  # of a directory that efcil has made for itself and may remove
+_RESULTS = "efcil results"  # kind of a directory with tables and pages of runs
 JSON_VALUES = 4_000_000  # in one JSON file: some 400 MB as objects
 _TEMPORARY = re.compile(r"\..*\.\d+-[0-9a-f]{12}\.tmp(\..*)?")  # temporary files of `atomic_replace`
 
@@ -181,6 +182,25 @@ def working_directory(path: StrPath, kind: str) -> Iterator[HeldDirectory]:
                             _remove(folder, name)
         with contextlib.suppress(OSError):
             parent.remove_directory(path.name)
+
+
+def check_results(path: StrPath, names: Iterable[str]) -> None:
+    """Refuse to write results into a directory that has files of these names and no marker of ours."""
+    with contextlib.suppress(FileNotFoundError), HeldDirectory(os.path.realpath(path)) as folder:
+        if not _has_marker(folder, _RESULTS):
+            for name in names:
+                if os.path.lexists(folder.path / name):
+                    raise FileRefusedError(
+                        f"{folder.path / name} is there already, and nothing says that efcil wrote it; move it away or "
+                        "choose another --out"
+                    )
+
+
+def claim_results(path: StrPath, names: Iterable[str]) -> None:
+    """Make a directory for results, or take up one that was made so; else refuse to replace files of these names."""
+    Path(path).mkdir(parents=True, exist_ok=True)
+    check_results(path, names)
+    write_json(Path(path) / MARKER, {"kind": _RESULTS})
 
 
 def _has_marker(folder: HeldDirectory, kind: str) -> bool:

@@ -2,13 +2,18 @@
 
 import json
 import random
+import shutil
 
 import pytest
 
-from efcil.errors import RunError
+from efcil.errors import FileRefusedError, RunError
+from efcil.experiment.reevaluate import write_results
+from efcil.experiment.tuning import TUNE_FILES
+from efcil.experiment.tuning import write as write_trials
+from efcil.files import MARKER
 from efcil.report import load_summaries
 from efcil.report.load import MOST_TASKS, Run
-from efcil.report.write import write_report
+from efcil.report.write import REPORT_FILES, write_report
 
 SEED = 29
 SOUND = {"method": "dpcr", "dataset": "digits", "tasks": 2, "task_sizes": [5, 5], "A_t": [50.0, 40.0], "seed": 1}
@@ -54,6 +59,44 @@ def test_odd_summaries_are_read():
 def test_names_that_a_terminal_would_obey_are_escaped():
     run = Run.of({**SOUND, "method": "dpcr\x1b[2J", "dataset": "\x9b31m", "device": "a\x07b", "commit": "\u202ec"})
     assert (run.method, run.dataset, run.device, run.commit) == ("dpcr\\x1b[2J", "\\x9b31m", "a\\x07b", "\\u202ec")
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_files_of_others_are_not_replaced_by_results(tmp_path, seed):
+    """Before: whatever had the name of a page, a table or a curve was replaced, with rc 0."""
+    draw, run = random.Random(seed), load_summaries(write(tmp_path / "run"))
+    kind, name = ("report", "evaluation", "tuning")[seed % 3], draw.choice(REPORT_FILES)
+    place = tmp_path / "mine"
+    if kind == "evaluation":
+        name = draw.choice(["report.html", "dpcr/summary.json"])
+    elif kind == "tuning":
+        name = draw.choice(TUNE_FILES)
+    victim = place / name
+    victim.parent.mkdir(parents=True)
+    (tmp_path / "thesis").write_text("years of work")
+    if draw.random() < 0.4:
+        victim.symlink_to(tmp_path / draw.choice(["thesis", "nowhere"]))
+    else:
+        victim.write_text("years of work")
+    if draw.random() < 0.5:
+        (place / MARKER).write_text(draw.choice(["", "[]", '{"kind": "efcil serving"}', '{"kind": 1}']))
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+
+    def save():
+        if kind == "report":
+            write_report(run, place)
+        elif kind == "evaluation":
+            write_results(run, place, quiet=True)
+        else:
+            write_trials([], place, "", {"set": []})
+
+    with pytest.raises(FileRefusedError, match=name.partition("/")[0]):
+        save()
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+    if kind != "tuning":  # what was written by efcil is replaced
+        shutil.rmtree(place)
+        save()
+        save()
 
 
 @pytest.mark.slow

@@ -161,6 +161,8 @@ def _execute(methods: Sequence[str], dataset: str, o: Mapping[str, Any], orders:
     from efcil.experiment.reporters import NullReporter, choose_reporter
     from efcil.experiment.shared_terminal import reporters_of_runs
     from efcil.experiment.specification import joining_methods
+    from efcil.files import check_results
+    from efcil.report import REPORT_FILES
     from efcil.training.distributed import init_distributed
 
     silent, concurrent = o["quiet"] or o["json"], o.get("concurrent_runs")
@@ -199,6 +201,8 @@ def _execute(methods: Sequence[str], dataset: str, o: Mapping[str, Any], orders:
             tells = reporters_of_runs(reporter, [_title(key, keys) for key in keys])
             runs = []
             with world.sync_errors():
+                if several and world.is_main:
+                    check_results(out, REPORT_FILES)
                 for (key, experiment), own in zip(experiments.items(), tells, strict=True):
                     runs.append(make_run(experiment, {**o, "out": out}, out / places[key], compare, own, world))
             parallel = (concurrent or runs[0].backend.concurrent_runs) if several else 1

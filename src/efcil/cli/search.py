@@ -18,7 +18,18 @@ from efcil.experiment.concurrent import execute_all
 from efcil.experiment.reporters import Reporter, choose_reporter
 from efcil.experiment.shared_terminal import reporters_of_runs
 from efcil.experiment.specification import Experiment
-from efcil.experiment.tuning import Trial, TrialResult, parse_grid, table, trial_results, trials, unused_order, write
+from efcil.experiment.tuning import (
+    TUNE_FILES,
+    Trial,
+    TrialResult,
+    parse_grid,
+    table,
+    trial_results,
+    trials,
+    unused_order,
+    write,
+)
+from efcil.files import check_results
 from efcil.resolution import parse_label
 from efcil.training.distributed import init_distributed
 
@@ -45,12 +56,13 @@ def search(options: Mapping[str, Any], grid: Sequence[str]) -> list[TrialResult]
     out = options["out"] or new_directory(
         directory_stem(["tune", method], {**options, "dataset": dataset}, []), homes, resume=True
     )
+    check_results(out, TUNE_FILES)  # before hours of training
     titles = [" ".join([f"order {order}", *members[0].training]) for _, members, order in planned.values()]
     with init_distributed() as world, closing(reporter):
         runs = []
-        tells = [Reporter()] * len(titles) if silent else reporters_of_runs(reporter, titles)
-        for (place, (experiment, _, _)), own in zip(planned.items(), tells, strict=True):
-            runs.append(make_run(experiment, {**options, "out": out}, out / place, True, own, world))
+        reporters = [Reporter()] * len(titles) if silent else reporters_of_runs(reporter, titles)
+        for (place, (experiment, _, _)), of_run in zip(planned.items(), reporters, strict=True):
+            runs.append(make_run(experiment, {**options, "out": out}, out / place, True, of_run, world))
         concurrent = options["concurrent_runs"] or runs[0].backend.concurrent_runs
         found = execute_all(runs, True, concurrent, f"resume with: {resume_command(out)}")
     summaries = {

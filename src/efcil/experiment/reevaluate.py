@@ -25,7 +25,7 @@ from efcil.experiment.run_directory import FEATURES, check_format
 from efcil.experiment.specification import Experiment, ExperimentSpec, commit, resolve
 from efcil.experiment.summaries import summary_header
 from efcil.features import TaskFeatures
-from efcil.files import atomic_write_text, write_json
+from efcil.files import atomic_write_text, claim_results, make_directory, write_json
 from efcil.learners import LEARNERS
 from efcil.methods import FROZEN, MOVABLE, find
 from efcil.platform_support import file_name
@@ -158,10 +158,11 @@ def execute(
 
 def write_results(summaries: Sequence[Mapping[str, Any]], out: Path, quiet: bool) -> None:
     """Write a summary for each method and a page, and print the table."""
-    for summary in summaries:
-        place = out / file_name(summary["method"])
-        place.mkdir(parents=True, exist_ok=True)
-        write_json(place / "summary.json", summary)
+    places = [f"{file_name(summary['method'])}/summary.json" for summary in summaries]
+    claim_results(out, ["report.html", *places])
+    for place, summary in zip(places, summaries, strict=True):
+        make_directory(out, (out / place).parent)
+        write_json(out / place, summary, root=out)
     atomic_write_text(out / "report.html", html_page(summaries))
     if not quiet:
         print(markdown_table(summaries))

@@ -18,13 +18,14 @@ import yaml
 
 from efcil.config import keys, parse_overrides
 from efcil.errors import ConfigError, nearest
-from efcil.files import atomic_write_text, write_json
+from efcil.files import atomic_write_text, claim_results, write_json
 from efcil.learners import LEARNERS
 from efcil.methods import find
 from efcil.platform_support import file_name
 from efcil.report.groups import CAPTION, Value
 from efcil.report.tables import md
 
+TUNE_FILES = ("tune.md", "tune.json", "best.yaml")
 MAX_TRIALS = 500
 """Combinations that are still taken for what the user meant."""
 
@@ -141,8 +142,9 @@ def write(found: Sequence[TrialResult], out: Path, title: str, best: Mapping[str
 
     `best` is what the file says beside the trial's settings; its `set` is a list of settings that all trials share.
     """
+    claim_results(out, TUNE_FILES)
     overrides = parse_overrides([*best["set"], *found[0].trial.overrides])
-    written = {name: out / name for name in ("tune.md", "tune.json", "best.yaml")}
+    written = {name: out / name for name in TUNE_FILES}
     atomic_write_text(written["tune.md"], table(found, title))
     rows = [{"overrides": list(o.trial.overrides), "orders": dict(o.orders)} for o in found]
     write_json(written["tune.json"], {"title": title, "trials": rows})

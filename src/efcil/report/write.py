@@ -9,13 +9,15 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from efcil.errors import RunError
-from efcil.files import atomic_write_bytes, atomic_write_text
+from efcil.files import atomic_write_bytes, atomic_write_text, claim_results
 from efcil.report.figures import curve_figure, figure_bytes, matrix_figure
 from efcil.report.html import html_page
 from efcil.report.load import MOST_DRAWN_TASKS, Run, Summary, parse_runs, split_heads
 from efcil.report.tables import csv_table, latex_table, markdown_table
 
-__all__ = ["write_report"]
+__all__ = ["REPORT_FILES", "write_report"]
+
+REPORT_FILES = ("report.html", "report.md", "report.tex", "report.csv", "curves.png", "curves.svg")
 
 
 def write_report(summaries: Iterable[Summary], out_dir: str | os.PathLike[str]) -> dict[str, Path]:
@@ -23,8 +25,9 @@ def write_report(summaries: Iterable[Summary], out_dir: str | os.PathLike[str]) 
     summaries = [one for summary in summaries for one in split_heads(summary)]
     runs = parse_runs(summaries)
     out = Path(out_dir)
+    names = _names(runs)
     try:
-        out.mkdir(parents=True, exist_ok=True)
+        claim_results(out, [*REPORT_FILES, *names])
     except OSError as error:
         raise RunError(f"cannot create directory {out} ({error.strerror}); choose another one") from error
     files: dict[str, str | bytes] = {
@@ -35,7 +38,7 @@ def write_report(summaries: Iterable[Summary], out_dir: str | os.PathLike[str]) 
     }
     curves = curve_figure(summaries)
     files |= {f"curves.{kind}": figure_bytes(curves, kind) for kind in ("png", "svg")}
-    for name, run, summary in zip(_names(runs), runs, summaries, strict=True):
+    for name, run, summary in zip(names, runs, summaries, strict=True):
         if run.matrix and run.tasks <= MOST_DRAWN_TASKS:
             files[name] = figure_bytes(matrix_figure(summary), "png")
     for name, data in files.items():

@@ -20,7 +20,7 @@ import torch
 
 from efcil.config import preset_values
 from efcil.errors import ConfigError, nearest
-from efcil.files import atomic_write_bytes, atomic_write_text
+from efcil.files import atomic_write_bytes, atomic_write_text, claim_results
 from efcil.report.figures import curve_figure, figure_bytes
 from efcil.report.groups import Value
 from efcil.reproduce import complexity, figures
@@ -133,6 +133,7 @@ class Reproduction:
     def write(self, index: ResultIndex, request: ReproduceRequest) -> dict[str, Path]:
         """Create the output files; return their paths by suffix."""
         files = self.make(self, index, request)
+        claim_results(request.out, [f"{self.name}.{suffix}" for suffix in files])
         written = {}
         for suffix, content in files.items():
             path = request.out / f"{self.name}.{suffix}"

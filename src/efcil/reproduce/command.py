@@ -10,6 +10,7 @@ from efcil.accel.backend import Backend
 from efcil.errors import ConfigError, RunsFailed
 from efcil.experiment.concurrent import execute_all
 from efcil.experiment.reporters import PrefixReporter, Reporter, choose_reporter
+from efcil.files import check_results
 from efcil.reproduce import NAMES, ReproduceRequest, ResultIndex, RunKey, find
 from efcil.reproduce.job import Job
 from efcil.reproduce.on_ray import RayTasks
@@ -72,6 +73,7 @@ def execute(
         if r.grid and not r.splits(request):
             splits_ = sorted({t for splits in r.grid.values() for t in splits})
             raise ConfigError(f"--tasks {tasks}: {r.name} has only {', '.join(map(str, splits_))}")
+    check_results(out, [f"{r.name}.{suffix}" for r in wanted_names for suffix in ("md", "csv", "tex", "png", "svg")])
     keys = _joined([key for r in wanted_names for key in r.to_run(request)], out)
     for place in results:
         if not place.is_dir():
