@@ -73,9 +73,9 @@ class SharedCovariance(Classifier):
         """Return the logits of features that are already mapped."""
         return features.to(self.weight) @ self.weight + self.bias
 
-    def leave_one_out(self, features: Tensor, labels: Tensor) -> tuple[Tensor, Looks]:
+    def leave_one_out(self, features: Tensor, labels: Tensor, distances: Tensor | None = None) -> tuple[Tensor, Looks]:
         """Return leave-one-out logits and looks of mapped training features."""
-        return self.metric.leave_one_out(self.stats, features, labels)
+        return self.metric.leave_one_out(self.stats, features, labels, distances)
 
     def looks(self, features: Tensor) -> Looks:
         """Return how much features look like those of one of the classes."""

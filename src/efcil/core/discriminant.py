@@ -150,12 +150,20 @@ class SharedMetric:
         weight, bias = _scores_of(stats.mean, self.inverse)
         return weight, bias + self.noise / (2 * stats.count.clamp_min(1).to(DTYPE))
 
-    def leave_one_out(self, stats: ClassStats, features: Tensor, labels: Tensor) -> tuple[Tensor, Looks]:
+    def distances(self, stats: ClassStats) -> Tensor:
+        """Return the squared distances (k,) of the means of classes from the middle of all."""
+        others = stats.mean - stats.mean.mean(0)
+        return _rows(others @ self.inverse, others)[:, 0]
+
+    def leave_one_out(
+        self, stats: ClassStats, features: Tensor, labels: Tensor, distances: Tensor | None = None
+    ) -> tuple[Tensor, Looks]:
         """Return scores (n, k) and `looks` of learned features, each as if it had not been learned.
 
         Without x, of n images of class c, the mean is mu - u / (n - 1) for u = x - mu, and the covariance S - b u'u
         with b = step n / (n - 1); its inverse follows from Sherman and Morrison. The shrinkage, and the share of the
-        means in the covariance, stay. A class of one image has no score without it: it is not a number.
+        means in the covariance, stay. A class of one image has no score without it: it is not a number. Give
+        `distances` if you call it for one part of the features after the other.
         """
         center, row = stats.mean.mean(0), torch.arange(len(features), device=features.device)
         apart, others = features.to(DTYPE) - center, stats.mean - center
@@ -171,7 +179,7 @@ class SharedMetric:
 
         onto = through @ others.T
         forward = apart @ self.inverse @ others.T + gain * _rows(through, apart) * onto  # (n, k)
-        own = _rows(others @ self.inverse, others)[:, 0] + gain * onto.square()
+        own = (self.distances(stats) if distances is None else distances) + gain * onto.square()
         mean = others[labels] - u / (count - 1)  # of its class without it
         forward[row, labels], own[row, labels] = inner(apart, mean)[:, 0], inner(mean, mean)[:, 0]
         sizes = stats.count.to(DTYPE).expand(len(features), -1).clone()
@@ -184,7 +192,7 @@ class SharedMetric:
         center = stats.mean.mean(0)
         apart, others = features.to(DTYPE) - center, stats.mean - center
         forward = apart @ self.inverse @ others.T
-        own = _rows(others @ self.inverse, others)[:, 0]
+        own = self.distances(stats)
         return _looks(forward, own, _rows(apart @ self.inverse, apart), self.noise)
 
 

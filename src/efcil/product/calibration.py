@@ -59,10 +59,7 @@ def draw_features(stats: ClassStats, seed: int) -> tuple[Tensor, Tensor]:
     k = len(stats)
     total = max(1, min(DRAWS, SCORES // max(1, k)))
     source = generator("cpu", RngStream.DRAWS, seed)
-    direction = torch.randn(stats.dim, dtype=DTYPE, generator=source).to(stats.mean.device)
-    order = (stats.mean @ direction).argsort()
-    if k > total:
-        order = order[torch.arange(total, device=order.device) * k // total]
+    order = spread_out(stats.mean, total, source)
     each = max(1, total // max(1, k))
     samples: list[Tensor] = []
     root = stats.mean.new_zeros(0)
@@ -74,6 +71,14 @@ def draw_features(stats: ClassStats, seed: int) -> tuple[Tensor, Tensor]:
         samples.append(stats.mean[place] + noise @ root.T)
     drawn = torch.cat(samples) if samples else stats.mean.new_zeros(0, stats.dim)
     return drawn, order.repeat_interleave(each)
+
+
+def spread_out(means: Tensor, most: int, source: torch.Generator | None = None) -> Tensor:
+    """Return the classes in the order of their means along a random direction; of more than `most`, so many of them."""
+    source = source or generator("cpu", RngStream.DRAWS, 0)
+    direction = torch.randn(means.shape[1], dtype=DTYPE, generator=source).to(means.device)
+    order = (means @ direction).argsort()
+    return order if len(order) <= most else order[torch.arange(most, device=order.device) * len(order) // most]
 
 
 def fit_temperature(scores: Tensor, labels: Tensor) -> float:

@@ -24,6 +24,7 @@ from torch import Tensor
 from efcil.classifiers.shared_covariance import SharedCovariance
 from efcil.core.discriminant import Looks
 from efcil.core.linear_algebra import DTYPE
+from efcil.product.calibration import SCORES, spread_out
 
 ENOUGH = 10  # images of a class from which on its accuracy is predicted
 PRIOR = (4.0, -1.0, 2.0)  # images, mean and standard deviation of the residuals before any is seen
@@ -95,17 +96,38 @@ def gather(
     features, labels = features[known], labels[known]
     if len(classifier.stats) < 2 or len(labels) == 0:
         return Evidence(), {}
-    scores, (familiarity, distance) = classifier.leave_one_out(features, labels)
-    right = scores.argmax(1) == labels
-    found = {int(c): (int(right[labels == c].sum()), int((labels == c).sum())) for c in labels.unique()}
-    margins = class_margins(classifier)
-    rival = margins.argmin(1)[labels]
-    margin = scores.gather(1, labels[:, None])[:, 0] - scores.gather(1, rival[:, None])[:, 0]
-    delta = margins[labels, rival]
+    there, row = labels.unique(return_inverse=True)
+    delta, rival = (found[row] for found in class_rivals(classifier, there))
+    parts, distances = [], classifier.metric.distances(classifier.stats)
+    for part in torch.arange(len(labels), device=labels.device).split(_rows(classifier)):
+        scores, looks = classifier.leave_one_out(features[part], labels[part], distances)
+        own, other = (scores.gather(1, of[part, None])[:, 0] for of in (labels, rival))
+        parts.append((scores.argmax(1) == labels[part], own - other, *looks))
+    right, margin, familiarity, distance = map(torch.cat, zip(*parts, strict=True))
+    count, hits = torch.bincount(row), torch.bincount(row, weights=right.to(DTYPE))
+    found = {int(c): (int(h), int(n)) for c, h, n in zip(there, hits, count, strict=True)}
     rest = (margin - delta) / (2 * delta).sqrt()
     usable = (delta > 0) & rest.isfinite() & familiarity.isfinite() & distance.isfinite()
     sums = [float(part.sum()) for x in (rest, familiarity, distance) for part in (x[usable], x[usable].square())]
     return Evidence(int(usable.sum()), *sums), found
+
+
+def _rows(classifier: SharedCovariance) -> int:
+    """Return of how many images or classes the scores for all classes are computed at once."""
+    return max(1, SCORES // max(1, len(classifier.means)))
+
+
+def class_rivals(classifier: SharedCovariance, classes: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the margin of each of these classes' means against the most similar class, and which that is."""
+    found = []
+    for part in classes.split(_rows(classifier)):
+        scores, row = classifier.mapped_logits(classifier.means[part]), torch.arange(len(part), device=part.device)
+        own = scores[row, part]
+        scores[row, part] = -float("inf")
+        nearest = scores.max(1)
+        found.append((own - nearest.values, nearest.indices))
+    delta, rival = map(torch.cat, zip(*found, strict=True))
+    return delta, rival
 
 
 def class_margins(classifier: SharedCovariance) -> Tensor:
@@ -115,10 +137,15 @@ def class_margins(classifier: SharedCovariance) -> Tensor:
 
 
 def temperature(classifier: SharedCovariance, evidence: Evidence) -> float:
-    """Return the temperature of probabilities that are as often right as they say."""
-    if len(classifier.means) < 2:
+    """Return the temperature of probabilities that are as often right as they say.
+
+    Of more classes than can be compared with all in time that is linear in classes, some are (`spread_out`).
+    """
+    k = len(classifier.means)
+    if k < 2:
         return 1.0
-    delta = class_margins(classifier).min(1).values
+    every = torch.arange(k, device=classifier.means.device)
+    delta, _ = class_rivals(classifier, every if k <= _MOST else spread_out(classifier.means, _rows(classifier)))
     delta = delta[delta > 0].to(DTYPE)
     if len(delta) == 0:
         return 1.0
