@@ -110,6 +110,8 @@ def _common_learner(methods: Mapping[str, RequestedMethod]) -> str:
         raise ConfigError(
             f"methods on different backbones cannot share a trajectory ({groups}); compare them separately"
         )
+    if not learners:
+        raise ConfigError("no method was named; give one or more, as `efcil methods` lists them")
     return learners[0]
 
 

@@ -1,11 +1,16 @@
 """Values of options that no machine can serve: one line, never a traceback."""
 
+import os
+import sys
+from pathlib import Path
+
 import pytest
 
-from efcil.cli import _too_much
+from efcil.cli import _too_much, main
 from efcil.config import Options
 from efcil.errors import ConfigError
 from efcil.product import IncrementalClassifier
+from efcil.resolution import resolve
 from efcil.training.schedule import Schedule
 
 SMALL = {"method": "dpcr", "backbone": "resnet10", "width": 2, "size": 8, "progress": False, "device": "cpu"}
@@ -41,8 +46,69 @@ def test_a_learning_rate_has_an_end():
         (MemoryError(), "memory"),
         (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 1"), "memory"),
         (OverflowError("int too large to convert"), "out of range"),
+        (OSError(36, "File name too long", "9" * 5000), "too long"),
+        (OSError(13, "Permission denied", b"/nowhere"), "/nowhere"),
+        (OSError(28, "No space left on device"), "No space"),
     ],
 )
-def test_what_goes_beyond_memory_or_numbers_is_one_line(error, word):
+def test_what_goes_beyond_memory_numbers_or_places_is_one_line(error, word):
     assert word in _too_much(error)
-    assert _too_much(RuntimeError("a fault of ours")) is None
+    assert len(_too_much(error)) < 300
+    for ours in (RuntimeError("a fault of ours"), OSError("a fault of ours")):
+        assert _too_much(ours) is None
+
+
+LONG = "9" * 5000
+PLACES = (
+    "/",
+    "",
+    LONG,
+    f"a/{LONG}",
+    "\x1b[2Jx",
+    "/dev/null",
+    "/proc/self/mem",
+    "fifo",
+    "link",
+    "file",
+    "file/below",
+    "a\nb",
+)
+COMMANDS = {
+    "summary": ("{}",),
+    "undo": ("{}",),
+    "rename": ("{}", "a", "b"),
+    "forget": ("--yes", "{}", "a"),
+    "export": ("{}", "--onnx", "x.onnx"),
+    "predict": ("{}", "x.png"),
+    "evaluate": ("{}", "pictures"),
+    "merge": ("{}", "{}"),
+    "report": ("{}",),
+    "resume": ("{}",),
+    "reevaluate": ("{}", "dpcr"),
+    "ensemble": ("dpcr", "{}", "{}"),
+    "data verify": ("folder", "{}"),
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_place_that_is_none_of_ours_is_one_line(command, tmp_path, monkeypatch, capfd):
+    """A traceback before: the root directory as a model, a path that is too long for the system."""
+    monkeypatch.chdir(tmp_path)
+    os.mkfifo("fifo")
+    Path("link").symlink_to("nowhere")
+    Path("file").write_text("{}")
+    for place in PLACES:
+        arguments = [part.format(place) for part in COMMANDS[command]]
+        monkeypatch.setattr(sys, "argv", ["efcil", *command.split(), *arguments])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        out, err = capfd.readouterr()
+        assert ended.value.code not in (0, None), (place[:20], out)
+        assert "Traceback" not in out + err
+        assert "\x1b[2J" not in out + err
+        assert sum(line.startswith("efcil: ") for line in err.splitlines()) == 1 or "Usage" in err, (place[:20], err)
+
+
+def test_no_method_is_one_line():
+    with pytest.raises(ConfigError, match="no method was named"):
+        resolve({}, lambda section: {}, {})

@@ -19,6 +19,7 @@ from efcil.cli.options import DATA
 from efcil.errors import ConfigError, DataWarning, EfcilError, printable
 from efcil.platform_support import choose_threads, tolerate_any_text
 
+_SHOWN = 200  # characters of a path
 DISTRIBUTED = ("run", "compare", "resume")  # commands whose processes share their work
 
 app = typer.Typer(
@@ -99,7 +100,7 @@ def main() -> None:
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         sys.exit(130)
-    except (MemoryError, OverflowError, RuntimeError) as error:
+    except (MemoryError, OverflowError, RuntimeError, OSError) as error:
         if (why := _too_much(error)) is None:
             raise
         _complain(f"efcil: {why}")
@@ -107,7 +108,13 @@ def main() -> None:
 
 
 def _too_much(error: BaseException) -> str | None:
-    """Return what to say of memory or numbers that a value on the command line has gone beyond; else None."""
+    """Return what to say of memory, numbers or places that a value on the command line has gone beyond; else None."""
+    if isinstance(error, OSError):
+        if error.strerror is None:
+            return None
+        place = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else ""
+        place = place if len(place) <= _SHOWN else f"{place[:_SHOWN]}..."
+        return f"{place}: {error.strerror}; choose another place" if place else f"{error.strerror}; try again"
     if isinstance(error, OverflowError):
         return f"a number is out of range: {error}; take a smaller one"
     if isinstance(error, MemoryError) or "can't allocate memory" in str(error):

@@ -314,7 +314,10 @@ def _remove_model(parent: HeldDirectory, name: str) -> None:
 
 
 def _real(directory: StrPath) -> Path:
-    return Path(os.path.realpath(directory))
+    place = Path(os.path.realpath(directory))
+    if not place.name:  # beside it there is no place for a new model
+        raise ModelError(f"{place} cannot be a model; give a directory in it")
+    return place
 
 
 def _replaced_name(name: str) -> str:

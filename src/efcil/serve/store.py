@@ -42,10 +42,9 @@ class ModelStore:
 
     def __init__(self, directory: Path, device: str = "auto"):
         self.directory, self.device = Path(os.path.realpath(directory)), device
-        self.work = self.directory.with_name(
-            f".{self.directory.name}.serving"
-        )  # same file system, so that models can be swapped
         self._fingerprint = fingerprint(self.directory)  # before loading, to detect concurrent changes
+        # On the same file system, so that models can be swapped.
+        self.work = self.directory.with_name(f".{self.directory.name}.serving")
         self.current = self._served_model(self._load(), 1)
         self._claimed: str | None = None
         self._place: contextlib.ExitStack | None = None  # the working directory, while it is held
