@@ -3,8 +3,9 @@
     python benchmarks/attack.py [--seconds 60] [--clients 4] [--out FILE]
 
 Three attacks at once, from another address of the loopback network, bounded in number and time: bodies (JSON that is
-large when it is understood, forms of other character sets, chunks without end), pictures (JPEG of thousands of scans,
-PNG and WEBP that are small and take much to decode), and connections (silent ones, headers byte by byte). Meanwhile
+large when it is understood, forms of other character sets, headers that almost match, chunks without end or of a byte),
+pictures (JPEG of thousands of scans or markers, PNG and WEBP that are small and take much to decode or to inflate), and
+connections (silent ones, headers byte by byte). Meanwhile
 clients send single pictures. Exit 1 unless 95 % of them are answered within 2 seconds and memory stays below 1.5 GB.
 """
 
@@ -80,6 +81,16 @@ def hostile_pictures() -> list[bytes]:
         file = io.BytesIO()
         Image.new("RGBA", (width // 2, 3000)).save(file, "WEBP", lossless=True, method=0, quality=0)
         found.append(file.getvalue())
+        packed = zlib.compress(bytes(1_000_000), 9)
+        texts = struct.pack(">I", len(packed) + 3) + b"zTXta\0\0" + packed
+        texts += struct.pack(">I", zlib.crc32(texts[4:]))
+        small = png(16, 16, 8, 0)
+        found += [small[:33] + texts * rng.randrange(20, 50) + small[33:]] * 2
+        file = io.BytesIO()
+        Image.new("RGB", (64, 64)).save(file, "JPEG")
+        data = file.getvalue()
+        scan = data.index(b"\xff\xda")
+        found.append(data[:scan] + b"\xff\xfe\0\2" * rng.randrange(300_000, 600_000) + data[scan:])
     return found
 
 
@@ -94,6 +105,7 @@ def bodies() -> list[tuple[str, bytes, str]]:
         ("/predict", name, f"{kind}; charset=punycode"),
         ("/predict", name, kind),
         ("/predict", os.urandom(60_000_000), kind),
+        ("/predict", b"--b--", f"multipart/form-data; a={' ' * 60_000}!"),
         ("/forget", b'{"classes": [' + b'"a",' * 3_000_000 + b'"a"]}', "application/json"),
     ]
 
@@ -122,6 +134,15 @@ def attack(port: int, seconds: float) -> None:
             files = [form(data)[0].removesuffix(b"--b--\r\n") for data in rng.choices(images, k=8)]
             send("pictures", "/predict", b"".join(files) + b"--b--\r\n", "multipart/form-data; boundary=b")
 
+    def send_chunks() -> None:
+        head = b"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        while time.monotonic() < end:
+            with contextlib.suppress(OSError):
+                with socket.create_connection(("127.0.0.1", port), 10, (ATTACKER, 0)) as one:
+                    one.sendall(head + b"Transfer-Encoding: chunked\r\n\r\n" + b"1\r\n[\r\n" * 500_000)
+                    one.recv(100)
+            counts["bodies of small chunks"] += 1
+
     def connect() -> None:
         held: list[socket.socket] = []
         while time.monotonic() < end:
@@ -140,7 +161,7 @@ def attack(port: int, seconds: float) -> None:
 
     threads = [threading.Thread(target=send_bodies, args=(number,)) for number in range(BODIES)]
     threads += [threading.Thread(target=send_pictures, args=(number,)) for number in range(PICTURES)]
-    threads.append(threading.Thread(target=connect))
+    threads += [threading.Thread(target=send_chunks), threading.Thread(target=connect)]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -149,12 +149,17 @@ def asked(port: int, clients: int, seconds: float, folder: Path) -> dict[str, fl
     return {"per_second": len(times) / seconds, "errors": found["errors"], "wall": time.perf_counter() - begin, **ms}
 
 
+def _path_of(source: Path | None) -> dict[str, str]:
+    return {} if source is None else {"PYTHONPATH": f"{source.resolve() / 'src'}{os.pathsep}{source.resolve()}"}
+
+
 class Service:
     """`efcil serve` in a subprocess."""
 
-    def __init__(self, place: Path, threads: int):
+    def __init__(self, place: Path, threads: int, source: Path | None = None):
+        """Serve a model, with the code of another source tree if one is given."""
         command = [sys.executable, "-m", "efcil", "serve", str(place), "--port", "0", "--threads", str(threads)]
-        env = {**os.environ, "EFCIL_TOKEN": TOKEN, "OMP_NUM_THREADS": str(threads)}
+        env = {**os.environ, "EFCIL_TOKEN": TOKEN, "OMP_NUM_THREADS": str(threads)} | _path_of(source)
         self.process = subprocess.Popen([*command, "--device", "cpu"], stdout=subprocess.PIPE, text=True, env=env)
         assert self.process.stdout is not None
         found = re.search(r":(\d+)\s*$", self.process.stdout.readline())
@@ -239,6 +244,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--backbone", default="resnet18")
     parser.add_argument("--check", type=float, help="minimum ratio to the single loop; exit 1 below it")
+    parser.add_argument("--before", type=Path, help="source tree of an earlier version, asked in turns with this one")
     parser.add_argument("--soak", type=float, help="run the soak test for this many seconds instead")
     if sys.argv[1:] == ["--ask"]:
         ask(**json.loads(sys.stdin.readline()))
@@ -261,6 +267,8 @@ def main(arguments: list[str] | None = None) -> int:
         try:
             if options.soak:
                 found = {**about, **soak(service, options.clients, options.soak, root)}
+            elif options.before:
+                found = {**about, **compared(service, root, options.before, options)}
             else:
                 found = {**about, **throughput(service, root, files, options)}
         finally:
@@ -300,6 +308,31 @@ def throughput(service: Service, root: Path, files: list[bytes], options: argpar
         "errors": sum(one["errors"] for one in (*rounds, meanwhile["alone"], meanwhile["teaching"])),
         "meanwhile": meanwhile,
     }
+
+
+def compared(service: Service, root: Path, before: Path, options: argparse.Namespace) -> dict[str, Any]:
+    """Ask this service and that of an earlier source tree in turns; each has a model that its own code made."""
+    make = "import sys, pathlib, benchmarks.serve as b; b.make_model(pathlib.Path(sys.argv[1]), sys.argv[2])"
+    command = [sys.executable, "-c", make, str(root / "before"), options.backbone]
+    subprocess.run(command, check=True, cwd=before, env={**os.environ} | _path_of(before))
+    earlier = Service(root / "before", options.threads, before)
+    rounds: list[dict[str, float]] = []
+    try:
+        services = {"before": earlier, "now": service}
+        for one in services.values():
+            asked(one.port, options.clients, min(3.0, options.seconds), root)
+        for number in range(options.rounds):
+            found = {"load": os.getloadavg()[0]}
+            for name in sorted(services, reverse=bool(number % 2)):
+                answer = asked(services[name].port, options.clients, options.seconds, root)
+                found |= {name: answer["per_second"], f"{name}_errors": answer["errors"]}
+            rounds.append(found)
+            print(f"  before {found['before']:.1f}/s, now {found['now']:.1f}/s, load {found['load']:.1f}", flush=True)
+    finally:
+        earlier.close()
+    ratio = float(np.median([one["now"] / one["before"] for one in rounds]))
+    print(f"median ratio of {len(rounds)} rounds: {ratio:.2f}")
+    return {"rounds": rounds, "ratio": ratio, "errors": sum(one["now_errors"] for one in rounds)}
 
 
 def say_soak(found: dict[str, Any]) -> None:
