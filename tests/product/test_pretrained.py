@@ -239,6 +239,24 @@ def test_features_of_no_class_are_told_apart_and_probabilities_come_true():
     assert (evidence.share_as_strange(classifier.looks(far)) < 0.05).double().mean() > 0.9
 
 
+def test_from_one_picture_of_a_class_it_is_not_sure():
+    """Before: two and a half times as sure as right."""
+    source = torch.Generator().manual_seed(0)
+    labels = torch.arange(8).repeat_interleave(100)
+    x = (torch.randn(8, 200, generator=source)[labels] + 4 * torch.randn(800, 200, generator=source) + 20).relu()
+    learned = torch.arange(800) % 100 < 1
+    classifier = SharedCovariance()
+    mapped = classifier.feature_maps[0](x, ()).double()
+    classifier.fit(ClassStats.from_features(mapped[learned], labels[learned], SHARED))
+    evidence, _ = gather(classifier, mapped[learned], labels[learned])
+    assert evidence.images == 0
+    logits = classifier.logits(x[~learned])
+    accuracy = (logits.argmax(1) == labels[~learned]).double().mean()
+    assert 0.15 < accuracy < 0.6
+    sure = torch.softmax(logits / temperature(classifier, evidence), 1).max(1).values
+    assert abs(sure.mean() - accuracy) < 0.2
+
+
 def test_some_steps_are_undone_also_after_forgetting(small, many, tmp_path):
     model, shown = many
     other = copy.copy(model).forget("ring")
@@ -341,6 +359,11 @@ def test_what_is_left_open_is_chosen(asked, method, backbone, weights, frozen, s
         frozen,
         size,
     )
+
+
+def test_published_weights_that_no_package_has_are_not_asked_for_a_size():
+    with raises(ConfigError, "none come with resnet18", "efficientnet-lite0"):
+        Request(backbone="resnet18", weights="pretrained").completed()
 
 
 def test_choices_that_exclude_each_other(tmp_path):

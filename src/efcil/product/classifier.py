@@ -325,7 +325,8 @@ class IncrementalClassifier:
             images, names = self._read(data, labels, skip_bad, reading)
             self._snapshot = self._updated(images, names, epochs, None if budget is None else begin + budget, tell)
             count = len(dict.fromkeys(names))
-            tell(Progress("learned", 1, 1, f"learned {count} class{'es' * (count != 1)} from {len(names)} pictures"))
+            pictures = f"{len(names)} picture{'s' * (len(names) != 1)}"
+            tell(Progress("learned", 1, 1, f"learned {count} class{'es' * (count != 1)} from {pictures}"))
         return self
 
     def _read(

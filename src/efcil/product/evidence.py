@@ -1,6 +1,6 @@
 """What learned images say of new ones: each is scored as if it had not been learned (SLDA, `leave_one_out`).
 
-Of these scores three sums are kept, of all images together, and no score: how far the margins of images (score of their
+Of these scores a few sums are kept, of all images together, and no score: how far the margins of images (score of their
 class less that of the class most similar to it) are from those of the class's mean, in units of what the covariance
 predicts. With the sums, the statistics of the classes tell what to expect of the model as it is now, in closed form:
 
@@ -29,9 +29,8 @@ from efcil.product.calibration import SCORES, spread_out
 ENOUGH = 10  # images of a class from which on its accuracy is predicted
 PRIOR = (4.0, -1.0, 2.0)  # images, mean and standard deviation of the residuals before any is seen
 WARMEST = 4.5  # the temperature is at most the margin of a class's mean through this
-OF_DISTANCE = (
-    0.2  # part of the known images that are turned away which distance may turn away, chosen on training images
-)
+ONE_EACH = 10.0  # and it is that margin through this where no class has a second image, chosen on training images
+OF_DISTANCE = 0.2  # part of the known images turned away that distance turns away, chosen on training images
 _MOST = 2000  # classes of which all pairs are compared
 
 
@@ -149,6 +148,8 @@ def temperature(classifier: SharedCovariance, evidence: Evidence) -> float:
     delta = delta[delta > 0].to(DTYPE)
     if len(delta) == 0:
         return 1.0
+    if bool((classifier.stats.count <= 1).all()):  # nothing says what a class varies in
+        return float((delta / ONE_EACH).mean().clamp_min(1e-6))
     mean, deviation = evidence.spread
     warm = deviation**2 * delta / (delta + mean * (2 * delta).sqrt()).clamp_min(1e-6 * delta)
     return float(torch.minimum(warm, delta / WARMEST).mean().clamp_min(1e-6))

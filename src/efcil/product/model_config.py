@@ -104,6 +104,8 @@ class Request:
         if weights is None and published:
             weights = models.PRETRAINED
         weights = None if no_weights else weights
+        if weights is not None and os.fspath(weights) == models.PRETRAINED and not published:
+            models.check_available(backbone)  # raises: none come with it
         method = self.method or (TRAINED_METHOD if weights is None else METHOD)
         found = find_method(method)
         learner = LEARNERS[found.learner]
