@@ -1,5 +1,6 @@
 """The tables of docs/classifiers.md: classifiers of frozen features on photo sets, by images a class.
 
+    python research/frozen_classifiers.py extract SET.npz DIR ...   features of folders of class folders, one set
     python research/frozen_classifiers.py measure SET.npz ...   measure, and store in results/frozen-features.jsonl
     python research/frozen_classifiers.py                       write the tables in docs/classifiers.md
     python research/frozen_classifiers.py --check               exit 1 when the page is not what the results give
@@ -30,7 +31,9 @@ from torch import Tensor
 from efcil.classifiers import CLASSIFIERS
 from efcil.core.class_stats import ClassStats
 from efcil.core.gram_storage import GRAMS, MEANS, SHARED
+from efcil.data.cache import SUFFIXES, decode_to_memory
 from efcil.files import atomic_write_text, read_json_lines, write_json_lines
+from efcil.product import IncrementalClassifier
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "classifiers.md"
@@ -96,12 +99,14 @@ def scores(head: str, features: Tensor, labels: Tensor, test: Tensor) -> np.ndar
     return classifier.logits(test).numpy()
 
 
-def measure(paths: Sequence[Path], heads: Sequence[str], draws: Sequence[int], validation: bool) -> None:
+def measure(
+    paths: Sequence[Path], heads: Sequence[str], draws: Sequence[int], validation: bool, many: Sequence[int]
+) -> None:
     """Measure what is not stored yet, draw after draw, and store each."""
     sets = [FeatureSet(path) for path in paths]
     for draw in draws:
         for photos in sets:
-            for shots in SHOTS:
+            for shots in many:
                 for head in heads:
                     _measure_one(photos, head, shots, draw, "validation" if validation else "test")
 
@@ -128,6 +133,37 @@ def _measure_one(photos: FeatureSet, head: str, shots: int, draw: int, part: str
     stored.sort(key=lambda own: (own["part"], own["set"], SHOTS.index(own["shots"]), list(TITLES).index(own["head"])))
     write_json_lines(STORED, stored)
     print(photos.name, part, shots, head, draw, line["accuracy"][-1], line["seconds"][-1], flush=True)
+
+
+# --- features ---------------------------------------------------------------------------------------------------------
+
+
+def extract(target: Path, folders: Sequence[Path], classes: int | None, largest: bool, most: int) -> None:
+    """Compute the features of class folders; the parts of a set, as train/ and test/, are put together.
+
+    Of more classes than `classes` those with the most images are taken, or ones drawn at random; of each class at most
+    `most` images, drawn at random. Unreadable files are named and left out.
+    """
+    files: dict[str, list[Path]] = {}
+    for folder in folders:
+        for home in sorted(place for place in folder.iterdir() if place.is_dir()):
+            files.setdefault(home.name, []).extend(sorted(f for f in home.iterdir() if f.suffix.lower() in SUFFIXES))
+    if classes is not None:
+        names = sorted(files, key=lambda name: -len(files[name])) if largest else sorted(files)
+        order = range(len(names)) if largest else np.random.default_rng(0).permutation(len(names))
+        files = {names[place]: files[names[place]] for place in sorted(order[:classes])}
+    model = IncrementalClassifier(progress=False, device="cpu")
+    features, labels = [], []
+    for label, own in enumerate(files.values()):
+        chosen = [str(own[place]) for place in np.random.default_rng([0, label]).permutation(len(own))[:most]]
+        images, bad = decode_to_memory(Path(), chosen, size=model.preprocessing)
+        for problem in bad.values():
+            print(problem)
+        images = images[[row for row in range(len(images)) if row not in bad]]
+        features += [model.embed(images[begin : begin + 16]) for begin in range(0, len(images), 16)]
+        labels += [label] * len(images)
+    np.savez(target, features=np.concatenate(features), labels=np.array(labels))
+    print(f"{target}: {len(labels):,} images of {len(files)} classes", flush=True)
 
 
 # --- the page ---------------------------------------------------------------------------------------------------------
@@ -178,9 +214,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     measuring.add_argument("--heads", default=",".join(TITLES))
     measuring.add_argument("--draws", type=int, default=5)
     measuring.add_argument("--validation", action="store_true")
+    measuring.add_argument("--shots", default=",".join(map(str, SHOTS)))
+    extracting = commands.add_parser("extract")
+    extracting.add_argument("target", type=Path)
+    extracting.add_argument("folders", nargs="+", type=Path)
+    extracting.add_argument("--classes", type=int)
+    extracting.add_argument("--largest", action="store_true")
+    extracting.add_argument("--most", type=int, default=140, help="images of a class")
     options = parser.parse_args(arguments)
     if options.command == "measure":
-        measure(options.sets, options.heads.split(","), range(options.draws), options.validation)
+        shots = [int(one) for one in options.shots.split(",")]
+        measure(options.sets, options.heads.split(","), range(options.draws), options.validation, shots)
+        return 0
+    if options.command == "extract":
+        extract(options.target, options.folders, options.classes, options.largest, options.most)
         return 0
     text = PAGE.read_text(encoding="utf-8")
     wanted = page(text)

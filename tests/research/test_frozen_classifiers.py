@@ -2,7 +2,9 @@
 
 import numpy as np
 import pytest
+from PIL import Image
 
+from efcil import IncrementalClassifier
 from efcil.files import read_json_lines
 from research import frozen_classifiers as tool
 
@@ -31,6 +33,22 @@ def test_test_images_are_never_learned(photos, shots):
     assert np.array_equal(learned, found.draw(shots, draw=1)[0])
     if shots != tool.UNEVEN:
         assert np.bincount(found.labels[learned]).tolist() == [min(shots, 7), min(shots, 18), min(shots, 99)]
+
+
+def test_features_of_the_parts_of_a_set_are_put_together(tmp_path):
+    for part, kind, count in (("train", "a", 2), ("train", "b", 3), ("test", "a", 1), ("train", "c", 1)):
+        (tmp_path / part / kind).mkdir(parents=True)
+        for number in range(count):
+            pixels = np.random.default_rng([number, ord(kind)]).integers(0, 256, (40, 50, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(tmp_path / part / kind / f"{number}.png")
+    (tmp_path / "train" / "a" / "damaged.png").write_text("text")
+    folders = [str(tmp_path / "train"), str(tmp_path / "test")]
+    assert tool.main(["extract", str(tmp_path / "s.npz"), *folders, "--classes", "2", "--largest", "--most", "4"]) == 0
+    with np.load(tmp_path / "s.npz") as found:
+        assert found["features"].shape == (6, 1280)
+        assert np.bincount(found["labels"]).tolist() == [3, 3]
+        whole = IncrementalClassifier(progress=False, device="cpu").embed(tmp_path / "train" / "b" / "0.png")
+        assert np.isclose(found["features"], whole, atol=1e-4).all(1).sum() == 1
 
 
 def test_what_is_stored_is_not_measured_again(photos, tmp_path, monkeypatch, capsys):
