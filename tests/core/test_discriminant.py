@@ -191,4 +191,26 @@ def test_scores_without_an_image_are_those_of_statistics_without_it():
         ways = (means @ inverse @ x) / own * ((own + metric.noise) / (x @ inverse @ x)).sqrt()
         assert torch.allclose(familiarity[row], ways.max(), rtol=1e-8)
         squares = [(x - mean) @ inverse @ (x - mean) for mean in means]
-        assert torch.allclose(distance[row], (min(squares) / metric.noise).log(), rtol=1e-8)
+        assert torch.allclose(distance[row], (min(squares) * (1 / metric.noise - metric.step)).log(), rtol=1e-8)
+
+
+@pytest.mark.parametrize("images", [5, 10, 60])
+def test_new_images_are_as_far_as_expected_however_few_were_learned(images):
+    """As those that were learned are without themselves; those of other directions are farther."""
+    source = torch.Generator().manual_seed(images)
+    spread = torch.linspace(3, 0.2, 80, dtype=torch.float64)
+    centers = 2 * torch.randn(4, 80, generator=source, dtype=torch.float64)
+
+    def drawn(count):
+        labels = torch.arange(4).repeat_interleave(count)
+        return centers[labels] + spread * torch.randn(4 * count, 80, generator=source, dtype=torch.float64), labels
+
+    learned, labels = drawn(images)
+    stats = ClassStats.from_features(learned, labels, SHARED)
+    metric = SharedMetric.of(stats)
+    _, without = metric.leave_one_out(stats, learned, labels)
+    new = metric.looks(stats, drawn(100)[0]).distance
+    assert abs(without.distance.mean()) < 0.25
+    assert abs(new.mean()) < 0.25
+    strange = metric.looks(stats, 3 * torch.randn(100, 80, generator=source, dtype=torch.float64)).distance
+    assert strange.mean() > new.mean() + 2 * new.std()

@@ -113,8 +113,9 @@ class Looks(NamedTuple):
 
     `familiarity`: how far it is on the way from the middle of all classes to the mean of one, for how far it is from
     the middle at all; 1 for what is expected of an image of the class. Low for kinds that are similar to the classes.
-    `distance`: log of its squared distance from the nearest mean, in units of what is expected. High for what has
-    nothing to do with the classes and lies in directions in which they do not differ.
+    `distance`: log of its squared distance from the nearest mean, in units of what is expected of a new image of the
+    class; so about 0, however few images were learned. High for what has nothing to do with the classes and lies in
+    directions in which they do not differ.
     """
 
     familiarity: Tensor  # (n,)
@@ -185,7 +186,7 @@ class SharedMetric:
         sizes = stats.count.to(DTYPE).expand(len(features), -1).clone()
         sizes[row, labels] -= 1
         scores = forward - own / 2 + self.noise / (2 * sizes)
-        return scores, _looks(forward, own, inner(apart, apart), self.noise)
+        return scores, self._looks(forward, own, inner(apart, apart))
 
     def looks(self, stats: ClassStats, features: Tensor) -> Looks:
         """Return how features (n, dim) look beside those of the class that they look most like."""
@@ -193,13 +194,15 @@ class SharedMetric:
         apart, others = features.to(DTYPE) - center, stats.mean - center
         forward = apart @ self.inverse @ others.T
         own = self.distances(stats)
-        return _looks(forward, own, _rows(apart @ self.inverse, apart), self.noise)
+        return self._looks(forward, own, _rows(apart @ self.inverse, apart))
+
+    def _looks(self, forward: Tensor, own: Tensor, square: Tensor) -> Looks:
+        familiarity = (forward / own * ((own + self.noise) / square).sqrt()).max(1).values
+        # An image is nearer to a mean and a covariance that it is part of: by Sherman and Morrison, u S^-1 u' without
+        # it is q / (1 - step q) for q with it, and q is `noise` on average.
+        expected = self.noise / max(1e-6, 1 - self.step * self.noise)
+        return Looks(familiarity, ((square - 2 * forward + own).min(1).values.clamp_min(0) / expected).log())
 
 
 def _rows(one: Tensor, other: Tensor) -> Tensor:
     return (one * other).sum(1, keepdim=True)
-
-
-def _looks(forward: Tensor, own: Tensor, square: Tensor, noise: float) -> Looks:
-    familiarity = (forward / own * ((own + noise) / square).sqrt()).max(1).values
-    return Looks(familiarity, ((square - 2 * forward + own).min(1).values.clamp_min(0) / noise).log())
