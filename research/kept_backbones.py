@@ -41,8 +41,11 @@ from efcil.core.recursive_ridge import ExpandedRidge, expansion_matrix
 from efcil.core.ridge import normalize_columns, ridge_weight
 from efcil.experiment.ensemble import standardized
 from efcil.experiment.specification import ExperimentSpec, commit, resolve
+from efcil.features import TaskFeatures
 from efcil.files import read_json_lines, write_json_lines
+from efcil.freezing import Worth, estimate
 from efcil.learners import LEARNERS, Learner
+from efcil.methods import METHODS
 from efcil.protocol import Evaluator, run_protocol
 from efcil.shift.dual_projection import DualProjectionOptions, estimate_shift
 from efcil.tasks import TaskStream, order_of
@@ -130,10 +133,10 @@ def train(name: str, source: Path | None, out: Path, tasks: int, order: str, mir
             own = train_images.images[torch.from_numpy(np.flatnonzero(task_of == task))]
             tensors[f"point/{task}/{point}"] = look(pixels=train_images.with_images(own))
             continue
-        for name, pixels in (("train", train_images), ("test", evaluator.pixels)):
-            tensors[f"{name}/{task}"] = look(pixels=pixels)
+        for part, pixels in (("train", train_images), ("test", evaluator.pixels)):
+            tensors[f"{part}/{task}"] = look(pixels=pixels)
             if mirrored:
-                tensors[f"{name}-mirrored/{task}"] = look(pixels=pixels.with_images(pixels.images.flip(-1)))
+                tensors[f"{part}-mirrored/{task}"] = look(pixels=pixels.with_images(pixels.images.flip(-1)))
     meta: dict[str, Any] = {"sizes": list(sizes), "order": order, "seed": SEED, "seconds": seconds, "commit": commit()}
     options: Any = experiment.methods["dpcr"][1]
     meta |= {"dataset": name, "ridge": options.ridge, "shift_ridge": options.shift_ridge}
@@ -234,41 +237,19 @@ def frozen_after(kept: Kept, history: list[ClassStats], last: int) -> list[float
     return accuracies
 
 
-def worth(kept: Kept, stats: ClassStats, task: int, options: DualProjectionOptions) -> tuple[float, float]:
-    """Estimate the accuracy of moving through a task and of staying, from the task's own images.
-
-    Each new class in turn stands for an old one: half of its images are known from before alone, and are moved by the
-    map that the other classes of the task give; the other half are classified. Where it is learned like the others it
-    stands for the new ones. Old and new count by their number of classes. A task of one class has no others to map by.
-    """
-    old, new, labels = kept.learned(task - 1, task), kept.learned(task, task), kept.labels(task)
-    half = torch.arange(len(labels)) % 2 == 0
-    hits: dict[str, list[float]] = {"as old": [], "as new": [], "stay": []}
-    if kept.sizes[task] == 1:
-        return 0.0, 100.0
-    for label in labels.unique().tolist():
-        held = labels == label
-        known, asked, others = held & half, held & ~half, ~held
-        target = labels[asked]
-        shift = estimate_shift(old[others], new[others], options)
-        rest = ClassStats.from_features(new[others], labels[others])
-        before = stats.transform(shift).merge(rest)
-        as_old = before.merge(ClassStats.from_features(old[known], labels[known]).transform(shift))
-        as_new = before.merge(ClassStats.from_features(new[known], labels[known]))
-        stay = stats.merge(ClassStats.from_features(old[others | known], labels[others | known]))
-        for name, found, images in (("as old", as_old, new), ("as new", as_new, new), ("stay", stay, old)):
-            hits[name].append(percent(found_scores(found, images[asked], kept.ridge), target))
-    count, classes = len(hits["stay"]), len(stats.classes)
-    move = (classes * float(np.mean(hits["as old"])) + count * float(np.mean(hits["as new"]))) / (classes + count)
-    return move, float(np.mean(hits["stay"]))
-
-
-def found_scores(stats: ClassStats, features: Tensor, ridge: float) -> Tensor:
-    """Scores of features, a column for each label from zero on."""
-    scores = ridge_scores(stats, ridge)(features)
-    full = scores.new_full((len(scores), int(stats.classes.max()) + 1), -torch.inf)
-    full[:, stats.classes] = scores
-    return full
+def judged(kept: Kept, options: DualProjectionOptions) -> list[Worth | None]:
+    """What each task from the second on is worth to DPCR, as the learner `lwf-self-freezing` estimates it."""
+    method, found = METHODS["dpcr"], []
+    own = method.options(ridge=kept.ridge, **{**options.model_dump(), "rank_rule": "none"})
+    trajectory = Trajectory(None, {"dpcr": (method, own)})
+    for task in range(kept.tasks):
+        saved = {"labels": kept.labels(task), "new": kept.learned(task, task)}
+        saved |= {"old": kept.learned(task - 1, task)} if task else {}
+        features = TaskFeatures.from_saved(task, 0, saved, (saved["new"].shape[1],))
+        if task:
+            found.append(estimate(trajectory, "dpcr", features, kept.ends[task - 1]))
+        trajectory.update(features)
+    return found
 
 
 def expanded(kept: Kept, backbone: int, seed: int) -> Iterator[Callable[[Tensor], Tensor]]:
@@ -316,9 +297,10 @@ def measure(out: Path) -> Iterator[dict[str, Any]]:
             yield line(f"dpcr, {parts} maps a task{name}", followed(kept, moving(kept, parts, options)))
         for last in range(kept.tasks - 1):
             yield line(f"dpcr, frozen after task {last + 1}{name}", frozen_after(kept, history, last))
-        judged = [worth(kept, history[task - 1], task, options) for task in range(1, kept.tasks)]
-        last = next((task for task, (move, stay) in enumerate(judged) if stay >= move), kept.tasks - 1)
-        yield line(f"dpcr, freezes itself{name}", frozen_after(kept, history, last), frozen=last + 1, judged=judged)
+        worths = judged(kept, options)
+        stays = (task for task, worth in enumerate(worths) if worth is None or worth.stay >= worth.move)
+        last = next(stays, kept.tasks - 1)
+        yield line(f"dpcr, freezes itself{name}", frozen_after(kept, history, last), frozen=last + 1, judged=worths)
         alone, both = together(kept, history, meta["seed"])
         if options is plain:
             yield line("acil:buffer=1000", alone)
