@@ -12,7 +12,7 @@ from efcil.training.step import Step
 
 
 class CapturedStep:
-    """The same step recorded once as a CUDA graph and replayed; an odd-sized batch takes the plain way."""
+    """The same step recorded once as a CUDA graph and replayed; an odd-sized batch runs eagerly."""
 
     WARM_UP = 3  # steps before a thread's first capture: lazy initialization, trials and compilation happen there
     thread_state = threading.local()

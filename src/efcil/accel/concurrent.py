@@ -1,4 +1,4 @@
-"""Run several jobs at once in one process, where one does not fill a GPU: a thread and a stream each."""
+"""Run several jobs concurrently in one process, where one does not fill a GPU: a thread and a stream each."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import torch
 from efcil.accel.device import run_stream
 
 R = TypeVar("R")
-SIGNAL_POLL_S = 0.5  # seconds until a signal is heard at the latest
+SIGNAL_POLL_S = 0.5  # seconds until a signal is handled at the latest
 SWITCH_INTERVAL_S = 0.001  # seconds that a thread which has something for the GPU waits for another at most
 
 
@@ -39,7 +39,7 @@ def run_concurrently(jobs: Sequence[Job[R]], limit: int) -> list[R]:
         futures = [pool.submit(_in_turn, job, before) for job, before in zip(jobs, [None, *jobs], strict=False)]
         try:
             going: Collection[Future[R]] = futures
-            while going:  # a signal that came to another thread is heard when this one wakes
+            while going:  # a signal that came to another thread is handled when this one wakes
                 ended, going = wait(going, SIGNAL_POLL_S, FIRST_COMPLETED)
                 for future in ended:
                     future.result()  # raises what it raised
@@ -63,7 +63,7 @@ def _in_turn(job: Job[R], before: Job[R] | None) -> R:
 
 @contextmanager
 def _switch_interval(seconds: float) -> Iterator[None]:
-    """Meanwhile a thread that wants to go on waits for another no longer than this."""
+    """Meanwhile, limit how long a thread waits for another."""
     usual = sys.getswitchinterval()
     sys.setswitchinterval(seconds)
     try:

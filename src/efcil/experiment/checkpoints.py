@@ -1,7 +1,7 @@
 """Keep the checkpoints of a run, and find the newest sound one.
 
 A file is named after what it holds: `task-03.safetensors` is everything after the third task; with
-`task-04-epoch-0050.safetensors` the fourth task goes on after its fiftieth epoch (weights, momentum and teacher; the
+`task-04-epoch-0050.safetensors` the fourth task is resumed after its fiftieth epoch (weights, momentum and teacher; the
 statistics are those of task 3's file). Two of each kind are kept, so that a damaged one can be passed over."""
 
 from __future__ import annotations

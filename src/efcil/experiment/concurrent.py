@@ -17,7 +17,7 @@ from efcil.training.trainer import TrainingInterrupted
 def execute_all(
     runs: Sequence[Run], resume: bool, concurrent_runs: int, remedy: str = "go on with the same command and --resume"
 ) -> list[list[Summary]]:
-    """Execute runs, several at once in one process where a GPU is not filled by one."""
+    """Execute runs, several concurrently in one process where one does not fill a GPU."""
 
     def execute(run: Run) -> list[Summary]:
         if run.stop.is_set():

@@ -1,4 +1,4 @@
-"""End runs at a signal: the first one saves, the second one ends at once."""
+"""End runs at a signal: the first one saves, the second one ends immediately."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Stoppable(Protocol):
 def stoppable(
     runs: Sequence[Stoppable], remedy: str | Callable[[], str], force_on_second: bool = True
 ) -> Iterator[None]:
-    """While runs go on, the first Ctrl-C or SIGTERM lets them finish their step and save; the second ends them at once.
+    """During runs, the first Ctrl-C or SIGTERM lets them finish their step and save; the second ends them immediately.
 
     Either ends as `Interrupted`, with the remedy, which may be a function that is called then. Inside it is a
     KeyboardInterrupt, which nothing on its way swallows.
@@ -62,9 +62,9 @@ def stoppable(
     try:
         yield
     except KeyboardInterrupt:
-        unknown = signal.SIGINT if force_on_second else signal.SIGTERM  # it was another process that was told
-        told = remedy if isinstance(remedy, str) else remedy()
-        raise Interrupted(received[0] if received else unknown, told) from None
+        unknown = signal.SIGINT if force_on_second else signal.SIGTERM  # another process got the signal
+        advice = remedy if isinstance(remedy, str) else remedy()
+        raise Interrupted(received[0] if received else unknown, advice) from None
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -1,4 +1,4 @@
-"""How a run is told: bars with the time left on a terminal, plain lines elsewhere, JSON lines, or nothing."""
+"""Report the progress of a run: bars with the time left on a terminal, lines elsewhere, JSON Lines, or nothing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ EXPLAINED = "A_t: accuracy over the classes seen so far, in %"
 
 
 def _print_line(text: str) -> None:
-    """Print a line with its end in one piece: lines of runs that go on at once do not run together."""
+    """Print a line with its end in one piece: lines of concurrent runs do not mix."""
     print(text + "\n", end="", flush=True)
 
 
@@ -40,7 +40,7 @@ class Reporter:
         """A task is measured: A_t of each method."""
 
     def progress(self, what: str, done: int, total: int | None) -> None:
-        """Something countable goes on: a download, decoding."""
+        """Show the progress of something countable: a download, decoding."""
 
     def note(self, text: str) -> None:
         """Say it on standard error, so that standard output stays clean."""
@@ -228,7 +228,7 @@ class LineReporter(Reporter):
 
 
 class PrefixReporter(LineReporter):
-    """Plain lines of one of several runs that go on at once: each says which; the table at their end is explained."""
+    """Plain lines of one of several concurrent runs: each names its run; the table at the end is explained."""
 
     def __init__(self, prefix: str) -> None:
         super().__init__()

@@ -229,9 +229,9 @@ def check_format(config: Path) -> None:
 
 
 class MetricsLog:
-    """metrics.jsonl: a line an epoch and a line a task; after a kill cut back to where the run goes on.
+    """metrics.jsonl: one line per epoch and per task; after a kill cut back to where the run is resumed.
 
-    Trackers are told every line.
+    Trackers get every line.
     """
 
     def __init__(self, path: Path, trackers: Sequence[Tracker] = (), root: Path | None = None):

@@ -15,7 +15,7 @@ from efcil.product.model_config import MOST_SIZE, ModelConfig
 TRUST = "EFCIL_TRUST_BACKBONES"  # environment variable by which a user agrees to what a card names
 _EXPANDED = ("buffer", "expansion")  # options that make a feature map as large as the statistics behind it
 _BACKBONE = "backbone."
-_MARGIN = 1_000_000  # numbers that may be missing: what does not fit exactly is told when they are loaded
+_MARGIN = 1_000_000  # numbers that may be missing: what does not fit exactly is reported when they are loaded
 
 
 def check_config(config: ModelConfig, weights: Mapping[str, Tensor], statistics: Mapping[str, Tensor]) -> None:

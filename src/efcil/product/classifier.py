@@ -315,7 +315,7 @@ class IncrementalClassifier:
             epochs, budget = self.epochs, self.budget
         _check_effort(epochs, budget)
         with progress_callbacks(callbacks, self.progress) as tell:
-            choices = [] if self._snapshot.state.classes else [self.choice]  # told once the pictures are found
+            choices = [] if self._snapshot.state.classes else [self.choice]  # reported once the pictures are found
 
             def reading(done: int, total: int) -> None:
                 while choices:

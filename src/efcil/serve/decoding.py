@@ -179,7 +179,7 @@ class _Process:
         self._most = (resident_memory(process.pid) or 0) + memory
 
     def kill(self, why: str) -> None:
-        """End it at once; whoever waits for a picture is told the reason."""
+        """End it immediately; whoever waits for a picture gets the reason."""
         with self._lock:
             if self._process is not None and self._process.poll() is None:
                 self._why = why

@@ -192,7 +192,7 @@ class Service:
 def _lane(read: Callable[[], bytes]) -> int:
     try:
         return lane_of(read())
-    except DataError:  # not base64: told when it is its turn
+    except DataError:  # not base64: reported when it is its turn
         return QUICK
 
 
