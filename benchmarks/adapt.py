@@ -1,6 +1,6 @@
 """Frozen, adapted in the first teaching, or in each: accuracy on pictures that are unlike photographs.
 
-Three teachings of pretrained EfficientNet-Lite0 at 96 pixels on digits (10 classes) and glyphs (18), with a number of
+Three updates of pretrained EfficientNet-Lite0 at 96 pixels on digits (10 classes) and glyphs (18), with a number of
 pictures a class; accuracy on test pictures of all classes after each.
 
     python benchmarks/adapt.py --out record.json --machine "2 cores of ..."

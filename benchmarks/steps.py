@@ -111,7 +111,7 @@ class Ways:
             optimizer.update.zero_grad()
 
     def restore(self, kept: list[Tensor], values: list[Tensor]) -> None:
-        """Restore tensors; momenta, which are not in `values`, are set to zero."""
+        """Restore tensors; momentum buffers, which are not in `values`, are set to zero."""
         with torch.no_grad():
             for index, tensor in enumerate(kept):
                 tensor.copy_(values[index]) if index < len(values) else tensor.zero_()

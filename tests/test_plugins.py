@@ -165,7 +165,7 @@ def test_ewc_penalizes_what_the_first_task_needs(backend):
     images = torch.randn(6, 3, 8, 8, generator=torch.Generator().manual_seed(1))
     labels = torch.tensor([0, 1, 0, 1, 0, 1])
 
-    class Pixels:
+    class Flattened:
         def batches(self, size):
             return images.split(size)
 
@@ -174,7 +174,7 @@ def test_ewc_penalizes_what_the_first_task_needs(backend):
 
     class Learned:
         def pixels(self):
-            return Pixels()
+            return Flattened()
 
     task = Learned()
     task.labels = labels
@@ -465,7 +465,7 @@ class Flat(nn.Module):
         return self.linear(images.flatten(1))
 
 
-class Pixels(nn.Flatten):
+class Flattened(nn.Flatten):
     """As many features as pixels."""
 
     def __init__(self, channels):
@@ -478,7 +478,7 @@ class Pixels(nn.Flatten):
 
 def test_a_backbone_is_measured_at_the_size_of_its_input():
     package.register_backbone("flat", Flat)
-    package.register_backbone("pixels", Pixels)
+    package.register_backbone("pixels", Flattened)
     one, two = (build("flat", size=6, channels=2, seed=seed) for seed in (0, 0))
     assert one.num_features == 5
     assert one.module.linear.weight.shape == (5, 72)
@@ -490,7 +490,7 @@ def test_a_backbone_is_measured_at_the_size_of_its_input():
 
 
 def test_the_input_size_is_the_crop_or_that_of_the_images(backend):
-    package.register_backbone("pixels", Pixels)
+    package.register_backbone("pixels", Flattened)
     for crop, dim in ((None, 3 * 64), (4, 3 * 16)):
         learner = LwF(LwF.options_type(backbone="pixels", crop=crop), 3, backend, 0, 8)
         assert learner.feature_layout == (dim,)

@@ -91,11 +91,11 @@ def test_classes_that_look_alike_are_found_in_the_training_images():
 def test_grey_and_letterboxed_images_have_similarities():
     grey = ImageSet(np.ascontiguousarray(patterned().images[:, :1, :8, :8]), patterned().labels)
     assert np.isfinite(class_similarity(grey, 6)).all()
-    framed = np.zeros((len(grey), 3, 32, 49), np.uint8)
-    framed[..., :32] = patterned().images
-    framed[:, 0, 1, -1] = 0
-    framed[:, 0, :2, -1] = 0, 32  # the header: 32 wide, upright
-    np.testing.assert_allclose(class_similarity(ImageSet(framed, grey.labels), 6), class_similarity(patterned(), 6))
+    padded = np.zeros((len(grey), 3, 32, 49), np.uint8)
+    padded[..., :32] = patterned().images
+    padded[:, 0, 1, -1] = 0
+    padded[:, 0, :2, -1] = 0, 32  # the header: 32 wide, upright
+    np.testing.assert_allclose(class_similarity(ImageSet(padded, grey.labels), 6), class_similarity(patterned(), 6))
 
 
 def test_test_images_have_no_part_in_it():

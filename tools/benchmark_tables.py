@@ -124,7 +124,7 @@ def _extraction(raw: Raw) -> list[str]:
 
 def _adapted(raw: Raw) -> list[str]:
     rows = [{**row, "after": " / ".join(f"{value:.1f}" for value in row["accuracy"])} for row in raw["adapted"]]
-    heads = "Set | Pictures a class | adapt | >Accuracy after each of three teachings, % | >Seconds of computing"
+    heads = "Set | Pictures a class | adapt | >Accuracy after each of three updates, % | >Seconds of computing"
     return filled(heads, "{set} | {pictures} | {adapt} | {after} | {cpu_seconds:.0f}", rows)
 
 

@@ -114,7 +114,7 @@ def test_second_process_is_refused(efcil, tmp_path):
 
 
 def test_what_is_resumed_after_an_epoch_has_its_momentum(efcil, tmp_path, monkeypatch):
-    """An error at a chosen epoch, not at a random moment: without the momenta the log goes on with other losses."""
+    """An error at a chosen epoch, not at a random one: without momentum buffers the log goes on with other losses."""
     arguments = ["run", "lwf", "digits", "--tasks", "5", "--device", "cpu", "--checkpoint-seconds", "0"]
     arguments += [f"--set={key}={value}" for key, value in SETTINGS.items()]
     assert efcil(*arguments, "--out", tmp_path / "whole")[0] == 0

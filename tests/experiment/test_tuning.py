@@ -127,7 +127,7 @@ def test_the_command_measures_each_trial_in_each_order_on_held_out_images(tuned)
     for trial in found:
         assert set(trial["orders"]) == {"identity", "7"}
     files = sorted(out.rglob("summary.json"))
-    assert len(files) == 2 * 2 * 2  # trainings, orders, ridges
+    assert len(files) == 2 * 2 * 2  # training runs, orders, ridges
     for file in files:
         summary = json.loads(file.read_text())
         assert summary["dataset"] == "digits, 10% of training held out"

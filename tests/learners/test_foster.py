@@ -43,7 +43,7 @@ SHORT = {
 
 
 class Watch(Callback):
-    """Keeps a copy of all networks and of the momenta after each epoch, and of what survives each task."""
+    """Keeps a copy of all networks and of the momentum buffers after each epoch, and of what survives each task."""
 
     def __init__(self, learner):
         self.learner, self.reports, self.ends = learner, [], []

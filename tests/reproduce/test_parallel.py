@@ -255,7 +255,7 @@ def test_a_last_attempt_waits_until_all_others_have_begun(tmp_path):
                 self.why = ""
             return self.why
 
-    class Room:
+    class Pool:
         made = []  # noqa: RUF012
 
         def start(self, job, number, alone):
@@ -269,7 +269,7 @@ def test_a_last_attempt_waits_until_all_others_have_begun(tmp_path):
             began.append("closed")
 
     with pytest.raises(RunsFailed):
-        run_all([job(tmp_path, order) for order in ("fails", "once")], Room(), 2, RecordingReporter())
+        run_all([job(tmp_path, order) for order in ("fails", "once")], Pool(), 2, RecordingReporter())
     assert began[:3] == [("fails", 1, False), ("once", 1, False), ("fails", 2, False)]
     assert began[3:] == [("once", 2, False), ("fails", 3, True), "closed"]
 

@@ -18,7 +18,7 @@ Written = dict[str, list[Path]]  # class -> its files
 
 
 @cache
-def _drawn(classes: int, train: int, test: int, size: int) -> tuple[np.ndarray, np.ndarray]:
+def _draw_images(classes: int, train: int, test: int, size: int) -> tuple[np.ndarray, np.ndarray]:
     data = glyphs.load(classes=classes, size=size, train_per_class=train, test_per_class=test)
     return tuple(p.images.reshape(classes, -1, 3, size, size).transpose(0, 1, 3, 4, 2) for p in (data.train, data.test))
 
@@ -35,7 +35,7 @@ def tiny_imagenet(
 ) -> tuple[Written, Written]:
     """tiny-imagenet-200/ in `root`; val is "official", "folders" (val/<wnid>/) or "images" (val/<wnid>/images/)."""
     root = root / "tiny-imagenet-200"
-    pixels = _drawn(len(names), train, test, size)
+    pixels = _draw_images(len(names), train, test, size)
     learned: Written = {}
     tested: Written = {}
     annotations = []
@@ -67,7 +67,7 @@ def class_folders(
     test: int = 2,
 ) -> tuple[Written, Written]:
     """Two parts with the same class folders, as of ImageNet; oblong pictures, since real ones are not square."""
-    pixels = _drawn(len(names), train, test, 24)
+    pixels = _draw_images(len(names), train, test, 24)
     written: list[Written] = [{}, {}]
     for part, images, found in zip(parts, pixels, written, strict=True):
         for c, name in enumerate(names):
@@ -79,7 +79,7 @@ def class_folders(
 def cub200(root: Path, *, names: tuple[str, ...] = BIRDS, train: int = 6, test: int = 2) -> tuple[Written, Written]:
     """CUB_200_2011/ in `root`, with its four lists."""
     root = root / "CUB_200_2011"
-    pixels = _drawn(len(names), train, test, 24)
+    pixels = _draw_images(len(names), train, test, 24)
     written: list[Written] = [{name: [] for name in names} for _ in range(2)]
     rows = []
     for c, name in enumerate(names):

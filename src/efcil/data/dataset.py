@@ -141,7 +141,7 @@ class DataSet:
         At least one image per class is held out and at least one remains; the split is deterministic in the seed.
         """
         draw = np.random.default_rng(seed)
-        held_out = []
+        val_rows = []
         for label, name in enumerate(self.class_names):
             rows = np.flatnonzero(self.train.labels == label)
             if len(rows) < 2:
@@ -149,9 +149,9 @@ class DataSet:
                     f"{self.name}: class {name} has one training image, so none can be held out; add images"
                 )
             count = min(max(1, round(share * len(rows))), len(rows) - 1)
-            held_out.append(draw.choice(rows, count, replace=False))
+            val_rows.append(draw.choice(rows, count, replace=False))
         chosen = np.zeros(len(self.train), dtype=bool)
-        chosen[np.concatenate(held_out)] = True
+        chosen[np.concatenate(val_rows)] = True
         left, out = (ImageSet(self.train.images[rows], self.train.labels[rows]) for rows in (~chosen, chosen))
         return replace(self, train=left, test=out)
 

@@ -161,9 +161,9 @@ def _masks(character: str, size: int) -> list[Image.Image]:
         canvas = canvas.crop(canvas.getbbox())
         ratio = 0.8 * size / max(canvas.size)
         width, height = (max(1, round(side * ratio)) for side in canvas.size)
-        framed = Image.new("L", (width + 2, height + 2))  # empty border for interpolation
-        framed.paste(canvas.resize((width, height), Image.Resampling.BOX), (1, 1))
-        masks.append(framed)
+        padded = Image.new("L", (width + 2, height + 2))  # empty border for interpolation
+        padded.paste(canvas.resize((width, height), Image.Resampling.BOX), (1, 1))
+        masks.append(padded)
     return masks
 
 

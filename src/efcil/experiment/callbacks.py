@@ -153,8 +153,8 @@ class Checkpointer(Callback):
             device = self.learner.backend.device
             if point.tensors:
                 tensors = {name: tensor.to(device) for name, tensor in point.tensors.items()}
-                self.learner.load_state(_below(tensors, "learner."))
-                self.trajectory.load_state_dict(_below(tensors, "trajectory."))
+                self.learner.load_state(_strip_prefix(tensors, "learner."))
+                self.trajectory.load_state_dict(_strip_prefix(tensors, "trajectory."))
                 self.read_matrices(point)
             if point.epoch is None:
                 return TrainState(point.task)
@@ -258,5 +258,5 @@ def checkpoint_errors(store: CheckpointStore) -> Iterator[None]:
         raise CheckpointError(f"{store.directory} do not fit this run ({why}): start again in another --out") from error
 
 
-def _below(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+def _strip_prefix(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}

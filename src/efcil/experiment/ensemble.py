@@ -2,9 +2,9 @@
 
 Each run is followed through its saved features (`efcil.experiment.reevaluate`), and for each test image the scores of a
 run are brought to mean 0 and variance 1 over the classes seen before they are added (of two classes each run thus has
-one vote, and two runs that disagree are a tie). An ensemble of k runs costs k trainings, k networks, k times the class
-statistics, and k forward passes per image. It is a method of its own, `dpcr:ensemble=4`, and its summary has the seeds,
-the seconds of all trainings and the accuracy of each run.
+one vote, and two runs that disagree are a tie). An ensemble of k runs costs k training runs, k networks, k times the
+class statistics, and k forward passes per image. It is a method of its own, `dpcr:ensemble=4`, and its summary has
+the seeds, the seconds of all training runs and the accuracy of each run.
 """
 
 from __future__ import annotations
@@ -78,8 +78,8 @@ def check_members(sources: Sequence[Path], configs: Sequence[Mapping[str, Any]])
     for source, other in zip(sources[1:], others, strict=True):
         for key in sorted({*first, *other} - {*DIFFERENT}):
             if first.get(key) != other.get(key):
-                held_out = first.get("val_fraction") and key in DATA
-                why = "every seed holds out other images" if held_out else "its runs may differ in --seed alone"
+                other_split = first.get("val_fraction") and key in DATA
+                why = "every seed holds out other images" if other_split else "its runs may differ in --seed alone"
                 raise ConfigError(f"no ensemble: {sources[0]} and {source} differ in {key}; {why}")
     seeds = [config["seed"] for config in configs]
     if len({*seeds}) < len(seeds):

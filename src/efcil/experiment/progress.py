@@ -21,7 +21,7 @@ class ProgressBar:
     EVERY = 0.1
 
     def __init__(self, show: Show | None):
-        self.show, self._runs, self._drawn = show, list[_Follower](), 0.0
+        self.show, self._runs, self._last_draw = show, list[_Follower](), 0.0
 
     def reporter(self) -> Reporter:
         """Return the reporter of another run."""
@@ -31,8 +31,8 @@ class ProgressBar:
     def update(self, words: str, force: bool = False) -> None:
         """Draw the bar again."""
         now = time.monotonic()
-        if self.show is not None and (force or now - self._drawn >= self.EVERY):
-            self._drawn = now
+        if self.show is not None and (force or now - self._last_draw >= self.EVERY):
+            self._last_draw = now
             self.show(sum(run.fraction for run in self._runs) / len(self._runs), words)
 
     def note(self, text: str) -> None:

@@ -1,8 +1,8 @@
 """Data-parallel training with torchrun: each process computes its share of every batch and feature extraction.
 
-All processes run the same steps and have identical weights, momenta and running statistics after each step. The number
-of processes may therefore change when a run is resumed, and statistics and classifiers are computed by all processes
-instead of being broadcast. Only the first process writes files.
+All processes run the same steps and have identical weights, momentum buffers and running statistics after each step.
+The number of processes may therefore change when a run is resumed, and statistics and classifiers are computed by all
+processes instead of being broadcast. Only the first process writes files.
 
 Gradients are reduced here after `backward` and not by `DistributedDataParallel`: losses are not the `forward` of a
 module (teacher, stages, growing head), a captured CUDA graph includes the reduction, and losses are weighted by the
