@@ -41,7 +41,7 @@ class ExperimentOptions(TypedDict, total=False):
     preset: str  # named values of options, such as "quick" or "paper"; by default the data set's first
     epochs: int  # of each task, instead of the preset's; its learning rates follow
     options: dict[str, Any]  # any option by its key, such as {"ridge": 200, "first.lr": 0.05}
-    directory: StrPath  # that a data set known by name lies in
+    directory: StrPath  # of a data set known by name
     device: str  # "auto", "cpu", "cuda", "cuda:1", "mps"
     out: StrPath | None  # directory to keep; the same call finds its results there. None keeps nothing
     save_features: bool  # in `out`, to evaluate other methods on them later

@@ -15,7 +15,7 @@ from efcil.training.trainer import TrainingInterrupted
 
 
 def execute_all(
-    runs: Sequence[Run], resume: bool, concurrent_runs: int, remedy: str = "go on with the same command and --resume"
+    runs: Sequence[Run], resume: bool, concurrent_runs: int, remedy: str = "resume with the same command and --resume"
 ) -> list[list[Summary]]:
     """Execute runs, several concurrently in one process where one does not fill a GPU."""
 
@@ -27,10 +27,10 @@ def execute_all(
     for run in runs:
         run.concurrent_runs = max(run.concurrent_runs, min(concurrent_runs, len(runs)))
 
-    def told() -> str:
+    def advice() -> str:
         return remedy if any(run.has_begun for run in runs) else "nothing was trained yet; start it again"
 
-    with stoppable(runs, told, force_on_second=all(run.world.size == 1 for run in runs)):
+    with stoppable(runs, advice, force_on_second=all(run.world.size == 1 for run in runs)):
         check_all(runs)
         if concurrent_runs <= 1:
             return [run.execute(resume) for run in runs]
@@ -39,9 +39,9 @@ def execute_all(
 
 
 def check_all(runs: Sequence[Run]) -> None:
-    """Raise what any of several runs would be refused for, before the first one trains.
+    """Raise the error of any of several runs that cannot run, before the first one trains.
 
-    The first is refused by itself. Of runs that differ in their seeds alone, one is tried.
+    The first one checks itself when it starts. Of runs that differ only in their seeds, one is checked.
     """
     known = [runs[0].experiment]
     for run in runs[1:]:

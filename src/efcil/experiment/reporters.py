@@ -1,4 +1,4 @@
-"""Report the progress of a run: bars with the time left on a terminal, lines elsewhere, JSON Lines, or nothing."""
+"""Progress of runs: bars with the time left on a terminal, plain lines elsewhere, JSON Lines, or nothing."""
 
 from __future__ import annotations
 
@@ -17,90 +17,90 @@ EXPLAINED = "A_t: accuracy over the classes seen so far, in %"
 
 
 def _print_line(text: str) -> None:
-    """Print a line with its end in one piece: lines of concurrent runs do not mix."""
+    """Print a line and its end in one call: lines of concurrent runs do not mix."""
     print(text + "\n", end="", flush=True)
 
 
 class Reporter:
-    """What a run has to say as it happens; this one says nothing but notes, on standard error."""
+    """Interface of progress reports; this class only prints notes, on standard error."""
 
     def on_started(self, title: str, epochs: Sequence[int], done: int) -> None:
-        """Begin: epochs of each task, of which `done` are learned already."""
+        """Report the start: epochs of each task, and how many of them are done."""
 
     def on_step(self, task: int, epoch: int, step: int, steps: int, images: int) -> None:
-        """`step` of `steps` of an epoch (0 is the first of the task) are done, each on so many images."""
+        """Report that `step` of `steps` of an epoch (0 is the first of the task) are done, each on so many images."""
 
     def on_epoch(self, report: EpochReport) -> None:
-        """An epoch is done."""
+        """Report an epoch."""
 
     def on_solve(self, task: int) -> None:
-        """Statistics move and heads are solved."""
+        """Report that statistics are updated and classifiers refitted."""
 
     def on_task(self, task: int, tasks: int, accuracies: Mapping[str, float]) -> None:
-        """A task is measured: A_t of each method."""
+        """Report a task: A_t of each method."""
 
     def progress(self, what: str, done: int, total: int | None) -> None:
-        """Show the progress of something countable: a download, decoding."""
+        """Report a download, or decoding."""
 
     def note(self, text: str) -> None:
-        """Say it on standard error, so that standard output stays clean."""
+        """Print a note on standard error, so that standard output stays clean."""
         print(f"note: {text}", file=sys.stderr, flush=True)
 
     def on_finished(self, summaries: Sequence[Mapping[str, Any]], where: str) -> None:
-        """The run is over."""
+        """Report the end of the run."""
 
     def close(self) -> None:
-        """Leave the screen tidy."""
+        """Remove bars from the screen."""
 
 
 class NullReporter(Reporter):
-    """Nothing at all: of several processes the first one tells how the run goes."""
+    """No reports: of several processes, only the first one reports."""
 
     def note(self, text: str) -> None:
-        """Leave it to the first process."""
+        """Print nothing; the first process prints it."""
 
 
 class ProgressOnly(NullReporter):
-    """What another reporter says of downloads and decoding, and nothing else."""
+    """Progress of downloads and decoding, printed by another reporter, and nothing else."""
 
     def __init__(self, reporter: Reporter):
         self.progress = reporter.progress  # type: ignore[method-assign]
 
 
 class JsonReporter(Reporter):
-    """One JSON object a line on standard output."""
+    """JSON Lines on standard output."""
 
     @staticmethod
     def _say(**event: Any) -> None:
         _print_line(json.dumps(event))
 
     def on_started(self, title: str, epochs: Sequence[int], done: int) -> None:
-        """Tell the plan."""
+        """Print the start."""
         self._say(event="started", title=title, epochs=list(epochs), epochs_done=done)
 
     def on_epoch(self, report: EpochReport) -> None:
-        """Tell an epoch."""
+        """Print an epoch."""
         self._say(event="epoch", task=report.task + 1, epoch=report.epoch + 1, loss=report.loss, lr=report.lr)
 
     def on_solve(self, task: int) -> None:
-        """Tell that training is over."""
+        """Print that training of a task is over."""
         self._say(event="solving", task=task + 1)
 
     def on_task(self, task: int, tasks: int, accuracies: Mapping[str, float]) -> None:
-        """Tell a task."""
+        """Print a task."""
         self._say(event="task", task=task + 1, tasks=tasks, A_t=dict(accuracies))
 
     def note(self, text: str) -> None:
-        """Tell a note."""
+        """Print a note."""
         self._say(event="note", text=text)
 
     def on_finished(self, summaries: Sequence[Mapping[str, Any]], where: str) -> None:
-        """Tell the summaries."""
+        """Print the summaries."""
         self._say(event="finished", out=where, summaries=list(summaries))
 
 
 class Pace:
-    """How far a run is, in epochs of all its tasks, and how fast it goes."""
+    """Progress of a run in epochs of all its tasks, and its speed."""
 
     def __init__(self, epochs: Sequence[int], done: int):
         self.epochs, self.total, self.done = list(epochs), sum(epochs), float(done)
@@ -118,7 +118,7 @@ class Pace:
         return next((task for task, end in enumerate(ends) if self.done < end), max(len(self.epochs) - 1, 0))
 
     def advance(self, task: int, epoch: float) -> None:
-        """Say that so many epochs of a task are done."""
+        """Set the number of epochs of a task that are done."""
         self.done = sum(self.epochs[:task]) + epoch
 
     def count(self, images: int) -> None:
@@ -133,7 +133,7 @@ class Pace:
         self._images, self._since = 0, now
 
     def restart(self) -> None:
-        """Leave what was not training out of the rate."""
+        """Exclude time that was not spent on training from the rate."""
         self._images, self._since = 0, time.monotonic()
 
     @property
@@ -144,7 +144,7 @@ class Pace:
 
     @property
     def words(self) -> str:
-        """Rate and time left, as far as they are known."""
+        """Rate and time left, as far as known."""
         left = self.seconds_left
         rate = [f"{self.rate:,.0f} images/s"] if self.rate else []
         return ", ".join([*rate, *([] if left is None else [f"{show_seconds(left)} left"])])
@@ -161,9 +161,9 @@ def show_seconds(seconds: float) -> str:
 
 
 class LineReporter(Reporter):
-    """A line now and then: for logs and pipes."""
+    """Plain lines, for logs and pipes."""
 
-    EVERY = 15.0  # seconds between two lines about training
+    EVERY = 15.0  # seconds between two progress lines
 
     def __init__(self) -> None:
         self._last, self._what = time.monotonic(), ""  # when the last line was, and what was counted there
@@ -178,22 +178,22 @@ class LineReporter(Reporter):
         self._print(title)
 
     def on_step(self, task: int, epoch: int, step: int, steps: int, images: int) -> None:
-        """Print a step, not too often."""
+        """Print a step, at most every `EVERY` seconds."""
         self._pace.count(images)
         if step < steps and time.monotonic() - self._last >= self.EVERY:
             self._pace.advance(task, epoch + step / steps)
             self._tell(f"task {task + 1}, epoch {epoch + 1} of {self._pace.epochs[task]}, step {step} of {steps}")
 
     def on_epoch(self, report: EpochReport) -> None:
-        """Print an epoch, not too often."""
+        """Print an epoch, at most every `EVERY` seconds."""
         self._pace.advance(report.task, report.epoch + 1)
         if time.monotonic() - self._last >= self.EVERY:
             where = f"task {report.task + 1}, epoch {report.epoch + 1} of {report.epochs}"
             self._tell(f"{where}: loss {report.loss:.4f}")
 
     def progress(self, what: str, done: int, total: int | None) -> None:
-        """Print how far something countable is, when it begins and then not too often."""
-        begins = what != self._what and done != total  # what is done at once needs no line
+        """Print a count when it begins, and then at most every `EVERY` seconds."""
+        begins = what != self._what and done != total  # what takes no time needs no line
         if begins or time.monotonic() - self._last >= self.EVERY:
             self._what, self._last = what, time.monotonic()
             self._print(f"{what}: {done:,}" + ("" if total is None else f" of {total:,}"))
@@ -217,7 +217,7 @@ class LineReporter(Reporter):
         self._print(f"note: {text}")
 
     def on_finished(self, summaries: Sequence[Mapping[str, Any]], where: str) -> None:
-        """Print the result of each method and where it lies."""
+        """Print the result of each method and the output directory."""
         for s in (one for summary in summaries for one in split_heads(summary)):
             self._print(f"{s['method']}: A_f {s['A_f']:.2f}, A_avg {s['A_avg']:.2f}, {s['seconds']:.0f} s")
         self._explain(CAPTION)
@@ -228,7 +228,7 @@ class LineReporter(Reporter):
 
 
 class PrefixReporter(LineReporter):
-    """Plain lines of one of several concurrent runs: each names its run; the table at the end is explained."""
+    """Plain lines of one of several runs, with its title; measures are explained below the table of all runs."""
 
     def __init__(self, prefix: str) -> None:
         super().__init__()
@@ -242,9 +242,9 @@ class PrefixReporter(LineReporter):
 
 
 class TerminalReporter(Reporter):
-    """Bars and a table, drawn with rich (imported here: a process without a terminal does not need it)."""
+    """Bars and a table, drawn with rich, which is imported here: only terminals need it."""
 
-    EVERY = 0.1  # seconds between two looks of the bar
+    EVERY = 0.1  # seconds between two updates of the bar
     SHOWS_LOSS = True
 
     def __init__(self) -> None:
@@ -289,7 +289,7 @@ class TerminalReporter(Reporter):
 
     def _show(self, task: int, where: str) -> None:
         now = time.monotonic()
-        if now - self._measured >= 1:  # over a second: the number can be read
+        if now - self._measured >= 1:  # over a second: the number is readable
             self._measured = now
             self._pace.measure()
         self._shown = now
@@ -300,7 +300,7 @@ class TerminalReporter(Reporter):
         return f"task {task + 1}/{len(self._pace.epochs)}"
 
     def on_solve(self, task: int) -> None:
-        """Say what happens now."""
+        """Show what happens now."""
         self._show(task, "updating statistics")
 
     def on_task(self, task: int, tasks: int, accuracies: Mapping[str, float]) -> None:
@@ -361,12 +361,12 @@ class TerminalReporter(Reporter):
         self.console.print(f"written to {where}", highlight=False, markup=False)
 
     def close(self) -> None:
-        """Take the bars away, whatever happened."""
+        """Remove the bars."""
         self.bars.stop()
 
 
 def choose_reporter(quiet: bool = False, as_json: bool = False) -> Reporter:
-    """Choose: JSON, nothing, bars on a terminal, lines elsewhere."""
+    """Choose JSON Lines, notes only, bars on a terminal, or lines elsewhere."""
     if as_json:
         return JsonReporter()
     if quiet:

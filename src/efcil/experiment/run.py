@@ -66,7 +66,7 @@ class Run(Callback):
         options: RunOptions | None = None,
         data: Path | DataSet | TaskStream | None = None,
     ):
-        """`data` is the directory that the data set lies in, or what is already in memory."""
+        """`data` is the dataset directory, or a data set in memory."""
         self.experiment, self.out, self.backend, self.reporter = experiment, out, backend, reporter
         self.options, self.data = options or RunOptions(), data
         self.world = backend.world  # of several processes the first one reads and writes the directory
@@ -86,7 +86,7 @@ class Run(Callback):
         return self.directory.config.exists()
 
     def check(self) -> None:
-        """Raise what `execute` would refuse before it trains, and write nothing.
+        """Raise the errors that `execute` raises before training; write nothing.
 
         Networks are built on the CPU, and an order by similarity, which has to be computed, is taken as given.
         """

@@ -229,9 +229,9 @@ def check_format(config: Path) -> None:
 
 
 class MetricsLog:
-    """metrics.jsonl: one line per epoch and per task; after a kill cut back to where the run is resumed.
+    """metrics.jsonl: one line per epoch and task; truncated to the last checkpoint when a run is resumed.
 
-    Trackers get every line.
+    Trackers receive every line.
     """
 
     def __init__(self, path: Path, trackers: Sequence[Tracker] = (), root: Path | None = None):

@@ -13,7 +13,7 @@ __all__ = ["reporters_of_runs"]
 
 
 def reporters_of_runs(reporter: Reporter, titles: Sequence[str]) -> list[Reporter]:
-    """Return a reporter for each of several runs: bars or lines that say which run they are of.
+    """Return a reporter for each of several runs: bars or lines with the title of the run.
 
     >>> [type(one).__name__ for one in reporters_of_runs(LineReporter(), ["order 1", "order 2"])]
     ['PrefixReporter', 'PrefixReporter']
@@ -34,16 +34,16 @@ class _Total:
         self._shares: dict[str, float] = {}
         self._began, self._before = time.monotonic(), 0.0  # `_before`: done before this command began
         self._bar: Any = None
-        self._lock = threading.Lock()  # runs may go on at once
+        self._lock = threading.Lock()  # runs may be concurrent
 
     def begin(self, title: str, share: float) -> None:
-        """Say that so much of a run was done before."""
+        """Start a run, of which a share is done already."""
         with self._lock:
             self._before += share
         self.advance(title, share)
 
     def advance(self, title: str, share: float) -> None:
-        """Say that so much of a run is done."""
+        """Set the share of a run that is done."""
         with self._lock:
             self._shares[title] = share
             done = sum(self._shares.values())
@@ -58,7 +58,7 @@ class _Total:
 
 
 class _RunReporter(TerminalReporter):
-    """One of several runs on a terminal: its lines and its bar say which one it is."""
+    """One of several runs on a terminal, with its title on its lines and its bar."""
 
     SHOWS_LOSS = False
 
@@ -90,7 +90,7 @@ class _RunReporter(TerminalReporter):
         self.terminal.print_task(f"{self.title}  {label.replace('  ', ' ')}", accuracies)
 
     def progress(self, what: str, done: int, total: int | None) -> None:
-        """Show or advance the bar of something countable, which may be that of another run."""
+        """Show or advance the bar of something countable, shared by all runs."""
         self.terminal.progress(what, done, total)
 
     def note(self, text: str) -> None:
@@ -98,7 +98,7 @@ class _RunReporter(TerminalReporter):
         self.terminal.note(f"{self.title}: {text}")
 
     def on_finished(self, summaries: Sequence[Mapping[str, Any]], where: str) -> None:
-        """Take the bar away; the table of all runs follows."""
+        """Remove the bar; the table of all runs follows."""
         if self._bar is None:  # it was finished before
             self.total.begin(self.title, 1.0)
             return
@@ -107,4 +107,4 @@ class _RunReporter(TerminalReporter):
         self.total.advance(self.title, 1.0)
 
     def close(self) -> None:
-        """Leave the bars to those who share them."""
+        """Keep the bars, which other runs share."""
