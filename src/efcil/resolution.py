@@ -15,7 +15,7 @@ from efcil.errors import ConfigError, nearest
 from efcil.learners import LEARNERS
 from efcil.learners.base import TrainingOptions
 from efcil.methods import FROZEN, METHODS, Method, find, plugin_presets
-from efcil.models import check_name
+from efcil.models import check_name, is_resnet
 
 PresetSection = Callable[[str], Values]
 """Values of a preset by section: `training`, a learner or a method."""
@@ -179,6 +179,8 @@ def _training_options(
     usual = values.get("backbone", model.model_fields["backbone"].default)
     if chosen.get("backbone", usual) != usual:
         values.pop("width", None)  # the preset's width belongs to the preset's backbone
+        if not is_resnet(chosen["backbone"]):
+            values = {key: value for key, value in values.items() if key not in model.RESNET_ONLY}
         if (
             str(chosen["backbone"]).partition(".")[0] != str(usual).partition(".")[0]
         ):  # other weights of it see the same

@@ -895,6 +895,14 @@ def test_timm_models_have_no_multi_stage_features(backend):
             make_learner(backend, backbone="timm/x", width=None, **{name: True})
 
 
+def test_the_tuned_preset_leaves_out_what_only_resnets_have():
+    for backbone, found in (("timm/x", (0, False)), (torch.nn.Flatten(), (0, False)), ("resnet34", (3, True))):
+        spec = ExperimentSpec(("dpcr-plus",), "cifar100", tasks=10, preset="tuned", overrides={"backbone": backbone})
+        training = resolve(spec).training
+        assert (training.intermediate_stages, training.flip_tta) == found
+        assert training.feature_distill_weight == 3, "the rest stays"
+
+
 # --- classes that are cut ---------------------------------------------------------------------------------------------
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, Literal, Protocol, Self
+from typing import Any, ClassVar, Literal, Protocol, Self
 
 import torch
 from pydantic import Field
@@ -32,6 +32,9 @@ ImageView = Literal["clean", "augmented", "pseudo"]
 
 class TrainingOptions(Options):
     """Training options that every learner has."""
+
+    RESNET_ONLY: ClassVar[tuple[str, ...]] = ("width",)
+    """Options that a preset gives to ResNets alone: with any other backbone it leaves them at their defaults."""
 
     backbone: BackboneSource = "resnet18"
     """Network that computes the features."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from pydantic import Field
@@ -23,7 +23,7 @@ from efcil.core.linear_algebra import DTYPE, covariance_root
 from efcil.errors import ConfigError
 from efcil.learners.lwf import LwF, LwFOptions
 from efcil.losses import UNLABELED, Criterion, FeatureDistillLoss, LwFLoss, TaskClassLoss
-from efcil.models import ResNet, is_resnet
+from efcil.models import ResNet, backbone_name, is_resnet
 from efcil.models.multi_stage import MultiStageFeatures
 from efcil.randomness import RngStream, generator
 from efcil.tasks import Task
@@ -39,6 +39,7 @@ CHUNK = 2000  # pseudo-images per chunk
 class PseudoReplayOptions(LwFOptions):
     """LwF's options, and those of pseudo-images and features."""
 
+    RESNET_ONLY: ClassVar[tuple[str, ...]] = ("width", "intermediate_stages", "flip_tta")
     pseudo_ratio: float = Field(default=1.0, ge=0)
     """Pseudo-images per image of the task while training; 0: LwF."""
     pseudo_ratio_shift: float | None = Field(default=None, ge=0)
@@ -66,7 +67,9 @@ class PseudoReplay(LwF):
     def __init__(self, options: Any, channels: int, backend: Backend, seed: int, size: int | None = None):
         named = [name for name in ("intermediate_stages", "flip_tta") if getattr(options, name)]
         if named and not is_resnet(options.backbone):
-            raise ConfigError(f"{named[0]} needs the stages of a ResNet, not {options.backbone}; omit it")
+            raise ConfigError(
+                f"{named[0]} needs the stages of a ResNet, not {backbone_name(options.backbone)}; omit it"
+            )
         super().__init__(options, channels, backend, seed, size)
         stages = options.intermediate_stages
         if stages > 2 and isinstance(getattr(self.backbone, "layer4", None), nn.Identity):
