@@ -27,7 +27,9 @@ def net(outputs=6, train_outputs=None):
             x = self.norm(self.conv(x)).relu().mean((2, 3))
             return x[:, :train_outputs] if self.training and train_outputs else x[:, :outputs]
 
-    return Net()
+    with torch.random.fork_rng():  # the same weights whichever tests ran before
+        torch.manual_seed(0)
+        return Net()
 
 
 @pytest.fixture(scope="module")
@@ -115,12 +117,12 @@ def test_a_module_of_ones_own_learns_and_is_left_alone(stream):
     backbone = net()
     before = {k: v.clone() for k, v in backbone.state_dict().items()}
     results = efcil.run(
-        efcil.Method("mine", efcil.LwF(backbone=backbone, epochs=8, batch_size=8), "dual-projection", "ridge"),
+        efcil.Method("mine", efcil.LwF(backbone=backbone, epochs=16, batch_size=8), "dual-projection", "ridge"),
         stream,
         progress=False,
     )
     assert all(torch.equal(v, before[k]) for k, v in backbone.state_dict().items()), "it is copied"
-    assert results["mine"].runs[0].average_accuracy > 50
+    assert results["mine"].runs[0].average_accuracy > 50, "chance is 31"
 
 
 @pytest.mark.parametrize("order", [1, 2])
