@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from efcil.experiment.reporters import Pace, Reporter
+from efcil.experiment.reporters import Pace, Reporter, show_seconds
 from efcil.training.callbacks import EpochReport
 
 Show = Callable[[float, str], None]  # the share that is done, and words about it
@@ -113,10 +113,11 @@ def _notebook_bar() -> Iterator[Show]:
     """Yield a function that redraws a bar below the cell; it disappears at the end."""
     from IPython.display import HTML, display  # type: ignore[import-not-found,unused-ignore]
 
-    handle = display(HTML(""), display_id=True)
+    handle, began = display(HTML(""), display_id=True), time.monotonic()
 
     def show(fraction: float, words: str) -> None:
-        text = f'<progress max="1" value="{fraction:.4f}"></progress> {fraction:.0%} {html.escape(words)}'
+        left = f"{show_seconds((time.monotonic() - began) / fraction * (1 - fraction))} left" if fraction else ""
+        text = f'<progress max="1" value="{fraction:.4f}"></progress> {fraction:.0%} {left} {html.escape(words)}'
         handle.update(HTML(f'<span style="font-family: monospace">{text}</span>'))
 
     try:
