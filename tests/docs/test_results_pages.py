@@ -68,6 +68,35 @@ def test_what_the_research_log_learned_from_the_ablation_is_in_the_results():
     assert [float(value) for value in said] == pytest.approx(stages, abs=0.051)
 
 
+def test_what_flip_averaging_gives_is_in_the_results():
+    page = " ".join((ROOT / "docs" / "dpcr-plus.md").read_text(encoding="utf-8").split())
+    log = " ".join((ROOT / "docs" / "dev" / "research-log.md").read_text(encoding="utf-8").split())
+    runs = [json.loads(line) for line in (ROOT / "results" / "research.jsonl").read_text(encoding="utf-8").splitlines()]
+
+    def mean(what, plus, key="A_f"):
+        found = [run for run in runs if run.get("what") == f"ten tasks, 20 + 10 epochs: {what}"]
+        values = {run["order"]: run[key] for run in found if (run["method"] == "dpcr-plus") == plus}
+        assert sorted(values) == ["4", "5"]
+        return sum(values.values()) / 2
+
+    def numbers(key):
+        return [mean(what, plus, key) for plus in (True, False) for what in ("no flip averaging", "flip averaging")]
+
+    plus_without, plus_with, dpcr_without, dpcr_with = numbers("A_f")
+    said = re.search(r"of DPCR\+ from ([\d.]+) to ([\d.]+), and that of .*? from ([\d.]+) to ([\d.]+)\.", page).groups()
+    assert [float(value) for value in said] == pytest.approx(numbers("A_f"), abs=0.051)
+    said = re.search(r"its lead there is ([\d.]+) points, of which ([\d.]+) come from", page).groups()
+    parts = [plus_with - dpcr_without, plus_with - plus_without]
+    assert [float(value) for value in said] == pytest.approx(parts, abs=0.051)
+    section = log.partition("## Flip averaging alone")[2].partition(" ## ")[0]
+    said = re.findall(r"([\d.]+) / ([\d.]+) with(?:out)?\b", section)
+    assert len(said) == 4
+    gains = re.search(r"It gains ([\d.]+) and ([\d.]+) points", section).groups()
+    assert [float(value) for value in gains] == pytest.approx([parts[1], dpcr_with - dpcr_without], abs=0.051)
+    for place, key in enumerate(("A_f", "A_avg")):
+        assert [float(pair[place]) for pair in said] == pytest.approx(numbers(key), abs=0.051)
+
+
 def contradictions(page: str, numbers: dict) -> list[str]:
     """Splits that a page shows and lists as not measured."""
     missing = re.findall(r"^- (.+?, T = \d+)(?:, order \w+)?(?:: all of it)?$", page, re.MULTILINE)
