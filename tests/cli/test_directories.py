@@ -8,6 +8,7 @@ import pytest
 
 from efcil.cli.directories import directory_stem
 from efcil.errors import RunError
+from efcil.experiment.run_directory import FORMAT
 from messages import assert_names, raises
 
 SMALL = ["width=2", "first.epochs=2", "later.epochs=1", "first.milestones=[]", "later.milestones=[]"]
@@ -149,7 +150,7 @@ def test_what_cannot_be_resumed_is_refused(efcil, here):
         code, _, err = efcil("resume", name)
         assert code == 2
         assert_names(err, name, words)
-    (here / "empty" / "config.yaml").write_text("run: {}\ncommand: efcil.run('dpcr')\n")
+    (here / "empty" / "config.yaml").write_text(f"format: {FORMAT}\nrun: {{}}\ncommand: efcil.run('dpcr')\n")
     code, _, err = efcil("resume", "empty")
     assert code == 2
     assert_names(err, "empty", "efcil.run('dpcr')")
