@@ -10,6 +10,7 @@ from safetensors.torch import save_file
 
 from efcil.errors import ConfigError
 from efcil.models import build, check_available, load_weights, preprocessing, pretrained
+from efcil.models.pretrained import fitting
 from messages import raises
 
 
@@ -176,3 +177,13 @@ def test_a_backbones_input_without_weights_is_the_usual_one():
     assert preprocessing("resnet18", 32).decoding == "32px"
     with raises(ConfigError, "resnet18", "give size"):
         preprocessing("resnet18")
+
+
+def test_a_counter_of_another_shape_is_named():
+    """Found by an hour of fuzzing: a counter may be missing, but not be something else."""
+    wanted = {"bn.weight": torch.zeros(2), "bn.num_batches_tracked": torch.tensor(0)}
+    assert fitting({"bn.weight": torch.ones(2)}, wanted, "a.pth", "net")["bn.num_batches_tracked"] == 0
+    for shape in ((1,), (1, 1), (0,), (2, 3)):
+        given = {"bn.weight": torch.ones(2), "bn.num_batches_tracked": torch.zeros(shape)}
+        with pytest.raises(ConfigError, match="num_batches_tracked has shape"):
+            fitting(given, wanted, "a.pth", "net")

@@ -112,8 +112,10 @@ def fitting(tensors: Mapping[str, Tensor], wanted: Mapping[str, Tensor], source:
     found = _without_prefix(tensors, own.keys())
     counters = {key for key in own if key.endswith("num_batches_tracked")}  # counts nothing that is needed
     remedy = "take the backbone, width and stem that these weights are of"
-    for key in (key for key in own if key not in counters):
+    for key in own:
         if key not in found:
+            if key in counters:
+                continue
             raise ConfigError(f"{source}: {key} is missing, which {name} needs; {remedy}")
         have, need = tuple(found[key].shape), tuple(wanted[own[key]].shape)
         if have != need:
