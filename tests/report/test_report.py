@@ -21,6 +21,7 @@ import pytest
 
 from efcil.core.metrics import AccuracyMatrix
 from efcil.errors import RunError
+from efcil.files import MARKER
 from efcil.report import (
     csv_table,
     curve_figure,
@@ -657,7 +658,7 @@ def test_write_report_writes_every_form(tmp_path):
         "matrix-dpcr-paper-digits-T3-order-..-1992-seed-0-2.png",
         "matrix-run.png",
     }
-    assert sorted(path.name for path in (tmp_path / "deep/out").iterdir()) == sorted(written)
+    assert sorted(path.name for path in (tmp_path / "deep/out").iterdir()) == sorted([*written, MARKER])
     assert written["report.html"].read_text(encoding="utf-8") == html_page(runs)
     assert written["report.md"].read_text(encoding="utf-8") == markdown_table(runs)
     assert written["report.tex"].read_text(encoding="utf-8") == latex_table(runs)

@@ -9,8 +9,9 @@ import zipfile
 
 import pytest
 
-from efcil.errors import RunError
+from efcil.errors import ConfigError, RunError
 from efcil.serve import store as store_module
+from efcil.serve.command import _bind
 from efcil.serve.images import public
 from efcil.serve.service import Service
 from efcil.serve.store import ModelStore
@@ -55,6 +56,15 @@ def test_a_second_service_is_told_before_it_says_that_it_serves(model):
     with ModelStore(model, "cpu").held(), pytest.raises(AssertionError, match="another service does") as caught:
         Served(model)
     assert "serving" not in str(caught.value).partition("efcil:")[0]
+
+
+@pytest.mark.parametrize(
+    "host", ["\u202e", "a" * 5000, "a..b", ".", "\x1b[2J", "a\0b", "::1%", "1.2.3.4.5", "\udcff", "-"]
+)
+def test_a_host_that_is_none_is_one_line(host):
+    with pytest.raises(ConfigError, match="--host") as caught:
+        _bind(host, 0)
+    assert len(str(caught.value)) < 400
 
 
 def test_answers_say_nothing_of_the_machine():

@@ -27,6 +27,7 @@ SHUTDOWN_TIMEOUT = 30  # seconds for running requests to finish after SIGTERM
 TLS_SHUTDOWN_TIMEOUT = 2.0  # seconds to wait for a client's TLS close notification
 TLS_HANDSHAKE_TIMEOUT = 10.0  # seconds for a client to complete it
 BACKLOG = 256
+_LONGEST = 200  # characters of a host that are repeated
 RESERVED = 128  # descriptors for the model, its updates and decoding; the others are for connections
 _TLS_TIMEOUTS = {"ssl_shutdown_timeout": TLS_SHUTDOWN_TIMEOUT, "ssl_handshake_timeout": TLS_HANDSHAKE_TIMEOUT}
 
@@ -154,8 +155,13 @@ def _check_tls(certificate: Path, key: Path) -> None:
 
 def _bind(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    where = f"--host {host[:_LONGEST]} --port {port}"
     try:
+        if b"\0" in host.encode("idna"):
+            raise UnicodeError("a null character")
         return socket.create_server((host, port), family=family, backlog=BACKLOG)
+    except UnicodeError:
+        raise ConfigError(f"{where}: not a name of a host; choose another with --host") from None
     except OSError as error:
         why = (error.strerror or str(error)).partition(" (")[0]  # without the repeated address
-        raise ConfigError(f"--host {host} --port {port}: {why}; choose another with --host or --port") from None
+        raise ConfigError(f"{where}: {why}; choose another with --host or --port") from None

@@ -11,7 +11,7 @@ from typing import Any
 
 HEADER_TIMEOUT = 10.0  # seconds from the connection, or the first byte of a further request, to the end of its headers
 WRITE_TIMEOUT = 30.0  # seconds in which a client takes nothing of its answer
-SMALL_CHUNKS = 1000  # chunks of a body, whatever their size; each takes time of the event loop
+SMALL_CHUNKS = 200  # chunks of a body, whatever their size; each takes time of the event loop
 BYTES_PER_CHUNK = 128  # on average of all further chunks
 SAID_AGAIN = 600.0  # seconds until the log says again that there are too many connections
 _FULL = b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
