@@ -152,9 +152,11 @@ def test_pictures_are_found_as_when_teaching(efcil, taught, lessons, tmp_path):
 
 def test_none_of_these_below_a_confidence(efcil, taught, lessons):
     one = lessons / "test" / "class 0" / "0.png"
-    assert "none of these" in efcil("predict", taught, one, "--reject-below", "1")[1]
+    out = efcil("predict", taught, one, "--reject-below", "1")[1]
     (answer,) = json.loads(efcil("predict", taught, one, "--reject-below", "1", "--json")[1])
     assert answer["label"] is None
+    best = answer["top"][0]
+    assert out == f"{one}: none of these; else {best['label']} {100 * best['confidence']:.0f} %\n"
     assert "none of these" not in efcil("predict", taught, one, "--reject-below", "0")[1]
 
 

@@ -167,11 +167,9 @@ def predict(
     else:
         for answer in answers:
             rest = ", ".join(f"{t['label']} {100 * t['confidence']:.0f} %" for t in answer["top"][1:])
-            label = answer["label"] or "none of these"
-            print(
-                f"{printable(answer['file'])}: {label} {100 * answer['confidence']:.0f} %"
-                + (f" ({rest})" if rest else "")
-            )
+            best = f"{answer['top'][0]['label']} {100 * answer['confidence']:.0f} %"
+            label = best if answer["label"] else f"none of these; else {best}"
+            print(f"{printable(answer['file'])}: {label}" + (f" ({rest})" if rest else ""))
 
 
 @app.command(rich_help_panel=MODELS)
