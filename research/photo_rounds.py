@@ -2,13 +2,15 @@
 
     python research/photo_rounds.py features PETS FLOWERS CACHE     features of all photos, once, through the model
     python research/photo_rounds.py measure CACHE                   accuracy, calibration, "none of these"; stored
+    python research/photo_rounds.py others CACHE SET.npz ...        the same of sets by frozen_classifiers.py extract
     python research/photo_rounds.py teach PETS                      time, memory and size of `efcil teach`; stored
     python research/photo_rounds.py page                            the table in docs/classifiers.md
 
 PETS is the folder of images of `shlim2210/oxford-pets-datasets` (Abyssinian_1.jpg, ...), FLOWERS that of
 `Oldpel/flower_photos` with train/ and val/. Results go to results/photo-rounds.jsonl, one line for each measurement,
-values draw by draw. Photos for testing are the same in all draws: 50 of a pet, 60 of a flower's val part; training
-photos are drawn from the others.
+values draw by draw. Photos for testing are the same in all draws: 50 of a pet, 60 of a flower's val part, a third of a
+class of the other sets; training photos are drawn from the rest. "None of these" is asked of similar classes that were
+never taught, and of photos of another set that have nothing to do with those that were.
 """
 
 from __future__ import annotations
@@ -49,6 +51,7 @@ PETS = (
 )
 FLOWERS = (("daisy", "dandelion"), ("roses", "sunflowers"), ("tulips",))
 DRAWS = 5
+SHOTS = 20  # photos a class of the other sets
 STRANGE = 0.05  # share of known images that may be turned away
 
 
@@ -57,8 +60,14 @@ class Photos:
 
     def __init__(self, path: Path):
         with np.load(path) as found:
-            self.features = torch.from_numpy(found["features"])
-            self.labels, self.test = found["labels"], found["test"]
+            self.features, self.labels = torch.from_numpy(found["features"]).float(), found["labels"].astype(str)
+            if "test" in found:
+                self.test = found["test"]
+            else:  # within a class in random order
+                self.test = np.zeros(len(self.labels), bool)
+                for kind in np.unique(self.labels):
+                    own = np.flatnonzero(self.labels == kind)
+                    self.test[own[: len(own) // 3]] = True
 
     def rows(self, kind: str, test: bool) -> np.ndarray:
         """Rows of a class."""
@@ -121,15 +130,38 @@ def teach(model: IncrementalClassifier, features: torch.Tensor, names: list[str]
 
 def measure(cache: Path) -> None:
     """Measure rounds of both sets."""
-    for name, rounds, shots in (("pets", PETS, 80), ("pets", PETS, 30), ("flowers", FLOWERS, 80)):
-        photos = Photos(cache / f"{name}.npz")
-        found = [_draw(photos, rounds, shots, draw) for draw in range(DRAWS)]
-        keys = found[0].keys()
-        values = {key: [one[key] for one in found] for key in keys}
-        store({"set": name, "shots": shots, "rounds": [list(kinds) for kinds in rounds]}, values)
+    for name, far, rounds, shots in (
+        ("flowers", "pets", FLOWERS, 80),
+        ("pets", "flowers", PETS, 80),
+        ("pets", "flowers", PETS, 30),
+    ):
+        _measure_set(name, Photos(cache / f"{name}.npz"), _tested(Photos(cache / f"{far}.npz")), rounds, shots)
 
 
-def _draw(photos: Photos, rounds: tuple[tuple[str, ...], ...], shots: int, draw: int) -> dict[str, Any]:
+def others(cache: Path, sets: list[Path]) -> None:
+    """Measure three rounds of three quarters of the classes of other sets; the other classes are never taught."""
+    far = {name: _tested(Photos(cache / f"{name}.npz")) for name in ("pets", "flowers")}
+    for path in sets:
+        photos = Photos(path)
+        kinds = np.random.default_rng(0).permutation(np.unique(photos.labels))
+        known = kinds[: len(kinds) * 3 // 4]
+        rounds = tuple(tuple(part.tolist()) for part in np.array_split(known, 3))
+        _measure_set(path.stem, photos, far["pets" if "flower" in path.stem else "flowers"], rounds, SHOTS)
+
+
+def _tested(photos: Photos) -> torch.Tensor:
+    return photos.features[np.flatnonzero(photos.test)]
+
+
+def _measure_set(name: str, photos: Photos, far: torch.Tensor, rounds: tuple[tuple[str, ...], ...], shots: int) -> None:
+    found = [_draw(photos, far, rounds, shots, draw) for draw in range(DRAWS)]
+    values = {key: [one[key] for one in found] for key in found[0]}
+    store({"set": name, "shots": shots, "rounds": [list(kinds) for kinds in rounds]}, values)
+
+
+def _draw(
+    photos: Photos, far: torch.Tensor, rounds: tuple[tuple[str, ...], ...], shots: int, draw: int
+) -> dict[str, Any]:
     """Teach round after round; measure after each on all classes so far, and at last everything else."""
     model = IncrementalClassifier(progress=False, device="cpu")
     learned: list[np.ndarray] = []
@@ -160,6 +192,9 @@ def _draw(photos: Photos, rounds: tuple[tuple[str, ...], ...], shots: int, draw:
         "photos_for_ece": len(more),
         "logistic": _logistic(photos, np.concatenate(learned), tests),
     }
+    shares = model._share_as_strange(model._snapshot, far)
+    known = model._share_as_strange(model._snapshot, photos.features[tests])
+    found |= {"auroc_far": _auroc(known, shares), "far_turned_away": round(100 * float((shares < STRANGE).mean()), 2)}
     return found | _strangers(photos, model, rounds, learned, others, tests)
 
 
@@ -194,12 +229,16 @@ def _strangers(
 
 def _told_apart(model: IncrementalClassifier, photos: Photos, known: np.ndarray, others: np.ndarray) -> dict[str, Any]:
     shares = [model._share_as_strange(model._snapshot, photos.features[rows]) for rows in (known, others)]
-    truth = np.repeat([1, 0], [len(known), len(others)])
     return {
-        "auroc": round(float(roc_auc_score(truth, np.concatenate(shares))), 4),
+        "auroc": _auroc(*shares),
         "known_turned_away": round(100 * float((shares[0] < STRANGE).mean()), 2),
         "unknown_turned_away": round(100 * float((shares[1] < STRANGE).mean()), 2),
     }
+
+
+def _auroc(known: np.ndarray, unknown: np.ndarray) -> float:
+    truth = np.repeat([1, 0], [len(known), len(unknown)])
+    return round(float(roc_auc_score(truth, np.concatenate([known, unknown]))), 4)
 
 
 def calibration_error(sure: np.ndarray, names: np.ndarray, truth: np.ndarray, bins: int = 10) -> float:
@@ -250,16 +289,10 @@ def store(key: dict[str, Any], values: dict[str, Any]) -> None:
 def page(text: str) -> str:
     """Return the page with the table of the stored results."""
     lines = read_json_lines(STORED)
-    rounds = [line for line in lines if "accuracy" in line]
-    rows = [["", *(f"{line['set']}, {line['shots']} per class" for line in rounds)], ["---", *["---:"] * len(rounds)]]
-    steps = zip(*([_spread(step) for step in zip(*line["accuracy"], strict=True)] for line in rounds), strict=True)
-    rows += [[f"accuracy after round {number}", *step] for number, step in enumerate(steps, 1)]
-    told = [_spread([draw[-1] for draw in line["expected"]]) for line in rounds]
-    rows.append(["estimated after the last round", *told])
-    rows.append(["logistic regression, all features stored", *(_spread(line["logistic"]) for line in rounds)])
-    rows.append(["calibration error (ECE, 10 bins)", *(_spread(line["ece"], 3) for line in rounds)])
-    rows.append(['AUROC of "none of these", unknown classes', *(_spread(line["auroc"], 3) for line in rounds)])
-    table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    measured = [line for line in lines if "accuracy" in line]
+    chosen = [line for line in measured if line["set"] in ("pets", "flowers")]
+    rest = [line for line in measured if line not in chosen]
+    tables = [_table(part) for part in (chosen, rest) if part]
     (command,) = (line for line in lines if "peak_gb" in line)
     words = [f"{images} photos in {s:.0f} s" for images, s in zip(command["images"], command["seconds"], strict=True)]
     busy = ", ".join(f"{s:.0f}" for s in command["cpu_seconds"])
@@ -268,8 +301,29 @@ def page(text: str) -> str:
         f"time. Peak memory {command['peak_gb']} GB; the model of ten classes, including earlier states for `undo`, "
         f"{command['model_mb']} MB."
     )
-    before, rest = text.split(BEGIN)
-    return f"{before}{BEGIN}\n\n{table}\n\n{cost}\n\n{END}{rest.split(END)[1]}"
+    before, after = text.split(BEGIN)
+    inside = "\n\n".join([*tables, cost])
+    return f"{before}{BEGIN}\n\n{inside}\n\n{END}{after.split(END)[1]}"
+
+
+def _table(rounds: list[dict[str, Any]]) -> str:
+    heads = [f"{line['set']}, {sum(map(len, line['rounds']))} classes, {line['shots']} per class" for line in rounds]
+    rows = [["", *heads], ["---", *["---:"] * len(rounds)]]
+    steps = zip(*([_spread(step) for step in zip(*line["accuracy"], strict=True)] for line in rounds), strict=True)
+    rows += [[f"accuracy after round {number}", *step] for number, step in enumerate(steps, 1)]
+    estimated = [_spread([draw[-1] for draw in line["expected"]]) for line in rounds]
+    rows.append(["estimated after the last round", *estimated])
+    rows.append(["logistic regression, all features stored", *(_spread(line["logistic"]) for line in rounds)])
+    rows.append(["calibration error (ECE, 10 bins)", *(_spread(line["ece"], 3) for line in rounds)])
+    for key, digits, words in (
+        ("auroc", 3, 'AUROC of "none of these", similar unknown classes'),
+        ("auroc_far", 3, 'AUROC of "none of these", photos of another set'),
+        ("known_turned_away", 1, "rejected at 5 %: known classes"),
+        ("unknown_turned_away", 1, "rejected at 5 %: similar unknown classes"),
+        ("far_turned_away", 1, "rejected at 5 %: photos of another set"),
+    ):
+        rows.append([words, *(_spread(line[key], digits) if key in line else "-" for line in rounds)])
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
 def _spread(values: Any, digits: int = 1) -> str:
@@ -284,6 +338,9 @@ def main() -> None:
     for name in ("pets", "flowers", "cache"):
         one.add_argument(name, type=Path)
     commands.add_parser("measure").add_argument("cache", type=Path)
+    other = commands.add_parser("others")
+    other.add_argument("cache", type=Path)
+    other.add_argument("sets", nargs="+", type=Path)
     commands.add_parser("teach").add_argument("pets", type=Path)
     commands.add_parser("page")
     options = parser.parse_args()
@@ -293,6 +350,8 @@ def main() -> None:
         extract(options.pets, options.flowers, options.cache)
     elif options.command == "measure":
         measure(options.cache)
+    elif options.command == "others":
+        others(options.cache, options.sets)
     else:
         command(options.pets)
 
