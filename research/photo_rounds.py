@@ -192,8 +192,8 @@ def _draw(
         "photos_for_ece": len(more),
         "logistic": _logistic(photos, np.concatenate(learned), tests),
     }
-    shares = model._share_as_strange(model._snapshot, far)
-    known = model._share_as_strange(model._snapshot, photos.features[tests])
+    shares = model._p_value(model._snapshot, far)
+    known = model._p_value(model._snapshot, photos.features[tests])
     found |= {"auroc_far": _auroc(known, shares), "far_turned_away": round(100 * float((shares < STRANGE).mean()), 2)}
     return found | _strangers(photos, model, rounds, learned, others, tests)
 
@@ -228,7 +228,7 @@ def _strangers(
 
 
 def _told_apart(model: IncrementalClassifier, photos: Photos, known: np.ndarray, others: np.ndarray) -> dict[str, Any]:
-    shares = [model._share_as_strange(model._snapshot, photos.features[rows]) for rows in (known, others)]
+    shares = [model._p_value(model._snapshot, photos.features[rows]) for rows in (known, others)]
     return {
         "auroc": _auroc(*shares),
         "known_turned_away": round(100 * float((shares[0] < STRANGE).mean()), 2),

@@ -209,8 +209,8 @@ def test_new_images_are_as_far_as_expected_however_few_were_learned(images):
     stats = ClassStats.from_features(learned, labels, SHARED)
     metric = SharedMetric.of(stats)
     _, without = metric.leave_one_out(stats, learned, labels)
-    new = metric.looks(stats, drawn(100)[0]).distance
+    new = metric.novelty_scores(stats, drawn(100)[0]).distance
     assert abs(without.distance.mean()) < 0.25
     assert abs(new.mean()) < 0.25
-    strange = metric.looks(stats, 3 * torch.randn(100, 80, generator=source, dtype=torch.float64)).distance
+    strange = metric.novelty_scores(stats, 3 * torch.randn(100, 80, generator=source, dtype=torch.float64)).distance
     assert strange.mean() > new.mean() + 2 * new.std()

@@ -232,11 +232,11 @@ def test_features_of_no_class_are_told_apart_and_probabilities_come_true():
     assert abs(sum(good for good, _ in right.values()) / 240 - accuracy) < 0.06
     sure = torch.softmax(logits / temperature(classifier, evidence), 1)
     assert abs(sure.max(1).values.mean() - accuracy) < 0.06, "as sure as it is right"
-    share = evidence.share_as_strange(classifier.looks(x))
+    share = evidence.p_value(classifier.novelty_scores(x))
     assert 0.02 < (share[new] < 0.05).double().mean() < 0.1
     assert (share[labels >= 6] < 0.05).double().mean() > 3 * (share[new] < 0.05).double().mean()
     far = 5 + 9 * torch.randn(500, 24, generator=source)  # nothing of what the classes differ in: not like any of them
-    assert (evidence.share_as_strange(classifier.looks(far)) < 0.05).double().mean() > 0.9
+    assert (evidence.p_value(classifier.novelty_scores(far)) < 0.05).double().mean() > 0.9
 
 
 def test_from_one_picture_of_a_class_it_is_not_sure():

@@ -23,7 +23,7 @@ from torch import Tensor
 from efcil.classifiers.base import Classifier
 from efcil.config import Options
 from efcil.core.class_stats import ClassStats
-from efcil.core.discriminant import Looks, SharedMetric
+from efcil.core.discriminant import NoveltyScores, SharedMetric
 from efcil.core.feature_maps import FeatureMap, UnitPower
 
 
@@ -73,13 +73,15 @@ class SharedCovariance(Classifier):
         """Return the logits of features that are already mapped."""
         return features.to(self.weight) @ self.weight + self.bias
 
-    def leave_one_out(self, features: Tensor, labels: Tensor, distances: Tensor | None = None) -> tuple[Tensor, Looks]:
-        """Return leave-one-out logits and looks of mapped training features."""
+    def leave_one_out(
+        self, features: Tensor, labels: Tensor, distances: Tensor | None = None
+    ) -> tuple[Tensor, NoveltyScores]:
+        """Return leave-one-out logits and novelty scores of mapped training features."""
         return self.metric.leave_one_out(self.stats, features, labels, distances)
 
-    def looks(self, features: Tensor) -> Looks:
-        """Return how much features look like those of one of the classes."""
-        return self.metric.looks(self.stats, self.feature_maps[0](features, ()))
+    def novelty_scores(self, features: Tensor) -> NoveltyScores:
+        """Return scores that tell unknown classes from known ones."""
+        return self.metric.novelty_scores(self.stats, self.feature_maps[0](features, ()))
 
     @property
     def prototypes(self) -> Tensor:

@@ -1,14 +1,13 @@
 """Linear discriminant analysis: one Gaussian for each class, all with the same shrunk covariance.
 
-score_c(x) = x S^-1 mu_c' - mu_c S^-1 mu_c' / 2, the log-density of class c but for what is the same for all. Classes
-are equally probable before the image is seen, however many images of each were learned. S is the covariance within
-classes, drawn towards a multiple of the identity (OAS: Chen, Wiesel, Eldar and Hero, "Shrinkage Algorithms for MMSE
-Covariance Estimation", IEEE Transactions on Signal Processing 2010). Means, counts and one scatter for all classes
-determine it, and all of them add.
+score_c(x) = x S^-1 mu_c' - mu_c S^-1 mu_c' / 2, the log-density of class c up to a constant. The prior is uniform,
+whatever the number of images of each class. S is the within-class covariance, shrunk towards a multiple of the identity
+(OAS: Chen, Wiesel, Eldar and Hero, "Shrinkage Algorithms for MMSE Covariance Estimation", IEEE Transactions on Signal
+Processing 2010). It is determined by means, counts and one scatter for all classes, and all of these add.
 
-OAS takes features for Gaussian, of one covariance in all classes. Features of networks have heavier tails, and classes
-differ: images say less of the covariance than OAS believes. `HEAVIER` makes up for it; it was chosen on training images
-(docs/classifiers.md).
+OAS assumes Gaussian features with one covariance in all classes. Features of networks have heavier tails, and classes
+differ, so the sample covariance is less reliable than OAS assumes. `HEAVIER` compensates for this; it was chosen on
+training images (docs/classifiers.md).
 """
 
 from __future__ import annotations
@@ -23,14 +22,14 @@ from efcil.core.class_stats import ClassStats
 from efcil.core.linear_algebra import DTYPE, EPS, cholesky, symmetrize
 
 LEAST_SHRINKAGE = 1e-6
-"""Share of the identity at least: a channel that never varies leaves the covariance singular, whatever the images."""
+"""Minimum weight of the identity: a channel that never varies makes the covariance singular."""
 
 HEAVIER = 4.0
-"""How many times the ridge of OAS, relative to the covariance, is added to that of features of a network."""
+"""Factor on the ridge of OAS, relative to the covariance, for features of a network."""
 
 
 def oas_shrinkage(scatter: Tensor, freedom: float) -> float:
-    """Return the share of the identity in the covariance scatter / freedom that OAS finds best, 0 to 1.
+    """Return the shrinkage of OAS for the covariance scatter / freedom: the weight of the identity, 0 to 1.
 
     rho = ((1 - 2/p) tr(S^2) + tr(S)^2) / ((n + 1 - 2/p) (tr(S^2) - tr(S)^2 / p)), at most 1, for the covariance S of
     p dimensions from n independent deviations: images less classes, `freedom`. scikit-learn leaves out both 2/p.
@@ -108,14 +107,14 @@ def shared_discriminant(stats: ClassStats, shrinkage: float | None = None) -> tu
     return SharedMetric.of(stats, shrinkage).scores_of(stats)
 
 
-class Looks(NamedTuple):
-    """How much images look like those of a class: two numbers for each, which see different things.
+class NoveltyScores(NamedTuple):
+    """Two scores that tell images of unknown classes from those of known ones.
 
-    `familiarity`: how far it is on the way from the middle of all classes to the mean of one, for how far it is from
-    the middle at all; 1 for what is expected of an image of the class. Low for kinds that are similar to the classes.
-    `distance`: log of its squared distance from the nearest mean, in units of what is expected of a new image of the
-    class; so about 0, however few images were learned. High for what has nothing to do with the classes and lies in
-    directions in which they do not differ.
+    `familiarity`: how far an image lies from the center of all classes in the direction of one class mean, relative to
+    its length; 1 is expected for an image of the class. It is low for unknown classes that resemble known ones.
+    `distance`: log of the squared Mahalanobis distance to the nearest class mean, relative to the expected distance of
+    a new image of the class, so about 0 for known classes. It is high for images unrelated to the classes, which differ
+    from them in directions in which the classes do not differ from each other.
     """
 
     familiarity: Tensor  # (n,)
@@ -124,7 +123,7 @@ class Looks(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class SharedMetric:
-    """The inverse of the covariance that all classes share, and what one image contributes to the covariance."""
+    """Inverse of the shared covariance, and the contribution of one image to the covariance."""
 
     inverse: Tensor  # (dim, dim)
     step: float  # weight of a deviation u in the covariance: step u'u
@@ -132,7 +131,7 @@ class SharedMetric:
 
     @classmethod
     def of(cls, stats: ClassStats, shrinkage: float | None = None) -> SharedMetric:
-        """Shrink the covariance of statistics, and invert it."""
+        """Shrink and invert the covariance of statistics."""
         scatter, within = stats.deviations()
         moment = float(stats.mean.square().mean()) if len(stats) else 0.0
         share = len(stats) / max(1, int(stats.count.sum()))
@@ -152,19 +151,19 @@ class SharedMetric:
         return weight, bias + self.noise / (2 * stats.count.clamp_min(1).to(DTYPE))
 
     def distances(self, stats: ClassStats) -> Tensor:
-        """Return the squared distances (k,) of the means of classes from the middle of all."""
+        """Return the squared distances (k,) of class means from the center of all classes."""
         others = stats.mean - stats.mean.mean(0)
         return _rows(others @ self.inverse, others)[:, 0]
 
     def leave_one_out(
         self, stats: ClassStats, features: Tensor, labels: Tensor, distances: Tensor | None = None
-    ) -> tuple[Tensor, Looks]:
-        """Return scores (n, k) and `looks` of learned features, each as if it had not been learned.
+    ) -> tuple[Tensor, NoveltyScores]:
+        """Return leave-one-out scores (n, k) and novelty scores of training features.
 
         Without x, of n images of class c, the mean is mu - u / (n - 1) for u = x - mu, and the covariance S - b u'u
         with b = step n / (n - 1); its inverse follows from Sherman and Morrison. The shrinkage, and the share of the
-        means in the covariance, stay. A class of one image has no score without it: it is not a number. Give
-        `distances` if you call it for one part of the features after the other.
+        means in the covariance, are kept. The score of a class of one image is NaN. Pass `distances` when calling it
+        for the features in parts.
         """
         center, row = stats.mean.mean(0), torch.arange(len(features), device=features.device)
         apart, others = features.to(DTYPE) - center, stats.mean - center
@@ -186,22 +185,22 @@ class SharedMetric:
         sizes = stats.count.to(DTYPE).expand(len(features), -1).clone()
         sizes[row, labels] -= 1
         scores = forward - own / 2 + self.noise / (2 * sizes)
-        return scores, self._looks(forward, own, inner(apart, apart))
+        return scores, self._novelty(forward, own, inner(apart, apart))
 
-    def looks(self, stats: ClassStats, features: Tensor) -> Looks:
-        """Return how features (n, dim) look beside those of the class that they look most like."""
+    def novelty_scores(self, stats: ClassStats, features: Tensor) -> NoveltyScores:
+        """Return the novelty scores of features (n, dim), relative to the class that they resemble most."""
         center = stats.mean.mean(0)
         apart, others = features.to(DTYPE) - center, stats.mean - center
         forward = apart @ self.inverse @ others.T
         own = self.distances(stats)
-        return self._looks(forward, own, _rows(apart @ self.inverse, apart))
+        return self._novelty(forward, own, _rows(apart @ self.inverse, apart))
 
-    def _looks(self, forward: Tensor, own: Tensor, square: Tensor) -> Looks:
+    def _novelty(self, forward: Tensor, own: Tensor, square: Tensor) -> NoveltyScores:
         familiarity = (forward / own * ((own + self.noise) / square).sqrt()).max(1).values
-        # An image is nearer to a mean and a covariance that it is part of: by Sherman and Morrison, u S^-1 u' without
-        # it is q / (1 - step q) for q with it, and q is `noise` on average.
+        # Training images are nearer to the mean and covariance that they contribute to: by Sherman and Morrison,
+        # u S^-1 u' without the image is q / (1 - step q) for q with it, and q is `noise` on average.
         expected = self.noise / max(1e-6, 1 - self.step * self.noise)
-        return Looks(familiarity, ((square - 2 * forward + own).min(1).values.clamp_min(0) / expected).log())
+        return NoveltyScores(familiarity, ((square - 2 * forward + own).min(1).values.clamp_min(0) / expected).log())
 
 
 def _rows(one: Tensor, other: Tensor) -> Tensor:

@@ -447,7 +447,7 @@ class IncrementalClassifier:
         if reject_below is not None:
             best[probabilities.max(1, initial=0.0) < reject_below] = len(names) - 1
         if reject_strange is not None:
-            best[self._share_as_strange(snapshot, features) < reject_strange] = len(names) - 1
+            best[self._p_value(snapshot, features) < reject_strange] = len(names) - 1
         return names[best]
 
     def scored(
@@ -456,7 +456,7 @@ class IncrementalClassifier:
         """Return `predict_proba` and, if requested, `strangeness` from a single pass over the images."""
         snapshot = self._require_classes()
         features = self._features(snapshot, read_images(images, self.preprocessing))
-        return self._scored(snapshot, features), self._share_as_strange(snapshot, features) if strangeness else None
+        return self._scored(snapshot, features), self._p_value(snapshot, features) if strangeness else None
 
     def strangeness(self, images: Any) -> npt.NDArray[np.float64]:
         """Return the share of known-class images that fit their class no better (n,), 0 to 1; small: of no class.
@@ -465,9 +465,9 @@ class IncrementalClassifier:
         least two classes and 10 images.
         """
         snapshot = self._require_classes()
-        return self._share_as_strange(snapshot, self._features(snapshot, read_images(images, self.preprocessing)))
+        return self._p_value(snapshot, self._features(snapshot, read_images(images, self.preprocessing)))
 
-    def _share_as_strange(self, snapshot: _Snapshot, features: Tensor) -> npt.NDArray[np.float64]:
+    def _p_value(self, snapshot: _Snapshot, features: Tensor) -> npt.NDArray[np.float64]:
         discriminant, evidence = discriminant_of(snapshot.trajectory), snapshot.state.evidence
         if discriminant is None or not snapshot.state.frozen:
             raise ModelError(f"{self.method} does not tell images of no class; use reject_below, or a model of slda")
@@ -476,7 +476,7 @@ class IncrementalClassifier:
                 f"what images of the classes look like was measured on {evidence.images} of them; teach two classes or "
                 f"more, of {ENOUGH} images together, with val_fraction above 0"
             )
-        share: npt.NDArray[np.float64] = evidence.share_as_strange(discriminant.looks(features)).cpu().numpy()
+        share: npt.NDArray[np.float64] = evidence.p_value(discriminant.novelty_scores(features)).cpu().numpy()
         return share
 
     def predict_proba(self, images: Any) -> npt.NDArray[np.float64]:

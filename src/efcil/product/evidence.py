@@ -1,16 +1,16 @@
-"""What learned images say of new ones: each is scored as if it had not been learned (SLDA, `leave_one_out`).
+"""Estimate accuracy, confidence and novelty from leave-one-out scores of training images (SLDA).
 
-Of these scores a few sums are kept, of all images together, and no score: how far the margins of images (score of their
-class less that of the class most similar to it) are from those of the class's mean, in units of what the covariance
-predicts. With the sums, the statistics of the classes tell what to expect of the model as it is now, in closed form:
+Only sums over all images are kept, no score of an image: sums of the residuals between the margin of an image (score of
+its class minus that of the most similar class) and the margin of the class mean, in units of the standard deviation
+that the covariance predicts. From these sums and the class statistics, the behavior of the current model follows in
+closed form:
 
-    P(j instead of c) = Phi(-(sqrt(delta / 2) + z) / s),     delta: margin of c's mean against j; z, s: mean and
+    P(j instead of c) = Phi(-(sqrt(delta / 2) + z) / s),     delta: margin of c's mean over j; z, s: mean and
     temperature       = s^2 delta / (delta + z sqrt(2 delta))       standard deviation of the residuals
 
 Under linear discriminant analysis with the true covariance the margin has mean delta and variance 2 delta, so z = 0 and
-s = 1. The same sums of `familiarity` and `distance` (`efcil.core.discriminant.Looks`) give the share of images of known
-classes that look as strange as a new one: what is similar to the classes shows in the first, anything else in the
-second.
+s = 1. Sums of the two novelty scores (`efcil.core.discriminant.NoveltyScores`) give the p-value of an image: the share
+of images of known classes with at least as extreme scores.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ import torch
 from torch import Tensor
 
 from efcil.classifiers.shared_covariance import SharedCovariance
-from efcil.core.discriminant import Looks
+from efcil.core.discriminant import NoveltyScores
 from efcil.core.linear_algebra import DTYPE
 from efcil.product.calibration import SCORES, spread_out
 
 ENOUGH = 10  # images of a class from which on its accuracy is predicted
-PRIOR = (4.0, -1.0, 2.0)  # images, mean and standard deviation of the residuals before any is seen
-WARMEST = 4.5  # the temperature is at most the margin of a class's mean through this
-ONE_EACH = 10.0  # and it is that margin through this where no class has a second image, chosen on training images
-OF_DISTANCE = 0.2  # part of the known images turned away that distance turns away, chosen on training images
+PRIOR = (4.0, -1.0, 2.0)  # prior of the residuals: number of images, mean, standard deviation
+WARMEST = 4.5  # the temperature is at most the margin of a class mean divided by this
+ONE_EACH = 10.0  # divisor of that margin if no class has a second image, chosen on training images
+OF_DISTANCE = 0.2  # share of rejected known images that distance rejects, chosen on training images
 _MOST = 2000  # classes of which all pairs are compared
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """Sums over images that were scored as if they had not been learned.
+    """Sums of leave-one-out scores over training images.
 
     >>> Evidence(2, 1.0, 3.0, 1.6, 1.3, 0.1, 0.2).merge(Evidence(1, 2.0, 4.0, 0.8, 0.7, 0.1, 0.1)).images
     3
@@ -56,24 +56,25 @@ class Evidence:
 
     @property
     def spread(self) -> tuple[float, float]:
-        """Mean and standard deviation of the residuals."""
+        """Return mean and standard deviation of the residuals."""
         before, mean, deviation = PRIOR
         total = before + self.images
         center = (before * mean + self.residual) / total
         square = (before * (deviation**2 + mean**2) + self.residual_square) / total
         return center, math.sqrt(max(square - center**2, 0.25))
 
-    def share_as_strange(self, looks: Looks) -> Tensor:
-        """Return the share of images of known classes that look at least as strange, 0 to 1."""
+    def p_value(self, scores: NoveltyScores) -> Tensor:
+        """Return the share of images of known classes with at least as extreme scores, 0 to 1.
+
+        Both scores are limited so that each rejects its share of known images; they are treated as independent.
+        """
         if self.images < ENOUGH:
-            return torch.ones_like(looks.familiarity)
-        unlike = self._share_below(looks.familiarity, self.familiarity, self.familiarity_square)
-        far = self._share_below(-looks.distance, -self.distance, self.distance_square)
-        limit = torch.minimum(unlike / (1 - OF_DISTANCE), far / OF_DISTANCE)
-        parts = [1 - (share * limit).clamp_max(1) for share in (1 - OF_DISTANCE, OF_DISTANCE)]
-        return (
-            1 - parts[0] * parts[1]
-        )  # known images that are beyond one limit or the other, which say different things
+            return torch.ones_like(scores.familiarity)
+        unfamiliar = self._share_below(scores.familiarity, self.familiarity, self.familiarity_square)
+        distant = self._share_below(-scores.distance, -self.distance, self.distance_square)
+        limit = torch.minimum(unfamiliar / (1 - OF_DISTANCE), distant / OF_DISTANCE)
+        kept = [1 - (share * limit).clamp_max(1) for share in (1 - OF_DISTANCE, OF_DISTANCE)]
+        return 1 - kept[0] * kept[1]
 
     def _share_below(self, values: Tensor, total: float, square: float) -> Tensor:
         mean = total / self.images
@@ -87,9 +88,9 @@ NO_EVIDENCE = Evidence()
 def gather(
     classifier: SharedCovariance, features: Tensor, labels: Tensor
 ) -> tuple[Evidence, dict[int, tuple[int, int]]]:
-    """Score learned features (n, dim), behind the map, as new ones; return sums, and right ones of all by class.
+    """Return the sums over mapped training features (n, dim), and (correct, all) images of each class.
 
-    Classes of one image are left out: without it, nothing is known of them.
+    Classes of one image are left out, since nothing is known of them without it.
     """
     known = classifier.stats.count[labels] > 1
     features, labels = features[known], labels[known]
@@ -99,9 +100,9 @@ def gather(
     delta, rival = (found[row] for found in class_rivals(classifier, there))
     parts, distances = [], classifier.metric.distances(classifier.stats)
     for part in torch.arange(len(labels), device=labels.device).split(_rows(classifier)):
-        scores, looks = classifier.leave_one_out(features[part], labels[part], distances)
+        scores, novelty = classifier.leave_one_out(features[part], labels[part], distances)
         own, other = (scores.gather(1, of[part, None])[:, 0] for of in (labels, rival))
-        parts.append((scores.argmax(1) == labels[part], own - other, *looks))
+        parts.append((scores.argmax(1) == labels[part], own - other, *novelty))
     right, margin, familiarity, distance = map(torch.cat, zip(*parts, strict=True))
     count, hits = torch.bincount(row), torch.bincount(row, weights=right.to(DTYPE))
     found = {int(c): (int(h), int(n)) for c, h, n in zip(there, hits, count, strict=True)}
@@ -112,12 +113,12 @@ def gather(
 
 
 def _rows(classifier: SharedCovariance) -> int:
-    """Return of how many images or classes the scores for all classes are computed at once."""
+    """Return the number of images or classes per chunk of scores for all classes."""
     return max(1, SCORES // max(1, len(classifier.means)))
 
 
 def class_rivals(classifier: SharedCovariance, classes: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the margin of each of these classes' means against the most similar class, and which that is."""
+    """Return the margin of each class mean over the most similar class, and that class."""
     found = []
     for part in classes.split(_rows(classifier)):
         scores, row = classifier.mapped_logits(classifier.means[part]), torch.arange(len(part), device=part.device)
@@ -130,15 +131,15 @@ def class_rivals(classifier: SharedCovariance, classes: Tensor) -> tuple[Tensor,
 
 
 def class_margins(classifier: SharedCovariance) -> Tensor:
-    """Return by how much each class's mean scores more for its class than for each other one, (k, k); itself: inf."""
+    """Return the margins of class means over each other class, (k, k); the diagonal is inf."""
     scores = classifier.mapped_logits(classifier.means)
     return (scores.diag()[:, None] - scores).fill_diagonal_(float("inf"))
 
 
 def temperature(classifier: SharedCovariance, evidence: Evidence) -> float:
-    """Return the temperature of probabilities that are as often right as they say.
+    """Return the temperature that calibrates the probabilities.
 
-    Of more classes than can be compared with all in time that is linear in classes, some are (`spread_out`).
+    With more than `_MOST` classes a spread-out subset is compared with all, which takes time linear in classes.
     """
     k = len(classifier.means)
     if k < 2:
@@ -148,7 +149,7 @@ def temperature(classifier: SharedCovariance, evidence: Evidence) -> float:
     delta = delta[delta > 0].to(DTYPE)
     if len(delta) == 0:
         return 1.0
-    if bool((classifier.stats.count <= 1).all()):  # nothing says what a class varies in
+    if bool((classifier.stats.count <= 1).all()):  # the within-class covariance is unknown
         return float((delta / ONE_EACH).mean().clamp_min(1e-6))
     mean, deviation = evidence.spread
     warm = deviation**2 * delta / (delta + mean * (2 * delta).sqrt()).clamp_min(1e-6 * delta)
@@ -156,7 +157,7 @@ def temperature(classifier: SharedCovariance, evidence: Evidence) -> float:
 
 
 def expected_errors(classifier: SharedCovariance, evidence: Evidence) -> Tensor | None:
-    """Return the share of images of each class that would be taken for each other one, (k, k); None: not known."""
+    """Return the estimated rate at which each class is confused with each other one, (k, k); None if unknown."""
     if not 2 <= len(classifier.means) <= _MOST or evidence.images < ENOUGH:
         return None
     mean, deviation = evidence.spread
