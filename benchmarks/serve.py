@@ -278,6 +278,9 @@ def main(arguments: list[str] | None = None) -> int:
         say_soak(found)
         write_record(options, __file__, given, soak=found)
         return int(found["growth"] > MOST_GROWTH or found["errors"] > 0)
+    if options.before:
+        write_record(options, __file__, given, compared=found)
+        return int(found["errors"] > 0 or (options.check is not None and found["ratio"] < options.check))
     write_record(options, __file__, given, serve=found)
     return int(found["errors"] > 0 or (options.check is not None and found["ratio"] < options.check))
 
