@@ -566,6 +566,7 @@ CASES = [  # learner, options, and its criterion in the second task on the fast 
     ("joint", {}, None),
     ("lwf", {"distill_weight": 3.0, "temperature": 1.5}, FusedLwFLoss),
     ("lwf", {"task_classes": [1, 2, 4, 5]}, TaskClassLoss),  # an attribute: old classes come again
+    ("lwf-self-freezing", {}, FusedLwFLoss),
     ("first-task", {}, FusedLwFLoss),
     ("adapt-first", {}, FusedLwFLoss),
     ("icarl", {"memory": 12}, None),

@@ -237,6 +237,6 @@ def test_draws_from_the_statistics_are_behind_the_map_already(name):
 
 @pytest.mark.parametrize("shift", ["sdc", "dual-projection"])
 def test_shifts_that_cannot_move_it_are_refused(shift):
-    with raises(ConfigError, f"lwf+{shift}+slda", "none" if shift == "dual-projection" else "dual-projection"):
+    with raises(ConfigError, f"lwf+{shift}+slda", shift, "none"):
         find(f"lwf+{shift}+slda")
     assert "lwf" in LEARNERS

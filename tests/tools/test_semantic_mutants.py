@@ -76,7 +76,7 @@ MUTANTS = [
      "None if shift is None else shift.key", "None if shift is None else type(shift)",
      "test_methods.py::test_other_options_of_a_shift_are_another_track"),
     ("Grams left behind by a shift of means", "methods.py",
-     'shift.moves == "mean" and classifier.needs in ("gram", "shared")', "False",
+     'needs_grams and shift is not None and shift.moves == "mean"', "False",
      "test_methods.py::test_impossible_combinations_are_refused_with_their_parts_and_the_remedy"),
     # classifiers, Eq. 11-14 and 18-22
     ("ridge regression without gamma", "core/ridge.py",
