@@ -200,7 +200,7 @@ def test_what_to_expect_is_told_for_all_classes_as_they_are_now(many):
 def test_pictures_of_the_classes_are_turned_away_as_often_as_was_asked_for(many):
     model, shown = many
     known = np.concatenate([shown[kind][30:] for kind in KINDS])
-    share = model.strangeness(known)
+    share = model.typicality(known)
     assert ((share >= 0) & (share <= 1)).all()
     assert (share < 0.05).mean() < 0.2
     answers = model.predict(known, reject_strange=0.05)
@@ -208,7 +208,7 @@ def test_pictures_of_the_classes_are_turned_away_as_often_as_was_asked_for(many)
     with raises(ConfigError, "reject_strange", 2.0):
         model.predict(known, reject_strange=2.0)
     with raises(ModelError, "two classes"):
-        copy.copy(model).forget(["ring", "cross"]).strangeness(known)
+        copy.copy(model).forget(["ring", "cross"]).typicality(known)
 
 
 def test_features_of_no_class_are_told_apart_and_probabilities_come_true():

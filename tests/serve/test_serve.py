@@ -25,8 +25,10 @@ from urllib.parse import urljoin
 import httpx2 as httpx
 import numpy as np
 import pytest
+from safetensors.torch import save_file
 from starlette.exceptions import HTTPException
 
+from efcil import models
 from efcil.data import decode
 from efcil.errors import ConfigError, FileRefusedError, RunError
 from efcil.product import IncrementalClassifier
@@ -49,6 +51,7 @@ from served import (
     as_files,
     client_of,
     gone,
+    png,
     teach_zip,
     until,
     zipped,
@@ -119,6 +122,39 @@ def test_top_and_unknown(reader, drawn):
         answer = reader.post(f"/predict?{wrong}", files=files)
         assert answer.status_code == 422
         assert wrong.split("=")[0] in answer.json()["detail"]
+
+
+def test_images_unlike_all_classes_are_rejected_by_their_typicality(tmp_path):
+    """With a frozen backbone and SLDA; a model of another kind measures none and says so."""
+    weights = tmp_path / "random.safetensors"
+    save_file(models.build("resnet10", width=2, seed=1).state_dict(), weights)
+    model = IncrementalClassifier(
+        backbone="resnet10", width=2, size=SIZE, weights=weights, device="cpu", progress=False
+    )
+    rng = np.random.default_rng(0)
+    dark = rng.integers(0, 60, (30, SIZE, SIZE, 3), dtype=np.uint8)
+    bright = rng.integers(190, 250, (30, SIZE, SIZE, 3), dtype=np.uint8)
+    model.learn(np.concatenate([dark, bright]), ["dark"] * 30 + ["bright"] * 30).save(tmp_path / "model")
+    stripes = np.zeros((3, SIZE, SIZE), np.uint8)
+    stripes[0, ::2] = 255
+    files = as_files([png(dark[0].transpose(2, 0, 1)), png(stripes)])
+    expected = model.typicality([dark[0], stripes.transpose(1, 2, 0)])
+    with client_of(tmp_path / "model") as client:
+        rows = client.post("/predict", files=files).json()["predictions"]
+        assert [row["typicality"] for row in rows] == pytest.approx(expected.tolist(), abs=1e-6)
+        assert rows[1]["typicality"] < 0.05 < rows[0]["typicality"]
+        assert None not in [row["label"] for row in rows]
+        rows = client.post("/predict?reject_strange=0.05", files=files).json()["predictions"]
+        assert [row["label"] for row in rows] == ["dark", None]
+
+
+def test_a_model_without_typicality_says_so(reader, drawn):
+    files = as_files([drawn["0"][0]])
+    (row,) = reader.post("/predict", files=files).json()["predictions"]
+    assert row["typicality"] is None
+    answer = reader.post("/predict?reject_strange=0.05", files=files)
+    assert answer.status_code == 409
+    assert "reject_strange" in answer.json()["detail"]
 
 
 def test_a_bad_picture_has_its_own_error(reader, drawn):
@@ -270,7 +306,7 @@ def test_what_waits_is_one_batch_and_a_lone_picture_starts_at_once():
         sizes.append(len(pixels))
         if len(sizes) == 1:
             release.wait(LONG)
-        return pixels.reshape(len(pixels), -1).astype(float)
+        return pixels.reshape(len(pixels), -1).astype(float), None
 
     async def ask():
         batcher = Batcher(lambda: (("a",), score), largest=4, observe=lambda size: None)
@@ -298,7 +334,7 @@ def test_a_failing_batch_is_reported_and_the_next_one_answered():
     def score(pixels):
         if fail.pop():
             raise RuntimeError("broken")
-        return np.ones((len(pixels), 1))
+        return np.ones((len(pixels), 1)), None
 
     async def ask():
         batcher = Batcher(lambda: (("a",), score), largest=4, observe=lambda size: None)

@@ -53,6 +53,7 @@ class SharedCovariance(Classifier):
     weight: Tensor  # (dim, classes)
     bias: Tensor  # (classes,)
     means: Tensor
+    _distances: Tensor | None = None  # of class means from their center, computed on first use
 
     @property
     def feature_maps(self) -> tuple[FeatureMap, ...]:
@@ -63,7 +64,7 @@ class SharedCovariance(Classifier):
         """Shrink the covariance and solve for the weight."""
         self.metric = SharedMetric.of(stats, self.options.shrinkage)
         self.weight, self.bias = self.metric.scores_of(stats)
-        self.stats, self.means = stats, stats.mean
+        self.stats, self.means, self._distances = stats, stats.mean, None
 
     def logits(self, features: Tensor) -> Tensor:
         """Return class log-densities up to a constant."""
@@ -81,7 +82,9 @@ class SharedCovariance(Classifier):
 
     def novelty_scores(self, features: Tensor) -> NoveltyScores:
         """Return scores that tell unknown classes from known ones."""
-        return self.metric.novelty_scores(self.stats, self.feature_maps[0](features, ()))
+        if self._distances is None:
+            self._distances = self.metric.distances(self.stats)
+        return self.metric.novelty_scores(self.stats, self.feature_maps[0](features, ()), self._distances)
 
     @property
     def prototypes(self) -> Tensor:

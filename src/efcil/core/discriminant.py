@@ -187,12 +187,12 @@ class SharedMetric:
         scores = forward - own / 2 + self.noise / (2 * sizes)
         return scores, self._novelty(forward, own, inner(apart, apart))
 
-    def novelty_scores(self, stats: ClassStats, features: Tensor) -> NoveltyScores:
+    def novelty_scores(self, stats: ClassStats, features: Tensor, distances: Tensor | None = None) -> NoveltyScores:
         """Return the novelty scores of features (n, dim), relative to the class that they resemble most."""
         center = stats.mean.mean(0)
         apart, others = features.to(DTYPE) - center, stats.mean - center
         forward = apart @ self.inverse @ others.T
-        own = self.distances(stats)
+        own = self.distances(stats) if distances is None else distances
         return self._novelty(forward, own, _rows(apart @ self.inverse, apart))
 
     def _novelty(self, forward: Tensor, own: Tensor, square: Tensor) -> NoveltyScores:

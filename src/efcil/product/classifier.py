@@ -433,7 +433,7 @@ class IncrementalClassifier:
         """Predict class names, or "" for "none of these".
 
         `reject_below` rejects images whose confidence is below this value (0 to 1). `reject_strange` rejects images
-        whose `strangeness` is below this value: 0.05 rejects about one in twenty images of known classes, and most
+        whose `typicality` is below this value: 0.05 rejects about one in twenty images of known classes, and most
         images of other classes.
         """
         for name, value in (("reject_below", reject_below), ("reject_strange", reject_strange)):
@@ -451,30 +451,39 @@ class IncrementalClassifier:
         return names[best]
 
     def scored(
-        self, images: Any, strangeness: bool = False
+        self, images: Any, typicality: bool = False
     ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64] | None]:
-        """Return `predict_proba` and, if requested, `strangeness` from a single pass over the images."""
+        """Return `predict_proba` and, if requested, `typicality` from a single pass over the images."""
         snapshot = self._require_classes()
         features = self._features(snapshot, read_images(images, self.preprocessing))
-        return self._scored(snapshot, features), self._p_value(snapshot, features) if strangeness else None
+        return self._scored(snapshot, features), self._p_value(snapshot, features) if typicality else None
 
-    def strangeness(self, images: Any) -> npt.NDArray[np.float64]:
+    def typicality(self, images: Any) -> npt.NDArray[np.float64]:
         """Return the share of known-class images that fit their class no better (n,), 0 to 1; small: of no class.
 
         Calibrated by leave-one-out scores of the training images, which need not be stored. Requires `slda` with at
-        least two classes and 10 images.
+        least two classes and 10 images, see `has_typicality`.
         """
         snapshot = self._require_classes()
         return self._p_value(snapshot, self._features(snapshot, read_images(images, self.preprocessing)))
 
+    @property
+    def has_typicality(self) -> bool:
+        """Whether `typicality` and `reject_strange` are available for the current classes."""
+        state = self._snapshot.state
+        measured = len(state.classes) >= 2 and state.evidence.images >= ENOUGH
+        return measured and state.frozen and discriminant_of(self._snapshot.trajectory) is not None
+
     def _p_value(self, snapshot: _Snapshot, features: Tensor) -> npt.NDArray[np.float64]:
         discriminant, evidence = discriminant_of(snapshot.trajectory), snapshot.state.evidence
         if discriminant is None or not snapshot.state.frozen:
-            raise ModelError(f"{self.method} does not tell images of no class; use reject_below, or a model of slda")
+            raise ModelError(
+                f"{self.method} cannot detect images of unknown classes; use reject_below, or a model with slda"
+            )
         if len(snapshot.state.classes) < 2 or evidence.images < ENOUGH:
             raise ModelError(
-                f"what images of the classes look like was measured on {evidence.images} of them; teach two classes or "
-                f"more, of {ENOUGH} images together, with val_fraction above 0"
+                f"typicality was measured on {evidence.images} images; it needs two classes and {ENOUGH} images, "
+                "taught with val_fraction above 0"
             )
         share: npt.NDArray[np.float64] = evidence.p_value(discriminant.novelty_scores(features)).cpu().numpy()
         return share

@@ -154,7 +154,7 @@ def predict(
 ) -> list[dict[str, Any]]:
     """Classify images: file, label (None: none of these), confidence and the `top` best classes of each.
 
-    `reject`: below which confidence, and beyond which strangeness, an image is none of these.
+    `reject`: the confidence and the typicality below which an image is none of these.
     """
     for option, value in zip(("--reject-below", "--reject-strange"), reject, strict=True):
         if value is not None and not 0 <= value <= 1:
@@ -165,14 +165,14 @@ def predict(
     answers = []
     for begin in range(0, len(files), 256):  # a million images need not fit into memory
         part = files[begin : begin + 256]
-        sure, strange = model.scored(read_images(part, model.preprocessing), strangeness=reject[1] is not None)
+        sure, typical = model.scored(read_images(part, model.preprocessing), typicality=reject[1] is not None)
         for row, file in enumerate(part):
             order = np.argsort(-sure[row], kind="stable")[:top]
             confidence = round(float(sure[row, order[0]]), 6)
             best = [{"label": str(names[i]), "confidence": round(float(sure[row, i]), 6)} for i in order]
             rejected = reject[0] is not None and confidence < reject[0]
-            if strange is not None and reject[1] is not None:
-                rejected = rejected or bool(strange[row] < reject[1])
+            if typical is not None and reject[1] is not None:
+                rejected = rejected or bool(typical[row] < reject[1])
             label = None if rejected else best[0]["label"]
             answers.append({"file": str(file), "label": label, "confidence": confidence, "top": best})
     return answers

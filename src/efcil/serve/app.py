@@ -218,10 +218,13 @@ def _add_reading(app: FastAPI, service: Service) -> None:
         request: Request,
         top: Annotated[int, Query(ge=1, le=1000, description="Number of top classes to return.")] = 3,
         reject_below: Annotated[float | None, Query(ge=0, le=1, description="Minimum confidence for a label.")] = None,
+        reject_strange: Annotated[
+            float | None, Query(ge=0, le=1, description="Minimum typicality for a label; try 0.05.")
+        ] = None,
     ) -> JSONResponse:
         """Classify images. An unreadable image has an entry with `error` instead."""
         images = await forms.read_images(request, service.limits)
-        found = await while_connected(request, service.predict(images, top, reject_below))
+        found = await while_connected(request, service.predict(images, top, reject_below, reject_strange))
         readable = any("error" not in answer for answer in found)
         return JSONResponse({"predictions": found}, 200 if readable else 400)
 

@@ -23,10 +23,11 @@ Scores = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Confidences:
-    """Class names and confidences of one image."""
+    """Class names and confidences of one image, and its typicality if the model measures it."""
 
     names: Sequence[str]
     confidence: Scores  # (classes,)
+    typicality: float | None = None
 
 
 class Overloaded(RunError):
@@ -40,8 +41,8 @@ class _PendingImage:
     loop: asyncio.AbstractEventLoop
 
 
-# Class names of a model, and a function from images (n, 3, size, size) to confidences (n, classes).
-Scorer = tuple[Sequence[str], Callable[[ImageArray], Scores]]
+# Class names of a model, and a function from images (n, 3, size, size) to confidences (n, classes) and typicality (n,).
+Scorer = tuple[Sequence[str], Callable[[ImageArray], tuple[Scores, Scores | None]]]
 
 
 class Batcher:
@@ -92,8 +93,11 @@ class Batcher:
     def _answer(self, batch: list[_PendingImage]) -> None:
         try:
             names, score = self._scorer()
-            rows = score(np.stack([item.pixels for item in batch]))
-            results: list[Confidences | Exception] = [Confidences(names, row) for row in rows]
+            rows, typicality = score(np.stack([item.pixels for item in batch]))
+            typical = [None] * len(rows) if typicality is None else typicality.tolist()
+            results: list[Confidences | Exception] = [
+                Confidences(names, row, value) for row, value in zip(rows, typical, strict=True)
+            ]
         except Exception as error:  # returned to each request; the thread must survive
             results = [error] * len(batch)
         self._observe(len(batch))

@@ -64,8 +64,11 @@ class Answer(BaseModel):
     """Prediction for one image."""
 
     file: str | None
-    label: str | None = Field(description="null if the confidence is below `reject_below`.")
+    label: str | None = Field(description="null if the image is rejected by `reject_below` or `reject_strange`.")
     confidence: Share
+    typicality: Share | None = Field(
+        default=None, description="Share of known-class images that fit their class no better; null if not measured."
+    )
     top: list[Choice]
 
 

@@ -84,14 +84,21 @@ class Service:
 
     def _scorer(self) -> Scorer:
         now = self.store.current
-        return now.names, lambda pixels: now.model.predict_proba(torch.from_numpy(pixels))
+        typicality = now.model.has_typicality
+        return now.names, lambda pixels: now.model.scored(torch.from_numpy(pixels), typicality)
 
     async def predict(
-        self, images: Sequence[tuple[str | None, Callable[[], bytes], int]], top: int, reject_below: float | None
+        self,
+        images: Sequence[tuple[str | None, Callable[[], bytes], int]],
+        top: int,
+        reject_below: float | None = None,
+        reject_strange: float | None = None,
     ) -> list[dict[str, Any]]:
         """Classify images, given as names, read functions and lengths; unreadable ones get an error entry."""
         if not self.store.current.names:
             raise Conflict("the model has no classes yet; add some with POST /teach")
+        if reject_strange is not None and not self.store.current.model.has_typicality:
+            raise Conflict("the model does not measure typicality; leave out reject_strange, or use reject_below")
         loop, slots = asyncio.get_running_loop(), asyncio.Semaphore(self.limits.concurrent_decodes)
         if sum(length for *_, length in images) < _SMALL:
             lanes = [_lane(read) for _, read, _ in images]
@@ -110,7 +117,7 @@ class Service:
                 waiting.remove(lane)
                 self._waiting[lane] -= 1
 
-        best = partial(best_classes, top=top, reject_below=reject_below)
+        best = partial(best_classes, top=top, reject_below=reject_below, reject_strange=reject_strange)
         try:
             async with asyncio.TaskGroup() as group:  # ends the others if one fails, or if the client goes
                 given = zip(images, lanes, strict=True)
@@ -196,14 +203,24 @@ def _lane(read: Callable[[], bytes]) -> int:
         return QUICK
 
 
-def best_classes(scored: Confidences, top: int, reject_below: float | None) -> dict[str, Any]:
-    """Return the top classes of one image; the label is None below `reject_below`.
+def best_classes(
+    scored: Confidences, top: int, reject_below: float | None = None, reject_strange: float | None = None
+) -> dict[str, Any]:
+    """Return the top classes of one image; the label is None below `reject_below` or `reject_strange`.
 
-    >>> best_classes(Confidences(("a", "b"), np.array([0.25, 0.75])), 1, 0.8)
-    {'label': None, 'confidence': 0.75, 'top': [{'label': 'b', 'confidence': 0.75}]}
+    >>> best_classes(Confidences(("a", "b"), np.array([0.25, 0.75]), 0.5), 1, 0.8)
+    {'label': None, 'confidence': 0.75, 'typicality': 0.5, 'top': [{'label': 'b', 'confidence': 0.75}]}
     """
     confidence = np.clip(scored.confidence, 0.0, 1.0)
     order = np.argsort(-confidence, kind="stable")[:top]
     best = [{"label": scored.names[i], "confidence": float(confidence[i])} for i in order]
-    sure = reject_below is None or best[0]["confidence"] >= reject_below
-    return {"label": best[0]["label"] if sure else None, "confidence": best[0]["confidence"], "top": best}
+    highest, typicality = best[0]["confidence"], scored.typicality
+    rejected = reject_below is not None and highest < reject_below
+    if reject_strange is not None and typicality is not None:
+        rejected = rejected or typicality < reject_strange
+    return {
+        "label": None if rejected else best[0]["label"],
+        "confidence": highest,
+        "typicality": typicality,
+        "top": best,
+    }

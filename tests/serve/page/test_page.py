@@ -58,6 +58,18 @@ def test_none_of_these_follows_the_slider_by_keyboard(page, standin, tmp_path):
     assert standin.requests.count("POST /predict") == asked
 
 
+def test_a_picture_unlike_all_classes_is_none_of_these_however_sure(page, tmp_path):
+    from selenium.webdriver.common.keys import Keys
+
+    page.ask(picture(tmp_path / "gray.png", (128, 128, 128)), picture(tmp_path / "red.png", (200, 30, 40)))
+    page.type("#threshold", Keys.HOME)
+    (_, gray, _), (_, red, _) = page.answers()
+    assert (gray, red) == ("None of these", "apple")
+    assert page.js("return document.querySelector('.others').textContent").startswith(
+        "Unlike the pictures of all classes. Nearest: "
+    )
+
+
 def test_when_no_picture_can_be_read_each_is_named(page, tmp_path):
     bad = [tmp_path / name for name in ("a.jpg", "b.jpg")]
     for path in bad:

@@ -140,7 +140,9 @@ class StandIn:
         shares = [weight / sum(weights) for weight in weights]
         best = sorted(zip(shares, (known.name for known in self.classes), strict=True), reverse=True)[:top]
         rows = [{"label": label, "confidence": share} for share, label in best]
-        return {"file": name, **rows[0], "top": rows}
+        # A gray picture is unlike every class; the others are as typical as can be.
+        typicality = 0.01 if max(color) - min(color) < 10 else 1.0
+        return {"file": name, **rows[0], "typicality": typicality, "top": rows}
 
     # -- endpoints
 

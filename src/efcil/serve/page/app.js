@@ -420,7 +420,10 @@ async function askSome(some, again = 5) {
 }
 
 const threshold = () => Number($("threshold").value) / 100;
-const isNone = (answer) => answer.label === null || answer.confidence < threshold();
+// Share of pictures of known classes that may be called unlike all classes: --reject-strange of the command line.
+const TYPICAL = 0.05;
+const isUnlike = (answer) => typeof answer.typicality === "number" && answer.typicality < TYPICAL;
+const isNone = (answer) => answer.label === null || isUnlike(answer) || answer.confidence < threshold();
 
 function showCard(card) {
   const { item, answer } = card;
@@ -448,7 +451,8 @@ function showCard(card) {
   part(".sure").replaceChildren(track, make("b", "", percent(best.confidence)));
   const others = (answer.top ?? []).slice(none ? 0 : 1).filter((one) => one.confidence >= 0.01);
   const listed = others.map((one) => `${one.label} ${percent(one.confidence)}`).join(", ");
-  part(".others").textContent = listed && `${none ? "Nearest" : "Or"}: ${listed}`;
+  const why = isUnlike(answer) ? "Unlike the pictures of all classes. " : "";
+  part(".others").textContent = why + (listed && `${none ? "Nearest" : "Or"}: ${listed}`);
 }
 
 function tally(some) {
