@@ -398,7 +398,7 @@ def test_a_teaching_says_what_to_expect_and_of_what_too_little_is_known(efcil, s
     code, out, err = efcil("teach", tmp_path / "model", tmp_path / "may", *options)
     assert code == 0, err
     assert "expected accuracy: " in out
-    assert "fewer than 10 pictures, too few to foretell: bars" in out
+    assert "fewer than 10 pictures, too few to estimate accuracy: bars" in out
     (tmp_path / "may" / "star").mkdir()
     pictures("ring", 1, first=40)[0].save(tmp_path / "may" / "star" / "1.png")
     code, _, err = efcil("evaluate", tmp_path / "model", tmp_path / "may")

@@ -196,7 +196,7 @@ def evaluate(
     ] = None,
     json: JsonFlag = False,
 ) -> None:
-    """Report overall and per-class accuracy on an image folder, and which images were wrong."""
+    """Report overall and per-class accuracy on an image folder, and misclassified images."""
     from efcil.product import commands
 
     found = commands.evaluate(model, folder, device=device, skip_bad=skip_bad, skip_unknown=skip_unknown, html=html)
@@ -208,7 +208,7 @@ def evaluate(
         print(f"{name:{width}}  {right:>4} of {total:<4}  {found['recall'][name]:6.2f} %")
     print(f"accuracy: {found['accuracy']:.2f} % of {found['images']} images")
     for name, answer, count in found["confused"][:10]:
-        print(f"{count} of {name} taken for {answer}")
+        print(f"{count} of {name} classified as {answer}")
     for one in found["wrong"][:10]:
         print(f"wrong: {printable(one['file'])}: {one['answer']} {100 * one['confidence']:.0f} %")
     if len(found["wrong"]) > 10:

@@ -807,7 +807,7 @@ def _table(state: State, names: list[str], new: list[str], learned: UpdateResult
 
 
 def _errors(snapshot: _Snapshot) -> Tensor | None:
-    """Return what share of images of each class is expected to be taken for each other one, now."""
+    """Return the estimated rate at which the current model confuses each class with each other one."""
     discriminant = discriminant_of(snapshot.trajectory)
     if discriminant is None or not snapshot.state.frozen or not snapshot.state.classes:
         return None
@@ -825,7 +825,7 @@ def _described(snapshot: _Snapshot) -> list[dict[str, Any]]:
 
 
 def _confused(snapshot: _Snapshot) -> list[list[Any]]:
-    """Return the pairs (class, taken for, percent of its images) that are expected to be confused most."""
+    """Return the most frequent estimated confusions: (class, predicted class, percent of its images)."""
     errors = _errors(snapshot)
     if errors is None:
         return []

@@ -99,16 +99,16 @@ def teach(
 
 
 def _outlook(model: IncrementalClassifier) -> str:
-    """Say what accuracy to expect of a model now, and of which classes little."""
+    """Return lines about the estimated accuracy, and classes for which it is low or unknown."""
     rows = model.summary()["classes"]
     told = [row for row in rows if row["expected"] is not None]
     words = []
     if told:
         words.append(f"expected accuracy: {np.mean([row['expected'] for row in told]):.0f} %")
         if lost := [row["name"] for row in told if row["expected"] < 150 / len(rows)]:
-            words.append(f"hardly better than chance: {format_list(lost)}; are these pictures of what they are called?")
+            words.append(f"close to chance level: {format_list(lost)}; check that these pictures have the right class")
     if model.frozen and (few := [row["name"] for row in rows if row["images"] < ENOUGH]):
-        words.append(f"fewer than {ENOUGH} pictures, too few to foretell: {format_list(few)}")
+        words.append(f"fewer than {ENOUGH} pictures, too few to estimate accuracy: {format_list(few)}")
     return "".join(f"\n{one}" for one in words)
 
 
@@ -192,9 +192,9 @@ def evaluate(
 ) -> dict[str, Any]:
     """Return accuracy and recall of each class on the images of a folder, in percent, and what was confused.
 
-    `counts`: right ones and all of each class. `confused`: class, what its images were taken for, how many. `wrong`:
-    file, class, answer and confidence of each image that was not named rightly, the most confident first. `html`: a
-    page to write, with the matrix of classes and answers and the wrong images.
+    `counts`: correct and all images of each class. `confused`: class, predicted class, number of images. `wrong`: file,
+    class, answer and confidence of each misclassified image, the most confident first. `html`: a page to write, with
+    the confusion matrix and the misclassified images.
     """
     model = load_model(directory, device)
 
@@ -263,8 +263,8 @@ def summary_text(found: Mapping[str, Any]) -> str:
         expected = "-" if c["expected"] is None else f"{c['expected']:.0f} %"
         lines.append(f"{c['name']:{width}}  {c['images']:>6}  {c['learned']}  {expected:>8}  {recall:>12}")
     if found["confused"]:
-        pairs = ", ".join(f"{share:.0f} % of {a} for {b}" for a, b, share in found["confused"][:3])
-        lines.append(f"expected to be taken for another: {pairs}")
+        pairs = ", ".join(f"{share:.0f} % of {a} as {b}" for a, b, share in found["confused"][:3])
+        lines.append(f"estimated confusions: {pairs}")
     if found["similar"]:
         pairs = ", ".join(f"{a} and {b} ({cosine:.2f})" for a, b, cosine in found["similar"][:3])
         lines.append(f"most similar: {pairs}")

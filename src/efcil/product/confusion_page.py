@@ -1,4 +1,4 @@
-"""HTML pages about how well a model does: the matrix of what was taken for what, and the images that were wrong."""
+"""HTML pages about the accuracy of a model: confusion matrix, misclassified images, recall per class."""
 
 from __future__ import annotations
 
@@ -70,16 +70,16 @@ def evaluation_page(model: str, found: Mapping[str, Any]) -> str:
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
 <meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'; img-src data:">
-<title>{escape(model)}: {found["accuracy"]:.1f} % right</title><style>{STYLE}</style></head><body>
-<h1>{escape(model)}: {found["accuracy"]:.1f} % of {found["images"]:,} images right</h1>
-<h2>What was taken for what</h2>
-<p>Each row has the images of a class, each column what the model called them.{of}</p>
+<title>{escape(model)}: accuracy {found["accuracy"]:.1f} %</title><style>{STYLE}</style></head><body>
+<h1>{escape(model)}: accuracy {found["accuracy"]:.1f} % on {found["images"]:,} images</h1>
+<h2>Confusion matrix</h2>
+<p>Rows: true class. Columns: predicted class.{of}</p>
 {matrix_table(shown, np.array(truth, np.str_), np.array(answers, np.str_))}
-<h2>Wrong images</h2>
+<h2>Misclassified images</h2>
 <p>{"The most confident first." if wrong else "None."}</p>
 <ul class="wrong">{items}</ul>{rest}
-<h2>Each class, the hardest first</h2>
-<table><thead><tr><th>Class</th><th>Right</th><th>Recall</th></tr></thead><tbody>{rows}</tbody></table>
+<h2>Classes, lowest recall first</h2>
+<table><thead><tr><th>Class</th><th>Correct</th><th>Recall</th></tr></thead><tbody>{rows}</tbody></table>
 </body></html>
 """
 
@@ -89,6 +89,6 @@ def _item(one: Mapping[str, Any]) -> str:
     jpeg = io.BytesIO()
     Image.fromarray(pixels.transpose(1, 2, 0)).save(jpeg, "JPEG", quality=80)
     data = base64.b64encode(jpeg.getvalue()).decode("ascii")
-    said = f"{escape(one['class'])}, taken for {escape(one['answer'])} ({100 * one['confidence']:.0f} %)"
+    said = f"{escape(one['class'])}, classified as {escape(one['answer'])} ({100 * one['confidence']:.0f} %)"
     name = escape(Path(one["file"]).name)
     return f'<li><img alt="{name}" src="data:image/jpeg;base64,{data}">{said}<br>{name}</li>'

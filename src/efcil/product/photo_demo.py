@@ -89,7 +89,7 @@ def _line(number: int, done: Round, known: int) -> str:
 def page(
     rounds: Sequence[Round], names: Sequence[str], truth: npt.NDArray[np.str_], answers: npt.NDArray[np.str_]
 ) -> str:
-    """Return the page: accuracy after each round, and which classes were taken for which after the last."""
+    """Return the page: accuracy after each round, and the confusion matrix after the last."""
     lines = "".join(
         f"<tr><td>{number}</td><td class=t>{escape(', '.join(one.classes))}</td><td>{one.photos}</td>"
         f"<td>{one.seconds:.0f}</td><td>{one.right} of {one.tested}</td><td>{one.accuracy:.1f} %</td></tr>"
@@ -104,8 +104,8 @@ def page(
 round the model was tested on photos, which it never saw, of all kinds so far.</p>
 <table><thead><tr><th>Round</th><th>Learned</th><th>Photos</th><th>Seconds</th><th>Right, of all kinds so far</th>
 <th>Accuracy</th></tr></thead><tbody>{lines}</tbody></table>
-<h2>What was taken for what</h2>
-<p>After the last round: each row has the test photos of a kind, each column what the model called them.</p>
+<h2>Confusion matrix</h2>
+<p>After the last round. Rows: true class. Columns: predicted class.</p>
 {matrix_table(names, truth, answers)}
 <h2>Go on</h2>
 <p>Ask it about a photo, or teach it a class of your own: <code>efcil predict {MODEL} photo.jpg</code>,
