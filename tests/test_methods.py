@@ -439,7 +439,9 @@ def possible(learner):
             continue
 
 
-@pytest.mark.parametrize("learner", LEARNERS)
+@pytest.mark.parametrize(
+    "learner", [pytest.param(name, marks=[] if name == "lwf" else pytest.mark.slow) for name in LEARNERS]
+)
 def test_every_combination_that_is_not_refused_learns_the_stream(backend, data, learner):
     names = list(possible(learner))
     assert names

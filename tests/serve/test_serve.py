@@ -971,6 +971,7 @@ def test_leftovers_of_a_killed_service_are_removed_and_a_second_service_is_refus
 # --- the command, in processes of its own -----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_answers_go_on_while_a_model_is_taught_and_swapped_and_sigterm_is_clean(model, drawn):
     """One service through its life: teach while many ask, kill the worker, cancel, end with a job running."""
     with Served(model) as served:
@@ -1020,6 +1021,7 @@ def test_answers_go_on_while_a_model_is_taught_and_swapped_and_sigterm_is_clean(
         assert list(IncrementalClassifier.load(model, device="cpu").classes_) == [*KNOWN, "3"]
 
 
+@pytest.mark.slow
 def test_kill_9_while_teaching_and_sigterm_while_answering(model, drawn):
     """The worker goes with the service; the next one tidies up, answers from the old model and ends in good order."""
     before = all_files(model)
