@@ -469,18 +469,21 @@ def test_how_long_a_teaching_still_takes_in_words(page):
 
 
 @pytest.mark.parametrize(
-    ("recall", "words"),
+    ("recall", "checked", "words"),
     [
-        (100.0, "10 of 10"),
-        (99.2, "over 9 of 10"),
-        (85.0, "about 9 of 10"),
-        (80.0, "8 of 10"),
-        (3.0, "under 1 of 10"),
-        (0.0, "0 of 10"),
+        (100.0, None, "10 of 10"),
+        (99.2, None, "over 9 of 10"),
+        (85.0, None, "about 9 of 10"),
+        (80.0, None, "8 of 10"),
+        (3.0, None, "under 1 of 10"),
+        (0.0, None, "0 of 10"),
+        (50.0, 4, "2 of 4"),
+        (200 / 3, 3, "2 of 3"),
+        (None, 4, "too few to say"),
     ],
 )
-def test_recall_in_words(page, recall, words):
-    assert page.js("return foundAgain(arguments[0])", recall) == words
+def test_recall_in_words(page, recall, checked, words):
+    assert page.js("return foundAgain({recall: arguments[0], checked: arguments[1]})", recall, checked) == words
 
 
 def test_many_classes_are_cut_found_and_shown(page, standin):
