@@ -109,7 +109,7 @@ def evaluated(model: Path, folder: Path) -> dict[str, Any]:
 def ran(work: Path, data: Path, model: Path, seed: int) -> tuple[dict[str, Any], list[str]]:
     """Return the summary of `efcil run` with the options of a model, and these options."""
     settings = json.loads((model / "model.json").read_text())["config"]
-    values = {"data.short_side": settings["size"], **settings["training"], **settings["options"]}
+    values = {"data.short_side": settings["preprocessing"]["size"], **settings["training"], **settings["options"]}
     given = [f"{key}={json.dumps(value)}" for key, value in values.items()]
     flags = [word for setting in given for word in ("--set", setting)]
     efcil("run", "dpcr", "folder", "--data", data, "--tasks", ROUNDS, "--seed", seed, *flags, "--out", work / "run",

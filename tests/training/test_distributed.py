@@ -40,7 +40,7 @@ from messages import assert_names, raises
 from problems import gap
 
 ROOT = Path(__file__).resolve().parents[2]
-LOST = "another process of the run is gone"
+LOST = "another process of the run has died"
 
 
 def environment(rank, size, port, **more):
@@ -424,7 +424,7 @@ def test_a_signal_to_torchrun_saves_and_the_run_goes_on(undisturbed, tmp_path):
         ((_, said, err),) = ended([process])
         assert "finishing the step and saving" in said
         (line,) = [line for line in err.splitlines() if line.startswith("efcil: ")]  # torchrun names the signal as well
-        assert_names(line, "SIGTERM", "--resume")
+        assert_names(line, "SIGTERM", f"efcil resume {out}")
         whole(out)
         if in_the_middle := list((out / "checkpoints").glob("task-*-epoch-*.safetensors")):
             break

@@ -236,7 +236,8 @@ class World:
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
-            detail = str(error).splitlines()[0][-120:]
+            first = str(error).splitlines()[0]
+            detail = (first.partition("] ")[2] or first).partition(". ")[0][:120]  # without gloo's place and its advice
             raise TrainingError(
                 f"another process of the run has died ({detail}); continue from the last checkpoint with --resume, "
                 "with any number of processes"
