@@ -333,6 +333,8 @@ def test_the_teacher_does_not_learn(data):
     before = copied(learner.student.state_dict())
     fit(learner, tasks[1], data)
     assert all(torch.equal(v, before[k]) for k, v in learner.teacher.state_dict().items())
+    assert learner.student.training, "of the last epoch"
+    assert not any(module.training for module in learner.teacher.modules()), "nor do statistics of a network's own"
     assert any(not torch.equal(v, before[k]) for k, v in learner.student.state_dict().items() if k in before)
 
 

@@ -233,10 +233,11 @@ class LowRankGrams:
         """Select classes: a slice gives a view, indices (m,) a copy."""
         if isinstance(which, slice):
             return LowRankGrams(self.rows[self._rows_of(which)], self.ranks[which])
-        places = which.tolist()
-        rows = [torch.arange(self.ends[place] - self.ranks[place], self.ends[place]) for place in places]
-        index = torch.cat(rows) if rows else torch.zeros(0, dtype=torch.int64)
-        return LowRankGrams(self.rows[index.to(self.rows.device)], [self.ranks[place] for place in places])
+        which = which.cpu()
+        ranks = torch.tensor(self.ranks, dtype=torch.int64)[which]
+        offsets = torch.tensor(self.ends, dtype=torch.int64)[which] - ranks.cumsum(0)  # of rows to their new places
+        index = offsets.repeat_interleave(ranks) + torch.arange(int(ranks.sum()))
+        return LowRankGrams(self.rows[index.to(self.rows.device)], ranks.tolist())
 
     def _pieces(self) -> Iterator[tuple[slice, LowRankGrams]]:
         """Yield all classes at once on a GPU and one by one on the CPU, so that blocking does not change rounding."""

@@ -98,12 +98,13 @@ def gather(
         return Evidence(), {}
     there, row = labels.unique(return_inverse=True)
     delta, rival = (found[row] for found in class_rivals(classifier, there))
-    parts, distances = [], classifier.metric.distances(classifier.stats)
+    distances = classifier.metric.distances(classifier.stats)
+    right, (margin, familiarity, distance) = torch.empty_like(labels, dtype=torch.bool), delta.new_empty(3, len(labels))
     for part in torch.arange(len(labels), device=labels.device).split(_rows(classifier)):
         scores, novelty = classifier.leave_one_out(features[part], labels[part], distances)
         own, other = (scores.gather(1, of[part, None])[:, 0] for of in (labels, rival))
-        parts.append((scores.argmax(1) == labels[part], own - other, *novelty))
-    right, margin, familiarity, distance = map(torch.cat, zip(*parts, strict=True))
+        right[part], margin[part] = scores.argmax(1) == labels[part], own - other
+        familiarity[part], distance[part] = novelty
     count, hits = torch.bincount(row), torch.bincount(row, weights=right.to(DTYPE))
     found = {int(c): (int(h), int(n)) for c, h, n in zip(there, hits, count, strict=True)}
     rest = (margin - delta) / (2 * delta).sqrt()

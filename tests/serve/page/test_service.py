@@ -51,7 +51,7 @@ def test_ask_teach_forget_and_undo_with_the_real_service(driver, served, model, 
     page.type("#token", TOKEN + "\n")
     page.wait(lambda: page.job() in ("done", "failed"), seconds=240)
     assert page.text("#job-title") == "“green” is learned"
-    assert re.match(r"Found again: .* of 10\. Left out: text\.jpg \(.*\)\.", page.text("#job-note"))
+    assert re.match(r"Found again: \d+ of \d+\. Left out: text\.jpg \(.*\)\.", page.text("#job-note"))
     row = page.rows()[0]
     assert row[:2] == ["green", "14"]
     assert page.js("return document.querySelectorAll('#alike-picture path').length") == 3
@@ -65,13 +65,10 @@ def test_ask_teach_forget_and_undo_with_the_real_service(driver, served, model, 
     assert sorted(IncrementalClassifier.load(model, device="cpu").classes_) == ["blue", "green"]
     page.click("#undo")
     page.click("#ask-dialog [type=submit]")
-    page.wait(lambda: page.text("#toast p").startswith("Not undone: there is nothing to undo"))
-
-    page.teach("red", red)
-    page.wait(lambda: "red" in page.names(), seconds=240)
+    page.wait(lambda: sorted(page.names()) == ["blue", "green", "red"])
     page.click("#undo")
     page.click("#ask-dialog [type=submit]")
-    page.wait(lambda: sorted(page.names()) == ["blue", "green"])
+    page.wait(lambda: sorted(page.names()) == ["blue", "red"])
     assert page.errors() == []
 
 
