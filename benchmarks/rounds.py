@@ -132,7 +132,7 @@ def without(model: Path, work: Path, data: Path, names: Sequence[str], name: str
     place = work / f"without {name}"
     others = linked([other for other in names if other != name], data / "test", place / "test")
     copied = shutil.copytree(model, place / "model")
-    efcil("forget", copied, name)
+    efcil("forget", copied, name, "--for-good")
     kept = [(truth, guesses) for truth, guesses in answers if truth != name]
     struck = [(truth, [guess for guess in guesses if guess != name]) for truth, guesses in kept]
     found = evaluated(copied, others)
