@@ -352,10 +352,10 @@ def test_a_failing_batch_is_reported_and_the_next_one_answered():
 def test_an_unforeseen_error_is_json_without_its_words(model, drawn, monkeypatch):
     with client_of(model) as client:
 
-        def broken(pixels):
+        def broken(pixels, typicality):
             raise RuntimeError("secret words")
 
-        monkeypatch.setattr(client.service.store.current.model, "predict_proba", broken, raising=False)
+        monkeypatch.setattr(client.service.store.current.model, "scored", broken, raising=False)
         answer = client.post("/predict", files=as_files([drawn["0"][0]]))
         assert answer.status_code == 500
         assert answer.json() == {"detail": "internal error; see the service's log"}
