@@ -53,7 +53,7 @@ lock: .venv/.run-ready
 		--custom-compile-command 'make lock' --output-file requirements/triton.txt requirements/triton.in
 
 demo: .venv/.run-ready
-	OMP_NUM_THREADS=2 $(BIN)/efcil demo
+	$(BIN)/efcil demo
 
 # A file's tests stay in one process: they share what its fixtures learned. tests/conftest.py orders the files.
 SPREAD = -n 2 --dist loadfile --no-loadscope-reorder
