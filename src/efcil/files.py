@@ -197,7 +197,7 @@ def check_results(path: StrPath, names: Iterable[str]) -> None:
 
 
 def claim_results(path: StrPath, names: Iterable[str]) -> None:
-    """Make a directory for results, or take up one that was made so; else refuse to replace files of these names."""
+    """Create and mark a directory for results; refuse one without the mark that has files of these names."""
     Path(path).mkdir(parents=True, exist_ok=True)
     check_results(path, names)
     write_json(Path(path) / MARKER, {"kind": _RESULTS})

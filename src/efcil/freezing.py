@@ -20,13 +20,13 @@ class Worth(NamedTuple):
 
 
 def estimate(trajectory: Trajectory, label: str, features: TaskFeatures, num_old: int) -> Worth | None:
-    """Estimate what a method reaches with and without the training of a task; None where that cannot be known.
+    """Estimate the accuracy of a method with and without the training of a task; None if it cannot be estimated.
 
-    Old classes have no images, so each new class in turn stands for one. To measure moving, half of its images are
-    known from the backbone before the task alone; their statistics are shifted as the other new classes have it; the
-    other half are classified. It stands for the new classes where its half is learned as theirs is. Old and new classes
-    count by their number. To measure staying, all is learned with the backbone before the task. A new class was trained
-    on, which flatters moving; without one class the shift has fewer images, which counts against it.
+    Old classes have no images, so each new class in turn simulates one: the statistics of half of its images, extracted
+    with the backbone before the task, are shifted by the map that the other new classes give, and the other half is
+    classified. For the accuracy on new classes the same half is learned with the new backbone. Both are averaged by the
+    number of old and new classes (`move`). For `stay` everything uses the backbone before the task. The estimate of
+    `move` is optimistic, since the simulated class was trained on, and pessimistic, since the map has fewer images.
     """
     labels, before = features.labels, features.before()
     classes = labels.unique().tolist()

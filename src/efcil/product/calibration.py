@@ -74,7 +74,7 @@ def draw_features(stats: ClassStats, seed: int) -> tuple[Tensor, Tensor]:
 
 
 def spread_out(means: Tensor, most: int, source: torch.Generator | None = None) -> Tensor:
-    """Return the classes in the order of their means along a random direction; of more than `most`, so many of them."""
+    """Return at most `most` classes, evenly spaced along a random direction of the class means."""
     source = source or generator("cpu", RngStream.DRAWS, 0)
     direction = torch.randn(means.shape[1], dtype=DTYPE, generator=source).to(means.device)
     order = (means @ direction).argsort()
