@@ -16,6 +16,7 @@ from efcil.core.linear_algebra import (
     cholesky,
     congruence,
     covariance_root,
+    gram_matrix,
     pack_symmetric,
     relative_ridge,
     unpack_symmetric,
@@ -28,6 +29,17 @@ from problems import draw, gap
 def test_relative_ridge_follows_the_scale() -> None:
     gram = draw(9, 4).T @ draw(9, 4)
     assert relative_ridge(100.0 * gram, 0.1) == pytest.approx(100.0 * relative_ridge(gram, 0.1))
+
+
+@pytest.mark.parametrize("dim", [1, 2, 4, 7, 12, 1030])
+def test_gram_matrix_in_strips_equals_its_formula_and_is_symmetric(dim: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = draw(5, dim)
+    whole = gram_matrix(rows)
+    monkeypatch.setattr(linear_algebra, "STRIPS_FROM", 1)
+    for ours in (whole, gram_matrix(rows)):
+        assert gap(ours, rows.T @ rows) < 1e-13
+        assert torch.equal(ours, ours.T)
+    assert gram_matrix(rows[:0]).abs().sum() == 0
 
 
 @pytest.mark.parametrize("width", [1, 2, 3, 7, 10])

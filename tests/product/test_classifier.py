@@ -1258,9 +1258,9 @@ def test_ten_thousand_classes_are_learned_and_one_is_forgotten():
     """Two images of each class, 1,280 features: seconds of both cores together, and MiB of the process."""
     found = subprocess.run([sys.executable, "-c", TEN_THOUSAND], capture_output=True, text=True, check=True)
     learn, forget, most = map(float, found.stdout.split())
-    assert learn < 120
-    assert forget < 10  # a second or two on two quiet cores
-    assert most < 2048
+    assert learn < 60  # 12 on two busy cores
+    assert forget < 5  # 2.6 on two busy cores, a second of wall time on two idle ones
+    assert most < 1907  # 2 GB
 
 
 def test_grams_that_do_not_fit_are_refused_before_memory_is_taken(monkeypatch):

@@ -220,9 +220,9 @@ def test_features_of_no_class_are_told_apart_and_probabilities_come_true():
     learned = (torch.arange(len(labels)) % 300 < 40) & (labels < 6)
     new = (torch.arange(len(labels)) % 300 >= 40) & (labels < 6)
     classifier = SharedCovariance()
-    mapped = classifier.feature_maps[0](x, ()).double()
-    classifier.fit(ClassStats.from_features(mapped[learned], labels[learned], SHARED))
-    evidence, right = gather(classifier, mapped[learned], labels[learned])
+    mapped = classifier.feature_maps[0](x[learned], ()).double()
+    classifier.fit(ClassStats.from_features(mapped, labels[learned], SHARED))
+    evidence, right = gather(classifier, x[learned], labels[learned])
     assert evidence.images == 240
     assert all(total == 40 for _, total in right.values())
     logits = classifier.logits(x[new])
@@ -239,6 +239,25 @@ def test_features_of_no_class_are_told_apart_and_probabilities_come_true():
     assert (evidence.p_value(classifier.novelty_scores(far)) < 0.05).double().mean() > 0.9
 
 
+def test_of_many_images_with_many_classes_as_many_are_scored_as_are_bounded(monkeypatch):
+    """Before: images times classes, the square of the classes where each has a few images."""
+    source = torch.Generator().manual_seed(0)
+    labels = torch.arange(60).repeat(5)
+    x = (3 * torch.randn(60, 24, generator=source)[labels] + torch.randn(300, 24, generator=source)).relu()
+    classifier = SharedCovariance()
+    classifier.fit(ClassStats.from_features(classifier.feature_maps[0](x, ()), labels, SHARED))
+    every, counts = gather(classifier, x, labels)
+    assert every.images == 300
+    assert {total for _, total in counts.values()} == {5}
+    monkeypatch.setattr("efcil.product.evidence._MOST_SCORES", 100 * 60)
+    some, counts = gather(classifier, x, labels)
+    assert some.images == sum(total for _, total in counts.values()) == 100
+    assert set(counts) == set(range(60)), "of each class"
+    assert abs(some.spread[1] / every.spread[1] - 1) < 0.2
+    order = torch.randperm(300, generator=source)
+    assert gather(classifier, x[order], labels[order])[0].images == 100
+
+
 def test_from_one_picture_of_a_class_it_is_not_sure():
     """Before: two and a half times as sure as right."""
     source = torch.Generator().manual_seed(0)
@@ -246,9 +265,9 @@ def test_from_one_picture_of_a_class_it_is_not_sure():
     x = (torch.randn(8, 200, generator=source)[labels] + 4 * torch.randn(800, 200, generator=source) + 20).relu()
     learned = torch.arange(800) % 100 < 1
     classifier = SharedCovariance()
-    mapped = classifier.feature_maps[0](x, ()).double()
-    classifier.fit(ClassStats.from_features(mapped[learned], labels[learned], SHARED))
-    evidence, _ = gather(classifier, mapped[learned], labels[learned])
+    mapped = classifier.feature_maps[0](x[learned], ()).double()
+    classifier.fit(ClassStats.from_features(mapped, labels[learned], SHARED))
+    evidence, _ = gather(classifier, x[learned], labels[learned])
     assert evidence.images == 0
     logits = classifier.logits(x[~learned])
     accuracy = (logits.argmax(1) == labels[~learned]).double().mean()

@@ -381,6 +381,8 @@ class ClassStats:
         if numbers.shape != self.classes.shape:
             raise ConfigError(f"relabel got {len(numbers)} numbers for {len(self)} classes; give one for each class")
         ordered, order = torch.sort(numbers.to(self.classes))
+        if torch.equal(ordered, numbers.to(ordered)):  # nothing moves, and nothing is copied
+            return ClassStats(ordered, self.count, self.mean, self.parts, self.moves, self.shared)
         grams = self._take(order.tolist())
         return ClassStats(ordered, self.count[order], self.mean[order], grams, self.moves[order], self.shared)
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from efcil.core.class_stats import ClassStats
-from efcil.core.linear_algebra import DTYPE, EPS, cholesky, symmetrize
+from efcil.core.linear_algebra import DTYPE, EPS, cholesky, gram_matrix
 
 LEAST_SHRINKAGE = 1e-6
 """Minimum weight of the identity: a channel that never varies makes the covariance singular."""
@@ -136,7 +136,7 @@ class SharedMetric:
         moment = float(stats.mean.square().mean()) if len(stats) else 0.0
         share = len(stats) / max(1, int(stats.count.sum()))
         apart = stats.mean - stats.mean.mean(0)
-        scatter, freedom = scatter + share * symmetrize(apart.T @ apart), within + share * (len(stats) - 1)
+        scatter, freedom = scatter + share * gram_matrix(apart), within + share * (len(stats) - 1)
         if shrinkage is None:
             share = oas_shrinkage(scatter, freedom)
             shrinkage = HEAVIER * share / (1 + (HEAVIER - 1) * share)

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from efcil.core.class_stats import ClassStats
-from efcil.core.linear_algebra import DTYPE, EPS, cholesky, relative_ridge, symmetrize
+from efcil.core.linear_algebra import DTYPE, EPS, cholesky, gram_matrix, relative_ridge
 
 LOWEST, HIGHEST = 1e-6, 1e3
 """Range of candidate ridges, relative to the mean eigenvalue of X'X."""
@@ -100,7 +100,7 @@ def balanced_ridge(stats: ClassStats) -> tuple[Tensor, Tensor, float]:
     images, classes = float(stats.count.sum()), max(1, int(there.sum()))
     center = stats.mean[there].mean(0) if bool(there.any()) else stats.mean.new_zeros(stats.dim)
     apart = torch.where(there[:, None], stats.mean - center, 0.0)
-    gram = stats.scatter() + symmetrize(apart.T @ apart) * (images / classes)
+    gram = stats.scatter() + gram_matrix(apart) * (images / classes)
     cross = apart.T * (images / classes)
     ridge = best_ridge(gram, cross, images * (1 - 1 / classes), images, free=1)
     gram.diagonal().add_(ridge)

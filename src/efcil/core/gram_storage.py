@@ -31,6 +31,7 @@ from efcil.core.linear_algebra import (
     check_finite,
     concat_rows,
     empty_rows,
+    gram_matrix,
     pack_symmetric,
     packed_congruence,
     packed_diagonal,
@@ -319,7 +320,7 @@ def compress(features: Tensor, storage: StorageSpec = GRAMS) -> GramBlock:
         return LowRankGrams.zero(1, features)
     certain = storage.form == "gram" or (2 * min(count, dim) > dim and not storage.is_lossy)
     if certain:
-        return compress_gram(symmetrize(features.T @ features))
+        return compress_gram(gram_matrix(features))
     if not storage.is_lossy:
         return _factored(features, storage)
     mean = features.mean(0)
@@ -358,7 +359,7 @@ def _factored(spread: Tensor, storage: StorageSpec, center: Tensor | None = None
         rows = _cut(vectors.T @ spread, values, storage, center)
         if 2 * len(rows) <= dim:
             return LowRankGrams(rows, [len(rows)])
-    gram = symmetrize(spread.T @ spread)
+    gram = gram_matrix(spread)
     if center is not None:
         gram = gram + center[:, None] * center
     return compress_gram(gram, GRAMS if count <= dim else storage, center)

@@ -30,6 +30,8 @@ HUGE_FROM = 1 << 26
 """Minimum size in bytes of a mapping with huge pages: 64 classes of 512 dimensions."""
 SYMMETRIC_STRIPS = 4
 """Number of strips when only the upper part of a symmetric product is computed: s strips cost (s + 1) / 2s of it."""
+STRIPS_FROM = 1024
+"""Minimum dimension from which X'X is computed in strips on the CPU: below, one product takes no longer."""
 
 
 def check_finite(matrix: Tensor, name: str) -> Tensor:
@@ -145,6 +147,25 @@ def symmetrize(matrix: Tensor) -> Tensor:
     [[1.0, 3.0], [3.0, 1.0]]
     """
     return (matrix + matrix.mT).mul_(0.5)
+
+
+def gram_matrix(rows: Tensor) -> Tensor:
+    """Return X'X, (n, dim) -> (dim, dim), exactly symmetric.
+
+    >>> gram_matrix(torch.tensor([[1.0, 2.0], [0.0, 1.0]])).tolist()
+    [[1.0, 2.0], [2.0, 5.0]]
+    """
+    dim = rows.shape[1]
+    if rows.is_cuda or dim < STRIPS_FROM:
+        return symmetrize(rows.T @ rows)
+    product = rows.new_empty(dim, dim)
+    step = -(-dim // SYMMETRIC_STRIPS)
+    for start in range(0, dim, step):
+        strip = slice(start, start + step)
+        torch.mm(rows[:, strip].T, rows[:, start:], out=product[strip, start:])
+        product[strip, strip] = symmetrize(product[strip, strip])
+        product[start + step :, strip] = product[strip, start + step :].T
+    return product
 
 
 def empty_rows(like: Tensor, rows: int, numbers: int) -> Tensor:

@@ -19,9 +19,9 @@ from torch import Tensor
 from efcil.core.linear_algebra import (
     DTYPE,
     ROWS_AT_ONCE,
+    gram_matrix,
     pack_symmetric,
     packed_congruence,
-    symmetrize,
     unpack_symmetric,
 )
 from efcil.errors import ConfigError
@@ -51,8 +51,8 @@ class SharedScatter:
         for start in range(0, len(features), ROWS_AT_ONCE):
             part = slice(start, start + ROWS_AT_ONCE)
             apart = features[part].detach().to(DTYPE) - means[label[part]]
-            total.addmm_(apart.T, apart)
-        return cls(pack_symmetric(symmetrize(total)), len(features), len(count))
+            total += gram_matrix(apart)
+        return cls(pack_symmetric(total), len(features), len(count))
 
     @property
     def freedom(self) -> int:
@@ -81,7 +81,7 @@ class SharedScatter:
         apart = (means[0] - means[1]) * (one * two / (one + two).clamp_min(1)).sqrt()[:, None]
         packed = self.packed + other.packed
         if len(apart):
-            packed += pack_symmetric(symmetrize(apart.T @ apart))
+            packed += pack_symmetric(gram_matrix(apart))
         both = int((counts > 0).all(0).sum())
         return SharedScatter(packed, self.images + other.images, self.classes + other.classes - both)
 

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from efcil.core.linear_algebra import DTYPE, symmetrize
+from efcil.core.linear_algebra import DTYPE, gram_matrix
 
 ROWS_AT_ONCE = 1 << 13
 """Rows converted to float64 at a time: 32 MB at 512 dimensions."""
@@ -73,7 +73,7 @@ class FeatureSums:
             mean = torch.where(there, center + offset / torch.where(there, count[:, None], 1.0), 0.0)
             if not plain:
                 x *= w.sqrt()[:, None]
-            sums = sums.merge(cls(count, mean, symmetrize(x.T @ x) if scatter else sums.scatter))
+            sums = sums.merge(cls(count, mean, gram_matrix(x) if scatter else sums.scatter))
         return sums
 
     @property

@@ -190,18 +190,18 @@ class IncrementalClassifier:
 
     # --- parts --------------------------------------------------------------------------------------------------------
 
-    def _new_learner(self) -> Learner:
+    def _new_learner(self, with_published: bool = True) -> Learner:
         config = self._config
         learner = LEARNERS[config.method.learner](config.training, CHANNELS, self._backend, config.seed, config.size)
-        if config.published is not None:
+        if with_published and config.published is not None:
             learner.load_weights()
         return learner
 
-    def _for_training(self, state: State) -> Learner:
-        """Return a learner with the weights of a state, for training."""
+    def _for_training(self, state: State, with_published: bool = True) -> Learner:
+        """Return a learner with the weights of a state; published ones may be left out if its backbone is not used."""
         if not state.weights:
             raise ModelError(f"the model has no weights for {self._config.training.backbone}")
-        learner = self._new_learner()
+        learner = self._new_learner(with_published)
         beside = {k: v for k, v in learner.state(teacher=False).items() if not k.startswith("student.")}
         weights = dict(state.weights)
         if self._config.published is not None and not _backbone_only(weights):
@@ -225,13 +225,17 @@ class IncrementalClassifier:
             trajectory.load_state_dict(copies, fit)
         return trajectory
 
-    def _for_serving(self, state: State, trajectory: Trajectory | None = None) -> _Snapshot:
+    def _for_serving(
+        self, state: State, trajectory: Trajectory | None = None, backbone: nn.Module | None = None
+    ) -> _Snapshot:
+        """Return what predicts with a state; `backbone` is a feature extractor that serves it already."""
         trajectory = trajectory or self._trajectory(state, fit=True)
         learner = trajectory.learner
         assert learner is not None
-        backbone = learner.feature_extractor(learner.backbone)
+        if backbone is None:
+            backbone = self._backend.fold(learner.feature_extractor(learner.backbone).requires_grad_(False).eval())
         trajectory.learner = None  # free the memory of training
-        return _Snapshot(state, self._backend.fold(backbone.requires_grad_(False).eval()), trajectory)
+        return _Snapshot(state, backbone, trajectory)
 
     @property
     def _can_update_frozen(self) -> bool:
@@ -558,9 +562,8 @@ class IncrementalClassifier:
         kept = [place for place, name in enumerate(state.names) if name not in gone]
         if kept:
             self._check_supports("forget", "forget classes")
-        trajectory = self._trajectory(state)
-        learner = trajectory.learner
-        assert learner is not None
+        learner = self._for_training(state, with_published=False)
+        trajectory = self._trajectory(state, learner)
         positions = torch.tensor(kept, dtype=torch.int64, device=self.device)
         head: Any = learner.head
         head.select_classes(positions[positions < len(head.weight)])
@@ -574,7 +577,8 @@ class IncrementalClassifier:
             previous=None,
         )
         after = after if for_good else after.with_previous(state)
-        self._snapshot = self._for_serving(after, trajectory if kept else self._trajectory(after, learner))
+        changed = trajectory if kept else self._trajectory(after, learner)
+        self._snapshot = self._for_serving(after, changed, self._snapshot.backbone)
         return self
 
     def undo(self) -> IncrementalClassifier:
@@ -622,8 +626,8 @@ class IncrementalClassifier:
         new = [record for record in theirs.classes if record.name not in place]
         place |= {record.name: len(mine.classes) + index for index, record in enumerate(new)}
         positions = torch.tensor([place[name] for name in theirs.names], device=self.device)
-        trajectory = self._trajectory(mine)
-        trajectory.merge(other._trajectory(theirs), positions)
+        trajectory = self._trajectory(mine, self._for_training(mine, with_published=False))
+        trajectory.merge(other._trajectory(theirs, other._for_training(theirs, with_published=False)), positions)
         more = {record.name: record.images for record in theirs.classes}
         table = tuple(replace(r, images=r.images + more.get(r.name, 0)) for r in mine.classes) + tuple(new)
         after = mine.updated(
@@ -633,7 +637,7 @@ class IncrementalClassifier:
             evidence=mine.evidence.merge(theirs.evidence),
             updates=mine.updates + theirs.updates,
         )
-        self._snapshot = self._for_serving(after.with_previous(mine))
+        self._snapshot = self._for_serving(after.with_previous(mine), trajectory, self._snapshot.backbone)
         return self
 
     def _check_mergeable(self, other: IncrementalClassifier) -> None:

@@ -32,6 +32,7 @@ WARMEST = 4.5  # the temperature is at most the margin of a class mean divided b
 ONE_EACH = 10.0  # divisor of that margin if no class has a second image, chosen on training images
 OF_DISTANCE = 0.2  # share of rejected known images that distance rejects, chosen on training images
 _MOST = 2000  # classes of which all pairs are compared
+_MOST_SCORES = 2**24  # scores of training images: 80 images of each of 450 classes
 
 
 @dataclass(frozen=True)
@@ -88,12 +89,17 @@ NO_EVIDENCE = Evidence()
 def gather(
     classifier: SharedCovariance, features: Tensor, labels: Tensor
 ) -> tuple[Evidence, dict[int, tuple[int, int]]]:
-    """Return the sums over mapped training features (n, dim), and (correct, all) images of each class.
+    """Return the sums over training features (n, dim), and (correct, all) images of each class.
 
-    Classes of one image are left out, since nothing is known of them without it.
+    Classes of one image are left out, since nothing is known of them without it. At most `_MOST_SCORES` are computed:
+    of more images with more classes, images at equal distances in the order of classes are scored.
     """
-    known = classifier.stats.count[labels] > 1
-    features, labels = features[known], labels[known]
+    rows = (classifier.stats.count[labels] > 1).nonzero()[:, 0]
+    most = max(ENOUGH, _MOST_SCORES // max(1, len(classifier.stats)))
+    if len(rows) > most:
+        spread = torch.arange(most, device=rows.device) * len(rows) // most
+        rows = rows[labels[rows].argsort(stable=True)[spread]]
+    labels = labels[rows]
     if len(classifier.stats) < 2 or len(labels) == 0:
         return Evidence(), {}
     there, row = labels.unique(return_inverse=True)
@@ -101,7 +107,8 @@ def gather(
     distances = classifier.metric.distances(classifier.stats)
     right, (margin, familiarity, distance) = torch.empty_like(labels, dtype=torch.bool), delta.new_empty(3, len(labels))
     for part in torch.arange(len(labels), device=labels.device).split(_rows(classifier)):
-        scores, novelty = classifier.leave_one_out(features[part], labels[part], distances)
+        mapped = classifier.feature_maps[0](features[rows[part]], ()).to(DTYPE)
+        scores, novelty = classifier.leave_one_out(mapped, labels[part], distances)
         own, other = (scores.gather(1, of[part, None])[:, 0] for of in (labels, rival))
         right[part], margin[part] = scores.argmax(1) == labels[part], own - other
         familiarity[part], distance[part] = novelty

@@ -14,7 +14,6 @@ from torch.nn.functional import normalize
 
 from efcil.accel.backend import Backend
 from efcil.classifiers.shared_covariance import SharedCovariance
-from efcil.core.linear_algebra import DTYPE
 from efcil.data.dataset import ImageSet
 from efcil.data.preprocessing import Preprocessing
 from efcil.features import TaskFeatures
@@ -163,8 +162,7 @@ def _gathered(trajectory: Trajectory, features: TaskFeatures, batch: UpdateBatch
     assert classifier is not None
     evidence, recall = plan.evidence, dict[int, tuple[int, int]]()
     if batch.val_fraction:
-        mapped = classifier.feature_maps[0](features.new(), ()).to(DTYPE)
-        found, recall = gather(classifier, mapped, features.labels)
+        found, recall = gather(classifier, features.new(), features.labels)
         evidence = evidence.merge(found)
     return UpdateResult(recall, temperature_of(classifier, evidence), plan.calibration_offset, evidence)
 
