@@ -6,6 +6,7 @@ import datetime
 import errno
 import functools
 import io
+import itertools
 import json
 import math
 import os
@@ -175,6 +176,17 @@ def test_it_learns_class_after_class_and_keeps_the_old_ones():
         oldest.append(right[data.test.labels < 2].mean())
     assert np.mean(found) > 0.7
     assert np.mean(oldest) >= 0.5, "the oldest too"
+
+
+def test_probabilities_sum_to_one_whatever_the_features(model):
+    """Before: NaN where a score divided by the temperature was infinite."""
+    features = torch.from_numpy(model.embed(DATA.test.images))
+    for temperature, weight, scale in itertools.product((1e-12, 1.0, 1e12), (1.0, 1e260), (0.0, 1e-38, 1.0, 1e38)):
+        snapshot = copy.deepcopy(model._snapshot)
+        snapshot.trajectory.parts[model.method].classifier.weight *= weight
+        snapshot = dataclasses.replace(snapshot, state=snapshot.state.updated(temperature=temperature))
+        proba = model._scored(snapshot, (features * scale).nan_to_num())
+        assert np.allclose(proba.sum(1), 1, atol=1e-12), (temperature, weight, scale)
 
 
 def test_answers_have_their_shapes(model):

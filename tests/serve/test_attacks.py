@@ -107,7 +107,7 @@ CHARSETS += ("mbcs", "oem", "none", "../../etc/passwd", '"quoted; x"', "%s", "ut
 
 
 @pytest.mark.parametrize("charset", CHARSETS)
-def test_forms_are_utf_8(reader, charset):
+def test_forms_are_utf_8(reader, drawn, charset):
     """Before: punycode stopped the event loop for two minutes; idna and undefined were a 500."""
     body = b'--b\r\nContent-Disposition: form-data; name="%b"\r\n\r\n' % (b"a-" * 200_000 + b"z" * 200_000)
     kind = f"multipart/form-data; charset={charset}; boundary=b".encode("utf-8", "replace")
@@ -116,6 +116,11 @@ def test_forms_are_utf_8(reader, charset):
     assert answer.status_code in (400, 415)
     assert time.monotonic() - began < QUICK
     assert len(answer.content) < 1000
+    head = b'--b\r\nContent-Disposition: form-data; name="files"; filename="1.png"\r\n\r\n'
+    sound = head + drawn["0"][0] + b"\r\n--b--\r\n"
+    assert reader.post("/predict", content=sound, headers={"content-type": kind}).status_code == 415
+    usual = {"content-type": "multipart/form-data; charset=UTF-8; boundary=b"}
+    assert reader.post("/predict", content=sound, headers=usual).status_code == 200
 
 
 def header_variants():
@@ -215,6 +220,8 @@ def test_names_and_fields_have_a_length(reader, drawn):
         ):
             assert answer.status_code in (400, 404, 413, 422), answer.text
             assert len(answer.content) < 1000
+    long = reader.post("/teach", data={"label": "9", "epochs": "1" * 5000}, files=as_files([good]), headers=AUTH)
+    assert long.status_code == 413, "before it is understood"
     assert reader.get("/jobs").json()["jobs"] == []
 
 

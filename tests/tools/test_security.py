@@ -277,6 +277,6 @@ def test_every_threat_names_tests_that_exist(name):
 
 
 def test_a_threat_without_a_test_is_seen():
-    text = "| threat | defence | code | tests |\n|---|---|---|---|\n| fire | water | `x.py` | soon |\n"
+    text = "| threat | defense | code | tests |\n|---|---|---|---|\n| fire | water | `x.py` | soon |\n"
     assert unheld(text) == ["no test: fire"]
     assert unheld("`tests/tools/test_security.py::test_nowhere`") == ["tests/tools/test_security.py::test_nowhere"]
