@@ -20,7 +20,7 @@ from efcil.data.preprocessing import Preprocessing
 from efcil.errors import ConfigError, MissingPackageError, ModelError
 from efcil.models import pretrained
 from efcil.product import IncrementalClassifier, classifier, inputs
-from efcil.product.evidence import expected_errors, gather, temperature
+from efcil.product.evidence import expected_confusions, expected_errors, gather, temperature
 from efcil.product.model_config import Request
 from efcil.training.trainer import Trainer
 from messages import raises
@@ -195,6 +195,11 @@ def test_what_to_expect_is_told_for_all_classes_as_they_are_now(many):
     for name, other, share in model.summary()["confused"]:
         assert name != other
         assert share >= 1
+    matrix = model.summary()["confusions"]
+    assert sorted(matrix["classes"]) == sorted(KINDS)
+    shares = np.array(matrix["percent"])
+    np.testing.assert_allclose(shares.sum(1), 100, atol=0.5)
+    assert shares.diagonal().tolist() == [rows[name]["expected"] for name in matrix["classes"]]
 
 
 def test_pictures_of_the_classes_are_turned_away_as_often_as_was_asked_for(many):
@@ -229,6 +234,11 @@ def test_features_of_no_class_are_told_apart_and_probabilities_come_true():
     accuracy = (logits.argmax(1) == labels[new]).double().mean()
     foretold = (1 - expected_errors(classifier, evidence)).prod(1).mean()
     assert abs(foretold - accuracy) < 0.06
+    shares = expected_confusions(classifier, evidence)
+    torch.testing.assert_close(shares.sum(1), torch.ones(6, dtype=shares.dtype))
+    torch.testing.assert_close(shares.diag().mean(), foretold)
+    counts = torch.zeros(6, 6).index_put_((labels[new], logits.argmax(1)), torch.ones(len(x[new])), accumulate=True)
+    assert (shares - counts / 260).abs().max() < 0.15, "close to what is counted on new ones"
     assert abs(sum(good for good, _ in right.values()) / 240 - accuracy) < 0.06
     sure = torch.softmax(logits / temperature(classifier, evidence), 1)
     assert abs(sure.max(1).values.mean() - accuracy) < 0.06, "as sure as it is right"

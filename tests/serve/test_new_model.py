@@ -46,6 +46,32 @@ def test_the_first_teaching_makes_the_model(tmp_path):
     assert IncrementalClassifier.load(place, device="cpu").classes_.tolist() == ["red", "blue"]
 
 
+def test_estimated_confusions_are_those_of_the_present_model(tmp_path):
+    """They follow every change; classes of few images have none."""
+    colors = {"<i>red": (200, 60, 60), "blue": (60, 60, 200), "green": (60, 200, 60)}
+    model = IncrementalClassifier(device="cpu", progress=False)
+    model.learn([p for color in colors.values() for p in drawn(color, 10)], [n for n in colors for _ in range(10)])
+    model.learn(drawn((90, 90, 90), 9), ["few"] * 9).save(tmp_path / "model")
+    service = Service(tmp_path / "model", device="cpu", teach_threads=1)
+    with TestClient(create_app(service, TOKEN), "http://127.0.0.1") as client:
+
+        def confusions():
+            return client.get("/classes").json()["confusions"]
+
+        found = confusions()
+        assert (sorted(found["classes"]), found["estimated"], found["unknown"]) == (sorted(colors), 3, None)
+        rows = np.array(found["percent"])
+        assert rows.shape == (3, 3)
+        assert ((rows >= 0) & (rows <= 100)).all()
+        assert (rows.sum(1) <= 100.2).all(), "the rest goes to the class of few images"
+        assert client.post("/forget", json={"classes": ["green"]}, headers=AUTH).status_code == 200
+        assert sorted(confusions()["classes"]) == ["<i>red", "blue"]
+        assert client.post("/forget", json={"classes": ["blue"]}, headers=AUTH).status_code == 200
+        assert confusions() == {"classes": [], "percent": [], "estimated": 0, "unknown": "few images"}
+        assert client.post("/forget", json={"classes": ["few"]}, headers=AUTH).status_code == 200
+        assert confusions()["unknown"] == "few classes"
+
+
 def test_the_command_says_that_there_are_no_classes_yet(tmp_path):
     with Served(tmp_path / "new") as served:
         assert "no classes yet" in served.line

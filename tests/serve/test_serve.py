@@ -367,15 +367,14 @@ def test_an_unforeseen_error_is_json_without_its_words(model, drawn, monkeypatch
 
 
 def test_health_classes_and_jobs(reader):
-    assert reader.get("/health").json() == {
-        "status": "ok",
-        "model": shown(3, 1),
-        "job": None,
-    }
+    health = reader.get("/health").json()
+    assert health.pop("started").startswith("20")
+    assert health == {"status": "ok", "model": shown(3, 1), "job": None}
     found = reader.get("/classes").json()
     assert [row["name"] for row in found["classes"]] == KNOWN
     assert all(row["images"] == 12 and row["learned"] for row in found["classes"])
     assert all(len(pair) == 3 for pair in found["similar"])
+    assert found["confusions"]["unknown"] == "not estimated", "its backbone was trained here"
     assert reader.get("/jobs").json() == {"jobs": []}
     answer = reader.get("/jobs/nothing")
     assert answer.status_code == 404

@@ -27,7 +27,8 @@ from efcil.methods import METHODS
 from efcil.platform_support import memory
 from efcil.product import model_directory
 from efcil.product.calibration import CalibrationOffset
-from efcil.product.evidence import ENOUGH, Evidence, expected_errors
+from efcil.product.confusions import confusion_matrix, most_confused
+from efcil.product.evidence import ENOUGH, Evidence, expected_confusions
 from efcil.product.evidence import temperature as temperature_of
 from efcil.product.inputs import BATCH, CHANNELS, Images, map_labeled_images, read_images, read_labeled_images
 from efcil.product.model_config import TEACHABLE, Adapt, ModelConfig, Request, resolve
@@ -54,7 +55,6 @@ from efcil.trajectory import Trajectory
 
 REJECTED = ""
 FEW = 30  # pictures of a class: with fewer, adapting a pretrained backbone loses (results/benchmarks.jsonl)
-LEAST_CONFUSED = 0.01  # share of the images of a class that is worth telling
 SIMILAR = 10  # number of class pairs in a summary
 SIMILAR_ROWS = 512  # classes compared with all at once
 _UNFIT = (KeyError, RuntimeError, EfcilError, TypeError, ValueError, IndexError, AttributeError)
@@ -684,6 +684,8 @@ class IncrementalClassifier:
     def summary(self) -> dict[str, Any]:
         """Return a summary of the model as plain values."""
         snapshot = self._snapshot
+        shares = _expected(snapshot)
+        records = snapshot.state.classes
         return {
             "format": model_directory.FORMAT,
             "method": self.method,
@@ -691,11 +693,12 @@ class IncrementalClassifier:
             "frozen": snapshot.state.frozen,
             "size": self.size,
             "dim": self.dim,
-            "classes": _described(snapshot),
+            "classes": _described(snapshot, shares),
             "updates": snapshot.state.updates,
             "bytes": snapshot.state.size,
             "similar": _similar(snapshot),
-            "confused": _confused(snapshot),
+            "confused": most_confused(records, shares),
+            "confusions": confusion_matrix(records, shares),
         }
 
     # --- saving and loading -------------------------------------------------------------------------------------------
@@ -810,33 +813,21 @@ def _table(state: State, names: list[str], new: list[str], learned: UpdateResult
     return tuple(table)
 
 
-def _errors(snapshot: _Snapshot) -> Tensor | None:
-    """Return the estimated rate at which the current model confuses each class with each other one."""
+def _expected(snapshot: _Snapshot) -> Tensor | None:
+    """Return the estimated shares of each class's images by the class that the current model predicts."""
     discriminant = discriminant_of(snapshot.trajectory)
     if discriminant is None or not snapshot.state.frozen or not snapshot.state.classes:
         return None
-    return expected_errors(discriminant, snapshot.state.evidence)
+    return expected_confusions(discriminant, snapshot.state.evidence)
 
 
-def _described(snapshot: _Snapshot) -> list[dict[str, Any]]:
+def _described(snapshot: _Snapshot, shares: Tensor | None) -> list[dict[str, Any]]:
     """Return the class table, with the recall to expect now, in percent: None where too little is known."""
-    errors = _errors(snapshot)
-    expected = [None] * len(snapshot.state.classes) if errors is None else (100 * (1 - errors).prod(1)).tolist()
+    expected = [None] * len(snapshot.state.classes) if shares is None else (100 * shares.diag()).tolist()
     return [
         {**vars(record), "expected": None if share is None or record.images < ENOUGH else round(share, 1)}
         for record, share in zip(snapshot.state.classes, expected, strict=True)
     ]
-
-
-def _confused(snapshot: _Snapshot) -> list[list[Any]]:
-    """Return the most frequent estimated confusions: (class, predicted class, percent of its images)."""
-    errors = _errors(snapshot)
-    if errors is None:
-        return []
-    names, k = snapshot.state.names, len(errors)
-    values, places = errors.flatten().topk(min(SIMILAR, k * (k - 1)))
-    found = zip(values.tolist(), places.tolist(), strict=True)
-    return [[names[i // k], names[i % k], round(100 * share, 1)] for share, i in found if share >= LEAST_CONFUSED]
 
 
 def _similar(snapshot: _Snapshot) -> list[list[Any]]:

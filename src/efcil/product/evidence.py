@@ -31,7 +31,7 @@ PRIOR = (4.0, -1.0, 2.0)  # prior of the residuals: number of images, mean, stan
 WARMEST = 4.5  # the temperature is at most the margin of a class mean divided by this
 ONE_EACH = 10.0  # divisor of that margin if no class has a second image, chosen on training images
 OF_DISTANCE = 0.2  # share of rejected known images that distance rejects, chosen on training images
-_MOST = 2000  # classes of which all pairs are compared
+MOST = 2000  # classes of which all pairs are compared
 _MOST_SCORES = 2**24  # scores of training images: 80 images of each of 450 classes
 
 
@@ -147,13 +147,13 @@ def class_margins(classifier: SharedCovariance) -> Tensor:
 def temperature(classifier: SharedCovariance, evidence: Evidence) -> float:
     """Return the temperature that calibrates the probabilities.
 
-    With more than `_MOST` classes a spread-out subset is compared with all, which takes time linear in classes.
+    With more than `MOST` classes a spread-out subset is compared with all, which takes time linear in classes.
     """
     k = len(classifier.means)
     if k < 2:
         return 1.0
     every = torch.arange(k, device=classifier.means.device)
-    delta, _ = class_rivals(classifier, every if k <= _MOST else spread_out(classifier.means, _rows(classifier)))
+    delta, _ = class_rivals(classifier, every if k <= MOST else spread_out(classifier.means, _rows(classifier)))
     delta = delta[delta > 0].to(DTYPE)
     if len(delta) == 0:
         return 1.0
@@ -166,8 +166,22 @@ def temperature(classifier: SharedCovariance, evidence: Evidence) -> float:
 
 def expected_errors(classifier: SharedCovariance, evidence: Evidence) -> Tensor | None:
     """Return the estimated rate at which each class is confused with each other one, (k, k); None if unknown."""
-    if not 2 <= len(classifier.means) <= _MOST or evidence.images < ENOUGH:
+    if not 2 <= len(classifier.means) <= MOST or evidence.images < ENOUGH:
         return None
     mean, deviation = evidence.spread
     delta = class_margins(classifier).clamp_min(0)
     return torch.special.ndtr(-((delta / 2).sqrt() + mean) / deviation).fill_diagonal_(0)
+
+
+def expected_confusions(classifier: SharedCovariance, evidence: Evidence) -> Tensor | None:
+    """Return the estimated shares of each class's images by predicted class, (k, k); None if unknown.
+
+    The diagonal is the expected recall, the product of 1 - `expected_errors`; the other images are divided in
+    proportion to these errors. Each row sums to 1.
+    """
+    errors = expected_errors(classifier, evidence)
+    if errors is None:
+        return None
+    recall = (1 - errors).prod(1)
+    total = errors.sum(1).clamp_min(torch.finfo(errors.dtype).tiny)
+    return errors * ((1 - recall) / total)[:, None] + recall.diag()

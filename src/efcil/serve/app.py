@@ -188,13 +188,13 @@ def _add_reading(app: FastAPI, service: Service) -> None:
     async def health() -> Health:
         """Return the status of the service and its model."""
         job = service.jobs.running
-        return Health(status="ok", model=_model(service), job=job.id if job else None)
+        return Health(status="ok", started=service.started, model=_model(service), job=job.id if job else None)
 
     @app.get("/classes", tags=["state"])
     async def classes() -> Classes:
-        """List the classes with counts, dates and recall, and the most similar pairs."""
+        """List the classes with counts, dates and recall, the most similar pairs, and estimated confusions."""
         summary = service.store.current.summary
-        return Classes.model_validate({key: summary[key] for key in ("classes", "similar")})
+        return Classes.model_validate({key: summary[key] for key in ("classes", "similar", "confusions")})
 
     @app.get("/metrics", tags=["state"], response_class=PlainTextResponse)
     async def counts() -> PlainTextResponse:

@@ -32,6 +32,7 @@ class Health(BaseModel):
     """Status of the service and its model."""
 
     status: Literal["ok"]
+    started: str = Field(description="When the service was started, ISO 8601.")
     model: Model
     job: str | None = Field(description="Id of the running update job.")
 
@@ -46,11 +47,23 @@ class ClassRow(BaseModel):
     checked: int | None = Field(default=None, description="Number of these images, where it is known.")
 
 
+class Confusions(BaseModel):
+    """Estimated confusions of the present model, without those of classes with few images."""
+
+    classes: list[str] = Field(description="The classes that are confused most, at most 20, the most confused first.")
+    percent: list[list[float]] = Field(description="Percent of a class's images (row) by predicted class (column).")
+    estimated: int = Field(description="Number of classes with an estimate.")
+    unknown: Literal["few classes", "few images", "not estimated"] | None = Field(
+        description="Reason if there is no estimate."
+    )
+
+
 class Classes(BaseModel):
-    """All classes and the most similar pairs."""
+    """All classes, the most similar pairs and estimated confusions."""
 
     classes: list[ClassRow]
     similar: list[tuple[str, str, float]] = Field(description="Most similar pairs with the cosine of their means.")
+    confusions: Confusions
 
 
 class Choice(BaseModel):

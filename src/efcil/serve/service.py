@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,7 @@ class Service:
     ):
         """Load the model; `decoders` are started and ended by whoever gives them."""
         found = cores()
+        self.started = datetime.now(UTC).isoformat(timespec="seconds")
         self.limits, self.metrics, self.store = limits or Limits(), Metrics(), ModelStore(directory, device)
         self.jobs = Jobs(self.store, self.metrics, teach_threads or max(1, found // 2))
         largest = LARGEST_BATCH.get(self.store.current.model.device.type, LARGEST_ELSEWHERE)

@@ -519,15 +519,134 @@ def test_nothing_is_taught_yet(page, standin, red, greens):
 
 def test_names_are_text_and_never_markup(page, standin, tmp_path):
     name = "<img src=x onerror=\"document.title='run'\"> & “quotes”"
-    standin.classes.append(Known(name, (10.0, 250.0, 10.0), 8, "2026-11-03", 80.0))
+    standin.classes.append(Known(name, (10.0, 250.0, 10.0), 12, "2026-11-03", 80.0))
     standin.version += 1
     page.wait(lambda: name in page.names())
+    assert name in confusions(page)[0]
     page.ask(picture(tmp_path / "<b onclick=x>bold.png", (10, 250, 10)))
     assert page.answers()[0][:2] == ("<b onclick=x>bold.png", name)
     page.click("#table tbody tr:first-child [data-forget]")
     assert name in page.text("#ask-dialog-title")
     assert page.js("return document.title") == "Picture classes"
     assert page.js("return document.querySelectorAll('main img[src=x], main b[onclick]').length") == 0
+
+
+# ---- the estimated confusions
+
+MIXED = """
+return [...document.querySelectorAll("#mixed-picture tr")].map((line) =>
+  [...line.cells].map((cell) => [cell.tagName, cell.scope || "", cell.textContent, cell.title]));
+"""
+
+
+def confusions(page):
+    """The names above and beside the table, and {(class, answer): percent} as it is shown."""
+    head, *lines = page.js(MIXED)
+    above, beside = [cell[2] for cell in head[1:]], [line[0][2] for line in lines]
+    assert all(cell[:2] == ["TH", "col"] for cell in head[1:])
+    assert all(line[0][:2] == ["TH", "row"] for line in lines)
+    shares = {}
+    for name, line in zip(beside, lines, strict=True):
+        for other, (_, _, text, title) in zip(above, line[1:], strict=True):
+            assert title.endswith(f"% of {name} as {other}")
+            shares[name, other] = int(text or 0)
+    assert above == beside
+    return above, shares
+
+
+def test_confusions_are_estimated_shown_and_never_of_an_earlier_model(page, standin, greens):
+    banana = standin.classes[1]
+    names, shares = confusions(page)
+    assert names == ["apple", "plum"]
+    assert "Estimated from the learned pictures, not counted on new ones" in page.text("#mixed-note")
+    assert "1 class of fewer than ten pictures is left out." in page.text("#mixed-note")
+    banana.images, banana.color, standin.version = 10, (190.0, 40.0, 50.0), 2
+    page.wait(lambda: confusions(page)[0] == ["apple", "banana", "plum"])
+    shares = confusions(page)[1]
+    found = standin.confusions()
+    for one, row in zip(found["classes"], found["percent"], strict=True):
+        for other, share in zip(found["classes"], row, strict=True):
+            assert shares[one, other] == int(share)
+    assert shares["apple", "banana"] > 20
+    assert page.texts("#mixed-list li")[0] == f"{shares['apple', 'banana']}\xa0% of apple as banana"
+    page.teach("lime", greens, token="secret")
+    page.wait(lambda: page.job() == "done")
+    assert "lime" in confusions(page)[0]
+    page.click("#undo")
+    page.click("#ask-dialog [type=submit]")
+    page.wait(lambda: "lime" not in page.names())
+    assert confusions(page)[0] == ["apple", "banana", "plum"]
+    for name, why in (("banana", None), ("plum", "Teach at least two classes")):
+        page.click(f"[data-forget={name}]")
+        page.click("#ask-dialog [type=submit]")
+        page.wait(lambda name=name: name not in page.names())
+        if why is None:
+            assert confusions(page)[0] == ["apple", "plum"]
+    assert page.text("#mixed-note").startswith(why)
+    assert page.all("#mixed-picture *") == []
+    assert not page.shown("#mixed-details")
+
+
+def test_a_server_that_is_started_again_with_other_names_is_noticed(page, standin):
+    """Its model has the same number: a name was changed while it was away for a moment."""
+    standin.classes[0].name, standin.started = "pear", "2026-11-15T12:00:00+00:00"
+    page.wait(lambda: "pear" in page.names())
+    assert confusions(page)[0] == ["pear", "plum"]
+
+
+def test_an_answer_that_comes_late_does_not_replace_a_newer_one(page, standin):
+    late = """
+    const real = window.fetch;
+    window.fetch = async (path, options) => {
+      const answer = await real(path, options);
+      if (path === "classes" && !window.held) {
+        window.held = true;
+        await new Promise((resolve) => { window.letGo = resolve; });
+      }
+      return answer;
+    };
+    loadClasses();
+    """
+    page.js(late)
+    page.wait(lambda: page.js("return Boolean(window.letGo)"))
+    standin.forget(["plum"])
+    page.js("return loadClasses()")
+    page.wait(lambda: page.names() == ["banana", "apple"])
+    page.js("letGo()")
+    time.sleep(0.3)
+    assert page.names() == ["banana", "apple"]
+    assert page.text("#mixed-note").startswith("Too few pictures")
+
+
+@pytest.mark.parametrize(("number", "width"), [(3, 320), (60, 360), (60, 390), (200, 1280), (200, 2560)])
+def test_confusions_of_many_classes_fit_and_are_the_largest(page, standin, number, width):
+    standin.classes = [*some_classes(number), Known("W" * 90, (1.0, 2.0, 3.0), 12, "2026-11-14", 100.0)]
+    page.open(width)
+    found = standin.confusions()
+    names, _ = confusions(page)
+    assert sorted(names) == sorted(found["classes"][: len(names)])
+    assert 2 <= len(names) <= 20
+    if width > 1000 and number > 100:
+        assert len(names) > 14
+    if len(names) < found["estimated"]:
+        assert f"Shown are the {len(names)} of {found['estimated']} classes" in page.text("#mixed-note")
+    assert page.js("return document.documentElement.scrollWidth <= document.documentElement.clientWidth")
+    inside = """
+    const {left, right} = document.getElementById("mixed-picture").getBoundingClientRect();
+    return [...document.querySelectorAll("#mixed-picture tbody td")].every((cell) => {
+      const r = cell.getBoundingClientRect();
+      return r.left >= left - 3 && r.right <= right + 3 && r.width >= 20 && cell.scrollWidth <= cell.clientWidth;
+    });
+    """
+    assert page.js(inside)
+
+
+def test_a_model_without_an_estimate_says_so(page, standin, monkeypatch):
+    none = {"classes": [], "percent": [], "estimated": 0, "unknown": "not estimated"}
+    monkeypatch.setattr(standin, "confusions", lambda: none)
+    standin.version += 1
+    page.wait(lambda: page.text("#mixed-note") == "This model has no estimate of it.")
+    assert page.all("#mixed-picture *") == []
 
 
 # ---- the picture of look-alikes
@@ -683,6 +802,7 @@ def test_every_control_has_a_name(page, standin, red, greens):
         ("textbox", "Name of the class"),
         ("region", "What is in the picture?"),
         ("table", "Classes"),
+        ("table", "Which classes are mixed up"),
         ("button", "Teach with red.png"),
         ("button", "Remove green-00.png"),
         ("button", "Forget plum"),
@@ -692,7 +812,10 @@ def test_every_control_has_a_name(page, standin, red, greens):
 
 
 CONTRAST = """
-const channels = (text) => text.match(/[\\d.]+/g).map(Number);
+const channels = (text) => {
+  const found = text.match(/[\\d.]+/g).map(Number);
+  return text.startsWith("color(srgb") ? found.map((value, index) => (index < 3 ? 255 * value : value)) : found;
+};
 const linear = (v) => (v / 255 <= 0.03928 ? v / 255 / 12.92 : ((v / 255 + 0.055) / 1.055) ** 2.4);
 const light = ([r, g, b]) => 0.2126 * linear(r) + 0.7152 * linear(g) + 0.0722 * linear(b);
 const behind = (e) => {

@@ -72,6 +72,34 @@ def test_ask_teach_forget_and_undo_with_the_real_service(driver, served, model, 
     assert page.errors() == []
 
 
+def test_from_an_empty_start_to_three_classes_and_their_confusions(driver, tmp_path):
+    """With the model that the first teaching makes; the estimates follow each change."""
+    with Served(tmp_path / "new") as served:
+        page = Page(driver, str(served.http.base_url)).open(width=390, height=800)
+        assert page.text("#mixed-note").startswith("Teach at least two classes")
+        for name in COLORS:
+            page.type("#name", name)
+            page.one("#teach-files").send_keys("\n".join(map(str, draw(tmp_path, name, 12))))
+            if name != "green":
+                page.click("#teach-next")
+        page.click("#teach-go")
+        page.wait(lambda: page.shown("#token-dialog"))
+        page.type("#token", TOKEN + "\n")
+        page.wait(lambda: page.job() in ("done", "failed"), seconds=240)
+        assert page.text("#job-title") == "3 classes are learned"
+        rows = "return [...document.querySelectorAll('#mixed-picture tbody th')].map((e) => e.textContent)"
+        assert page.js(rows) == ["blue", "green", "red"]
+        expected = served.http.get("/classes").json()["confusions"]
+        recall = {name: expected["percent"][place][place] for place, name in enumerate(expected["classes"])}
+        assert page.texts("#mixed-picture .right") == [str(int(recall[name])) for name in ("blue", "green", "red")]
+        assert page.js("return document.documentElement.scrollWidth <= innerWidth")
+        page.click("#undo")
+        page.click("#ask-dialog [type=submit]")
+        page.wait(lambda: page.names() == [])
+        assert page.all("#mixed-picture *") == []
+        assert page.errors() == []
+
+
 def test_teaching_is_stopped_in_the_real_service(driver, served, tmp_path):
     page = Page(driver, str(served.http.base_url)).open()
     before = page.names()

@@ -71,6 +71,7 @@ class StandIn:
     delay: float = 0.0  # before /predict answers
     requests: list[str] = field(default_factory=list)  # "POST /teach", in their order
     version: int = 1
+    started: str = "2026-11-15T11:00:00+00:00"
     jobs: dict[str, dict[str, Any]] = field(default_factory=dict)
     before: list[Known] | None = None
     port: int = 0
@@ -129,6 +130,26 @@ class StandIn:
                 pairs.append([other.name, one.name, round(dot / max(norm, 1e-9), 4)])
         return sorted(pairs, key=lambda pair: -pair[2])[:most]
 
+    def confusions(self) -> dict[str, Any]:
+        """Estimated confusions by the distance of colors, in the classes that have ten pictures."""
+        known = [one for one in self.classes if one.images >= 10]
+        if len(known) < 2:
+            why = "few images" if len(self.classes) > 1 else "few classes"
+            return {"classes": [], "percent": [], "estimated": 0, "unknown": why}
+
+        def likeness(one: Known, other: Known) -> float:
+            return math.exp(-math.dist(one.color, other.color) / 30)
+
+        nearest = {one.name: max(likeness(one, other) for other in known if other is not one) for one in known}
+        known = sorted(known, key=lambda one: -nearest[one.name])
+        rows = [[likeness(one, other) for other in known] for one in known[:20]]
+        return {
+            "classes": [one.name for one in known[:20]],
+            "percent": [[round(100 * value / sum(row), 1) for value in row[:20]] for row in rows],
+            "estimated": len(known),
+            "unknown": None,
+        }
+
     def answer(self, picture: bytes, name: str, top: int) -> dict[str, Any]:
         """One prediction, or the error that its picture deserves."""
         try:
@@ -151,6 +172,7 @@ class StandIn:
         job = next((job["id"] for job in self.jobs.values() if job["status"] in ("queued", "running")), None)
         return {
             "status": "ok",
+            "started": self.started,
             "model": {
                 "name": "fruit",
                 "classes": len(self.classes),
@@ -168,6 +190,7 @@ class StandIn:
         return {
             "classes": [{key: getattr(known, key) for key in keys} for known in self.classes],
             "similar": self.similar(),
+            "confusions": self.confusions(),
         }
 
     def predict(self, parts: list[tuple[str, str | None, bytes]], top: int) -> dict[str, Any]:

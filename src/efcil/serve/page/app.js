@@ -10,9 +10,10 @@ const JUNK = /^(\..*|thumbs\.db|desktop\.ini)$/i; // what file managers leave in
 
 const state = {
   online: null, // not known yet
-  version: null, // of the model whose classes are shown
+  version: null, // of the model whose classes are shown, with the start of its server
   classes: null,
   similar: [],
+  confusions: null,
   sort: { key: "learned", rises: false },
   all: false, // every class, not the first rows
   job: null, // the teaching that runs; its id is null while pictures are sent
@@ -198,8 +199,8 @@ async function checkHealth() {
     const health = await call("health");
     const back = state.online !== true;
     setOnline(true);
-    if (back || health.model.version !== state.version) await loadClasses();
-    state.version = health.model.version;
+    const version = `${health.started} ${health.model.version}`; // a server counts from 1 when it is started again
+    if ((back || version !== state.version) && (await loadClasses())) state.version = version;
     showModel(health.model);
     if (health.job && !state.job && health.job !== state.ended) follow(health.job);
     if (back && retryLater.length) ask(retryLater.splice(0));
@@ -868,17 +869,25 @@ $("job-close").addEventListener("click", () => {
 
 // ---- the classes ----------------------------------------------------------------------------------------------------
 
+let loading = 0;
+
+/** Show the classes as they are now; whether they could be read. */
 async function loadClasses() {
+  const turn = ++loading;
   const answer = await call("classes").catch((error) => { report(error, "The classes could not be read: "); });
-  if (!answer) return;
+  if (!answer || turn !== loading) return false; // what was asked for later is newer
   state.classes = answer.classes;
   state.similar = answer.similar ?? [];
+  state.confusions = answer.confusions;
   $("classes").classList.remove("loading");
   showClasses();
+  $("mixed").hidden = false;
+  drawMixed();
   drawAlike();
   showAskNote();
   showName();
   showStatus();
+  return true;
 }
 
 const byName = (a, b) => a.name.localeCompare(b.name, undefined, { numeric: true, sensitivity: "base" });
@@ -1013,6 +1022,74 @@ $("more").addEventListener("click", () => {
   state.all = !state.all;
   showClasses();
 });
+
+// ---- which classes are mixed up -------------------------------------------------------------------------------------
+
+const UNKNOWN = {
+  "few classes": "Teach at least two classes to see which ones are mixed up.",
+  "few images": "Too few pictures to estimate this. It takes at least ten of each of two classes.",
+  "not estimated": "This model has no estimate of it.",
+};
+
+/** The estimated confusions: a table of as many classes as fit, and the pairs as a list. */
+function drawMixed() {
+  const { classes: names, percent: shares, estimated, unknown } = state.confusions;
+  const pairs = names.flatMap((name, row) => names.map((other, column) => [name, other, shares[row][column] / 100]));
+  const wrong = pairs.filter(([name, other, share]) => name !== other && share >= 0.01).sort((a, b) => b[2] - a[2]);
+  const listed = wrong.slice(0, PAIRS).map(([name, other, share]) => make("li", "", `${percent(share)} of ${name} as ${other}`));
+  $("mixed-list").replaceChildren(...listed);
+  $("mixed-details").hidden = !wrong.length;
+  if (unknown) {
+    $("mixed-note").textContent = UNKNOWN[unknown];
+    return $("mixed-picture").replaceChildren();
+  }
+  const width = $("mixed-picture").clientWidth;
+  const pen = make("canvas").getContext("2d");
+  pen.font = getComputedStyle($("mixed-picture")).font;
+  const widest = Math.max(...names.map((name) => pen.measureText(name).width));
+  const first = Math.ceil(Math.min(180, width * 0.32, widest + 12)); // for the names of the rows
+  const fitting = Math.max(2, Math.floor((width - first) / 30));
+  const shown = names.slice(0, fitting).sort((a, b) => byName({ name: a }, { name: b }));
+  const few = state.classes.length - estimated;
+  $("mixed-note").textContent = [
+    "Estimated from the learned pictures, not counted on new ones:",
+    "of 100 pictures of a row’s class, how many would get the name of the column. Empty: under 1.",
+    shown.length < estimated ? `Shown are the ${shown.length} of ${classes(estimated)} that are mixed up most.` : "",
+    few ? `${classes(few)} of fewer than ten pictures ${few === 1 ? "is" : "are"} left out.` : "",
+  ].filter(Boolean).join(" ");
+  const table = make("table");
+  table.setAttribute("aria-labelledby", "mixed-title");
+  table.setAttribute("aria-describedby", "mixed-note");
+  const side = Math.min(56, (width - first) / shown.length);
+  table.style.width = `${first + side * shown.length}px`;
+  const label = make("col");
+  label.style.width = `${first}px`;
+  table.append(label);
+  const above = table.createTHead().insertRow();
+  above.append(make("td"), ...shown.map((name) => mixedHead("col", name)));
+  const body = table.createTBody();
+  for (const name of shown) {
+    const line = body.insertRow();
+    line.append(mixedHead("row", name), ...shown.map((other) => {
+      const share = shares[names.indexOf(name)][names.indexOf(other)] / 100;
+      const box = make("td", name === other ? "right" : "wrong", share < 0.01 ? "" : String(Math.floor(share * 100 + 1e-9)));
+      box.title = `${percent(share)} of ${name} as ${other}`;
+      // Few errors must be seen, and 40 % of a color leave the number on it readable.
+      const strength = name === other ? 30 * share : share < 0.01 ? 0 : 10 + 30 * Math.min(1, share / 0.25);
+      box.style.setProperty("--strength", `${strength}%`);
+      return box;
+    }));
+  }
+  $("mixed-picture").replaceChildren(table);
+}
+
+function mixedHead(scope, name) {
+  const head = make("th");
+  head.scope = scope;
+  head.title = name;
+  head.append(make("span", "", name));
+  return head;
+}
 
 // ---- which classes look alike ---------------------------------------------------------------------------------------
 
@@ -1149,13 +1226,15 @@ function drawAlike() {
   }
 }
 
-let drawnWidth = 0;
-new ResizeObserver(([entry]) => {
-  const width = Math.round(entry.contentRect.width);
-  if (width === drawnWidth) return;
-  drawnWidth = width;
-  if (state.classes) drawAlike();
-}).observe($("alike-picture"));
+for (const [id, again] of [["alike-picture", drawAlike], ["mixed-picture", drawMixed]]) {
+  let drawn = 0;
+  new ResizeObserver(([entry]) => {
+    const width = Math.round(entry.contentRect.width);
+    if (width === drawn || !width) return;
+    drawn = width;
+    if (state.classes) again();
+  }).observe($(id));
+}
 
 keepToken(token());
 showStatus();
