@@ -1031,13 +1031,18 @@ const UNKNOWN = {
   "not estimated": "This model has no estimate of it.",
 };
 
+/** Percent of a confusion, rounded: nothing under 1, and 100 only if it is. */
+function rounded(share) {
+  return share < 0.01 ? "" : String(share < 1 ? Math.min(99, Math.round(100 * share)) : 100);
+}
+
 /** The estimated confusions: a table of as many classes as fit, and the pairs as a list. */
 function drawMixed() {
   const { classes: names, percent: shares, estimated, unknown } = state.confusions;
   const pairs = names.flatMap((name, row) => names.map((other, column) => [name, other, shares[row][column] / 100]));
   const wrong = pairs.filter(([name, other, share]) => name !== other && share >= 0.01).sort((a, b) => b[2] - a[2]);
-  const listed = wrong.slice(0, PAIRS).map(([name, other, share]) => make("li", "", `${percent(share)} of ${name} as ${other}`));
-  $("mixed-list").replaceChildren(...listed);
+  const said = ([name, other, share]) => `${rounded(share) || "under 1"}\u00a0% of ${name} as ${other}`;
+  $("mixed-list").replaceChildren(...wrong.slice(0, PAIRS).map((pair) => make("li", "", said(pair))));
   $("mixed-details").hidden = !wrong.length;
   if (unknown) {
     $("mixed-note").textContent = UNKNOWN[unknown];
@@ -1072,8 +1077,8 @@ function drawMixed() {
     const line = body.insertRow();
     line.append(mixedHead("row", name), ...shown.map((other) => {
       const share = shares[names.indexOf(name)][names.indexOf(other)] / 100;
-      const box = make("td", name === other ? "right" : "wrong", share < 0.01 ? "" : String(Math.floor(share * 100 + 1e-9)));
-      box.title = `${percent(share)} of ${name} as ${other}`;
+      const box = make("td", name === other ? "right" : "wrong", rounded(share));
+      box.title = said([name, other, share]);
       // Few errors must be seen, and 40 % of a color leave the number on it readable.
       const strength = name === other ? 30 * share : share < 0.01 ? 0 : 10 + 30 * Math.min(1, share / 0.25);
       box.style.setProperty("--strength", `${strength}%`);
