@@ -18,8 +18,9 @@ from typer.testing import CliRunner
 from efcil import IncrementalClassifier
 from efcil.cli import app
 from efcil.data import digits
+from efcil.errors import DataError
 from efcil.product.commands import change_lock
-from efcil.product.export import export_onnx
+from efcil.product.export import MOST, export_onnx
 from messages import assert_names
 
 pytestmark = pytest.mark.timeout(900)  # the first test waits for a process that loads torch
@@ -252,7 +253,7 @@ def test_int8_is_smaller_and_says_nearly_the_same(efcil, taught, lessons, tmp_pa
     agreement, compared = float(facts["agreement"]), int(facts["compared"])
     assert compared == len(files) // 2
     assert agreement >= 0.8
-    assert f"int8, {sizes['fp32'] / 1e6:.1f} MB in fp32; same answer as fp32 on {agreement:.1%} of {compared}" in out
+    assert f"int8, {sizes['fp32'] / 1e6:.1f} MB in fp32; same class as fp32 for {agreement:.1%} of {compared}" in out
 
 
 def test_int8_needs_pictures(efcil, taught, lessons, tmp_path):
@@ -262,6 +263,28 @@ def test_int8_needs_pictures(efcil, taught, lessons, tmp_path):
     assert code == 2
     assert_names(err, "int8", 8, 1)
     assert not (tmp_path / "m.onnx").exists()
+
+
+def test_an_export_needs_a_file_name(efcil, taught, tmp_path):
+    code, _, err = efcil("export", taught, "--onnx", tmp_path)
+    assert code == 2
+    assert_names(err, str(tmp_path), "is a directory", "model.onnx")
+
+
+def test_int8_reads_some_of_many_pictures(monkeypatch, taught, tmp_path):
+    """A folder may have more than memory holds; those that are read are spread over all."""
+
+    def read(pictures, _):
+        raise DataError(" ".join(map(str, pictures)))
+
+    monkeypatch.setattr("efcil.product.export.read_images", read)
+    model = IncrementalClassifier.load(taught, device="cpu")
+    with pytest.raises(DataError) as caught:
+        export_onnx(model, tmp_path / "m.onnx", [*range(10_000)])
+    read_at = [int(place) for place in str(caught.value).split()]
+    assert len(read_at) == MOST
+    assert (read_at[0], read_at[-1]) == (0, 9_999)
+    assert max(np.diff(read_at)) <= 21
 
 
 @pytest.mark.slow

@@ -32,6 +32,8 @@ from efcil.product.inputs import Images, read_images
 
 LEAST = 8
 """Pictures that int8 needs: half of them to calibrate, half to compare."""
+MOST = 500
+"""Pictures that are read at most, spread over all that are given."""
 BATCH = 16
 
 
@@ -50,8 +52,8 @@ class Export:
         if self.agreement is None:
             return text
         return (
-            f"{text}: int8, {self.size_fp32 / 1e6:.1f} MB in fp32; same answer as fp32 on {self.agreement:.1%} of "
-            + (f"{self.compared} pictures that it was not calibrated on")
+            f"{text}: int8, {self.size_fp32 / 1e6:.1f} MB in fp32; same class as fp32 for {self.agreement:.1%} of "
+            f"{self.compared} images that were not used for calibration"
         )
 
 
@@ -64,12 +66,14 @@ def export_onnx(model: IncrementalClassifier, path: StrPath, int8: Any = None) -
     color order, resize, crop, resampling; the normalization is inside), `method`, `backbone`, `notice` (license of the
     backbone's weights). Weights are stored in the file.
     """
-    pictures = None if int8 is None else read_images(int8, model.preprocessing)
+    target = Path(os.fspath(path))
+    if target.is_dir():
+        raise ConfigError(f"{target} is a directory; give a file, such as {target / 'model.onnx'}")
+    pictures = None if int8 is None else read_images(_spread_out(int8), model.preprocessing)
     if pictures is not None and len(pictures) < LEAST:
-        raise DataError(f"int8 needs {LEAST} pictures or more, got {len(pictures)}; give some that the model may see")
+        raise DataError(f"int8 needs {LEAST} images or more, got {len(pictures)}; give some that the model may see")
     proto = _program(model, pictures is not None)
     proto_size = proto.ByteSize()
-    target = Path(os.fspath(path))
     target.parent.mkdir(parents=True, exist_ok=True)
     compared, agreement = 0, None
     if pictures is not None:
@@ -81,6 +85,13 @@ def export_onnx(model: IncrementalClassifier, path: StrPath, int8: Any = None) -
     with atomic_replace(target) as temporary:
         Path(temporary).write_bytes(proto.SerializeToString())
     return Export(target, target.stat().st_size, proto_size, compared, agreement)
+
+
+def _spread_out(pictures: Any) -> Any:
+    """Return at most `MOST` of listed pictures, at equal distances: a list may have more than memory holds."""
+    if not isinstance(pictures, list | tuple) or len(pictures) <= MOST:
+        return pictures
+    return [pictures[place] for place in np.linspace(0, len(pictures) - 1, MOST).round().astype(int)]
 
 
 def _program(model: IncrementalClassifier, int8: bool) -> Any:
