@@ -19,6 +19,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from efcil.errors import ConfigError, nearest
+from efcil.files import StrPath, read_text
 
 Values = dict[str, Any]  # dotted key -> value
 
@@ -47,6 +48,7 @@ def keys(model: type[Options], prefix: str = "") -> list[str]:
     return names
 
 
+YAML_LIMIT = 1 << 22  # bytes of a YAML file
 MAX_YAML_VALUES = 100_000  # limit after alias expansion, which can turn a few lines into billions of values
 
 
@@ -56,6 +58,8 @@ def load_yaml(text: str) -> Any:
     >>> load_yaml("a: [1, x]")
     {'a': [1, 'x']}
     """
+    if sum(map(text.count, ",[{\n")) > MAX_YAML_VALUES:  # before parsing, which takes a minute for a few MB
+        raise yaml.YAMLError(f"more than {MAX_YAML_VALUES:,} values")
     loader = yaml.SafeLoader(text)
     try:
         node = loader.get_single_node()
@@ -70,6 +74,11 @@ def load_yaml(text: str) -> Any:
         raise yaml.YAMLError(f"{type(error).__name__}: {error}") from None
     finally:
         loader.dispose()
+
+
+def read_yaml(path: StrPath) -> Any:
+    """Read a YAML file; raise OSError if it is no regular file or too large, otherwise YAMLError or ValueError."""
+    return load_yaml(read_text(path, YAML_LIMIT))
 
 
 def _count_values(node: yaml.Node, counts: dict[int, float]) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import sys
 import textwrap
@@ -20,6 +21,7 @@ from efcil.errors import ConfigError, DataWarning, EfcilError, printable
 from efcil.platform_support import choose_threads, tolerate_any_text
 
 _SHOWN = 200  # characters of a path
+_LONG_WORD = re.compile(r"\S{1000,}")  # in no path or name that is meant
 DISTRIBUTED = ("run", "compare", "resume")  # commands whose processes share their work
 
 app = typer.Typer(
@@ -62,8 +64,12 @@ def _root(
 
 
 def _complain(line: str) -> None:
-    """Print a line to standard error, its control characters escaped; a terminal gets it cut between words."""
+    """Print a line to standard error, with control characters escaped and very long words shortened.
+
+    A terminal gets it cut between words.
+    """
     line = "\n".join(printable(part) for part in line.splitlines())
+    line = _LONG_WORD.sub(lambda word: f"{word[0][:_SHOWN]}...{word[0][-_SHOWN // 2 :]}", line)
     if sys.stderr.isatty():
         width = shutil.get_terminal_size().columns
         line = textwrap.fill(line, width, break_long_words=False, break_on_hyphens=False)

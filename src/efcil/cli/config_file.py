@@ -10,8 +10,9 @@ from typing import Any
 import yaml
 
 from efcil.cli.pycil import is_pycil, translated
-from efcil.config import load_yaml
+from efcil.config import YAML_LIMIT, read_yaml
 from efcil.errors import ConfigError, nearest
+from efcil.files import parse_json, read_bytes
 
 # There are two ways to split the classes: the one that is typed replaces the other one in the file.
 _INSTEAD = {"tasks": ("init_cls", "increment"), "init_cls": ("tasks",), "increment": ("tasks",)}
@@ -53,11 +54,11 @@ def merged(path: Path, options: Mapping[str, Any], typed: Container[str]) -> dic
 def _read(path: Path) -> dict[str, Any]:
     kind = "JSON" if path.suffix.lower() == ".json" else "YAML"
     try:
-        text = path.read_text(encoding="utf-8")
-        tree = json.loads(text) if kind == "JSON" else load_yaml(text)  # YAML 1.1 takes JSON's 5e-4 for a word
+        # YAML 1.1 takes JSON's 5e-4 for a word.
+        tree = parse_json(read_bytes(path, YAML_LIMIT)) if kind == "JSON" else read_yaml(path)
         tree = json.loads(json.dumps(tree, default=str))  # a date is a word here
     except OSError as error:
-        raise ConfigError(f"--config {path}: {error.strerror}") from None
+        raise ConfigError(f"--config {path}: {error.strerror or error}") from None
     except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
         why = " ".join(str(error).split())[:300]
         raise ConfigError(f"--config {path} is not {kind} that can be used: {why}") from None

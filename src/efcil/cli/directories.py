@@ -11,10 +11,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from efcil.errors import RunError
+from efcil.errors import EfcilError, RunError
+from efcil.files import read_json
 
 RUNS = Path("runs")
 RESUMABLE = ("run", "compare", "tune", "reproduce")
+REPRODUCED = "runs"  # where `efcil reproduce` has its runs: runs/DATASET/T5/order-1993/GROUP/trajectory
 WITH_RESUME = ("run", "compare")  # which have an option --resume; the others skip what is completed by themselves
 
 
@@ -74,10 +76,10 @@ def _stored(config: Path) -> dict[str, Any] | None:
     """Return what a run wrote about itself, if that can be read."""
     import yaml
 
-    from efcil.config import load_yaml
+    from efcil.config import read_yaml
 
     try:
-        tree = load_yaml(config.read_text(encoding="utf-8"))
+        tree = read_yaml(config)
     except (OSError, yaml.YAMLError, ValueError, RecursionError):
         return None
     return tree if isinstance(tree, dict) and isinstance(tree.get("run"), dict) else None
@@ -99,8 +101,8 @@ def _is_complete(place: Path, homes: Mapping[str, Mapping[str, Any]]) -> bool:
         out = out.parent if out.name == "trajectory" else out
         summaries = [*out.glob("summary.json"), *out.glob("*/summary.json")]
         try:
-            states = [json.loads(path.read_text(encoding="utf-8"))["status"] for path in summaries]
-        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            states = [read_json(path)["status"] for path in summaries]
+        except (EfcilError, KeyError, TypeError):
             return False
         if not states or set(states) != {"complete"}:
             return False
@@ -113,11 +115,12 @@ def stored_command(directory: Path) -> tuple[list[str], Path, Path]:
         raise RunError(f"{directory}: no such directory; name one that `efcil run` or `efcil compare` has made")
     from efcil.experiment.run_directory import check_format
 
-    configs = sorted(directory.rglob("config.yaml"), key=lambda path: (len(path.parts), path))
-    if not configs:
-        raise RunError(f"{directory}: no run in it (config.yaml is missing); name the directory given to --out")
-    check_format(configs[0])  # options of another version's command may be unknown here
-    command = str((_stored(configs[0]) or {}).get("command"))
+    missing = f"{directory}: no run in it (config.yaml is missing); name the directory given to --out"
+    config = _nearest_config(directory, 3) or _nearest_config(directory / REPRODUCED, 5)
+    if config is None:
+        raise RunError(missing)
+    check_format(config)  # options of another version's command may be unknown here
+    command = str((_stored(config) or {}).get("command"))
     try:
         words = shlex.split(command)
     except ValueError:
@@ -127,11 +130,32 @@ def stored_command(directory: Path) -> tuple[list[str], Path, Path]:
             f"{directory} was not made by efcil {', '.join(RESUMABLE)} but by {command!r}: repeat what made it"
         )
     words, out = _without_out(words[1:])
-    place = configs[0].resolve()
+    place = config.resolve()
     for root in place.parents:  # whichever directory inside it was named, the whole is resumed
         if out is not None and out.parts and root.parts[-len(out.parts) :] == out.parts:
+            if directory.resolve() in root.parents:  # a run somewhere below, not the one that was meant
+                raise RunError(missing)
             return words, Path(*root.parts[: len(root.parts) - len(out.parts)]), root
     return words, Path.cwd(), directory.resolve()
+
+
+def _nearest_config(directory: Path, depth: int) -> Path | None:
+    """Return the config.yaml nearest to a directory, some levels below it at most: `/` would take minutes."""
+    level = [directory]
+    for _ in range(depth + 1):
+        for place in level:
+            if (place / "config.yaml").is_file():
+                return place / "config.yaml"
+        level = [below for place in level for below in _directories(place)]
+    return None
+
+
+def _directories(place: Path) -> list[Path]:
+    try:
+        with os.scandir(place) as entries:
+            return sorted(place / entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
+    except OSError:
+        return []
 
 
 def _without_out(words: Sequence[str]) -> tuple[list[str], Path | None]:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import hashlib
 import re
 from importlib import resources
-from pathlib import Path
 
 from efcil.data.cache import Progress, Tree, load_decoded
 from efcil.data.dataset import DataSet, Official
@@ -21,11 +20,12 @@ from efcil.data.imagenet1k import OFFICIAL as IMAGENET1K
 from efcil.data.imagenet1k import class_folders, parts, tree_of
 from efcil.data.layout import read_errors
 from efcil.errors import ConfigError
-from efcil.files import StrPath
+from efcil.files import StrPath, read_text
 
 NAME = "imagenet100"
 OFFICIAL = Official(100, None, 5_000, test_each=50)  # at most 1,300 training images per class
 FOLDERS = "folders"
+_LIST_LIMIT = 1 << 20  # bytes of a file of classes
 
 
 def load(
@@ -81,9 +81,9 @@ def read_list(which: str) -> list[str]:
         text = resources.files("efcil.data").joinpath("class_lists", f"{which}.txt").read_text(encoding="utf-8")
     else:
         try:
-            text = Path(which).read_text(encoding="utf-8")
+            text = read_text(which, _LIST_LIMIT)
         except (OSError, UnicodeDecodeError) as error:
-            why = error.strerror if isinstance(error, OSError) else "not a text file"
+            why = (error.strerror or error) if isinstance(error, OSError) else "not a text file"
             known = ", ".join((FOLDERS, *bundled_lists()))
             raise ConfigError(f"class_list={which}: neither one of {known} nor a file ({why})") from None
     names = [line.strip() for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]

@@ -19,6 +19,7 @@ import yaml
 from torch import Tensor
 
 from efcil.accel.backend import Backend
+from efcil.config import read_yaml
 from efcil.core.metrics import AccuracyMatrix, count_correct
 from efcil.errors import ConfigError, RunError
 from efcil.experiment.run_directory import FEATURES, check_format
@@ -39,9 +40,9 @@ def config_of(home: Path) -> dict[str, Any]:
     config = home / "config.yaml"
     check_format(config)
     try:
-        found = yaml.safe_load(config.read_text(encoding="utf-8"))
+        found = read_yaml(config)
         return {"run": found["run"], "command": found.get("command", "")}
-    except (OSError, yaml.YAMLError, KeyError, TypeError, AttributeError):
+    except (OSError, yaml.YAMLError, ValueError, KeyError, TypeError, AttributeError):
         raise RunError(f"{config} cannot be read: give the directory of a run or comparison") from None
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from efcil.config import load_yaml
+from efcil.config import read_yaml
 from efcil.errors import EfcilError, RunError
 from efcil.experiment.specification import commit, versions
 from efcil.experiment.tracking import Tracker
@@ -125,10 +125,10 @@ class RunDirectory:
     def _described(self) -> str:
         files = sorted(self.out.glob("summary.json")) or sorted(self.out.glob("*/summary.json"))
         try:
-            summaries = [json.loads(path.read_text(encoding="utf-8")) for path in files]
+            summaries = list(map(read_json, files))
             parts = [f"{s['method']} on {s['dataset']} ({s['tasks_done']} of {s['tasks']} tasks)" for s in summaries]
             return "a run of " + ", ".join(parts) if parts else "a run"
-        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        except (EfcilError, KeyError, TypeError):
             return "a run"
 
     def claim(
@@ -168,7 +168,7 @@ class RunDirectory:
             atomic_write_text(self.config, text, root=self.out)
             return f"{identity}-{bound}"
         try:
-            tree = load_yaml(self.config.read_text(encoding="utf-8"))
+            tree = read_yaml(self.config)
             existing, existing_machine, identity = tree["run"], tree["machine"], str(tree["id"])
         except (OSError, yaml.YAMLError, ValueError, KeyError, TypeError, RecursionError):
             raise RunError(
@@ -216,7 +216,7 @@ def remove_demo(out: Path, methods: Sequence[str]) -> None:
 def check_format(config: Path) -> None:
     """Refuse a config.yaml of another version of efcil; one that cannot be read is reported elsewhere."""
     try:
-        tree = load_yaml(config.read_text(encoding="utf-8"))
+        tree = read_yaml(config)
     except (OSError, yaml.YAMLError, ValueError, RecursionError):
         return
     found = tree.get("format", 1) if isinstance(tree, dict) and "run" in tree else FORMAT

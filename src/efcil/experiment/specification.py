@@ -309,7 +309,8 @@ def _git_commit() -> str:
     """Say it once: what runs was loaded at the beginning, whatever is committed or changed beside it since."""
     here = Path(__file__).resolve().parent
     try:
-        git = ["git", "-C", str(here)]  # which must be this package's repository, not one it is installed into
+        # This package's repository, not one it is installed into; a run that is killed must not leave a lock in it.
+        git = ["git", "--no-optional-locks", "-C", str(here)]
         subprocess.run(  # nosec B603 # here and below: constant arguments and the package's own path, no shell
             [*git, "ls-files", "--error-unmatch", Path(__file__).name], capture_output=True, check=True, timeout=10
         )

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from efcil.errors import ConfigError, MissingPackageError
 from efcil.files import StrPath
 from efcil.models import efficientnet_lite
+from efcil.platform_support import open_regular
 
 PRETRAINED = "pretrained"
 """The word for a backbone's published weights, where a file could be named instead."""
@@ -152,6 +153,7 @@ def read_tensors(path: StrPath) -> dict[str, Tensor]:
             f"weights: {path}: wanted '{PRETRAINED}', 'none' or a file ending in .safetensors, {', '.join(PICKLED)}"
         )
     try:
+        open_regular(path).close()  # the readers would wait for what is written to a FIFO
         if path.suffix == ".safetensors":
             return load_file(path)
         with warnings.catch_warnings(action="ignore"):  # about files of other versions
@@ -164,7 +166,8 @@ def read_tensors(path: StrPath) -> dict[str, Tensor]:
             "tensors, as safetensors or with torch.save"
         ) from None
     except (SafetensorError, OSError, RuntimeError, EOFError, ValueError, KeyError, UnicodeDecodeError) as error:
-        why = " ".join(str(error).split())[:150] or type(error).__name__
+        text = str(getattr(error, "strerror", None) or error)
+        why = " ".join(text.split())[:150] or type(error).__name__
         raise ConfigError(f"weights: {path} is damaged or of another kind ({why})") from None
 
 

@@ -71,7 +71,8 @@ def _read(file: Path) -> dict[str, Any]:
     summary["run_dir"] = str(file.parent)
     config = file.with_name("config.yaml")
     if config.is_file():
-        summary["config_text"] = config.read_text(encoding="utf-8", errors="replace")[:_CONFIG_LIMIT]
+        with config.open(encoding="utf-8", errors="replace") as text:
+            summary["config_text"] = text.read(_CONFIG_LIMIT)
     parse_runs([summary])  # validate, with the file in the error
     return summary
 

@@ -23,7 +23,7 @@ from efcil.shift.base import PairsOptions, Shift
 class LDCOptions(PairsOptions):
     """Options of the fit."""
 
-    map_lr: float = Field(default=0.001, gt=0)
+    map_lr: float = Field(default=0.001, gt=0, le=1e6)
     """Learning rate of the map."""
     map_epochs: int = Field(default=20, ge=1)
     """Epochs of the map."""

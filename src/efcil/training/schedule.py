@@ -20,7 +20,7 @@ class Schedule(Options):
     [1.0, 0.854, 0.5, 0.146]
     """
 
-    epochs: int = Field(ge=1)
+    epochs: int = Field(ge=1, le=1_000_000)
     """Number of epochs."""
     lr: float = Field(gt=0, le=1e6)
     """Learning rate of the first epoch."""
@@ -30,7 +30,7 @@ class Schedule(Options):
     """Epochs after which the rate is multiplied by `gamma`."""
     gamma: float = Field(default=0.1, gt=0, le=1)
     """Factor at each milestone."""
-    weight_decay: float = Field(default=0.0, ge=0)
+    weight_decay: float = Field(default=0.0, ge=0, le=1e6)
     """Weight decay (L2 penalty)."""
 
     @model_validator(mode="after")
