@@ -1241,7 +1241,7 @@ def test_evidence_in_parts_is_the_whole(monkeypatch):
     assert hits == right
     assert np.allclose(dataclasses.astuple(parts), dataclasses.astuple(whole), rtol=1e-12)
     assert math.isclose(evidence.temperature(head, whole), warm, rel_tol=1e-12)
-    monkeypatch.setattr(evidence, "_MOST", 6)
+    monkeypatch.setattr(evidence, "MOST", 6)
     assert 0.5 < evidence.temperature(head, whole) / warm < 2  # from five of the twelve
 
 

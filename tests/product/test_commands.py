@@ -254,6 +254,22 @@ def test_int8_is_smaller_and_says_nearly_the_same(efcil, taught, lessons, tmp_pa
     assert compared == len(files) // 2
     assert agreement >= 0.8
     assert f"int8, {sizes['fp32'] / 1e6:.1f} MB in fp32; same class as fp32 for {agreement:.1%} of {compared}" in out
+    names = np.array(json.loads(facts["class_names"]))
+    truth = np.array([file.parent.name for file in files])[1::2]
+    for key, kind in (("accuracy", "int8"), ("accuracy_fp32", "fp32")):
+        assert float(facts[key]) == pytest.approx((names[answers[kind][1::2]] == truth).mean(), abs=1e-4)
+    assert int(facts["labeled"]) == compared
+    assert f"accuracy on {compared} of them {float(facts['accuracy']):.1%}" in out
+
+
+def test_int8_states_no_accuracy_for_pictures_of_unknown_classes(taught, lessons, tmp_path):
+    pytest.importorskip("onnxruntime")
+    model, files = IncrementalClassifier.load(taught, device="cpu"), sorted((lessons / "test").rglob("*.png"))
+    found = export_onnx(model, tmp_path / "m.onnx", files, ["?"] * len(files))
+    assert found.agreement is not None
+    assert (found.labeled, found.accuracy) == (0, None)
+    with pytest.raises(DataError, match="labels"):
+        export_onnx(model, tmp_path / "m.onnx", files, ["?"])
 
 
 def test_int8_needs_pictures(efcil, taught, lessons, tmp_path):

@@ -308,7 +308,7 @@ def export(
         typer.Option(
             "--int8",
             metavar="PICTURES",
-            help="Quantize to int8, calibrated with these images (files or folders); repeatable.",
+            help="Quantize to int8, calibrated with these images (files or class folders); repeatable.",
             show_default=False,
             rich_help_panel=OUTPUT,
         ),
@@ -319,7 +319,8 @@ def export(
     from efcil.product.export import export_onnx
 
     pictures = commands.image_files(int8) if int8 else None
-    print(f"written: {export_onnx(commands.load_model(model, 'cpu'), onnx, pictures)}")
+    labels = None if pictures is None else [path.resolve().parent.name for path in pictures]
+    print(f"written: {export_onnx(commands.load_model(model, 'cpu'), onnx, pictures, labels)}")
 
 
 @app.command(rich_help_panel=MODELS)

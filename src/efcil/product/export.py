@@ -2,7 +2,7 @@
 
 int8 makes the file four times smaller: ONNX Runtime's static quantization of the convolutions, with the ranges that
 activations have on a few pictures. The classifier behind them stays as it is. Every second picture is left out of the
-calibration; on these the answers of both models are compared.
+calibration; on these the answers of both models are compared, with each other and with the class where that is known.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import logging
 import os
 import tempfile
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,21 +46,30 @@ class Export:
     size_fp32: int  # bytes of the same model without int8
     compared: int = 0  # pictures on which int8 and fp32 were compared
     agreement: float | None = None  # share of them with the same answer
+    labeled: int = 0  # of these, pictures whose class is known
+    accuracy: float | None = None  # on them
+    accuracy_fp32: float | None = None
 
     def __str__(self) -> str:
         text = f"{self.path} ({self.size / 1e6:.1f} MB)"
         if self.agreement is None:
             return text
-        return (
+        text = (
             f"{text}: int8, {self.size_fp32 / 1e6:.1f} MB in fp32; same class as fp32 for {self.agreement:.1%} of "
             f"{self.compared} images that were not used for calibration"
         )
+        if self.accuracy is None:
+            return text
+        return f"{text}; accuracy on {self.labeled} of them {self.accuracy:.1%}, in fp32 {self.accuracy_fp32:.1%}"
 
 
-def export_onnx(model: IncrementalClassifier, path: StrPath, int8: Any = None) -> Export:
+def export_onnx(
+    model: IncrementalClassifier, path: StrPath, int8: Any = None, labels: Sequence[str] | None = None
+) -> Export:
     """Export `model` as an ONNX file: input `images` uint8 (n, 3, size, size), output `probabilities` (n, classes).
 
     `int8`: pictures (paths, bytes, Pillow images or arrays) like those that the model will see, to quantize it with.
+    `labels`: their classes, to state the accuracy; a name that is no class of the model stands for an unknown one.
 
     The metadata describe everything else: `class_names` (JSON list, columns of the output), `preprocessing` (JSON:
     color order, resize, crop, resampling; the normalization is inside), `method`, `backbone`, `notice` (license of the
@@ -70,21 +79,28 @@ def export_onnx(model: IncrementalClassifier, path: StrPath, int8: Any = None) -
     if target.is_dir():
         raise ConfigError(f"{target} is a directory; give a file, such as {target / 'model.onnx'}")
     pictures = None if int8 is None else read_images(_spread_out(int8), model.preprocessing)
+    names = np.array([] if labels is None else _spread_out(list(labels)), dtype=np.str_)
+    if pictures is not None and labels is not None and len(names) != len(pictures):
+        raise DataError(f"{len(labels)} labels for {len(pictures)} images; give one for each")
     if pictures is not None and len(pictures) < LEAST:
         raise DataError(f"int8 needs {LEAST} images or more, got {len(pictures)}; give some that the model may see")
     proto = _program(model, pictures is not None)
     proto_size = proto.ByteSize()
     target.parent.mkdir(parents=True, exist_ok=True)
-    compared, agreement = 0, None
+    found: dict[str, Any] = {}
     if pictures is not None:
-        rest = pictures[1::2]
         quantized = _quantized(proto, pictures[::2])
-        compared, agreement = len(rest), float((_answers(proto, rest) == _answers(quantized, rest)).mean())
-        proto = quantized
-    _describe(proto, _facts(model, agreement, compared))
+        plain, small = (model.classes_[_answers(one, pictures[1::2])] for one in (proto, quantized))
+        found = {"compared": len(plain), "agreement": float((plain == small).mean())}
+        truth, proto = names[1::2], quantized
+        known = np.isin(truth, model.classes_)
+        if known.any():
+            own, full = (float((answers[known] == truth[known]).mean()) for answers in (small, plain))
+            found |= {"labeled": int(known.sum()), "accuracy": own, "accuracy_fp32": full}
+    _describe(proto, _facts(model) | _quality(found))
     with atomic_replace(target) as temporary:
         Path(temporary).write_bytes(proto.SerializeToString())
-    return Export(target, target.stat().st_size, proto_size, compared, agreement)
+    return Export(target, target.stat().st_size, proto_size, **found)
 
 
 def _spread_out(pictures: Any) -> Any:
@@ -120,10 +136,10 @@ def _program(model: IncrementalClassifier, int8: bool) -> Any:
         return program.model_proto
 
 
-def _facts(model: IncrementalClassifier, agreement: float | None, compared: int) -> dict[str, str]:
+def _facts(model: IncrementalClassifier) -> dict[str, str]:
     """Return what the file says of itself."""
     wanted = model.preprocessing
-    facts = {
+    return {
         "class_names": json.dumps(model.classes_.tolist()),
         "size": str(model.size),
         "method": model.method,
@@ -148,9 +164,12 @@ def _facts(model: IncrementalClassifier, agreement: float | None, compared: int)
         "efcil": __version__,
         "notice": notice(),
     }
-    if agreement is not None:
-        facts |= {"quantization": "int8, static", "agreement": f"{agreement:.4f}", "compared": str(compared)}
-    return facts
+
+
+def _quality(found: Mapping[str, Any]) -> dict[str, str]:
+    """Return what the file says of its quantization."""
+    texts = {key: f"{value:.4f}" if isinstance(value, float) else str(value) for key, value in found.items()}
+    return {"quantization": "int8, static", **texts} if texts else {}
 
 
 def _describe(proto: Any, facts: Mapping[str, str]) -> None:
