@@ -188,7 +188,9 @@ def test_scores_without_an_image_are_those_of_statistics_without_it():
         own = (means @ inverse * means).sum(1)
         expected = means @ inverse @ x - own / 2 + metric.noise / (2 * less.count.double())
         assert torch.allclose(scores[row], expected, rtol=1e-8)
-        ways = (means @ inverse @ x) / own * ((own + metric.noise) / (x @ inverse @ x)).sqrt()
+        whole = own + 1 / (1 / metric.noise - metric.step)
+        ways = (means @ inverse @ x) / (own * whole).sqrt() * (whole / (x @ inverse @ x)) ** 0.3
+        ways -= 0.8 * (own / whole).sqrt()
         assert torch.allclose(familiarity[row], ways.max(), rtol=1e-8)
         squares = [(x - mean) @ inverse @ (x - mean) for mean in means]
         assert torch.allclose(distance[row], (min(squares) * (1 / metric.noise - metric.step)).log(), rtol=1e-8)
@@ -214,3 +216,21 @@ def test_new_images_are_as_far_as_expected_however_few_were_learned(images):
     assert abs(new.mean()) < 0.25
     strange = metric.novelty_scores(stats, 3 * torch.randn(100, 80, generator=source, dtype=torch.float64)).distance
     assert strange.mean() > new.mean() + 2 * new.std()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_class_far_from_the_others_takes_in_no_more_unknown_images(seed):
+    """Of unknown classes halfway between the center and a class, in a model in which one class is far off."""
+    source = torch.Generator().manual_seed(seed)
+    labels = torch.arange(4).repeat_interleave(60)
+    centers = torch.eye(4, 60, dtype=torch.float64) * torch.tensor([9.0, 3, 3, 3], dtype=torch.float64)[:, None]
+
+    def drawn(share):
+        noise = torch.randn(len(labels), 60, generator=source, dtype=torch.float64)
+        return centers.mean(0) + share * (centers - centers.mean(0))[labels] + noise
+
+    stats = ClassStats.from_features(drawn(1), labels, SHARED)
+    metric = SharedMetric.of(stats)
+    known, unknown = (metric.novelty_scores(stats, drawn(share)).familiarity for share in (1, 0.5))
+    passed = (unknown >= known.quantile(0.05)).double().view(4, 60).mean(1)
+    assert passed[0] < passed[1:].mean()

@@ -27,6 +27,9 @@ LEAST_SHRINKAGE = 1e-6
 HEAVIER = 4.0
 """Factor on the ridge of OAS, relative to the covariance, for features of a network."""
 
+ALLOWANCE, LENGTH_POWER = 0.8, 0.6
+"""Constants of the familiarity of an image, chosen on training images (docs/dev/research-log.md, "None of these")."""
+
 
 def oas_shrinkage(scatter: Tensor, freedom: float) -> float:
     """Return the shrinkage of OAS for the covariance scatter / freedom: the weight of the identity, 0 to 1.
@@ -110,8 +113,12 @@ def shared_discriminant(stats: ClassStats, shrinkage: float | None = None) -> tu
 class NoveltyScores(NamedTuple):
     """Two scores that tell images of unknown classes from those of known ones.
 
-    `familiarity`: how far an image lies from the center of all classes in the direction of one class mean, relative to
-    its length; 1 is expected for an image of the class. It is low for unknown classes that resemble known ones.
+    `familiarity`: the largest over the classes of r - `ALLOWANCE` e. r is how far the image lies from the center of all
+    classes in the direction of the class mean, in units of the length expected of images of the class, divided by the
+    `LENGTH_POWER` of the image's own length in these units. e = sqrt(q / (q + d)) is what r is expected to be for a new
+    image of the class, for the squared distance q of the class mean from the center and d of a new image from that
+    mean. Images of unknown classes, too, lie farther in the direction of a class that is far from the center; without
+    the allowance such a class would take in too many of them. Low for unknown classes that resemble known ones.
     `distance`: log of the squared Mahalanobis distance to the nearest class mean, relative to the expected distance of
     a new image of the class, so about 0 for known classes. It is high for images unrelated to the classes, which differ
     from them in directions in which the classes do not differ from each other.
@@ -196,10 +203,12 @@ class SharedMetric:
         return self._novelty(forward, own, _rows(apart @ self.inverse, apart))
 
     def _novelty(self, forward: Tensor, own: Tensor, square: Tensor) -> NoveltyScores:
-        familiarity = (forward / own * ((own + self.noise) / square).sqrt()).max(1).values
         # Training images are nearer to the mean and covariance that they contribute to: by Sherman and Morrison,
         # u S^-1 u' without the image is q / (1 - step q) for q with it, and q is `noise` on average.
         expected = self.noise / max(1e-6, 1 - self.step * self.noise)
+        whole = own + expected  # squared length of a new image of the class
+        reached = forward / (own * whole).sqrt() * (whole / square).pow(LENGTH_POWER / 2)
+        familiarity = (reached - ALLOWANCE * (own / whole).sqrt()).max(1).values
         return NoveltyScores(familiarity, ((square - 2 * forward + own).min(1).values.clamp_min(0) / expected).log())
 
 
