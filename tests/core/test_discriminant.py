@@ -168,6 +168,38 @@ def test_a_class_of_few_images_does_not_lose_to_one_of_many():
     assert 0.5 < missed[0] / missed[1] < 2
 
 
+@pytest.mark.parametrize("images", [3, 10, 60])
+def test_new_images_are_as_far_from_the_mean_of_their_class_as_expected(images):
+    source = torch.Generator().manual_seed(images)
+    spread, centers = torch.logspace(1, -2, 80).double(), 2 * torch.randn(4, 80, generator=source).double()
+
+    def drawn(count):
+        labels = torch.arange(4).repeat_interleave(count)
+        return centers[labels] + spread * torch.randn(4 * count, 80, generator=source).double(), labels
+
+    stats = ClassStats.from_features(*drawn(images), SHARED)
+    metric, (x, y) = SharedMetric.of(stats), drawn(200)
+    u = x - stats.mean[y]
+    squares = (u @ metric.inverse * u).sum(1).mean() / (1 + 1 / images)  # the mean of the class is off, too
+    assert metric.new_noise == pytest.approx(float(squares), rel=0.15)
+    assert images > 10 or metric.noise < 0.8 * metric.new_noise
+
+
+def test_the_leverage_of_an_image_is_what_the_metric_loses_without_it():
+    source = torch.Generator().manual_seed(5)
+    labels = torch.tensor([0] * 4 + [1] * 3)
+    features = torch.randn(7, 5, generator=source, dtype=torch.float64)
+    stats = ClassStats.from_features(features, labels, SHARED)
+    metric = SharedMetric.of(stats)
+    leverage = metric.leverage(stats, features, labels)
+    for row in range(7):
+        kept = torch.arange(7) != row
+        scatters = [s.deviations()[0] for s in (stats, ClassStats.from_features(features[kept], labels[kept], SHARED))]
+        inverse = torch.linalg.inv(torch.linalg.inv(metric.inverse) - metric.step * (scatters[0] - scatters[1]))
+        u = features[row] - stats.mean[labels[row]]
+        assert torch.allclose(inverse @ u, metric.inverse @ u / (1 - leverage[row]), rtol=1e-8)
+
+
 def test_scores_without_an_image_are_those_of_statistics_without_it():
     """Of the same shrinkage, and the middle and the share of the means as they were: what the formula leaves alone."""
     source = torch.Generator().manual_seed(4)

@@ -1232,7 +1232,8 @@ def test_evidence_in_parts_is_the_whole(monkeypatch):
     head.fit(ClassStats.from_features(features, labels))
     whole, right = evidence.gather(head, features, labels)
     warm = evidence.temperature(head, whole)
-    margins = evidence.class_margins(head)
+    scores = head.mapped_logits(head.means)
+    margins = (scores.diag()[:, None] - scores).fill_diagonal_(float("inf"))
     monkeypatch.setattr(evidence, "SCORES", 60)
     delta, rival = evidence.class_rivals(head, torch.arange(12))
     assert torch.allclose(delta, margins.min(1).values, rtol=1e-12)
@@ -1241,7 +1242,7 @@ def test_evidence_in_parts_is_the_whole(monkeypatch):
     assert hits == right
     assert np.allclose(dataclasses.astuple(parts), dataclasses.astuple(whole), rtol=1e-12)
     assert math.isclose(evidence.temperature(head, whole), warm, rel_tol=1e-12)
-    monkeypatch.setattr(evidence, "MOST", 6)
+    monkeypatch.setattr(evidence, "_DRAWN", 6)
     assert 0.5 < evidence.temperature(head, whole) / warm < 2  # from five of the twelve
 
 

@@ -135,22 +135,28 @@ class SharedMetric:
     inverse: Tensor  # (dim, dim)
     step: float  # weight of a deviation u in the covariance: step u'u
     noise: float  # tr(S^-1 C), squared distance of an image from the mean of its class
+    known: float  # squared distance of learned images from the means of their classes, relative to that of new ones
+    new_noise: float  # squared distance of a new image from the mean of its class
+    pull: float  # weight of the deviation of a class mean from the center of all classes in the covariance
 
     @classmethod
     def of(cls, stats: ClassStats, shrinkage: float | None = None) -> SharedMetric:
         """Shrink and invert the covariance of statistics."""
-        scatter, within = stats.deviations()
+        own, within = stats.deviations()
         moment = float(stats.mean.square().mean()) if len(stats) else 0.0
         share = len(stats) / max(1, int(stats.count.sum()))
         apart = stats.mean - stats.mean.mean(0)
-        scatter, freedom = scatter + share * gram_matrix(apart), within + share * (len(stats) - 1)
+        scatter, freedom = own + share * gram_matrix(apart), within + share * (len(stats) - 1)
         if shrinkage is None:
-            share = oas_shrinkage(scatter, freedom)
-            shrinkage = HEAVIER * share / (1 + (HEAVIER - 1) * share)
+            ridge = oas_shrinkage(scatter, freedom)
+            shrinkage = HEAVIER * ridge / (1 + (HEAVIER - 1) * ridge)
         inverse = _inverse(shrunk_covariance(scatter, freedom, moment, shrinkage))
         if freedom <= 0:
-            return cls(inverse, 0.0, 0.0)
-        return cls(inverse, (1 - shrinkage) / freedom, float((inverse * scatter).sum()) / freedom)
+            return cls(inverse, 0.0, 0.0, 1.0, 0.0, 0.0)
+        step, noise = (1 - shrinkage) / freedom, float((inverse * scatter).sum()) / freedom
+        seen = float((inverse * own).sum()) / within if within > 0 else noise
+        known = max(1e-6, 1 - step * seen)
+        return cls(inverse, step, noise, known, seen / known, step * share)
 
     def scores_of(self, stats: ClassStats) -> tuple[Tensor, Tensor]:
         """Return weight (dim, k) and bias (k,) of the classes."""
@@ -161,6 +167,14 @@ class SharedMetric:
         """Return the squared distances (k,) of class means from the center of all classes."""
         others = stats.mean - stats.mean.mean(0)
         return _rows(others @ self.inverse, others)[:, 0]
+
+    def leverage(self, stats: ClassStats, features: Tensor, labels: Tensor) -> Tensor:
+        """Return b u S^-1 u' of training features, 0 to 1: their share in what S is along their deviation u.
+
+        By Sherman and Morrison, <u, v> in the metric without the image is <u, v> / (1 - leverage) for every v.
+        """
+        u, count = features.to(DTYPE) - stats.mean[labels], stats.count[labels].to(DTYPE)
+        return self.step * count / (count - 1) * _rows(u @ self.inverse, u)[:, 0]
 
     def leave_one_out(
         self, stats: ClassStats, features: Tensor, labels: Tensor, distances: Tensor | None = None

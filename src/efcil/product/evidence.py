@@ -1,16 +1,34 @@
-"""Estimate accuracy, confidence and novelty from leave-one-out scores of training images (SLDA).
+"""Estimate accuracy, confidence and novelty from leave-one-out deviations of training images (SLDA).
 
-Only sums over all images are kept, no score of an image: sums of the residuals between the margin of an image (score of
-its class minus that of the most similar class) and the margin of the class mean, in units of the standard deviation
-that the covariance predicts. From these sums and the class statistics, the behavior of the current model follows in
-closed form:
+Only sums over all images are kept, no score of an image. From them and the class statistics the behavior of the
+current model follows in closed form. The margin of a new image of class c over class j (the difference of their scores)
+is taken as normal:
 
-    P(j instead of c) = Phi(-(sqrt(delta / 2) + z) / s),     delta: margin of c's mean over j; z, s: mean and
-    temperature       = s^2 delta / (delta + z sqrt(2 delta))       standard deviation of the residuals
+    mean      = delta - loss                delta: margin of the mean of class c
+    variance  = spread^2 2 delta / known    loss  = nu / n_c (1 - pull (D_cc - D_cj))
 
-Under linear discriminant analysis with the true covariance the margin has mean delta and variance 2 delta, so z = 0 and
-s = 1. Sums of the two novelty scores (`efcil.core.discriminant.NoveltyScores`) give the p-value of an image: the share
-of images of known classes with at least as extreme scores.
+The mean of n_c images is nearer to them than to new ones, so new images lose nu / n_c of the margin, with nu the
+squared distance of a new image from the mean of its class (`SharedMetric.new_noise`). Class means are a small part of
+the shared covariance; the last factor is how little of the loss that leaves (D: inner products of class means, in the
+metric). 2 delta is the variance under linear discriminant analysis with the true covariance; new images vary more, the
+fewer were learned. `known`, the squared distance of learned images relative to that of new ones, follows that; what is
+left hardly depends on the number of images and classes, so sums of earlier rounds stay valid. It is measured on
+training images, each without itself: t is the deviation of an image from the mean of its class in the direction that
+separates it from the most similar class,
+
+    spread = sqrt(pi / 2) sum |t| / sum sqrt(2 delta / known)
+    t      = u (w_c - w_j) / (1 - leverage) sqrt(n / (n - 1)),   u = x - mu_c
+
+|t| rather than t^2, as outliers have less effect. An image is recognized if it has a positive margin over each other
+class. These margins are correlated: with one common normal factor z, correlation r (`RELATED`), and j over the most
+similar classes,
+
+    P(right) = E_z prod_j Phi((mean_j / deviation_j + sqrt(r) z) / sqrt(1 - r))
+
+The temperature maximizes the likelihood of margins that are drawn from this model.
+
+Sums of the two novelty scores (`efcil.core.discriminant.NoveltyScores`) give the p-value of an image: the share of
+images of known classes with at least as extreme scores.
 """
 
 from __future__ import annotations
@@ -23,15 +41,21 @@ from torch import Tensor
 
 from efcil.classifiers.shared_covariance import SharedCovariance
 from efcil.core.discriminant import NoveltyScores
-from efcil.core.linear_algebra import DTYPE
-from efcil.product.calibration import SCORES, spread_out
+from efcil.core.linear_algebra import DTYPE, EPS
+from efcil.product.calibration import SCORES, fit_temperature, spread_out
+from efcil.randomness import RngStream, generator
 
 ENOUGH = 10  # images of a class from which on its accuracy is predicted
-PRIOR = (4.0, -1.0, 2.0)  # prior of the residuals: number of images, mean, standard deviation
-WARMEST = 4.5  # the temperature is at most the margin of a class mean divided by this
+PRIOR = (4.0, 2.0)  # prior of `Evidence.spread`: number of images, value
+RELATED = 0.8  # correlation of an image's margins over different classes, chosen on training images
+RIVALS = 32  # most similar classes that an image is compared with
+WARMEST = 4.5  # the temperature is at most the mean margin of class means divided by this
 ONE_EACH = 10.0  # divisor of that margin if no class has a second image, chosen on training images
 OF_DISTANCE = 0.2  # share of rejected known images that distance rejects, chosen on training images
 MOST = 2000  # classes of which all pairs are compared
+_DRAWN = 256  # classes of which margins are drawn, and draws of each
+_MOST_DRAWN = 2**20  # drawn margins
+_FACTORS = 64  # values of the common factor
 _MOST_SCORES = 2**24  # scores of training images: 80 images of each of 450 classes
 
 
@@ -44,8 +68,8 @@ class Evidence:
     """
 
     images: int = 0
-    residual: float = 0.0
-    residual_square: float = 0.0
+    deviation: float = 0.0  # sum of the deviations |t|
+    predicted: float = 0.0  # sum of the standard deviations sqrt(2 delta / known)
     familiarity: float = 0.0
     familiarity_square: float = 0.0
     distance: float = 0.0
@@ -56,13 +80,13 @@ class Evidence:
         return Evidence(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
 
     @property
-    def spread(self) -> tuple[float, float]:
-        """Return mean and standard deviation of the residuals."""
-        before, mean, deviation = PRIOR
-        total = before + self.images
-        center = (before * mean + self.residual) / total
-        square = (before * (deviation**2 + mean**2) + self.residual_square) / total
-        return center, math.sqrt(max(square - center**2, 0.25))
+    def spread(self) -> float:
+        """Return the standard deviation of margins of new images, relative to sqrt(2 delta / known)."""
+        before, usual = PRIOR
+        if not self.predicted > 0:
+            return usual
+        measured = math.sqrt(math.pi / 2) * min(self.deviation / self.predicted, 1e3)
+        return math.sqrt((before * usual**2 + self.images * measured**2) / (before + self.images))
 
     def p_value(self, scores: NoveltyScores) -> Tensor:
         """Return the share of images of known classes with at least as extreme scores, 0 to 1.
@@ -105,19 +129,35 @@ def gather(
     there, row = labels.unique(return_inverse=True)
     delta, rival = (found[row] for found in class_rivals(classifier, there))
     distances = classifier.metric.distances(classifier.stats)
-    right, (margin, familiarity, distance) = torch.empty_like(labels, dtype=torch.bool), delta.new_empty(3, len(labels))
+    right, (along, familiarity, distance) = torch.empty_like(labels, dtype=torch.bool), delta.new_empty(3, len(labels))
     for part in torch.arange(len(labels), device=labels.device).split(_rows(classifier)):
         mapped = classifier.feature_maps[0](features[rows[part]], ()).to(DTYPE)
         scores, novelty = classifier.leave_one_out(mapped, labels[part], distances)
-        own, other = (scores.gather(1, of[part, None])[:, 0] for of in (labels, rival))
-        right[part], margin[part] = scores.argmax(1) == labels[part], own - other
+        right[part], along[part] = (
+            scores.argmax(1) == labels[part],
+            _deviations(classifier, mapped, labels[part], rival[part]),
+        )
         familiarity[part], distance[part] = novelty
     count, hits = torch.bincount(row), torch.bincount(row, weights=right.to(DTYPE))
     found = {int(c): (int(h), int(n)) for c, h, n in zip(there, hits, count, strict=True)}
-    rest = (margin - delta) / (2 * delta).sqrt()
-    usable = (delta > 0) & rest.isfinite() & familiarity.isfinite() & distance.isfinite()
-    sums = [float(part.sum()) for x in (rest, familiarity, distance) for part in (x[usable], x[usable].square())]
-    return Evidence(int(usable.sum()), *sums), found
+    usable = (delta > 0) & along.isfinite() & familiarity.isfinite() & distance.isfinite()
+    sums = [float(part.sum()) for x in (familiarity, distance) for part in (x[usable], x[usable].square())]
+    deviation, predicted = float(along[usable].abs().sum()), float(_predicted(classifier, delta[usable]).sum())
+    return Evidence(int(usable.sum()), deviation, predicted, *sums), found
+
+
+def _deviations(classifier: SharedCovariance, features: Tensor, labels: Tensor, rival: Tensor) -> Tensor:
+    """Return how far images are from the mean of their class, without themselves, on the way to another class."""
+    stats, weight = classifier.stats, classifier.weight
+    count = stats.count[labels].to(DTYPE)
+    along = ((features - stats.mean[labels]) * (weight[:, labels] - weight[:, rival]).T).sum(1)
+    alone = 1 - classifier.metric.leverage(stats, features, labels)
+    return along / alone.clamp_min(1e-6) * (count / (count - 1)).sqrt()
+
+
+def _predicted(classifier: SharedCovariance, delta: Tensor) -> Tensor:
+    """Return the standard deviation of margins, up to the factor that is measured."""
+    return (2 * delta.clamp_min(EPS) / classifier.metric.known).sqrt()
 
 
 def _rows(classifier: SharedCovariance) -> int:
@@ -138,50 +178,109 @@ def class_rivals(classifier: SharedCovariance, classes: Tensor) -> tuple[Tensor,
     return delta, rival
 
 
-def class_margins(classifier: SharedCovariance) -> Tensor:
-    """Return the margins of class means over each other class, (k, k); the diagonal is inf."""
-    scores = classifier.mapped_logits(classifier.means)
-    return (scores.diag()[:, None] - scores).fill_diagonal_(float("inf"))
+@dataclass(frozen=True)
+class _Margins:
+    """Normal distributions of the margins of new images of classes (m) over all classes (k)."""
+
+    delta: Tensor  # (m, k), margins of class means; inf over the class itself
+    mean: Tensor  # (m, k)
+    deviation: Tensor  # (m, k), standard deviations
+
+    @property
+    def nearest(self) -> tuple[Tensor, Tensor]:
+        """Return mean and standard deviation of the margins over the nearest rivals, (m, rivals)."""
+        most = min(RIVALS, self.delta.shape[1] - 1)
+        place = (self.mean / self.deviation).topk(most, 1, largest=False).indices
+        return self.mean.gather(1, place), self.deviation.gather(1, place)
+
+
+def _margins(classifier: SharedCovariance, classes: Tensor, evidence: Evidence) -> _Margins:
+    metric, means, row = classifier.metric, classifier.means[classes], torch.arange(len(classes), device=classes.device)
+    scores = classifier.mapped_logits(means)
+    delta = scores[row, classes][:, None] - scores
+    inner = scores - classifier.bias - classifier.means.mean(0) @ classifier.weight
+    part = 1 - metric.pull * (inner[row, classes][:, None] - inner)
+    loss = metric.new_noise / classifier.stats.count[classes].clamp_min(1)[:, None] * part.clamp(0, 1)
+    delta[row, classes] = float("inf")
+    return _Margins(delta, delta - loss, evidence.spread * _predicted(classifier, delta).nan_to_num(posinf=1.0))
 
 
 def temperature(classifier: SharedCovariance, evidence: Evidence) -> float:
     """Return the temperature that calibrates the probabilities.
 
-    With more than `MOST` classes a spread-out subset is compared with all, which takes time linear in classes.
+    With more than `_DRAWN` classes a spread-out subset is compared with all, which takes time linear in classes.
     """
     k = len(classifier.means)
     if k < 2:
         return 1.0
-    every = torch.arange(k, device=classifier.means.device)
-    delta, _ = class_rivals(classifier, every if k <= MOST else spread_out(classifier.means, _rows(classifier)))
-    delta = delta[delta > 0].to(DTYPE)
+    found = [
+        _margins(classifier, part, evidence) for part in spread_out(classifier.means, _DRAWN).split(_rows(classifier))
+    ]
+    delta = torch.cat([margins.delta.min(1).values for margins in found])
+    mean, deviation = (torch.cat(part)[delta > 0] for part in zip(*(m.nearest for m in found), strict=True))
+    delta = delta[delta > 0]
     if len(delta) == 0:
         return 1.0
     if bool((classifier.stats.count <= 1).all()):  # the within-class covariance is unknown
         return float((delta / ONE_EACH).mean().clamp_min(1e-6))
-    mean, deviation = evidence.spread
-    warm = deviation**2 * delta / (delta + mean * (2 * delta).sqrt()).clamp_min(1e-6 * delta)
-    return float(torch.minimum(warm, delta / WARMEST).mean().clamp_min(1e-6))
+    drawn = _draw(mean, deviation)
+    fitted = fit_temperature(drawn, torch.zeros(len(drawn), dtype=torch.long, device=drawn.device))
+    return max(1e-6, min(fitted, float((delta / WARMEST).mean())))
+
+
+def _draw(mean: Tensor, deviation: Tensor) -> Tensor:
+    """Return drawn scores, relative to the right class: 0 for it, first, and those of its nearest rivals.
+
+    The common factor has evenly spaced quantiles; noise is assigned to rivals by rank, whatever the order of classes.
+    """
+    classes, rivals = mean.shape
+    count = max(1, min(_DRAWN, _MOST_DRAWN // (classes * rivals)))
+    own = torch.randn(count, rivals, dtype=DTYPE, generator=generator("cpu", RngStream.DRAWS, 0)).to(mean.device)
+    factor = _quantiles(count, mean)[:, None]
+    noise = math.sqrt(RELATED) * factor + math.sqrt(1 - RELATED) * own
+    margins = mean[:, None] + deviation[:, None] * noise  # (classes, count, rivals)
+    return torch.nn.functional.pad(-margins, (1, 0)).flatten(0, 1)
+
+
+def _quantiles(count: int, like: Tensor) -> Tensor:
+    """Return standard normal quantiles of equal probability."""
+    return torch.special.ndtri((torch.arange(count, dtype=DTYPE, device=like.device) + 0.5) / count)
 
 
 def expected_errors(classifier: SharedCovariance, evidence: Evidence) -> Tensor | None:
-    """Return the estimated rate at which each class is confused with each other one, (k, k); None if unknown."""
-    if not 2 <= len(classifier.means) <= MOST or evidence.images < ENOUGH:
+    """Return the estimated rate at which each other class scores higher than the class, (k, k); None if unknown."""
+    margins = _known_margins(classifier, evidence)
+    return None if margins is None else torch.special.ndtr(-margins.mean / margins.deviation)
+
+
+def expected_accuracy(classifier: SharedCovariance, evidence: Evidence) -> Tensor | None:
+    """Return the estimated share of new images of each class that are recognized, (k,); None if unknown."""
+    margins = _known_margins(classifier, evidence)
+    if margins is None:
         return None
-    mean, deviation = evidence.spread
-    delta = class_margins(classifier).clamp_min(0)
-    return torch.special.ndtr(-((delta / 2).sqrt() + mean) / deviation).fill_diagonal_(0)
+    mean, deviation = margins.nearest
+    shares = torch.zeros_like(mean[:, 0])
+    for factor in math.sqrt(RELATED) * _quantiles(_FACTORS, mean):
+        shares += torch.special.ndtr((mean / deviation + factor) / math.sqrt(1 - RELATED)).prod(1) / _FACTORS
+    return shares
 
 
 def expected_confusions(classifier: SharedCovariance, evidence: Evidence) -> Tensor | None:
     """Return the estimated shares of each class's images by predicted class, (k, k); None if unknown.
 
-    The diagonal is the expected recall, the product of 1 - `expected_errors`; the other images are divided in
-    proportion to these errors. Each row sums to 1.
+    The diagonal is the expected accuracy; the other images are divided in proportion to `expected_errors`. Each row
+    sums to 1.
     """
-    errors = expected_errors(classifier, evidence)
-    if errors is None:
+    errors, right = expected_errors(classifier, evidence), expected_accuracy(classifier, evidence)
+    if errors is None or right is None:
         return None
-    recall = (1 - errors).prod(1)
     total = errors.sum(1).clamp_min(torch.finfo(errors.dtype).tiny)
-    return errors * ((1 - recall) / total)[:, None] + recall.diag()
+    return errors * ((1 - right) / total)[:, None] + right.diag()
+
+
+def _known_margins(classifier: SharedCovariance, evidence: Evidence) -> _Margins | None:
+    """Return the margins of all classes, unless there are too many classes or too few images."""
+    k = len(classifier.means)
+    if not 2 <= k <= MOST or evidence.images < ENOUGH:
+        return None
+    return _margins(classifier, torch.arange(k, device=classifier.means.device), evidence)
