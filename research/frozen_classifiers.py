@@ -14,13 +14,14 @@ image: options are chosen by it, and its numbers are kept apart.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import statistics
 import sys
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -29,8 +30,12 @@ from sklearn.linear_model import LogisticRegression
 from torch import Tensor
 
 from efcil.classifiers import CLASSIFIERS
+from efcil.classifiers.gaussian import Gaussian, GaussianOptions
 from efcil.core.class_stats import ClassStats
-from efcil.core.gram_storage import GRAMS, MEANS, SHARED
+from efcil.core.feature_maps import FeatureMap
+from efcil.core.gaussian import pooled_covariance
+from efcil.core.gram_storage import MEANS, SHARED, StorageSpec
+from efcil.core.linear_algebra import EPS, cholesky
 from efcil.data.cache import SUFFIXES, decode_to_memory
 from efcil.files import atomic_write_text, read_json_lines, write_json_lines
 from efcil.product import IncrementalClassifier
@@ -41,7 +46,7 @@ STORED = ROOT / "results" / "frozen-features.jsonl"
 UNEVEN = 0
 """In the place of a number of images: 2 to 80 of each class, log-uniform."""
 SHOTS = (1, 2, 5, 20, 80, UNEVEN)
-STORAGE = {"mean": MEANS, "shared": SHARED, "gram": GRAMS}
+STORAGE = {"mean": MEANS, "shared": SHARED, "gram": StorageSpec("factors")}  # factors: the same Grams, less work
 TITLES = {
     "ncm": "nearest mean",
     "slda": "SLDA",
@@ -54,6 +59,13 @@ TITLES = {
 OPTIONS: dict[str, dict[str, Any]] = {  # where the defaults are not for features of a pretrained backbone
     "mahalanobis": {"power": 0.5, "shrink_diagonal": 1.0, "shrink_off_diagonal": 1.0, "shrink_times": 1},
 }
+DEFAULT = "slda"
+PROMISED = (5, 20, 80)
+"""Images per class at which the default is to be about as good as the best."""
+COMPARED = (  # with what the default is compared, and by how many points it may be below
+    ("the best other classifier", [head for head in TITLES if head not in (DEFAULT, "logistic")], 1),
+    ("logistic regression", ["logistic"], 2),
+)
 BEGIN, END = "<!-- tables: begin -->", "<!-- tables: end -->"
 
 
@@ -68,71 +80,138 @@ class FeatureSet:
         held = [min(50, len(own) // 3) for own in rows]
         self.test = np.concatenate([own[:first] for own, first in zip(rows, held, strict=True)])
         self.pools = [own[first:] for own, first in zip(rows, held, strict=True)]
+        self._mapped: dict[FeatureMap | None, Tensor] = {None: self.features}
 
-    def draw(self, shots: int, draw: int) -> tuple[np.ndarray, np.ndarray]:
-        """Rows to learn, `shots` of each class or nine tenths of its training images, and those left over."""
+    def draw(self, shots: int, draw: int, classes: int | None = None) -> tuple[np.ndarray, np.ndarray]:
+        """Rows to learn, `shots` of each class or nine tenths of its training images, and those left over.
+
+        With `classes`, of so many classes drawn at random.
+        """
         learned, left = [], []
-        for label, pool in enumerate(self.pools):
+        for label in sorted(np.random.default_rng([draw]).permutation(len(self.pools))[:classes]):
             source = np.random.default_rng([draw, label])
-            order = source.permutation(pool)
+            order = source.permutation(self.pools[label])
             wanted = shots if shots != UNEVEN else round(float(np.exp(source.uniform(np.log(2), np.log(80)))))
-            first = min(wanted, len(pool) * 9 // 10)
+            first = min(wanted, len(order) * 9 // 10)
             learned.append(order[:first])
             left.append(order[first:])
         return np.concatenate(learned), np.concatenate(left)
 
+    def mapped(self, feature_map: FeatureMap | None) -> Tensor:
+        """Return the mapped features of all images, which are computed once."""
+        if feature_map not in self._mapped:
+            assert feature_map is not None
+            self._mapped[feature_map] = feature_map(self.features, ())
+        return self._mapped[feature_map]
 
-def scores(head: str, features: Tensor, labels: Tensor, test: Tensor) -> np.ndarray:
-    """Learn features with a classifier and score others, (n, classes)."""
+
+def scores(photos: FeatureSet, head: str, learned: np.ndarray, test: np.ndarray) -> np.ndarray:
+    """Learn images with a classifier and score others, (n, classes)."""
+    labels = torch.from_numpy(photos.labels[learned])
+    features, points = photos.features[learned], photos.features[test]
     if head == "logistic":
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ConvergenceWarning)
             model = LogisticRegression(max_iter=1000).fit(features.numpy(), labels.numpy())
-        found: np.ndarray = model.predict_log_proba(test.numpy())
+        found: np.ndarray = model.predict_log_proba(points.numpy())
         return found
     classifier = CLASSIFIERS[head](**OPTIONS.get(head, {}))
-    stats = [
-        ClassStats.from_features(features if behind is None else behind(features, ()), labels, STORAGE[needs])
-        for behind, needs in zip(classifier.feature_maps, classifier.track_needs, strict=True)
-    ]
-    classifier.fit(*stats)
-    return classifier.logits(test).numpy()
+    if isinstance(classifier, Gaussian):
+        return gaussian_scores(classifier.options, features, labels, points).numpy()
+    maps = classifier.feature_maps
+    classifier.fit(
+        *(
+            ClassStats.from_features(photos.mapped(behind)[learned], labels, STORAGE[needs])
+            for behind, needs in zip(maps, classifier.track_needs, strict=True)
+        )
+    )
+    if len(maps) == 1:
+        return classifier.mapped_logits(photos.mapped(maps[0])[test]).numpy()
+    return classifier.logits(points).numpy()
+
+
+def gaussian_scores(options: GaussianOptions, features: Tensor, labels: Tensor, points: Tensor) -> Tensor:
+    """Return the logits of the classifier `gaussian`, without a matrix of dim x dim for each class.
+
+    The covariance of a class is B + U'U with B the same for all classes and a row of U for each image of the class, so
+    its inverse and determinant follow from those of B and of I + U B^-1 U' (Woodbury).
+    """
+    stats = ClassStats.from_features(features, labels, SHARED)
+    within = pooled_covariance(stats)
+    variance, moment = float(within.trace()), float(stats.gram_sum().trace() / stats.count.sum())
+    factor = torch.eye(stats.dim, dtype=torch.float64)
+    share = 0.0
+    if variance > stats.dim * EPS * moment:  # else a single image of each class
+        share = 1 - options.gaussian_shared
+        factor = cholesky(
+            options.gaussian_shared * within + options.gaussian_ridge * variance / stats.dim * factor, "B", "add images"
+        )
+
+    def white(rows: Tensor) -> Tensor:
+        return torch.linalg.solve_triangular(factor, rows.double().T, upper=False).T
+
+    middle = stats.mean.mean(0)
+    images, tested, centers = (white(rows - middle) for rows in (features, points, stats.mean))
+    squares = torch.cdist(tested, centers).square()
+    found = []
+    for place, (label, count) in enumerate(zip(stats.classes, stats.count, strict=True)):
+        spread = (images[labels == label] - centers[place]) * (share / count).sqrt()
+        inner = torch.linalg.cholesky(torch.eye(len(spread), dtype=torch.float64) + spread @ spread.T)
+        along = torch.linalg.solve_triangular(
+            inner, spread @ tested.T - (spread @ centers[place])[:, None], upper=False
+        )
+        found.append((along.square().sum(0) - squares[:, place]) / 2 - inner.diagonal().log().sum())
+    return torch.stack(found, 1) - factor.diagonal().log().sum()
 
 
 def measure(
-    paths: Sequence[Path], heads: Sequence[str], draws: Sequence[int], validation: bool, many: Sequence[int]
+    paths: Sequence[Path],
+    heads: Sequence[str],
+    draws: Sequence[int],
+    validation: bool,
+    many: Sequence[int],
+    classes: int | None = None,
 ) -> None:
-    """Measure what is not stored yet, draw after draw, and store each."""
-    sets = [FeatureSet(path) for path in paths]
-    for draw in draws:
-        for photos in sets:
+    """Measure what is not stored yet, set after set, and store each draw."""
+    part = "validation" if validation else "test"
+    for path in paths:
+        photos = FeatureSet(path)
+        for draw in draws:
             for shots in many:
-                for head in heads:
-                    _measure_one(photos, head, shots, draw, "validation" if validation else "test")
+                _measure_draw(photos, heads, shots, draw, part, classes)
 
 
-def _measure_one(photos: FeatureSet, head: str, shots: int, draw: int, part: str) -> None:
+def _measure_draw(
+    photos: FeatureSet, heads: Sequence[str], shots: int, draw: int, part: str, classes: int | None
+) -> None:
     stored = read_json_lines(STORED) if STORED.exists() else []
-    key = {"set": photos.name, "part": part, "shots": shots, "head": head}
-    line = next((line for line in stored if key.items() <= line.items()), None)
-    if line is None:
-        line = {**key, "classes": len(photos.pools), "draws": [], "accuracy": [], "seconds": []}
-        stored.append(line)
-    if draw in line["draws"]:
-        return
-    learned, left = photos.draw(shots, draw)
-    test = photos.test if part == "test" else left
-    start = time.perf_counter()
-    found = scores(head, photos.features[learned], torch.from_numpy(photos.labels[learned]), photos.features[test])
-    hits = found.argmax(1) == photos.labels[test]
-    mean = np.mean([hits[photos.labels[test] == c].mean() for c in np.unique(photos.labels[test])])
-    line["images"] = len(learned)
-    line["draws"].append(draw)
-    line["accuracy"].append(round(100 * float(mean), 2))
-    line["seconds"].append(round(time.perf_counter() - start, 2))
-    stored.sort(key=lambda own: (own["part"], own["set"], SHOTS.index(own["shots"]), list(TITLES).index(own["head"])))
+    learned, left = photos.draw(shots, draw, classes)
+    known = np.unique(photos.labels[learned])
+    test = photos.test[np.isin(photos.labels[photos.test], known)] if part == "test" else left
+    answers = photos.labels[test]
+    for head in heads:
+        key = {"set": photos.name, "part": part, "shots": shots, "head": head, "classes": len(known)}
+        line = next((line for line in stored if key.items() <= line.items()), None)
+        if line is None:
+            line = {**key, "draws": [], "accuracy": [], "seconds": []}
+            stored.append(line)
+        if draw in line["draws"]:
+            continue
+        start = time.perf_counter()
+        hits = known[scores(photos, head, learned, test).argmax(1)] == answers
+        mean = np.mean([hits[answers == c].mean() for c in np.unique(answers)])
+        line["images"] = len(learned)
+        line["draws"].append(draw)
+        line["accuracy"].append(round(100 * float(mean), 2))
+        line["seconds"].append(round(time.perf_counter() - start, 2))
+        print(photos.name, len(known), part, shots, head, draw, line["accuracy"][-1], line["seconds"][-1], flush=True)
+    stored.sort(key=_place)
     write_json_lines(STORED, stored)
-    print(photos.name, part, shots, head, draw, line["accuracy"][-1], line["seconds"][-1], flush=True)
+
+
+def _place(line: dict[str, Any]) -> tuple[Any, ...]:
+    of_set = line["part"], line["set"], -line["classes"]
+    return *of_set, SHOTS.index(line["shots"]), list(TITLES).index(line["head"])
 
 
 # --- features ---------------------------------------------------------------------------------------------------------
@@ -142,7 +221,8 @@ def extract(target: Path, folders: Sequence[Path], classes: int | None, largest:
     """Compute the features of class folders; the parts of a set, as train/ and test/, are put together.
 
     Of more classes than `classes` those with the most images are taken, or ones drawn at random; of each class at most
-    `most` images, drawn at random. Unreadable files are named and left out.
+    `most` images, drawn at random. Unreadable files are named and left out, and so are files with the same content in
+    several classes: labels that contradict each other, or a placeholder for images that were removed.
     """
     files: dict[str, list[Path]] = {}
     for folder in folders:
@@ -152,10 +232,20 @@ def extract(target: Path, folders: Sequence[Path], classes: int | None, largest:
         names = sorted(files, key=lambda name: -len(files[name])) if largest else sorted(files)
         order = range(len(names)) if largest else np.random.default_rng(0).permutation(len(names))
         files = {names[place]: files[names[place]] for place in sorted(order[:classes])}
+    chosen_files = [
+        [own[place] for place in np.random.default_rng([0, label]).permutation(len(own))[:most]]
+        for label, own in enumerate(files.values())
+    ]
+    classes_of: dict[bytes, set[int]] = {}
+    for label, own in enumerate(chosen_files):
+        for file in own:
+            classes_of.setdefault(_digest(file), set()).add(label)
     model = IncrementalClassifier(progress=False, device="cpu")
     features, labels = [], []
-    for label, own in enumerate(files.values()):
-        chosen = [str(own[place]) for place in np.random.default_rng([0, label]).permutation(len(own))[:most]]
+    for label, own in enumerate(chosen_files):
+        chosen = [str(file) for file in own if len(classes_of[_digest(file)]) == 1]
+        if len(chosen) < len(own):
+            print(f"{own[0].parent.name}: {len(own) - len(chosen)} files that other classes have too")
         images, bad = decode_to_memory(Path(), chosen, size=model.preprocessing)
         for problem in bad.values():
             print(problem)
@@ -166,24 +256,113 @@ def extract(target: Path, folders: Sequence[Path], classes: int | None, largest:
     print(f"{target}: {len(labels):,} images of {len(files)} classes", flush=True)
 
 
+def _digest(file: Path) -> bytes:
+    return hashlib.sha256(file.read_bytes()).digest()
+
+
 # --- the page ---------------------------------------------------------------------------------------------------------
 
 
-def tables(stored: Sequence[dict[str, Any]]) -> str:
-    """Write a table for each set: a row for each classifier, a column for each number of images a class."""
-    found = []
-    for name in sorted({line["set"] for line in stored if line["part"] == "test"}):
-        own = [line for line in stored if line["set"] == name and line["part"] == "test"]
-        shots = [k for k in SHOTS if any(line["shots"] == k for line in own)]
+Lines = Sequence[dict[str, Any]]
+
+
+def tables(stored: Lines) -> str:
+    """Write the tables of the differences to the default, and one of accuracies for each set."""
+    lines = [line for line in stored if line["part"] == "test"]
+    names = sorted({line["set"] for line in lines})
+    every = {name: max(line["classes"] for line in lines if line["set"] == name) for name in names}
+    whole = [line for line in lines if line["classes"] == every[line["set"]]]
+    found = ["", *_goal(whole), *_differences(whole)]
+    for few in sorted({line["classes"] for line in lines if line not in whole}):
+        found += ["", f"### {few} classes of each set", ""]
+        found += _differences([line for line in lines if line["classes"] == few])
+    for name in names:
+        own = [line for line in whole if line["set"] == name]
+        shots = _shots(own)
         images = {line["shots"]: line["images"] for line in own}
-        found += ["", f"### {name}: {own[0]['classes']} classes", ""]
+        found += ["", f"### {name}: {every[name]} classes", ""]
         found.append(_row(["classifier", *(f"{k or 'uneven'} ({images[k]:,})" for k in shots)]))
         found.append(_row(["---", *("---:" for _ in shots)]))
         for head, title in TITLES.items():
-            cells = [next((line for line in own if (line["head"], line["shots"]) == (head, k)), None) for k in shots]
+            cells = [_line(own, name, head, k) for k in shots]
             if any(cells):
                 found.append(_row([title, *map(_cell, cells)]))
     return "\n".join([*found, ""])
+
+
+def _shots(lines: Lines) -> list[int]:
+    return [k for k in SHOTS if any(line["shots"] == k for line in lines)]
+
+
+def _line(lines: Lines, name: str, head: str, shots: int) -> dict[str, Any] | None:
+    key = {"set": name, "head": head, "shots": shots}
+    return next((line for line in lines if key.items() <= line.items()), None)
+
+
+class Difference(NamedTuple):
+    """Accuracy of the default minus that of another classifier, on the same draws."""
+
+    head: str
+    mean: float
+    error: float  # standard error over draws
+
+    @classmethod
+    def of(cls, lines: Lines, name: str, shots: int, heads: Iterable[str]) -> Difference | None:
+        """Compare with the best of the classifiers; None where one of the draws is missing."""
+        default, found = _line(lines, name, DEFAULT, shots), []
+        for head in heads:
+            other = _line(lines, name, head, shots)
+            if default is None or other is None or other["draws"] != default["draws"] or len(default["draws"]) < 2:
+                return None
+            apart = [one - two for one, two in zip(default["accuracy"], other["accuracy"], strict=True)]
+            found.append(cls(head, statistics.fmean(apart), statistics.stdev(apart) / len(apart) ** 0.5))
+        return min(found, key=lambda one: one.mean)
+
+    def reaches(self, most: float) -> bool:
+        """Whether the default is at most so many points, or the standard error, below."""
+        return self.mean >= -max(most, self.error)
+
+
+def _differences(lines: Lines) -> list[str]:
+    """Write a table of the default minus the best other classifier, and minus logistic regression; bold: too low."""
+    shots = _shots(lines)
+    found = [_row(["set", "`slda` minus", *(str(k or "uneven") for k in shots)])]
+    found.append(_row(["---", "---", *("---:" for _ in shots)]))
+    for title, heads, most in COMPARED:
+        for name in sorted({line["set"] for line in lines}):
+            cells = []
+            for k in shots:
+                apart = Difference.of(lines, name, k, heads)
+                if apart is None:
+                    cells.append("-")
+                    continue
+                text = f"{apart.mean:+.1f} ± {apart.error:.1f}"
+                text = text if k not in PROMISED or apart.reaches(most) else f"**{text}**"
+                cells.append(text if len(heads) == 1 else f"{text} ({TITLES[apart.head].partition(',')[0]})")
+            found.append(_row([name, title, *cells]))
+    return found
+
+
+def _goal(lines: Lines) -> list[str]:
+    """Say on how many sets and numbers of images the default is as close as it should be, and where it is not."""
+    parts = []
+    for title, heads, most in COMPARED:
+        reached, missed = 0, []
+        for name in sorted({line["set"] for line in lines}):
+            for k in PROMISED:
+                apart = Difference.of(lines, name, k, heads)
+                if apart is not None and apart.reaches(most):
+                    reached += 1
+                elif apart is not None:
+                    beside = f", {TITLES[apart.head].partition(',')[0]}" if len(heads) > 1 else ""
+                    missed.append(f"{name} at {k} ({apart.mean:+.2f} ± {apart.error:.2f}{beside})")
+        where = f"; not on {', '.join(missed)}" if missed else ""
+        unit = "point" if most == 1 else "points"
+        parts.append(f"within {most} {unit} of {title} in {reached} of {reached + len(missed)} cases{where}")
+    return [
+        f"At {', '.join(map(str, PROMISED[:-1]))} and {PROMISED[-1]} images per class, `slda` is {'; '.join(parts)}.",
+        "",
+    ]
 
 
 def _cell(line: dict[str, Any] | None) -> str:
@@ -213,6 +392,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     measuring.add_argument("sets", nargs="+", type=Path)
     measuring.add_argument("--heads", default=",".join(TITLES))
     measuring.add_argument("--draws", type=int, default=5)
+    measuring.add_argument("--classes", type=int, help="of so many classes, drawn anew for each draw; default: all")
     measuring.add_argument("--validation", action="store_true")
     measuring.add_argument("--shots", default=",".join(map(str, SHOTS)))
     extracting = commands.add_parser("extract")
@@ -224,7 +404,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.command == "measure":
         shots = [int(one) for one in options.shots.split(",")]
-        measure(options.sets, options.heads.split(","), range(options.draws), options.validation, shots)
+        heads, draws = options.heads.split(","), range(options.draws)
+        measure(options.sets, heads, draws, options.validation, shots, options.classes)
         return 0
     if options.command == "extract":
         extract(options.target, options.folders, options.classes, options.largest, options.most)

@@ -72,13 +72,14 @@ def test_mean_spread_and_median_are_those_worked_out_by_hand(root):
 
 def test_what_is_said_of_photographs_is_the_mean_over_draws():
     def line(name, head, *accuracies):
-        return {"set": name, "part": "test", "shots": 20, "head": head, "accuracy": list(accuracies)}
+        return {"set": name, "part": "test", "shots": 20, "head": head, "classes": 60, "accuracy": list(accuracies)}
 
     lines = [line("flowers102", "slda", 90, 91), line("flowers102", "logistic", 80), line("cars", "slda", 70, 72, 74)]
     lines += [line("cars", "slda", 1) | {"shots": 5}, line("cars", "logistic", 60) | {"part": "validation"}]
+    lines += [line("cars", head, 99) | {"classes": 2} for head in ("slda", "logistic")]
     assert tool.photos_text(lines) == "", "one is missing"
     text = tool.photos_text([*lines, line("cars", "logistic", 61.26)])
-    assert "40 flower species **90.5 %**,\n40 car models **72.0 %**" in text
+    assert "60 flower species **90.5 %**,\n60 car models **72.0 %**" in text
     assert text.endswith("80.0 % and 61.3 %.")
 
 
