@@ -24,7 +24,7 @@ from efcil.core.linear_algebra import DTYPE, EPS, cholesky, gram_matrix
 LEAST_SHRINKAGE = 1e-6
 """Minimum weight of the identity: a channel that never varies makes the covariance singular."""
 
-HEAVIER = 4.0
+HEAVIER = 8.0
 """Factor on the ridge of OAS, relative to the covariance, for features of a network."""
 
 ALLOWANCE, LENGTH_POWER = 0.8, 0.6

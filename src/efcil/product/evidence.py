@@ -25,6 +25,10 @@ similar classes,
 
     P(right) = E_z prod_j Phi((mean_j / deviation_j + sqrt(r) z) / sqrt(1 - r))
 
+Margins are no normal variables: they have heavier tails, and classes differ. So each update with enough images of a
+class compares P(right) with the share that is recognized of its images, each without itself, and `excess` is the log of
+the factor on the spread at which both are equal.
+
 The temperature maximizes the likelihood of margins that are drawn from this model.
 
 Sums of the two novelty scores (`efcil.core.discriminant.NoveltyScores`) give the p-value of an image: the share of
@@ -74,6 +78,8 @@ class Evidence:
     familiarity_square: float = 0.0
     distance: float = 0.0
     distance_square: float = 0.0
+    checked: int = 0  # images of classes of `ENOUGH` images
+    excess: float = 0.0  # sum over them of the log of the factor on the spread
 
     def merge(self, other: Evidence) -> Evidence:
         """Return the sums over both."""
@@ -85,8 +91,13 @@ class Evidence:
         before, usual = PRIOR
         if not self.predicted > 0:
             return usual
-        measured = math.sqrt(math.pi / 2) * min(self.deviation / self.predicted, 1e3)
-        return math.sqrt((before * usual**2 + self.images * measured**2) / (before + self.images))
+        measured = math.sqrt((before * usual**2 + self.images * self.measured**2) / (before + self.images))
+        return measured * math.exp(self.excess / max(1, self.checked))
+
+    @property
+    def measured(self) -> float:
+        """Return the spread that deviations show, without `excess`."""
+        return math.sqrt(math.pi / 2) * min(self.deviation / self.predicted, 1e3)
 
     def p_value(self, scores: NoveltyScores) -> Tensor:
         """Return the share of images of known classes with at least as extreme scores, 0 to 1.
@@ -143,7 +154,26 @@ def gather(
     usable = (delta > 0) & along.isfinite() & familiarity.isfinite() & distance.isfinite()
     sums = [float(part.sum()) for x in (familiarity, distance) for part in (x[usable], x[usable].square())]
     deviation, predicted = float(along[usable].abs().sum()), float(_predicted(classifier, delta[usable]).sum())
-    return Evidence(int(usable.sum()), deviation, predicted, *sums), found
+    evidence = Evidence(int(usable.sum()), deviation, predicted, *sums)
+    return evidence.merge(_compare(classifier, evidence, there, hits, count)), found
+
+
+def _compare(
+    classifier: SharedCovariance, evidence: Evidence, classes: Tensor, hits: Tensor, count: Tensor
+) -> Evidence:
+    """Return the factor on the spread that explains how many images of each class are recognized (`hits`)."""
+    enough = classifier.stats.count[classes] >= ENOUGH
+    if not evidence.predicted > 0 or not bool(enough.any()):
+        return NO_EVIDENCE
+    weight = count[enough].to(DTYPE)
+    margins = _margins(classifier, classes[enough], left_out=True)
+    wanted = (float(hits[enough].sum()) + 0.5) / (float(weight.sum()) + 1)
+    low, high = -1.0, 1.0
+    for _ in range(20):
+        middle = (low + high) / 2
+        found = float(_recognized(margins, evidence.measured * math.exp(middle)) @ weight / weight.sum())
+        low, high = (middle, high) if found > wanted else (low, middle)
+    return Evidence(checked=int(weight.sum()), excess=low * float(weight.sum()))
 
 
 def _deviations(classifier: SharedCovariance, features: Tensor, labels: Tensor, rival: Tensor) -> Tensor:
@@ -184,7 +214,7 @@ class _Margins:
 
     delta: Tensor  # (m, k), margins of class means; inf over the class itself
     mean: Tensor  # (m, k)
-    deviation: Tensor  # (m, k), standard deviations
+    deviation: Tensor  # (m, k), standard deviations, for a spread of 1
 
     @property
     def nearest(self) -> tuple[Tensor, Tensor]:
@@ -194,15 +224,18 @@ class _Margins:
         return self.mean.gather(1, place), self.deviation.gather(1, place)
 
 
-def _margins(classifier: SharedCovariance, classes: Tensor, evidence: Evidence) -> _Margins:
+def _margins(classifier: SharedCovariance, classes: Tensor, left_out: bool = False) -> _Margins:
+    """Return the margins of new images or, `left_out`, of learned ones without themselves: of a mean of n - 1 images."""
     metric, means, row = classifier.metric, classifier.means[classes], torch.arange(len(classes), device=classes.device)
     scores = classifier.mapped_logits(means)
     delta = scores[row, classes][:, None] - scores
     inner = scores - classifier.bias - classifier.means.mean(0) @ classifier.weight
     part = 1 - metric.pull * (inner[row, classes][:, None] - inner)
-    loss = metric.new_noise / classifier.stats.count[classes].clamp_min(1)[:, None] * part.clamp(0, 1)
+    count = classifier.stats.count[classes].clamp_min(1)[:, None]
+    loss = metric.new_noise / count * part.clamp(0, 1)
     delta[row, classes] = float("inf")
-    return _Margins(delta, delta - loss, evidence.spread * _predicted(classifier, delta).nan_to_num(posinf=1.0))
+    apart = delta + loss / (count - 1).clamp_min(1) if left_out else delta
+    return _Margins(delta, delta - loss, _predicted(classifier, apart).nan_to_num(posinf=1.0))
 
 
 def temperature(classifier: SharedCovariance, evidence: Evidence) -> float:
@@ -213,9 +246,7 @@ def temperature(classifier: SharedCovariance, evidence: Evidence) -> float:
     k = len(classifier.means)
     if k < 2:
         return 1.0
-    found = [
-        _margins(classifier, part, evidence) for part in spread_out(classifier.means, _DRAWN).split(_rows(classifier))
-    ]
+    found = [_margins(classifier, part) for part in spread_out(classifier.means, _DRAWN).split(_rows(classifier))]
     delta = torch.cat([margins.delta.min(1).values for margins in found])
     mean, deviation = (torch.cat(part)[delta > 0] for part in zip(*(m.nearest for m in found), strict=True))
     delta = delta[delta > 0]
@@ -223,7 +254,7 @@ def temperature(classifier: SharedCovariance, evidence: Evidence) -> float:
         return 1.0
     if bool((classifier.stats.count <= 1).all()):  # the within-class covariance is unknown
         return float((delta / ONE_EACH).mean().clamp_min(1e-6))
-    drawn = _draw(mean, deviation)
+    drawn = _draw(mean, evidence.spread * deviation)
     fitted = fit_temperature(drawn, torch.zeros(len(drawn), dtype=torch.long, device=drawn.device))
     return max(1e-6, min(fitted, float((delta / WARMEST).mean())))
 
@@ -250,18 +281,21 @@ def _quantiles(count: int, like: Tensor) -> Tensor:
 def expected_errors(classifier: SharedCovariance, evidence: Evidence) -> Tensor | None:
     """Return the estimated rate at which each other class scores higher than the class, (k, k); None if unknown."""
     margins = _known_margins(classifier, evidence)
-    return None if margins is None else torch.special.ndtr(-margins.mean / margins.deviation)
+    return None if margins is None else torch.special.ndtr(-margins.mean / (evidence.spread * margins.deviation))
 
 
 def expected_accuracy(classifier: SharedCovariance, evidence: Evidence) -> Tensor | None:
     """Return the estimated share of new images of each class that are recognized, (k,); None if unknown."""
     margins = _known_margins(classifier, evidence)
-    if margins is None:
-        return None
+    return None if margins is None else _recognized(margins, evidence.spread)
+
+
+def _recognized(margins: _Margins, spread: float) -> Tensor:
+    """Return the share of images of each class whose margins are all positive."""
     mean, deviation = margins.nearest
     shares = torch.zeros_like(mean[:, 0])
     for factor in math.sqrt(RELATED) * _quantiles(_FACTORS, mean):
-        shares += torch.special.ndtr((mean / deviation + factor) / math.sqrt(1 - RELATED)).prod(1) / _FACTORS
+        shares += torch.special.ndtr((mean / (spread * deviation) + factor) / math.sqrt(1 - RELATED)).prod(1) / _FACTORS
     return shares
 
 
@@ -283,4 +317,4 @@ def _known_margins(classifier: SharedCovariance, evidence: Evidence) -> _Margins
     k = len(classifier.means)
     if not 2 <= k <= MOST or evidence.images < ENOUGH:
         return None
-    return _margins(classifier, torch.arange(k, device=classifier.means.device), evidence)
+    return _margins(classifier, torch.arange(k, device=classifier.means.device))

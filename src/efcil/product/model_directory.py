@@ -68,6 +68,7 @@ class _Class(Options):
 
 _Sum = Annotated[float, Field(ge=-1e18, le=1e18)]
 _Square = Annotated[float, Field(ge=0, le=1e18)]
+_Count = Annotated[int, Field(ge=0, lt=2**53)]
 
 
 class _Card(Options):
@@ -83,10 +84,7 @@ class _Card(Options):
     updates: int = Field(ge=0, lt=2**53)
     temperature: float = Field(ge=1e-12, le=1e12)
     calibration_offset: tuple[Annotated[float, Field(ge=-100, le=100)], Annotated[int, Field(ge=0, lt=2**53)]]
-    evidence: tuple[Annotated[int, Field(ge=0, lt=2**53)], _Square, _Square, _Sum, _Square, _Sum, _Square] = (
-        0,
-        *(0.0,) * 6,
-    )
+    evidence: tuple[_Count, _Square, _Square, _Sum, _Square, _Sum, _Square, _Count, _Sum]
     classes: list[_Class] = Field(max_length=MOST_CLASSES)
     files: dict[str, str] = Field(max_length=2)  # SHA-256
 
