@@ -26,8 +26,9 @@ similar classes,
     P(right) = E_z prod_j Phi((mean_j / deviation_j + sqrt(r) z) / sqrt(1 - r))
 
 Margins are no normal variables: they have heavier tails, and classes differ. So each update with enough images of a
-class compares P(right) with the share that is recognized of its images, each without itself, and `excess` is the log of
-the factor on the spread at which both are equal.
+class compares P(right) with the share that is recognized of its images, each without itself. The factor on the spread
+at which both are equal is known the better the more errors there are: the mean of its log over updates is weighted by
+the information that a share gives, n (dP / dlog spread)^2 / (P (1 - P)).
 
 The temperature maximizes the likelihood of margins that are drawn from this model.
 
@@ -51,6 +52,7 @@ from efcil.randomness import RngStream, generator
 
 ENOUGH = 10  # images of a class from which on its accuracy is predicted
 PRIOR = (4.0, 2.0)  # prior of `Evidence.spread`: number of images, value
+PRIOR_EXCESS = 10.0  # information of the prior of the factor on it, which is 1
 RELATED = 0.8  # correlation of an image's margins over different classes, chosen on training images
 RIVALS = 32  # most similar classes that an image is compared with
 WARMEST = 4.5  # the temperature is at most the mean margin of class means divided by this
@@ -78,8 +80,8 @@ class Evidence:
     familiarity_square: float = 0.0
     distance: float = 0.0
     distance_square: float = 0.0
-    checked: int = 0  # images of classes of `ENOUGH` images
-    excess: float = 0.0  # sum over them of the log of the factor on the spread
+    information: float = 0.0  # of classes of `ENOUGH` images, on the log of the factor on the spread
+    excess: float = 0.0  # sum of this log, weighted by the information
 
     def merge(self, other: Evidence) -> Evidence:
         """Return the sums over both."""
@@ -92,7 +94,7 @@ class Evidence:
         if not self.predicted > 0:
             return usual
         measured = math.sqrt((before * usual**2 + self.images * self.measured**2) / (before + self.images))
-        return measured * math.exp(self.excess / max(1, self.checked))
+        return measured * math.exp(self.excess / (PRIOR_EXCESS + self.information))
 
     @property
     def measured(self) -> float:
@@ -168,12 +170,19 @@ def _compare(
     weight = count[enough].to(DTYPE)
     margins = _margins(classifier, classes[enough], left_out=True)
     wanted = (float(hits[enough].sum()) + 0.5) / (float(weight.sum()) + 1)
+
+    def recognized(excess: float) -> float:
+        shares = _recognized(margins, evidence.measured * math.exp(excess))
+        return float(shares @ weight / weight.sum())
+
     low, high = -1.0, 1.0
     for _ in range(20):
         middle = (low + high) / 2
-        found = float(_recognized(margins, evidence.measured * math.exp(middle)) @ weight / weight.sum())
+        found = recognized(middle)
         low, high = (middle, high) if found > wanted else (low, middle)
-    return Evidence(checked=int(weight.sum()), excess=low * float(weight.sum()))
+    slope = (recognized(low + 0.1) - recognized(low - 0.1)) / 0.2
+    information = float(weight.sum()) * slope**2 / (wanted * (1 - wanted))
+    return Evidence(information=information, excess=low * information)
 
 
 def _deviations(classifier: SharedCovariance, features: Tensor, labels: Tensor, rival: Tensor) -> Tensor:
@@ -225,7 +234,7 @@ class _Margins:
 
 
 def _margins(classifier: SharedCovariance, classes: Tensor, left_out: bool = False) -> _Margins:
-    """Return the margins of new images or, `left_out`, of learned ones without themselves: of a mean of n - 1 images."""
+    """Return the margins of new images or, `left_out`, of learned ones without themselves."""
     metric, means, row = classifier.metric, classifier.means[classes], torch.arange(len(classes), device=classes.device)
     scores = classifier.mapped_logits(means)
     delta = scores[row, classes][:, None] - scores

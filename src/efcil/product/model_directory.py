@@ -47,7 +47,7 @@ from efcil.product.names import check_name, check_names
 from efcil.product.state import UNDO_STEPS, ClassRecord, State
 from efcil.tensor_files import check_finite, read_tensors, to_cpu
 
-FORMAT = 5  # earlier ones were not released
+FORMAT = 6  # earlier ones were not released
 KIND = "efcil model"
 CARD, WEIGHTS, STATISTICS, PREVIOUS = "model.json", "weights.safetensors", "statistics.safetensors", "previous"
 _FILES = (CARD, WEIGHTS, STATISTICS)
@@ -84,7 +84,7 @@ class _Card(Options):
     updates: int = Field(ge=0, lt=2**53)
     temperature: float = Field(ge=1e-12, le=1e12)
     calibration_offset: tuple[Annotated[float, Field(ge=-100, le=100)], Annotated[int, Field(ge=0, lt=2**53)]]
-    evidence: tuple[_Count, _Square, _Square, _Sum, _Square, _Sum, _Square, _Count, _Sum]
+    evidence: tuple[_Count, _Square, _Square, _Sum, _Square, _Sum, _Square, _Square, _Sum]
     classes: list[_Class] = Field(max_length=MOST_CLASSES)
     files: dict[str, str] = Field(max_length=2)  # SHA-256
 
