@@ -1242,7 +1242,7 @@ def test_evidence_in_parts_is_the_whole(monkeypatch):
     assert hits == right
     assert np.allclose(dataclasses.astuple(parts), dataclasses.astuple(whole), rtol=1e-12)
     assert math.isclose(evidence.temperature(head, whole), warm, rel_tol=1e-12)
-    monkeypatch.setattr(evidence, "_DRAWN", 6)
+    monkeypatch.setattr(evidence, "_CLASSES", 6)
     assert 0.5 < evidence.temperature(head, whole) / warm < 2  # from five of the twelve
 
 

@@ -88,8 +88,8 @@ def _inverse(covariance: Tensor) -> Tensor:
 def _scores_of(means: Tensor, inverse: Tensor) -> tuple[Tensor, Tensor]:
     center = means.mean(0)
     apart = means - center  # what all means have in common adds the same to every score
-    weight = inverse @ apart.T
-    return weight, -torch.einsum("kd,dk->k", apart, weight) / 2 - center @ weight
+    rows = apart @ inverse
+    return rows.T, -(apart * rows).sum(1) / 2 - rows @ center
 
 
 def shared_discriminant(stats: ClassStats, shrinkage: float | None = None) -> tuple[Tensor, Tensor]:

@@ -59,7 +59,8 @@ WARMEST = 4.5  # the temperature is at most the mean margin of class means divid
 ONE_EACH = 10.0  # divisor of that margin if no class has a second image, chosen on training images
 OF_DISTANCE = 0.2  # share of rejected known images that distance rejects, chosen on training images
 MOST = 2000  # classes of which all pairs are compared
-_DRAWN = 256  # classes of which margins are drawn, and draws of each
+_CLASSES = 128  # classes of which margins are drawn, ...
+_DRAWN = 256  # ... and draws of each
 _MOST_DRAWN = 2**20  # drawn margins
 _FACTORS = 64  # values of the common factor
 _MOST_SCORES = 2**24  # scores of training images: 80 images of each of 450 classes
@@ -250,12 +251,12 @@ def _margins(classifier: SharedCovariance, classes: Tensor, left_out: bool = Fal
 def temperature(classifier: SharedCovariance, evidence: Evidence) -> float:
     """Return the temperature that calibrates the probabilities.
 
-    With more than `_DRAWN` classes a spread-out subset is compared with all, which takes time linear in classes.
+    With more than `_CLASSES` classes a spread-out subset is compared with all, which takes time linear in classes.
     """
     k = len(classifier.means)
     if k < 2:
         return 1.0
-    found = [_margins(classifier, part) for part in spread_out(classifier.means, _DRAWN).split(_rows(classifier))]
+    found = [_margins(classifier, part) for part in spread_out(classifier.means, _CLASSES).split(_rows(classifier))]
     delta = torch.cat([margins.delta.min(1).values for margins in found])
     mean, deviation = (torch.cat(part)[delta > 0] for part in zip(*(m.nearest for m in found), strict=True))
     delta = delta[delta > 0]
