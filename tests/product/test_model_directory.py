@@ -245,6 +245,16 @@ def test_a_load_while_models_are_saved_gives_one_of_them_whole(tmp_path: Path) -
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["model"]
 
 
+def test_a_model_in_the_middle_of_a_swap_has_its_fingerprint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before: none, if the directory was renamed after it had been looked for."""
+    model, current = tmp_path / "model", model_directory._current
+    model_directory.save(model, CONFIG, state(1))
+    wanted, moved = model_directory.fingerprint(model), iter([tmp_path / "moved"])
+    monkeypatch.setattr(model_directory, "_current", lambda place: next(moved, None) or current(place))
+    assert model_directory.fingerprint(model) == wanted
+    assert model_directory.fingerprint(tmp_path / "none") == ""
+
+
 @pytest.mark.parametrize("mode", [0o755, 0o750, 0o700, 0o775, 0o555, 0o2755])
 def test_whoever_may_enter_a_model_may_read_all_of_it(tmp_path: Path, mode: int) -> None:
     model = tmp_path / "model"

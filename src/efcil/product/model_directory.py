@@ -104,13 +104,12 @@ def exists(directory: StrPath) -> bool:
 
 def fingerprint(directory: StrPath) -> str:
     """Return a fingerprint of the model, or an empty string if there is none."""
-    for left in reversed(range(_TRIES)):
+    for _ in range(_TRIES):
         place = _current(_real(directory))
         try:  # the card contains the checksums of the other files
             return hashlib.sha256(read_bytes(place / CARD, JSON_LIMIT)).hexdigest()
         except (FileNotFoundError, NotADirectoryError):
-            if not left or not os.path.lexists(place):
-                return ""
+            continue  # in the middle of a swap in two steps it is under another name
         except OSError as error:
             raise ModelError(f"cannot read {place / CARD}: {error.strerror or error}") from None
     return ""
