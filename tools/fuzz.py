@@ -738,11 +738,11 @@ def main() -> None:
         found = len(outcome["findings"])
         print(f"{name}: {outcome['executions']} executions, {outcome['refused']} refused, {found} findings")
         if given.out:
-            _add(given.out, name, outcome)
+            _add(given.out, name, outcome, given.seconds)
     sys.exit(bad)
 
 
-def _add(path: Path, name: str, outcome: Mapping[str, Any]) -> None:
+def _add(path: Path, name: str, outcome: Mapping[str, Any], seconds: float) -> None:
     import fcntl
 
     from efcil.experiment.specification import commit
@@ -752,7 +752,7 @@ def _add(path: Path, name: str, outcome: Mapping[str, Any]) -> None:
         fcntl.flock(lock, fcntl.LOCK_EX)
         tree = json.loads(path.read_text()) if path.exists() else {"targets": {}}
         tree["command"], tree["machine"] = (
-            "python tools/fuzz.py --seconds 300 TARGET",
+            f"python tools/fuzz.py --seconds {seconds:g} TARGET",
             os.environ.get("EFCIL_MACHINE", ""),
         )
         tree["targets"][name] = {**outcome, "commit": commit()}
