@@ -19,7 +19,7 @@ from efcil.accel.cuda import Cuda
 from efcil.accel.fused_resnet import FusedResNet
 from efcil.accel.optim import SGD
 from efcil.data import augment
-from efcil.errors import ConfigError, TrainingError
+from efcil.errors import CheckpointError, ConfigError, TrainingError
 from efcil.features import TaskFeatures
 from efcil.learners import LEARNERS
 from efcil.learners.rehearsal import Rehearsal
@@ -240,6 +240,19 @@ def test_joint_sees_everything_and_starts_anew(data):
 
 
 # --- the loop ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rule", ["sgd", "adam"])
+def test_momentum_of_another_network_is_refused_by_name(backend, rule):
+    """Before: a traceback, as after resuming from a checkpoint whose tensors somebody renamed or cut."""
+    optimizer = Optimizer(torch.nn.Linear(3, 2), Schedule(epochs=1, lr=0.1), backend, rule)
+    state = {name: torch.full_like(tensor, 2.0) for name, tensor in optimizer.state_dict().items()}
+    optimizer.load_state_dict(state)
+    assert all(bool((tensor == 2).all()) for tensor in optimizer.state_dict().values())
+    name = next(name for name in state if name.endswith(".weight"))
+    for other in ({k: v for k, v in state.items() if k != name}, {**state, name: torch.ones(2, 4)}):
+        with raises(CheckpointError, name, "--out"):
+            optimizer.load_state_dict(other)
 
 
 @pytest.mark.parametrize("rule", ["sgd", "adam"])

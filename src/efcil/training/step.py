@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from efcil.accel.backend import Backend
 from efcil.accel.optim import SGD
+from efcil.errors import CheckpointError
 from efcil.training.batch import Batch, FrozenForward
 from efcil.training.image_batches import ImageBatches
 from efcil.training.schedule import Schedule
@@ -43,9 +44,15 @@ class Optimizer:
         return {f"{key}.{name}": v for name, p in self.parameters.items() for key, v in self.update.state[p].items()}
 
     def load_state_dict(self, optimizer_state: dict[str, Tensor]) -> None:
-        """Restore state, in place."""
+        """Restore state, in place; raise CheckpointError for that of another network."""
         for name, own in self.state_dict().items():
-            own.copy_(optimizer_state[name])
+            found = optimizer_state.get(name)
+            if found is None or found.shape != own.shape:
+                why = "is missing" if found is None else f"has shape {tuple(found.shape)}, not {tuple(own.shape)}"
+                raise CheckpointError(
+                    f"the checkpoint does not fit this run ({name} {why}): start again in another --out"
+                )
+            own.copy_(found)
 
     def sync_copies(self) -> None:
         """Update low-precision copies after parameters were changed elsewhere."""
