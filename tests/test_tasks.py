@@ -47,6 +47,10 @@ def test_bad_order_file(tmp_path, text, named):
 def test_unknown_order():
     with raises(ConfigError, "'nowhere'", "'identity'"):
         class_order("nowhere", NAMES)
+    for name in ("order.txt " + "9" * 5000, "a/" * 3000, "order\0.txt"):  # before: an OSError of the system
+        with raises(ConfigError, "'identity'") as caught:
+            class_order(name, NAMES)
+        assert len(str(caught.value)) < 500
 
 
 @pytest.mark.parametrize(

@@ -54,9 +54,9 @@ def class_order(order: ClassOrder, class_names: Sequence[str]) -> Order:
             raise ConfigError(f"class order {text[:20]}: a seed must be below {2**32}")
         return np.random.RandomState(int(text)).permutation(classes).astype(np.int64)
     path = Path(text)
-    if not path.is_file():
+    if not os.path.isfile(path):  # `Path.is_file` raises an OSError for a name that is too long
         known = ", ".join(f"'{name}'" for name in ("identity", *BY_SIMILARITY))
-        raise ConfigError(f"class order '{text}' is neither {known}, a seed, nor a file that exists")
+        raise ConfigError(f"class order '{text[:200]}' is neither {known}, a seed, nor a file that exists")
     try:
         lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
     except (OSError, UnicodeDecodeError) as error:
