@@ -147,10 +147,8 @@ def gather(
     for part in torch.arange(len(labels), device=labels.device).split(_rows(classifier)):
         mapped = classifier.feature_maps[0](features[rows[part]], ()).to(DTYPE)
         scores, novelty = classifier.leave_one_out(mapped, labels[part], distances)
-        right[part], along[part] = (
-            scores.argmax(1) == labels[part],
-            _deviations(classifier, mapped, labels[part], rival[part]),
-        )
+        right[part] = scores.argmax(1) == labels[part]
+        along[part] = _deviations(classifier, mapped, labels[part], rival[part])
         familiarity[part], distance[part] = novelty
     count, hits = torch.bincount(row), torch.bincount(row, weights=right.to(DTYPE))
     found = {int(c): (int(h), int(n)) for c, h, n in zip(there, hits, count, strict=True)}
@@ -164,7 +162,7 @@ def gather(
 def _compare(
     classifier: SharedCovariance, evidence: Evidence, classes: Tensor, hits: Tensor, count: Tensor
 ) -> Evidence:
-    """Return the factor on the spread that explains how many images of each class are recognized (`hits`)."""
+    """Find the factor on the spread that explains how many images of each class are recognized (`hits`)."""
     enough = classifier.stats.count[classes] >= ENOUGH
     if not evidence.predicted > 0 or not bool(enough.any()):
         return NO_EVIDENCE
