@@ -289,7 +289,12 @@ def _quantiles(count: int, like: Tensor) -> Tensor:
 def expected_errors(classifier: SharedCovariance, evidence: Evidence) -> Tensor | None:
     """Return the estimated rate at which each other class scores higher than the class, (k, k); None if unknown."""
     margins = _known_margins(classifier, evidence)
-    return None if margins is None else torch.special.ndtr(-margins.mean / (evidence.spread * margins.deviation))
+    return None if margins is None else _exceeded(margins, evidence.spread)
+
+
+def _exceeded(margins: _Margins, spread: float) -> Tensor:
+    """Return the share of images of each class whose margin over each other class is negative."""
+    return torch.special.ndtr(-margins.mean / (spread * margins.deviation))
 
 
 def expected_accuracy(classifier: SharedCovariance, evidence: Evidence) -> Tensor | None:
@@ -313,9 +318,10 @@ def expected_confusions(classifier: SharedCovariance, evidence: Evidence) -> Ten
     The diagonal is the expected accuracy; the other images are divided in proportion to `expected_errors`. Each row
     sums to 1.
     """
-    errors, right = expected_errors(classifier, evidence), expected_accuracy(classifier, evidence)
-    if errors is None or right is None:
+    margins = _known_margins(classifier, evidence)
+    if margins is None:
         return None
+    errors, right = _exceeded(margins, evidence.spread), _recognized(margins, evidence.spread)
     total = errors.sum(1).clamp_min(torch.finfo(errors.dtype).tiny)
     return errors * ((1 - right) / total)[:, None] + right.diag()
 
